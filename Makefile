@@ -1,23 +1,23 @@
-# Everything a new machine needs is made here: Python 3.11+, make and the package registries are enough.
+# Sets up and runs everything. Requirements: Python 3.11+, make and access to the package registries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests of whole systems wait more than they work: more workers than cores, a module each.
+# Tests of whole systems mostly wait: more workers than cores, one module per worker.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check format schemas secrets bench peers controlplane chart sim score sim-mutants lock clean
 
-help: ## Say what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or the like" >&2; exit 1; }
+	  { echo "Python 3.11 or newer is required, $(PYTHON) is $$($(PYTHON) -V); set PYTHON, for example PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp for each lock: a second call starts at once, a changed lock installs again.
+# One stamp per lock file: packages are reinstalled only after the lock file changes.
 $(VENV)/.local: requirements/local.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/local.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -27,16 +27,16 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.local
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the whole story on this machine, then report (KEEP=1 stays up; CLOUD=aws, azure or gcp buys from a fake of it)
+demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the demo on this machine and report (KEEP=1 keeps it running; CLOUD=aws, azure or gcp launches on an emulated cloud)
 	@$(BIN)/gpu-autoscaler demo $(if $(KEEP),--keep) $(if $(CLOUD),--cloud $(CLOUD)) $(ARGS)
 
-up: $(VENV)/.local ## Start every service as a process and stay up
+up: $(VENV)/.local ## Start every service as a process and keep running
 	@$(BIN)/gpu-autoscaler up $(ARGS)
 
-test: $(VENV)/.dev ## Run everything that can run here; what cannot is named
+test: $(VENV)/.dev ## Run all tests that this machine supports; list the skipped ones
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
 
-check: $(VENV)/.dev ## Format, lint, types, layers, house rules
+check: $(VENV)/.dev ## Check format, lint, spelling, types, layers, generated files and project rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -45,55 +45,56 @@ check: $(VENV)/.dev ## Format, lint, types, layers, house rules
 	$(BIN)/python -m gpu_autoscaler_services.contracts --check
 	$(BIN)/pytest -q tests/tidy
 
-format: $(VENV)/.dev ## Put the code into its form
+format: $(VENV)/.dev ## Format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Write schemas/, the default policy, the policy's CRD and the broker's users again from the code
+schemas: $(VENV)/.dev ## Generate schemas/, the default policy, the CRD, the reasons page, NATS users and chart files from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_file > deploy/policies/default.toml
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
+	$(BIN)/python -m gpu_autoscaler.contracts.reasons_page > docs/reference/reasons.md
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
 	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler/files
 
-secrets: $(VENV)/.local ## Write .env: a token for the gateway and a password for each user of the broker
+secrets: $(VENV)/.local ## Write .env: the gateway token and a password for each NATS user
 	$(BIN)/python -m gpu_autoscaler_services.permissions --secrets .env
 
-bench: $(VENV)/.dev ## Measure as ratios in one run (CASE=name for one)
+bench: $(VENV)/.dev ## Run the benchmarks as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
 
-peers: $(VENV)/.dev ## Build Karpenter (needs Go; into a cache outside of this folder), and compare it with ours on a real control plane
+peers: $(VENV)/.dev ## Build Karpenter (needs Go; cached outside this folder) and compare it with ours on a real control plane
 	@$(BIN)/python -m tests.controlplane.programs
 	@$(BIN)/python -m tests.bench.peers.scheduler
 	@$(BIN)/python -m tests.bench.peers.real
 	$(BIN)/python -m tests.bench --case P1 --out out/peers.json
 
-controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane, Karpenter and controllers for tests (needs Go; into a cache outside of this folder)
+controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane, Karpenter and controllers for tests (needs Go; cached outside this folder)
 	@$(BIN)/python -m tests.controlplane.programs
 	@$(BIN)/python -m tests.controlplane.definitions
 	@$(BIN)/python -m tests.controlplane.jobset_controller
 	@$(BIN)/python -m tests.controlplane.volcano_controller
 	@$(BIN)/python -m tests.bench.peers.real
 
-chart: $(VENV)/.dev ## Build Helm for tests (needs Go), then lint, render and install the chart on a real API server; read the Dockerfile and the compose file
+chart: $(VENV)/.dev ## Build Helm (needs Go); lint, render and install the chart on a real API server; check the Dockerfile and the compose file
 	@$(BIN)/python -m tests.chart.programs
 	@$(BIN)/python -m tests.containers.programs
 	$(BIN)/pytest -q tests/chart tests/containers $(ARGS)
 
-sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or SEED=n alone) with faults; a broken promise fails
+sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or only SEED=n) with faults; fail on a violated invariant
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
-score: $(VENV)/.dev ## Score ours and the baselines in the same worlds (ARGS="--world openb --seed 3 --hours 24")
+score: $(VENV)/.dev ## Score this autoscaler and the baselines in the same simulations (ARGS="--world openb --seed 3 --hours 24")
 	$(BIN)/python -m gpu_autoscaler_services.score $(ARGS)
 
-sim-mutants: $(VENV)/.dev ## Plant known bugs, one at a time, and see that the simulator finds each
+sim-mutants: $(VENV)/.dev ## Insert known bugs one at a time and verify that the simulator finds each
 	$(BIN)/python -m tests.sim.mutants $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
-lock: $(VENV)/.dev ## Write the locks again (needs uv on the PATH)
+lock: $(VENV)/.dev ## Update the lock files (needs uv on the PATH)
 	uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/build.txt
 	uv pip compile pyproject.toml --extra aws --extra azure --extra gcp --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
 	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt
 
-clean: ## Remove what was made, except the virtual environment
+clean: ## Remove generated output and caches, except the virtual environment
 	rm -rf out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and plugins of all tests."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from tests.support.claims import Plugin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What tests claim of clouds is held against what they do (`tests/support/claims.py`)."""
+    """Compare the cloud calls that tests declare with those they make (`tests/support/claims.py`)."""
     config.pluginmanager.register(Plugin(config), "claims")
 
 
 @pytest.fixture(autouse=True)
-def logs_as_they_are() -> Iterator[None]:
-    """A test that configures logs (level, form) does so for itself alone."""
+def reset_logging() -> Iterator[None]:
+    """Undo the log configuration of a test after it."""
     yield
     structlog.reset_defaults()

@@ -1,4 +1,4 @@
-"""What the Helm chart takes from the code: `deploy/charts/gpu-autoscaler/files`, written by `make schemas`."""
+"""Files of the Helm chart generated from the code: `deploy/charts/gpu-autoscaler/files`, by `make schemas`."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from gpu_autoscaler_services.registry import specs
 
 
 def chart_files() -> dict[str, str]:
-    """File name -> text."""
+    """Return the files: name -> text."""
     known = {
         "providers": sorted(PROVIDERS),
         "broker": {

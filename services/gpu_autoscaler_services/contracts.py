@@ -1,4 +1,4 @@
-"""Writes `schemas/` from the code, or with --check says what differs. Called by `make schemas` and `make check`."""
+"""Write `schemas/` from the code, or check it with --check. Used by `make schemas` and `make check`."""
 
 import argparse
 import sys
@@ -10,11 +10,11 @@ from gpu_autoscaler.contracts.schemas import asyncapi, fact_files, to_json, to_y
 from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.registry import services
 
-README = "README.md"  # the only file below schemas/ that is written by hand
+README = "README.md"  # the only file in schemas/ that is not generated
 
 
 def contract_files() -> dict[str, str]:
-    """Everything below `schemas/`: path -> text."""
+    """Return all files of `schemas/`: path -> text."""
     operations = {service.name: ((*service.consumes, *service.folds), service.publishes) for service in services()}
     consumed = {service.name: service.consumes for service in services()}
     return {
@@ -26,31 +26,33 @@ def contract_files() -> dict[str, str]:
 
 
 def differences(folder: Path, files: dict[str, str]) -> list[str]:
-    """Return a sentence for each file that is missing, stale, or no longer made."""
-    found = []
+    """Return a sentence for each file that is missing, stale, or obsolete."""
+    problems = []
     for name, text in sorted(files.items()):
         path = folder / name
         if not path.is_file():
-            found.append(f"{path} is missing")
+            problems.append(f"{path} is missing")
         elif path.read_text(encoding="utf-8") != text:
-            found.append(f"{path} is stale")
-    made = {folder / name for name in files} | {folder / README}
-    found += [f"{path} is no longer made" for path in sorted(folder.rglob("*")) if path.is_file() and path not in made]
-    return found
+            problems.append(f"{path} is stale")
+    generated = {folder / name for name in files} | {folder / README}
+    problems += [
+        f"{path} is obsolete" for path in sorted(folder.rglob("*")) if path.is_file() and path not in generated
+    ]
+    return problems
 
 
 def main() -> int:
-    """Write the files, or check them. Returns the exit code."""
+    """Write or check the files. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("schemas"))
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where something differs")
+    parser.add_argument("--check", action="store_true", help="do not write; exit with 1 if a file differs")
     options = parser.parse_args()
     files = contract_files()
-    found = differences(options.folder, files)
     if options.check:
-        for line in found:
-            sys.stderr.write(f"{line}; run `make schemas`\n")
-        return 1 if found else 0
+        problems = differences(options.folder, files)
+        for problem in problems:
+            sys.stderr.write(f"{problem}; run `make schemas`\n")
+        return 1 if problems else 0
     for path in sorted(options.folder.rglob("*")):
         if path.is_file() and path.name != README and path.relative_to(options.folder).as_posix() not in files:
             path.unlink()

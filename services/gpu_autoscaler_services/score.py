@@ -36,7 +36,7 @@ from gpu_autoscaler.sim.scoring.runner import (
 )
 from gpu_autoscaler.sim.scoring.scenario import Scenario
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
-from gpu_autoscaler_services.score_page import COLUMNS, Board, Round, cells, page
+from gpu_autoscaler_services.score_page import COLUMNS, ScenarioScores, ScoreReport, cells, page
 from gpu_autoscaler_services.simulation import ROLES
 
 OUT = Path("out/score.json")
@@ -47,8 +47,8 @@ CONSOLE_WIDTH = 150
 CRITICAL = 50  # services log every refusal; the score holds what matters
 
 CHECKPOINTS = "bamboo-checkpoints"
-Make = Callable[[int, float], Scenario]
-WORLDS: dict[str, Make] = {
+MakeScenario = Callable[[int, float], Scenario]
+WORLDS: dict[str, MakeScenario] = {
     "steady": synthetic.steady,
     "bursts": synthetic.bursts,
     "openb": partial(traces.openb, TRACES),
@@ -58,7 +58,7 @@ WORLDS: dict[str, Make] = {
 }
 BASELINES: dict[str, Callable[[Scenario], Baseline]] = {
     "fixed": lambda scenario: FixedFleet(sized_for(scenario)),
-    "utilisation": lambda scenario: UtilizationOnly(groups_for(scenario)),
+    "utilization": lambda scenario: UtilizationOnly(groups_for(scenario)),
     "cluster-autoscaler": lambda _: ClusterAutoscaler(),
     "karpenter": lambda _: Karpenter(),
 }
@@ -104,7 +104,7 @@ def main() -> int:
     cases = [Case(world, system, options.seed, options.hours) for world in worlds for system in systems_of(world)]
     console = Console(width=CONSOLE_WIDTH)
     try:
-        told = {world: WORLDS[world](options.seed, options.hours).told for world in worlds}
+        descriptions = {world: WORLDS[world](options.seed, options.hours).description for world in worlds}
     except ConfigError as exc:
         console.print(f"[red]{exc}[/red]", highlight=False)
         console.print(
@@ -112,21 +112,25 @@ def main() -> int:
         )
         return 2
     scores = list(_run(cases, console, options.processes))
-    board = Board(
+    report = ScoreReport(
         seed=options.seed,
         hours=options.hours,
         rounds=tuple(
-            Round(world=world, told=told[world], scores=tuple(one for one in scores if one.world == world))
+            ScenarioScores(
+                world=world,
+                description=descriptions[world],
+                scores=tuple(result for result in scores if result.world == world),
+            )
             for world in worlds
         ),
     )
-    for each in board.rounds:
-        console.print(table(each))
+    for scenario in report.rounds:
+        console.print(table(scenario))
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_bytes(msgspec.json.format(msgspec.json.encode(board), indent=2) + b"\n")
+    OUT.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if options.write:
-        PAGE.write_text(page(board), encoding="utf-8")
-    broken = [f"{one.world}: {promise}" for one in scores for promise in one.broken]
+        PAGE.write_text(page(report), encoding="utf-8")
+    broken = [f"{result.world}: {violation}" for result in scores for violation in result.broken]
     for line in broken:
         console.print(f"[bold red]violated[/bold red] {line}", highlight=False)
     return 1 if broken else 0
@@ -153,13 +157,13 @@ def _run(cases: Sequence[Case], console: Console, processes_count: int | None) -
             yield result
 
 
-def table(each: Round) -> Table:
+def table(scenario: ScenarioScores) -> Table:
     """Return the table of one scenario for the terminal."""
-    drawn = Table(title=f"{each.world}: {each.told}", title_justify="left", box=None, title_style="bold")
+    drawn = Table(title=f"{scenario.world}: {scenario.description}", title_justify="left", box=None, title_style="bold")
     for name in COLUMNS:
         drawn.add_column(name, justify="left" if name == COLUMNS[0] else "right")
-    for one in each.scores:
-        drawn.add_row(*cells(one))
+    for result in scenario.scores:
+        drawn.add_row(*cells(result))
     return drawn
 
 

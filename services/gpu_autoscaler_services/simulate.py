@@ -59,7 +59,10 @@ def main() -> int:
         action="store_true",
         help="differential run: repeat each run with every tick and compare the facts",
     )
+    parser.add_argument("--record", help="write all facts of each run to this file, with {seed} for its seed")
     arguments = parser.parse_args()
+    if arguments.record and arguments.seed is None and "{seed}" not in arguments.record:
+        parser.error("--record of several seeds needs {seed} in the file name")
     run, options = (run_one_differential, "--both-ways") if arguments.both_ways else (run_one, "")
     options = f"{options} --large" if arguments.large else options
     console = Console()
@@ -81,10 +84,14 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
     """Yield the selected runs; endless where `--cluster-hours` decides."""
 
     def setting(seed: int) -> Setting:
-        setting = Setting(
-            seed=seed, hours=arguments.hours, jobs_per_hour=arguments.jobs_per_hour, is_large=arguments.large
+        run_setting = Setting(
+            seed=seed,
+            hours=arguments.hours,
+            jobs_per_hour=arguments.jobs_per_hour,
+            is_large=arguments.large,
+            record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )
-        return setting if arguments.only is None else with_only_faults(setting, arguments.only)
+        return run_setting if arguments.only is None else with_only_faults(run_setting, arguments.only)
 
     if arguments.seed is not None:
         return [setting(arguments.seed)]

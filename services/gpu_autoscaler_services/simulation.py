@@ -1,4 +1,4 @@
-"""Composes every service as in `wiring.py`, on the simulation's adapters.
+"""Composes every service as its `spec.py` does, on the simulation's adapters.
 
 The simulator imports no service; ROLES is passed to it.
 """
@@ -92,7 +92,8 @@ def notices(adapters: AdapterBundle) -> Service:
 
 def prices(adapters: AdapterBundle) -> Service:
     """Samples offers, and reads the interruption queue if there is one."""
-    queue = None if adapters.queue is None else InterruptionQueue(adapters.view, adapters.queue)
+    events = adapters.interruption_queue
+    queue = None if events is None else InterruptionQueue(adapters.view, events)
     return SpotWatcher(OffersPoller(adapters.view, adapters.provider), queue)
 
 
@@ -114,7 +115,7 @@ def scaler(adapters: AdapterBundle) -> Service:
         DecisionRecovery(adapters.store, adapters.policy),
         InstanceWatch(adapters.provider, installation, adapters.clock),
         digests=Digests(policy=policy_digest(adapters.policy), core=_core_digest),
-        figures=_Figures(adapters.on_refused_plan),
+        metrics=_Figures(adapters.on_refused_plan),
     )
 
 

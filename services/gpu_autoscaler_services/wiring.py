@@ -9,10 +9,10 @@ from pathlib import Path
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, consumers_of_process, streams
-from gpu_autoscaler.kube.checkpoint_hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
-from gpu_autoscaler.kube.credentials import FixedToken
+from gpu_autoscaler.kube.credentials import StaticToken
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
@@ -72,15 +72,15 @@ async def open_kube(
 ) -> tuple[KubeClient, Cluster]:
     """Connect to Kubernetes and identify the cluster. `before_write` is called before each write and may raise."""
     kube = context.settings.kube
-    guard = read_only if kube.is_read_only else before_write
-    client = KubeClient(connection_of(kube), now=context.clock.now, before_write=guard)
+    check = read_only if kube.is_read_only else before_write
+    client = KubeClient(connection_of(kube), now=context.clock.now, before_write=check)
     context.closing.push_async_callback(client.close)
     return client, await client.cluster()
 
 
-def open_hooks(context: ProcessContext) -> Hooks:
+def open_hooks(context: ProcessContext) -> CheckpointHooks:
     """Open the client of checkpoint hooks."""
-    hooks = Hooks()
+    hooks = CheckpointHooks()
     context.closing.push_async_callback(hooks.close)
     return hooks
 
@@ -93,7 +93,7 @@ def connection_of(kube: KubeSettings) -> Connection:
         return from_environment(kube.kubeconfig_path, kube.context)
     if kube.token is None:
         return Connection(base_url=kube.url.rstrip("/"))
-    return Connection(base_url=kube.url.rstrip("/"), credentials=FixedToken(kube.token), source="kube.token")
+    return Connection(base_url=kube.url.rstrip("/"), credentials=StaticToken(kube.token), source="kube.token")
 
 
 async def open_provider_of(context: ProcessContext) -> tuple[CapacityProvider, str]:

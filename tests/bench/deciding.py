@@ -1,11 +1,11 @@
-"""V1: from a pod that waits to the decision that buys for it, as a third process sees it, at 200 and at 2,000 a second.
+"""V1: from a waiting pod to the launch decision for it, as a third process receives it, at 200 and at 2,000 pods/s.
 
-The scaler is the real process and knows a thousand nodes with ten thousand pods; each pod needs a node of its own, and
-everything decided is carried out meanwhile. What that is held to: one request and its reply between two processes on
-the same server, at the same pace; the median plan of this run; and the median quiet window, where any was open.
+The scaler is the real process and knows a thousand nodes with ten thousand pods. Each pod needs a new node, and every
+decision is executed during the run. References: one request and its reply between two processes on the same server at
+the same rate, the median plan of this run, and the median batching window, where one was open.
 
-Where the time goes is told by the facts: when the pod was said, the instant that its plan is of, when that was said.
-What the scaler's processor takes beside its plans says the same on a machine where much else runs.
+The stages come from the facts: publication of the pod, instant of its plan, publication of the plan. The CPU time of
+the scaler outside its plans is comparable also on a busy machine.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.envelope import Recorded, encode
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 
@@ -119,8 +119,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def _stages(case: str, decided: dict[str, Decided], recorded: list[Recorded]) -> list[Line]:
-    """Medians of what a pod waits for its plan to begin, of the plan until it is said, and until the third process
-    has read it."""
+    """Medians of three stages: pod until plan start, plan start until published, published until read by the third
+    process."""
     made = {
         key: one
         for one in reversed(recorded)
@@ -137,7 +137,7 @@ def _stages(case: str, decided: dict[str, Decided], recorded: list[Recorded]) ->
         carried.append(each.seen_at - said_at)
     parts = (
         ("waits", waited, "until its plan begins: stored, folded, the plan before"),
-        ("decides", decided_for, "the plan, and the second opinion"),
+        ("decides", decided_for, "the plan, and the plan check"),
         ("carried", carried, "the plan stored, and read by the third process"),
     )
     return [
@@ -207,7 +207,7 @@ async def _recorded(here: Ground) -> list[Recorded]:
             continue
         async for batch in await here.bus.projection(stream):
             recorded += [
-                Recorded(envelope=CATALOGUE.decode(one.payload), stream=stream, sequence=one.sequence) for one in batch
+                Recorded(envelope=FACT_CATALOG.decode(one.payload), stream=stream, sequence=one.sequence) for one in batch
             ]
             if batch[-1].sequence >= last:
                 break

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from tests.bench.line import Line
 from tests.support.running import Running, running
 
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotOffersSampled
@@ -81,7 +81,7 @@ async def _ask(cluster: Running) -> dict[str, float]:
     for number in range(JOBS_COUNT):
         request = _request(number)
         asked[f"job/{request.job_id}"] = time.perf_counter()
-        await cluster.script.request(request, "nats")
+        await cluster.player.submit(request, "nats")
         await asyncio.sleep(PACE_SECONDS)
     return asked
 
@@ -105,7 +105,7 @@ async def _echo(connection: Client, url: str) -> list[float]:
 
 def bought_for(event: bytes) -> list[str]:
     """Keys of the demand that a plan buys for."""
-    fact = CATALOGUE.decode(event).fact
+    fact = FACT_CATALOG.decode(event).fact
     assert isinstance(fact, ScalingPlanMade)
     return [
         key

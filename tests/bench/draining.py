@@ -16,14 +16,14 @@ import msgspec
 import uvloop
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
-from tests.bench.reduced import history
 from tests.bench.line import Line
+from tests.bench.folding import history
 from tests.bench.starting import Pods, publish_all
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import BusDeclaration, streams
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
@@ -131,7 +131,7 @@ async def _stock(url: str, durable: str, count: int) -> Spent:
     taken = 0
     while taken < count:
         for message in await reader.fetch(BATCH_COUNT, timeout=10):
-            CATALOGUE.decode(message.data)
+            FACT_CATALOG.decode(message.data)
             await message.ack()
             taken += 1
     await client.flush()

@@ -12,7 +12,7 @@ from tests.bench.line import Line
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.pod import PodGone, PodObserved
@@ -32,8 +32,8 @@ def measure() -> list[Line]:
     decoded: list[Envelope] = []
     decode_seconds, fold_seconds = [], []
     for _ in range(RUNS_COUNT):
-        decoded = [CATALOGUE.decode(payload) for payload in payloads]
-        decode_seconds.append(seconds_of(lambda: [CATALOGUE.decode(payload) for payload in payloads]))
+        decoded = [FACT_CATALOG.decode(payload) for payload in payloads]
+        decode_seconds.append(seconds_of(lambda: [FACT_CATALOG.decode(payload) for payload in payloads]))
         recorded = [
             Recorded(envelope=envelope, stream="POD", sequence=number) for number, envelope in enumerate(decoded, 1)
         ]

@@ -14,7 +14,7 @@ _OURS, _REACTIVE = "#c2410c", "#0b5cad"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rule did on the days that are told."""
+    """Result of one rule on the evaluated days."""
 
     node_hours_ratio: float  # of the fixed fleet's
     short_node_hours: float
@@ -22,7 +22,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """All rules, those that are told, and the bounds."""
+    """All rules, the reported ones, and the bounds."""
 
     ours: tuple[Point, ...]
     reactive: tuple[Point, ...]
@@ -41,10 +41,10 @@ def picture(told: Frontier) -> str:
         f'font-family="system-ui, sans-serif" font-size="13" fill="{_INK}">'
     )
     parts = [head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', *_axes(), *_bounds(told)]
-    for points, colour, dash in ((told.reactive, _REACTIVE, "6 3"), (told.ours, _OURS, "")):
+    for points, color, dash in ((told.reactive, _REACTIVE, "6 3"), (told.ours, _OURS, "")):
         allowed = [point for point in points if point.scale_ups_a_day <= told.scale_ups_a_day_max]
-        parts += [_dot(each, colour, 2, 0.35) for each in allowed if _is_seen(each)]
-        parts.append(_line(frontier(allowed), colour, dash))
+        parts += [_dot(each, color, 2, 0.35) for each in allowed if _is_seen(each)]
+        parts.append(_line(frontier(allowed), color, dash))
     parts += [_dot(told.rival, _REACTIVE, 5, 1.0), _dot(told.chosen, _OURS, 5, 1.0)]
     return "\n".join([*parts, *_words(told), "</svg>", ""])
 
@@ -86,7 +86,7 @@ def _bounds(told: Frontier) -> Iterator[str]:
 def _words(told: Frontier) -> Iterator[str]:
     title = "Philly's minutes, nodes that come after five: what each rule pays, and what it is short of"
     yield f'<text x="{LEFT - 50}" y="26" font-size="16" font-weight="600">{escape(title)}</text>'
-    for row, (name, point, colour) in enumerate(
+    for row, (name, point, color) in enumerate(
         (("forecast, tuned on earlier days", told.chosen, _OURS), ("best reactive in hindsight", told.rival, _REACTIVE))
     ):
         y = 48 + 20 * row
@@ -94,21 +94,21 @@ def _words(told: Frontier) -> Iterator[str]:
             f"{name}: {point.node_hours_ratio:.1%}, {point.short_node_hours:.1f} node-h short, "
             f"{point.scale_ups_a_day:.1f} scale-ups a day"
         )
-        yield f'<circle cx="{LEFT - 44}" cy="{y - 4}" r="5" fill="{colour}"/>'
+        yield f'<circle cx="{LEFT - 44}" cy="{y - 4}" r="5" fill="{color}"/>'
         yield f'<text x="{LEFT - 32}" y="{y}">{escape(figures)}</text>'
 
 
-def _dot(point: Point, colour: str, radius: int, opacity: float) -> str:
+def _dot(point: Point, color: str, radius: int, opacity: float) -> str:
     x, y = _x(point.node_hours_ratio), _y(point.short_node_hours)
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" fill-opacity="{opacity}"/>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{color}" fill-opacity="{opacity}"/>'
 
 
-def _line(points: Iterable[Point], colour: str, dash: str) -> str:
+def _line(points: Iterable[Point], color: str, dash: str) -> str:
     places = " ".join(
         f"{_x(point.node_hours_ratio):.1f},{_y(point.short_node_hours):.1f}" for point in points if _is_seen(point)
     )
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'
+    return f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2"{dashed}/>'
 
 
 def _is_seen(point: Point) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from tests.bench.line import Line
 from tests.bench.scaler_process import Ground, ScalerProcess, ground
 
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
@@ -162,7 +162,7 @@ async def _read(here: Ground) -> dict[str, float]:
     found: dict[str, float] = {}
     async for batch in await here.bus.projection("SPOT"):
         for one in batch:
-            fact = CATALOGUE.decode(one.payload).fact
+            fact = FACT_CATALOG.decode(one.payload).fact
             if isinstance(fact, SpotNoticeReceived) and fact.node_name is not None:
                 found.setdefault(fact.node_name, fact.received_at.timestamp())
         if batch[-1].sequence >= last:

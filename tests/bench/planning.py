@@ -1,7 +1,7 @@
 """PLAN: one plan for one new gang, on 1,000 nodes with 10,000 running pods, beside folding 1,000 facts.
 
-Each plan is made on the ground with another gang that nobody has seen before; once on nodes of which nothing was said
-since the last plan, once with a pod on one of them just ended, so that the picture of all nodes is put together anew.
+Each plan adds a different new gang to the same state: once with nodes unchanged since the last plan, once right after
+a pod on one of them ended, which forces a rebuild of the view of all nodes.
 """
 
 import gc
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from tests.bench.reduced import history
 from tests.bench.line import Line
+from tests.bench.folding import history
 from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy, record
 
 from gpu_autoscaler.core.intake.fold import fold

@@ -1,4 +1,4 @@
-"""V3: how fast facts are stored with every acknowledgement seen, beside nats-py's own way to publish without waiting.
+"""V3: how fast facts are stored with every acknowledgment seen, beside nats-py's own way to publish without waiting.
 
 Both send the same bytes under the same kind of id to one file-backed stream, in turns. Then ours once more, with the
 server killed and started again in the middle: what the stream holds afterwards is compared with what was confirmed.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvloop
 from nats.aio.client import Client
-from tests.bench.reduced import history
 from tests.bench.line import Line
+from tests.bench.folding import history
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
@@ -103,7 +103,7 @@ async def _stock(url: str, publications: list[Publication]) -> float:
 
 
 async def _over_a_restart(bus: NatsBus, server: NatsServer, publications: list[Publication]) -> tuple[int, float]:
-    """How many confirmed facts the stream does not have, once each and where it was said; and the seconds it took."""
+    """Return how many confirmed facts the stream lost, duplicated or misplaced, and the seconds it took."""
     began = time.perf_counter()
     publishing = asyncio.create_task(bus.publish_many(publications))
     await asyncio.sleep(KILLED_AFTER_SECONDS)

@@ -1,8 +1,8 @@
 """REBUILD and STANDBY: how long the whole system, as real processes, takes to know and to decide again.
 
-REBUILD: every file of the broker is lost in the middle of everything; measured until the new streams hold each accepted
-job that goes on, and a first plan. STANDBY: the active scaler stands still and a job is asked for; measured until
-the other one has bought for it. Both are the stories of `tests/e2e/test_rebuild.py` and `test_standby.py`.
+REBUILD: every file of the broker is lost under load; measured until the new streams hold each accepted unfinished
+job and a first plan. STANDBY: the active scaler is frozen and a job is requested; measured until the standby has
+launched capacity for it. Both follow `tests/e2e/test_rebuild.py` and `test_standby.py`.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ async def _taken_over(folder: Path) -> float:
     async with two_scalers(folder) as cluster:
         cluster.freeze("scaler")
         seconds = await decided_after(cluster, "job-0")
-        cluster.system.children["scaler"].kill()  # one that stands still could not end by itself
+        cluster.system.children["scaler"].kill()  # a frozen process cannot exit by itself
         return seconds
 
 

@@ -1,8 +1,8 @@
 """V7: a fleet for the demand of Philly's minutes, with nodes that take five minutes to come; and a picture of it.
 
-Rules are tuned on the first 28 days and told on the rest. What is foreseen, and how many free nodes that asks for,
-comes from `core/state/demand_history.py`, minute by minute, as in the scaler; the reactive rules keep the highest demand of a while,
-and a buffer. Node-hours are told as shares of a fixed fleet of the median size of the trace's cluster.
+Rules are tuned on the first 28 days and evaluated on the rest. The forecast and the free nodes it asks for come from
+`core/state/demand_history.py`, minute by minute, as in the scaler. The reactive rules keep the highest recent demand
+plus a buffer. Node-hours are shares of a fixed fleet of the median size of the trace's cluster.
 """
 
 import csv
@@ -22,11 +22,11 @@ from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy
 from gpu_autoscaler.core.state.demand_history import (
     EMPTY_HISTORY,
     Forecast,
+    add_sample,
     confidence_ratio,
     forecast_rises,
     free_target,
     peak_count,
-    add_sample,
     score,
 )
 from gpu_autoscaler.model.forecasts import Score
@@ -35,7 +35,7 @@ from gpu_autoscaler_services.score import TRACES
 PICTURES = (Path("out/v7.svg"), Path("docs/images/forecast.svg"))
 PROVISIONING_MINUTES = 5
 MINUTES_A_DAY = 1440
-LEARNING_DAYS, TUNED_DAYS = 7, 28  # nothing is told of the first week: a forecast has nothing to say yet
+LEARNING_DAYS, TUNED_DAYS = 7, 28  # the first week only trains the forecast
 SCALE_UPS_A_DAY_MAX = 25.0
 NODE_HOURS_RATIO_MAX = 0.760
 SHORT_NODE_HOURS_MAX = 69.0
@@ -68,7 +68,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> range:
-        """Places of the minutes of which figures are told."""
+        """Indexes of the evaluated minutes."""
         return range(TUNED_DAYS * MINUTES_A_DAY, len(self.minutes))
 
 
@@ -94,7 +94,7 @@ def measure() -> list[Line]:
     }
     chosen = _best(((key, tuned) for key, (tuned, _) in ours.items()), _omniscient(trace, trace.tuned) + spare)
     told_ours = {key: told for key, (_, told) in ours.items()}
-    # In its favour the reactive rule is not tuned: it is the best of the grid on the very days that are told.
+    # In favor of the reactive rule: it is the best of the grid on the evaluated days themselves.
     told_reactive = {
         (hold, more): run(trace, trace.told, _reactive(highest(trace.active, hold), more))
         for hold in HOLDS_MINUTES

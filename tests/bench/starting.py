@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from tests.bench.reduced import history
 from tests.bench.line import Line
+from tests.bench.folding import history
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication

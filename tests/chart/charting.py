@@ -1,4 +1,4 @@
-"""Helm as a test uses it: values in, objects out."""
+"""Run Helm in tests: values in, objects out."""
 
 import subprocess
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ RELEASE, NAMESPACE = "gpu-autoscaler", "gpu-autoscaler-system"
 
 
 def tool(name: str) -> Path:
-    """Return a program or file of the chart's tools; skips the test with what is missing where there are none."""
+    """Return a program or file of the chart's tools; skips the test if it is missing."""
     if not CHART_TOOLS.folder().is_dir():
         pytest.skip(f"no Helm: {CHART_TOOLS.missing() or 'it is not built yet'}; `make chart`")
     return CHART_TOOLS.folder() / name
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Helm on the chart: `helm("template", RELEASE, str(CHART))`. Nothing of this machine's Helm is read."""
+    """Run Helm on the chart: `helm("template", RELEASE, str(CHART))`. The user's Helm configuration is not read."""
     environment = {"HOME": "/nonexistent", "PATH": "/nonexistent"}
     return subprocess.run(
         [str(tool("helm")), *arguments], capture_output=True, text=True, timeout=240, check=False, env=environment
@@ -40,23 +40,23 @@ def template(values: str | None = None, *sets: str) -> subprocess.CompletedProce
 
 
 def rendered(values: str | None = None, *sets: str) -> list[Json]:
-    """The objects of the chart; it must render."""
+    """Return the objects of the chart; it must render."""
     told = template(values, *sets)
     assert told.returncode == 0, told.stderr
     return objects(told.stdout)
 
 
 def objects(text: str) -> list[Json]:
-    """The objects in a text of several documents."""
+    """Return the objects of a multi-document text."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def of_kind(found: Sequence[Json], *kinds: str) -> dict[str, Json]:
-    """The objects of these kinds by name."""
+    """Return the objects of these kinds by name."""
     return {one["metadata"]["name"]: one for one in found if one["kind"] in kinds}
 
 
 def pods(found: Sequence[Json]) -> dict[str, Json]:
-    """Pod specs of everything that runs, by the name of what runs it."""
+    """Return the pod specs of all workloads by name."""
     workloads = of_kind(found, "Deployment", "DaemonSet", "StatefulSet")
     return {name: one["spec"]["template"]["spec"] for name, one in workloads.items()}

@@ -1,4 +1,4 @@
-"""What the chart is checked with: Helm, kubeconform, and the kinds of Prometheus' operator as it publishes them.
+"""Tools of the chart's tests: Helm, kubeconform, and the CRDs of the Prometheus operator.
 
 Built as the control plane is (`tests/controlplane/recipes.py`), in two minutes of one core: `make chart` does it.
 """
@@ -14,7 +14,7 @@ _KINDS = "example/prometheus-operator-crd/monitoring.coreos.com_"
 
 
 def link_flags() -> str:
-    """Helm takes the cluster for one of the version that it was linked with, where it speaks with none."""
+    """Return flags that set the Kubernetes version that Helm assumes without a cluster."""
     major, minor, _ = programs.version().removeprefix("v").split(".")
     packages = ("helm.sh/helm/v3/pkg/chartutil", "helm.sh/helm/v3/pkg/lint/rules")
     told = (f"-X {package}.k8sVersionMajor={major} -X {package}.k8sVersionMinor={minor}" for package in packages)

@@ -1,4 +1,4 @@
-"""The schemas of a running API server as kubeconform reads them: a file a kind, all of its definitions beside.
+"""Schemas of a running API server for kubeconform: a file per kind, and all definitions.
 
 kubeconform's own are published for Kubernetes' releases; these are of the very server that is asked.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
-# kubeconform's template of where a schema stands. Source: its README, "Overriding schemas location" (read 2026-11-21).
+# kubeconform's template of schema locations. Source: its README, "Overriding schemas location" (read 2026-11-21).
 LOCATION = "{{ .ResourceKind }}-{{ .ResourceAPIVersion }}-{{ .Group }}.json"
 
 
@@ -18,14 +18,14 @@ def write_schemas(document: Json, folder: Path) -> str:
     (folder / "definitions.json").write_text(json.dumps({"definitions": definitions}), encoding="utf-8")
     for name, each in document["definitions"].items():
         for kind in each.get("x-kubernetes-group-version-kind", ()):
-            group = kind["group"] or kind["version"]  # kubeconform takes v1 for a group as well
+            group = kind["group"] or kind["version"]  # kubeconform uses v1 as a group
             path = folder / f"{kind['kind'].lower()}-{kind['version']}-{group}.json"
             path.write_text(json.dumps({"$ref": f"definitions.json#/definitions/{name}"}), encoding="utf-8")
     return str(folder / LOCATION)
 
 
 def _strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """The schema with unknown fields refused, and with Kubernetes' two number-or-text formats as both."""
+    """Return the schema with unknown fields refused and int-or-string formats allowing both."""
     if isinstance(schema, list):
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The chart on a real API server: schemas, a strict dry run, and an installation that comes up, changes and goes."""
+"""The chart on a real API server: schemas, a strict dry run, installation, upgrade and removal."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ EARLIER = ROOT / "tests" / "upgrade" / "2026-11-21-chart.tgz"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A cluster of three small machines with disks, and Prometheus' operator's kinds."""
+    """A cluster of three small machines with disks, and the CRDs of the Prometheus operator."""
     tool("helm")
     with running_plane(tmp_path_factory.mktemp("plane"), EVERYTHING, with_service_accounts=True) as plane:
         for name in NAMESPACES:
@@ -35,7 +35,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def disk(name: str) -> dict[str, object]:
-    """A volume that any claim may have."""
+    """A volume for any claim."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -49,21 +49,21 @@ def disk(name: str) -> dict[str, object]:
 
 
 def on(plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Helm against this cluster; it must do it."""
+    """Run Helm against this cluster; it must succeed."""
     told = helm(*arguments, "--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE)
     assert told.returncode == 0, f"{told.stderr}\n{plane.kubectl('get', 'pods,pvc', '--all-namespaces')}"
     return told
 
 
 def upgrade(plane: ControlPlane, *arguments: str, chart: Path = CHART) -> str:
-    """Install the chart, or change what is installed, and wait until all of it is there."""
+    """Install or upgrade the chart and wait until it is ready."""
     wait = ("--wait", "--timeout", INSTALL_SECONDS_MAX)
     return on(plane, "upgrade", "--install", RELEASE, str(chart), *wait, *arguments).stdout
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_the_server_knows_every_field(plane: ControlPlane, tmp_path: Path, values: str) -> None:
-    """What is rendered fits the schemas that the running server publishes, by kubeconform; nothing is skipped."""
+def test_rendered_objects_match_the_servers_schemas(plane: ControlPlane, tmp_path: Path, values: str) -> None:
+    """Checked by kubeconform against the schemas of the running server; nothing is skipped."""
     status, document = plane.ask("/openapi/v2")
     assert status == 200
     location = write_schemas(json.loads(document), tmp_path)
@@ -76,7 +76,7 @@ def test_the_server_knows_every_field(plane: ControlPlane, tmp_path: Path, value
 
 
 def test_a_wrong_field_is_found(plane: ControlPlane, tmp_path: Path) -> None:
-    """The check can fail: a field that nobody knows, and a text where a number belongs."""
+    """The check fails for an unknown field and for a text instead of a number."""
     location = write_schemas(json.loads(plane.ask("/openapi/v2")[1]), tmp_path)
     wrong = template().stdout.replace("replicas: 3", "replicas: three", 1).replace("hostNetwork:", "hostNet:")
     told = subprocess.run(
@@ -88,16 +88,16 @@ def test_a_wrong_field_is_found(plane: ControlPlane, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_the_server_would_take_it(plane: ControlPlane, values: str) -> None:
-    """Admission, defaults and rules of the server itself, with unknown fields refused; nothing is stored."""
+def test_the_server_accepts_a_dry_run(plane: ControlPlane, values: str) -> None:
+    """Admission, defaults and validation of the server, with unknown fields refused; nothing is stored."""
     text = template(values).stdout
     strict = ("--dry-run=server", "--validate=strict", "--server-side", "--field-manager=test")
     told = plane.kubectl("apply", *strict, "--filename", "-", text=text)
     assert len(told.splitlines()) == len(objects(text))
 
 
-def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
-    """It comes up on real controllers and scheduler; an upgrade keeps passwords; what was accepted outlives its end."""
+def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
+    """It becomes ready on real controllers; an upgrade keeps passwords; accepted jobs are kept after removal."""
     notes = upgrade(plane)
     assert "SIMULATED" in notes
     assert "uninstall` leaves the nodes" in notes
@@ -122,12 +122,12 @@ def test_it_is_installed_changed_and_removed(plane: ControlPlane) -> None:
     kept = {one["metadata"]["name"] for one in claims}
     assert kept == {"gpu-autoscaler-store", "data-gpu-autoscaler-nats-0"}
     assert plane.kubectl("get", "nodes", "--output", "name").count("machine-") == 3
-    upgrade(plane)  # what was kept is taken up again
+    upgrade(plane)  # uses the kept data again
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 
 
-def test_an_earlier_chart_is_upgraded_and_comes_back(plane: ControlPlane) -> None:
-    """What was installed by an earlier version becomes today's under the same values, and one step back."""
+def test_an_earlier_chart_is_upgraded_and_rolled_back(plane: ControlPlane) -> None:
+    """An installation of an earlier version is upgraded with the same values, and rolled back."""
     values = ("--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
     upgrade(plane, *values, chart=EARLIER)
     upgrade(plane, *values)
@@ -135,8 +135,8 @@ def test_an_earlier_chart_is_upgraded_and_comes_back(plane: ControlPlane) -> Non
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 
 
-def test_it_is_installed_with_a_broker_of_three_and_a_database(plane: ControlPlane) -> None:
-    """Servers of the broker on a machine each, services on several; no volume but the broker's."""
+def test_it_is_installed_with_three_brokers_and_a_database(plane: ControlPlane) -> None:
+    """A machine per broker server, services on several machines; only the broker has volumes."""
     upgrade(plane, "--values", str(VALUES["cluster"]))
     pods = json.loads(plane.kubectl("get", "pods", "--namespace", NAMESPACE, "--output", "json"))["items"]
     where: dict[str, set[str]] = {}

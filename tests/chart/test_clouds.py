@@ -1,4 +1,4 @@
-"""What the chart makes of a cloud's values: settings and files of the services that buy there."""
+"""Cloud values of the chart: settings and files of the services that call the cloud."""
 
 import json
 from datetime import UTC, datetime
@@ -11,8 +11,8 @@ from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.options import validate_options
 
 
-def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
-    """One group of a pool or several, and a file of prices, as the settings take them."""
+def test_gcp_values_become_settings() -> None:
+    """One group per pool or several, and a price file."""
     gcp = (
         "projectID=p1",
         "region=europe-west4",
@@ -32,8 +32,8 @@ def test_google_cloud_s_groups_reach_whoever_buys_there() -> None:
     assert json.loads(files["prices.json"]) == {"a2-highgpu-1g/*/on-demand": 4}
 
 
-def test_what_spot_costs_and_how_often_it_is_taken_reach_whoever_buys_on_aws(tmp_path: Path) -> None:
-    """Ceilings by type, the advisor's file with its day, and placement scores, as the driver takes them."""
+def test_aws_spot_values_become_settings(tmp_path: Path) -> None:
+    """Price ceilings by type, the advisor file with its date, and placement scores."""
     found = rendered("aws")
     told = {name: settings.aws for name, _, settings in processes(found) if settings.provider.name == "aws"}
     assert "gpu-autoscaler-controller" in told
@@ -47,8 +47,8 @@ def test_what_spot_costs_and_how_often_it_is_taken_reach_whoever_buys_on_aws(tmp
     assert (bands.ratios, bands.dated_at) == ({"g5.xlarge": 0.15}, datetime(2026, 11, 20, tzinfo=UTC))
 
 
-def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
-    """A uniform set of a pool, the flexible one with its machine's file, and a file of prices."""
+def test_azure_values_become_settings() -> None:
+    """A uniform scale set of a pool, the flexible one with its machine file, and a price file."""
     azure = (
         "subscriptionID=s1",
         "resourceGroup=gpu",
@@ -73,8 +73,8 @@ def test_azure_s_scale_sets_reach_whoever_buys_there() -> None:
     assert json.loads(files["prices.json"]) == {"Standard_NC4as_T4_v3/*/on-demand": 4}
 
 
-def test_where_limits_are_written_the_scaler_alone_may_write_them() -> None:
-    """Mode limits: pools by name, and without them nothing is installed."""
+def test_only_the_scaler_may_write_node_pool_limits() -> None:
+    """Mode limits: permissions by pool name; without pools the chart fails."""
     mode = "autoscaling.karpenter.mode=limits"
     found = rendered("karpenter", mode, "autoscaling.karpenter.nodePools={gpu,spot}")
     of_pools = {
@@ -88,5 +88,5 @@ def test_where_limits_are_written_the_scaler_alone_may_write_them() -> None:
         if name == "gpu-autoscaler-controller":
             assert (settings.karpenter.mode, settings.karpenter.node_pools) == ("limits", ("gpu", "spot"))
     told = template("karpenter", mode)
-    assert "autoscaling.karpenter.nodePools: is needed with mode limits" in told.stderr
+    assert "autoscaling.karpenter.nodePools: required in mode limits" in told.stderr
     assert "nodepools" not in str(rendered("karpenter"))

@@ -1,4 +1,4 @@
-"""The files in `examples/`: a real API server takes each, and our eyes see in it what it says."""
+"""The files in `examples/`: a real API server accepts each, and our watchers read it as documented."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +28,7 @@ EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.yaml"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A cluster without a machine: what is made waits, as it would for its first node."""
+    """A cluster without nodes: pods stay pending."""
     where = tmp_path_factory.mktemp("plane")
     with running_plane(where, ("kube-controller-manager", "kube-scheduler"), with_service_accounts=True) as plane:
         yield plane
@@ -36,13 +36,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 async def kube(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
-    """A user."""
+    """A client of a user."""
     async with aiohttp.ClientSession() as session:
         yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
 
 
 async def applied(plane: ControlPlane, kube: KubeHttp, example: str) -> str:
-    """Apply an example in a namespace of its own; return that."""
+    """Apply an example in a new namespace; return the namespace."""
     plane.kubectl("create", "namespace", example)
     await kube.until(f"/api/v1/namespaces/{example}/serviceaccounts/default", bool)
     told = plane.kubectl("apply", "--validate=strict", "--namespace", example, "--filename", str(EXAMPLES[example]))
@@ -51,7 +51,7 @@ async def applied(plane: ControlPlane, kube: KubeHttp, example: str) -> str:
 
 
 async def waiting(kube: KubeHttp, namespace: str, count: int) -> list[tuple[Json, PodObserved]]:
-    """Its pods as they are and as the pod watcher tells them, once the scheduler found no room for any."""
+    """Return its pods as objects and as facts, once the scheduler reports all of them unschedulable."""
 
     def all_wait(answer: Json) -> bool:
         items = answer.get("items", ())
@@ -61,7 +61,7 @@ async def waiting(kube: KubeHttp, namespace: str, count: int) -> list[tuple[Json
     return [(item, pod_observed(PODS.decode(json.dumps(item).encode(), "list"), epoch=1)) for item in found]
 
 
-def test_each_is_told_of() -> None:
+def test_each_example_is_documented() -> None:
     """The README names every file, and no other."""
     text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")} == {
@@ -70,7 +70,7 @@ def test_each_is_told_of() -> None:
 
 
 async def test_a_training_job(plane: ControlPlane, kube: KubeHttp) -> None:
-    """A pod with eight GPUs of a model, which can save, and whose account may say so."""
+    """A pod with eight GPUs of one model, which can save checkpoints, and whose account may annotate it."""
     namespace = await applied(plane, kube, "training-job")
     ((item, seen),) = await waiting(kube, namespace, 1)
     assert seen.unschedulable_since is not None
@@ -82,7 +82,7 @@ async def test_a_training_job(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_a_gang(plane: ControlPlane, kube: KubeHttp) -> None:
-    """Four pods of one group that says how many start together, with the names that they are found by."""
+    """Four pods of a group with a minimum, and stable names."""
     namespace = await applied(plane, kube, "gang")
     found = await waiting(kube, namespace, 4)
     assert len({group_of(seen) for _, seen in found}) == 1
@@ -94,9 +94,9 @@ async def test_a_gang(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_inference(plane: ControlPlane, kube: KubeHttp) -> None:
-    """Two replicas at least, by the use of GPUs and by that of CPU (S49), and one of them away at most."""
+    """At least two replicas, scaled by GPU and CPU utilization, with at most one unavailable."""
     namespace = await applied(plane, kube, "inference")
-    found = await waiting(kube, namespace, 2)  # the autoscaler's least, without a figure
+    found = await waiting(kube, namespace, 2)  # the minimum, without a metric
     assert all(seen.requests.gpu_count == 1 for _, seen in found)
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers/inference"
     spec = (await kube.read(path))["spec"]
@@ -108,7 +108,7 @@ async def test_inference(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_a_slice(plane: ControlPlane, kube: KubeHttp) -> None:
-    """A slice of MIG is asked for by its own name, and a person's pod is not disturbed."""
+    """A MIG slice is requested by its resource name, and the interactive pod is protected."""
     namespace = await applied(plane, kube, "mig-pod")
     ((item, seen),) = await waiting(kube, namespace, 1)
     assert dict(seen.requests.slices) == {"nvidia.com/mig-1g.10gb": 1}
@@ -117,7 +117,7 @@ async def test_a_slice(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_a_budget(plane: ControlPlane, kube: KubeHttp) -> None:
-    """It finds pods of training by their label; with two of them none may go (S61)."""
+    """It selects training pods by label; with two of them, no eviction is allowed."""
     namespace = await applied(plane, kube, "budget")
     for number in range(2):
         one = pod(f"train-{number}", labels={"workload-type": "training"})
@@ -128,7 +128,7 @@ async def test_a_budget(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_a_quota(plane: ControlPlane, kube: KubeHttp) -> None:
-    """Sixteen GPUs, and not one more (S97); who says nothing of CPU gets the default."""
+    """Sixteen GPUs and no more; containers without CPU requests get the default."""
     namespace = await applied(plane, kube, "quota")
     quota = f"/api/v1/namespaces/{namespace}/resourcequotas/gpus"
     await kube.until(quota, lambda body: body.get("status", {}).get("used"))
@@ -144,17 +144,17 @@ async def test_a_quota(plane: ControlPlane, kube: KubeHttp) -> None:
 
 
 async def test_a_policy(plane: ControlPlane, kube: KubeHttp) -> None:
-    """The server's rules let it in, and ours find that it can be followed beside the default policy."""
+    """The server's validation accepts it, and ours accepts it with the default policy."""
     defined(plane)
     plane.kubectl("apply", "--validate=strict", "--filename", str(EXAMPLES["autoscaling-policy"]))
     found = POLICIES.decode(json.dumps(await kube.read(POLICIES.path(name="research"))).encode(), "get")
-    judgement = resolve_documents([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
-    assert judgement.rejected == {}
-    assert [each.name for each in judgement.accepted] == ["research"]
+    judgment = resolve_documents([document(found, spec_of(found), 1)], (), DEFAULT_POLICY, "aws")
+    assert judgment.rejected == {}
+    assert [each.name for each in judgment.accepted] == ["research"]
 
 
 async def test_a_tenant(plane: ControlPlane, kube: KubeHttp) -> None:
-    """Both ways, by the label `gpu-tenant` (S98). Whether it is enforced is the network plugin's, and there is none."""
+    """Ingress and egress by the label `gpu-tenant`. Enforcement needs a network plugin and is not tested."""
     namespace = await applied(plane, kube, "tenant-network")
     path = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/tenant-research"
     spec = (await kube.read(path))["spec"]

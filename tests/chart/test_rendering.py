@@ -1,4 +1,4 @@
-"""What the chart makes of values: settings that the services load, rights that they have, pods that may do little."""
+"""Rendering of the chart: settings that the services load, their permissions, restricted pods."""
 
 import json
 import re
@@ -17,30 +17,31 @@ from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler_services.cli.main import app
 from gpu_autoscaler_services.permissions import users
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
 FIELDS = {"metadata.name": "pod-0", "spec.nodeName": "node-1", "status.hostIP": "192.0.2.7"}
 
 
 def environment(container: Json) -> dict[str, str]:
-    """What its process sees: fields of the pod, secrets as `secret:name/key`, and what is made of them."""
-    seen: dict[str, str] = {}
-    for one in container["env"]:
-        source = one.get("valueFrom", {})
+    """Return the environment of the process, with pod fields and secrets substituted."""
+    variables: dict[str, str] = {}
+    for variable in container["env"]:
+        source = variable.get("valueFrom", {})
         if "fieldRef" in source:
             value = FIELDS[source["fieldRef"]["fieldPath"]]
         elif "secretKeyRef" in source:
             value = f"{source['secretKeyRef']['name']}.{source['secretKeyRef']['key']}"
         else:
-            value = re.sub(r"\$\((\w+)\)", lambda found: seen[found[1]], one["value"])
-        seen[one["name"]] = value
-    return seen
+            value = re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], variable["value"])
+        variables[variable["name"]] = value
+    return variables
 
 
 def processes(found: list[Json]) -> Iterator[tuple[str, Json, Settings]]:
-    """Every process of ours: its name, its pod, and the settings that it would start with."""
+    """Yield name, pod and settings of every process."""
     for name, pod in pods(found).items():
         (container,) = pod["containers"]
         if container.get("command", [])[:3] == SERVE:
@@ -49,7 +50,7 @@ def processes(found: list[Json]) -> Iterator[tuple[str, Json, Settings]]:
 
 
 def policy_of(found: list[Json], folder: Path, name: str = "policy.toml") -> ScalingPolicy:
-    """The policy that is mounted; it must mean something."""
+    """Return the mounted policy; it must be valid."""
     path = folder / name
     path.write_text(of_kind(found, "ConfigMap")["gpu-autoscaler-policy"]["data"][name], encoding="utf-8")
     return load_policy(path)
@@ -57,7 +58,7 @@ def policy_of(found: list[Json], folder: Path, name: str = "policy.toml") -> Sca
 
 @pytest.mark.parametrize("values", VALUES)
 def test_it_is_linted_and_rendered(values: str) -> None:
-    """Helm finds nothing to say, and what comes out has names of its own."""
+    """Helm reports nothing, and object names are unique."""
     told = helm("lint", "--strict", str(CHART), "--values", str(VALUES[values]))
     assert told.returncode == 0, told.stdout
     found = rendered(values)
@@ -67,7 +68,7 @@ def test_it_is_linted_and_rendered(values: str) -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 def test_every_service_starts_with_these_settings(values: str) -> None:
-    """Each runs under its own user of the broker, account and settings, which load."""
+    """Each has its own broker user, service account and settings, which load."""
     found = rendered(values)
     seen = set()
     for name, pod, settings in processes(found):
@@ -86,12 +87,12 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
         "aws": {"shadow"},
         "karpenter": {"shadow"},
     }.get(values, set())
-    assert seen == {service.name for service in SERVICES} - without
+    assert seen == {service.name for service in services()} - without
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_container_cannot_do_more_than_it_must(values: str) -> None:
-    """Not root, nothing to write but what is mounted, no capabilities, limits, probes, time to end."""
+def test_containers_are_restricted(values: str) -> None:
+    """Not root, read-only root file system, no capabilities, limits, probes, termination grace."""
     for name, pod in pods(rendered(values)).items():
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -114,8 +115,8 @@ STORED = {f"gpu-autoscaler-{name}" for name in ("controller", "scheduler", "cost
 
 
 @pytest.mark.parametrize("values", ["simulated", "outside"])
-def test_who_opens_the_file_runs_on_one_node(values: str) -> None:
-    """One file, one volume: the four that open it are bound to each other, and nobody else is."""
+def test_pods_with_the_sqlite_file_share_a_node(values: str) -> None:
+    """One file on one volume: the four pods that open it have affinity, others do not."""
     opened = {}
     for name, pod, settings in processes(rendered(values)):
         mounted = any("persistentVolumeClaim" in volume for volume in pod["volumes"])
@@ -125,8 +126,8 @@ def test_who_opens_the_file_runs_on_one_node(values: str) -> None:
     assert opened == dict.fromkeys(STORED, "sqlite:////var/lib/gpu-autoscaler/store.db")
 
 
-def test_who_opens_the_database_runs_anywhere() -> None:
-    """PostgreSQL: an address and a password for the same four, no volume, and replicas rather apart."""
+def test_pods_with_the_database_run_anywhere() -> None:
+    """PostgreSQL: URL and password for the same four, no volume, and anti-affinity of replicas."""
     found = rendered("cluster")
     assert "gpu-autoscaler-store" not in of_kind(found, "PersistentVolumeClaim")
     opened = {}
@@ -140,8 +141,8 @@ def test_who_opens_the_database_runs_anywhere() -> None:
     assert "podAntiAffinity" in pods(found)["gpu-autoscaler-controller"]["affinity"]
 
 
-def test_the_driver_is_told_what_it_needs() -> None:
-    """AWS by the processes that ask it, and by no other; notices are heard on each of our nodes, in its own network."""
+def test_aws_settings_reach_the_driver() -> None:
+    """Only in processes that call AWS; notices are watched on each of our nodes with hostNetwork."""
     found = rendered("aws")
     told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
     assert set(told) == {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher"}
@@ -166,8 +167,8 @@ def test_the_driver_is_told_what_it_needs() -> None:
     assert roles == {True, False}
 
 
-def test_with_karpenter_two_may_do_what_it_takes_and_no_other(tmp_path: Path) -> None:
-    """Claims by the scaler, the class by whoever asks the cloud; the file of offers is one that the driver reads."""
+def test_karpenter_permissions_are_minimal(tmp_path: Path) -> None:
+    """NodeClaims for the scaler, the node class for cloud callers; the driver reads the offers file."""
     found = rendered("karpenter")
     roles = {name: one["rules"] for name, one in of_kind(found, "ClusterRole").items()}
     of_class = {
@@ -191,13 +192,13 @@ def test_with_karpenter_two_may_do_what_it_takes_and_no_other(tmp_path: Path) ->
     ]
 
 
-def test_without_values_the_policy_is_the_default(tmp_path: Path) -> None:
-    """The chart's defaults are those of the code, threshold by threshold."""
+def test_default_values_are_the_default_policy(tmp_path: Path) -> None:
+    """The chart's defaults equal those of the code."""
     assert policy_of(rendered(), tmp_path) == DEFAULT_POLICY
 
 
 def test_values_become_the_policy(tmp_path: Path) -> None:
-    """Every value of `autoscaling` that is decided by is found again in the policy."""
+    """Every policy value of `autoscaling` is in the policy."""
     found = rendered("cluster")
     policy = policy_of(found, tmp_path)
     assert (policy.utilization.high_ratio, policy.utilization.low_ratio) == (0.7, 0.1)
@@ -223,22 +224,22 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert policy_of(found, tmp_path, "shadow.toml").nodes_count_max == 10
 
 
-def test_shares_of_mixed_pools_are_weighed_into_the_clusters(tmp_path: Path) -> None:
-    """By how large each may get, as policies that are objects are: 20 x 80 % and 60 x 20 % are 35 % of 80."""
+def test_spot_percentages_of_mixed_pools_are_averaged(tmp_path: Path) -> None:
+    """Weighted by maximum size, as for AutoscalingPolicies: 20 x 80 % and 60 x 20 % are 35 % of 80."""
     pools = ("[0].name=a", "[0].spotPercentage=80", "[0].maxSize=20", "[1].name=b", "[1].spotPercentage=20",
              "[1].maxSize=60", "[2].name=c", "[2].capacityType=reserved")  # fmt: skip
     mix = policy_of(rendered(None, *(f"autoscaling.nodePools{one}" for one in pools)), tmp_path).spot.mix
     assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == pytest.approx((0.35, 0.6, 0.05))
 
 
-def test_switched_off_it_changes_nothing(tmp_path: Path) -> None:
-    """`autoscaling.enabled: false` freezes, also under a policy that was given as text."""
+def test_disabled_autoscaling_freezes_the_policy(tmp_path: Path) -> None:
+    """Also with a policy given as text."""
     policy = policy_of(rendered("outside"), tmp_path)
     assert (policy.is_frozen, policy.nodes_count_max, policy.idle_seconds_max) == (True, 7, 1800)
 
 
-def test_without_spot_there_is_none(tmp_path: Path) -> None:
-    """No share, no pool, and nobody listens to notices."""
+def test_disabled_spot_is_disabled_everywhere(tmp_path: Path) -> None:
+    """No spot ratio, no spot pool, and no notice watcher."""
     found = rendered(None, "autoscaling.spot.enabled=false", "autoscaling.nodePools[0].name=a")
     policy = policy_of(found, tmp_path)
     assert policy.spot.mix.spot_ratio == 0
@@ -246,19 +247,19 @@ def test_without_spot_there_is_none(tmp_path: Path) -> None:
     assert "gpu-autoscaler-spot-watcher-notices" not in pods(found)
 
 
-def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
-    """Region, groups by pool, and what the other pools are made from, as the settings take them."""
+def test_aws_group_values_become_settings() -> None:
+    """Region, groups by pool, and the launch template of other pools."""
     groups = (
         "autoScalingGroups.training=p4d",
         "sharedAutoScalingGroups[0]=p4d",
-        "countedAutoScalingGroups.old=g4",
+        "desiredCapacityGroups.old=g4",
         "placementGroups.near=p",
     )
     aws = ("region=eu-west-1", *groups, "launchTemplate=gpu", "subnets[0]=subnet-1")
-    found = rendered("outside", "autoscaling.provider=aws", *(f"autoscaling.aws.{one}" for one in aws))
-    told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
-    assert "gpu-autoscaler-controller" in told
-    for settings in told.values():
+    found = rendered("outside", "autoscaling.provider=aws", *(f"autoscaling.aws.{value}" for value in aws))
+    by_process = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
+    assert "gpu-autoscaler-controller" in by_process
+    for settings in by_process.values():
         assert settings.aws.region == "eu-west-1"
         assert (settings.aws.groups, settings.aws.desired_capacity_groups) == (("training=p4d",), ("old=g4",))
         assert (settings.aws.placement_groups, settings.aws.shared_groups) == (("near=p",), ("p4d",))
@@ -268,22 +269,22 @@ def test_a_cloud_s_values_reach_whoever_buys_there() -> None:
 
 
 REFUSED = {
-    "autoscaling.provider=azure": "subscriptionID, resourceGroup and region are needed",
-    "autoscaling.provider=gcp": "autoscaling.gcp.projectID: is needed",
-    "autoscaling.provider=aws": "autoscaling.aws.region: is needed",
+    "autoscaling.provider=azure": "subscriptionID, resourceGroup and region are required",
+    "autoscaling.provider=gcp": "autoscaling.gcp.projectID: required",
+    "autoscaling.provider=aws": "autoscaling.aws.region: required",
     "autoscaling.provider=cloud": "/autoscaling/provider",
     "autoscaling.aws.spotCeilings.p5=free": "/autoscaling/aws/spotCeilings/p5",
     "autoscaling.aws.spotAdvisor.data.spot_advisor.eu-west-1.a=b": "/autoscaling/aws/spotAdvisor",
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",
-    "autoscaling.multiTier.spotPercentage=70": "do not add up to 100",
+    "autoscaling.multiTier.spotPercentage=70": "is not 100",
     "autoscaling.predictive.horizonMinutes=60": "/autoscaling/predictive/horizonMinutes",
-    "autoscaling.sim.url=http://cloud": "store.postgresql.url: names no database",
+    "autoscaling.sim.url=http://cloud": "store.postgresql.url: required on a real cluster",
     "store.postgresql.url=postgresql://gpu@db/gpu": "store.postgresql.passwordSecret",
     "store.postgresql.url=postgresql://gpu:secret@db/gpu": "/store/postgresql/url",
     "store.postgresql.url=mysql://db/gpu": "/store/postgresql/url",
-    "nats.enabled=false": "names no broker",
+    "nats.enabled=false": "nats.external.servers: required",
     "nats.replicas=2": "/nats/replicas",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
     "services.planner.replicas=1": "additional properties 'planner' not allowed",
@@ -291,29 +292,29 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value", REFUSED)
-def test_a_value_that_cannot_be_meant_is_refused(value: str) -> None:
-    """Before anything is installed, with the value's name and what would do."""
-    told = template(None, value)
-    assert told.returncode != 0
-    assert REFUSED[value] in told.stderr
+def test_an_invalid_value_is_refused(value: str) -> None:
+    """Before anything is installed, with the value's name and the next step."""
+    result = template(None, value)
+    assert result.returncode != 0
+    assert REFUSED[value] in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("pool", "words"),
+    ("pool", "phrase"),
     [
-        ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage is for mixed ones"),
+        ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage requires capacityType mixed"),
     ],
 )
-def test_a_pool_that_cannot_be_had_is_refused(pool: str, words: str) -> None:
-    """With its name, and the value that does it."""
-    sets = [f"autoscaling.nodePools[0].{one}" for one in pool.strip("{}").split(",")]
-    told = template(None, *sets)
-    assert told.returncode != 0
-    assert words in told.stderr
+def test_an_invalid_pool_is_refused(pool: str, phrase: str) -> None:
+    """With its name and the conflicting value."""
+    sets = [f"autoscaling.nodePools[0].{field}" for field in pool.strip("{}").split(",")]
+    result = template(None, *sets)
+    assert result.returncode != 0
+    assert phrase in result.stderr
 
 
 def test_the_broker_takes_its_configuration(tmp_path: Path) -> None:
-    """nats-server itself reads what is mounted, for one server and for three; passwords come from outside."""
+    """nats-server validates the mounted configuration for one and three servers; passwords come from secrets."""
     for values, passwords in (("simulated", users()), ("cluster", [*users(), "route"])):
         found = rendered(values)
         for name, text in of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"].items():
@@ -330,15 +331,15 @@ def test_the_broker_takes_its_configuration(tmp_path: Path) -> None:
 
 
 def test_passwords_differ() -> None:
-    """Each user of the broker has one of its own, of which nothing can be guessed."""
+    """Each broker user has a random password."""
     made = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
     again = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
     assert len(set(made.values())) == len(made)
     assert not set(made.values()) & set(again.values())
 
 
-def test_the_service_of_the_sdk_is_there() -> None:
-    """`http://gpu-manager:8000` reaches the gateway (S177)."""
+def test_the_sdks_default_service_exists() -> None:
+    """`http://gpu-manager:8000` reaches the gateway."""
     found = rendered("cluster")
     service = of_kind(found, "Service")["gpu-manager"]
     (port,) = service["spec"]["ports"]
@@ -352,7 +353,7 @@ def _ports(rules: list[Json]) -> set[Any]:
 
 
 def test_network_policies_open_what_is_used() -> None:
-    """S142 and its ruling: a policy a process, DNS and broker for all, and beyond that what it calls."""
+    """A policy per process: DNS and broker for all, plus what each calls (docs/decisions.md#network-policy)."""
     policies = of_kind(rendered("cluster"), "NetworkPolicy")
     opened = {name.removeprefix("gpu-autoscaler-"): one["spec"] for name, one in policies.items()}
     for name in ("cost-tracker", "shadow"):
@@ -373,8 +374,8 @@ def test_network_policies_open_what_is_used() -> None:
     assert 8080 not in _ports(closed["gpu-autoscaler-scheduler"]["spec"]["egress"])
 
 
-def test_alerts_name_metrics_that_are_there() -> None:
-    """Each expression is about a metric that a service exports, and each alert says what to do."""
+def test_alerts_use_existing_metrics_and_commands() -> None:
+    """Each expression uses an exported metric; each description names only existing commands."""
     exported = {
         name for family in Metrics("scaler").registry.collect() for name in (family.name, f"{family.name}_total")
     }
@@ -383,4 +384,6 @@ def test_alerts_name_metrics_that_are_there() -> None:
         named = set(re.findall(r"\b(?:gpu_autoscaler|dcgm)_\w+", rule["expr"]))
         assert named, rule["alert"]
         assert named <= exported, rule["alert"]
-        assert {"summary", "step"} == set(rule["annotations"])
+        assert {"summary", "description"} == set(rule["annotations"])
+        commands = re.findall(r"gpu-autoscaler ([a-z-]+)", rule["annotations"]["description"])
+        assert set(commands) <= set(app), rule["alert"]

@@ -1,4 +1,4 @@
-"""Whom the chart's selectors find: a label that nobody carries guards, serves and watches nothing, silently."""
+"""Selectors of the chart match pods: a selector without a match fails silently."""
 
 from collections.abc import Iterator
 
@@ -9,22 +9,22 @@ EVERYWHERE = {"system-cluster-critical", "system-node-critical"}  # Kubernetes' 
 
 
 def selected(found: list[Json], labels: Json) -> dict[str, Json]:
-    """What runs pods that carry all of these labels, by name."""
+    """Return workloads whose pods have all of these labels, by name."""
     workloads = of_kind(found, "Deployment", "DaemonSet", "StatefulSet")
     carried = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in workloads.items()}
     return {name: workloads[name] for name, each in carried.items() if labels.items() <= each.items()}
 
 
 def ports(workload: Json) -> Iterator[str | int]:
-    """Ports of its pods, by name and number."""
+    """Yield ports of its pods by name and number."""
     for container in workload["spec"]["template"]["spec"]["containers"]:
         for port in container["ports"]:
             yield from (port["name"], port["containerPort"])
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_budget_is_about_the_pods_of_one_that_has_several(values: str) -> None:
-    """One of them away at most; of one alone there is none, as it would keep a node for ever."""
+def test_each_pod_disruption_budget_selects_a_replicated_workload(values: str) -> None:
+    """At most one pod unavailable; single-replica workloads have none, because it would block node drains."""
     found = rendered(values)
     guarded = set()
     for name, budget in of_kind(found, "PodDisruptionBudget").items():
@@ -38,7 +38,7 @@ def test_a_budget_is_about_the_pods_of_one_that_has_several(values: str) -> None
 
 @pytest.mark.parametrize("values", VALUES)
 def test_a_service_reaches_a_port_that_is_open(values: str) -> None:
-    """On every pod that it selects; else it leads nowhere, now and then."""
+    """On every selected pod."""
     found = rendered(values)
     for name, service in of_kind(found, "Service").items():
         behind = selected(found, service["spec"]["selector"])
@@ -49,7 +49,7 @@ def test_a_service_reaches_a_port_that_is_open(values: str) -> None:
 
 
 def test_prometheus_finds_every_service() -> None:
-    """The monitor selects a Service by its labels and port; behind it are all processes of ours."""
+    """The ServiceMonitor selects a Service that covers all our processes."""
     found = rendered("cluster")
     (monitor,) = of_kind(found, "ServiceMonitor").values()
     wanted, (endpoint,) = monitor["spec"]["selector"]["matchLabels"], monitor["spec"]["endpoints"]
@@ -61,8 +61,8 @@ def test_prometheus_finds_every_service() -> None:
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_priority_that_is_named_is_there(values: str) -> None:
-    """A pod of a class that nobody made is refused by the server."""
+def test_each_named_priority_class_exists(values: str) -> None:
+    """The server refuses pods with an unknown class."""
     found = rendered(values)
     named = {pod["priorityClassName"] for pod in pods(found).values() if "priorityClassName" in pod}
     assert named <= of_kind(found, "PriorityClass").keys() | EVERYWHERE

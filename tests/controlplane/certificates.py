@@ -1,6 +1,6 @@
-"""An authority for one control plane: the server's certificate, those of clients, and the key of service accounts.
+"""Certificate authority of one control plane: server and client certificates, and the service account key.
 
-Made with the machine's `openssl`: certificates of tests alone are no reason for a library.
+Created with `openssl`, so that tests need no library for certificates.
 """
 
 import secrets
@@ -16,13 +16,13 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 class Authority(msgspec.Struct, frozen=True):
-    """Files below one folder; `make` writes them."""
+    """Files below one folder, written by `make`."""
 
     folder: Path
 
     @property
     def certificate(self) -> Path:
-        """What clients trust."""
+        """CA certificate."""
         return self.folder / "authority.crt"
 
     @property
@@ -37,11 +37,11 @@ class Authority(msgspec.Struct, frozen=True):
 
     @property
     def accounts_key(self) -> Path:
-        """Signs the tokens of service accounts."""
+        """Key that signs service account tokens."""
         return self.folder / "accounts.key"
 
     def make(self, address: str) -> None:
-        """Write everything that the server needs, for this address. Skips the test where there is no openssl."""
+        """Write the server's files for this address. Skips the test if openssl is missing."""
         if not shutil.which("openssl"):
             pytest.skip("no openssl on the PATH, so the control plane has no certificates; install the package openssl")
         self.folder.mkdir(parents=True, exist_ok=True)

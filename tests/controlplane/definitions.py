@@ -1,7 +1,7 @@
-"""CustomResourceDefinitions of others, as they were published: fetched by `make controlplane`, kept in the cache alone.
+"""Published CustomResourceDefinitions of other projects, fetched into the cache by `make controlplane`.
 
-Each stands in a Go module; Go's own tool fetches it at the version below and tells the sum of its content, which is
-held against the one that is pinned here.
+Each is part of a Go module. The go command fetches it at the version below; the checksum of its content must equal the
+one that is pinned here.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.controlplane.recipes import CACHE
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A definition, and the module that it stands in."""
+    """A definition and the Go module that contains it."""
 
     module: str  # with its version
     sum: str  # as `go.sum` writes it
@@ -24,7 +24,7 @@ class Published(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> Path:
-        """Where it is kept: another version is another file."""
+        """Cache file; each version has its own."""
         return CACHE / "definitions" / f"{self.module.replace('/', '_')}_{Path(self.path).name}"
 
 
@@ -72,7 +72,7 @@ _FETCH_SECONDS_MAX = 300.0
 
 
 def needed_definition(name: str) -> Path:
-    """Return the file of a definition; skips the test, naming it, where it was not fetched."""
+    """Return the file of a definition. Skips the test if it was not fetched."""
     published = DEFINITIONS[name]
     if not published.file.is_file():
         pytest.skip(f"CustomResourceDefinition {name} is not here ({published.module}); `make controlplane` fetches it")
@@ -80,12 +80,12 @@ def needed_definition(name: str) -> Path:
 
 
 def fetch() -> list[str]:
-    """Fetch what is not here yet; return what could not be, and why, by name."""
+    """Fetch missing definitions. Return errors with the definitions' names."""
     return [f"{name}: {why}" for name, one in DEFINITIONS.items() if (why := _fetch(one)) is not None]
 
 
 def _fetch(published: Published) -> str | None:
-    """Keep the definition. None: it is here."""
+    """Fetch a definition into the cache. Return the error, or None."""
     if published.file.is_file():
         return None
     command = ["go", "mod", "download", "-json", published.module]

@@ -1,4 +1,4 @@
-"""Control planes and those who speak to them, as fixtures. A test module imports what it needs."""
+"""Fixtures of control planes and their clients. Test modules import the ones that they need."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,21 +16,21 @@ from gpu_autoscaler.runtime.clock import Clock
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """An API server with its etcd, for the module: nothing acts on its objects but the tests."""
+    """An API server with etcd for the module, without controllers."""
     with tempfile.TemporaryDirectory(prefix="plane-") as folder, running_plane(Path(folder)) as running:
         yield running
 
 
 @pytest.fixture
 async def outside(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
-    """Everybody else: users, and the kubelets, drivers and controllers that a plane does not have."""
+    """Client for users, kubelets, drivers and controllers that the plane lacks."""
     async with aiohttp.ClientSession() as session:
         yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
 
 
 @pytest.fixture
 async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    """Our client."""
+    """Client under test."""
     client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     yield client
     await client.close()

@@ -1,4 +1,4 @@
-"""JobSet's own controller with its webhooks, as a process beside a control plane: `make controlplane` builds it.
+"""JobSet's own controller with its webhooks, as a process for a control plane. Built by `make controlplane`.
 
 Sources: `main.go`, `api/config/v1alpha1` and `config/components/webhook/manifests.yaml` of sigs.k8s.io/jobset v0.8.0
 (read 2026-11-22). `jobset/go.mod` pins it.
@@ -34,7 +34,7 @@ JOBSET = Recipe(
 
 
 def needed() -> Path:
-    """Return the program; skips the test with what is missing where it is not built."""
+    """Return the program. Skips the test if it is not built."""
     program = JOBSET.folder() / "jobset"
     if not program.is_file():
         pytest.skip(f"no controller of JobSet: {JOBSET.missing() or 'it is not built yet'}; `make controlplane`")
@@ -43,7 +43,7 @@ def needed() -> Path:
 
 @contextlib.contextmanager
 def running(plane: ControlPlane) -> Iterator[None]:
-    """The definition, the controller and its webhooks on this plane."""
+    """Run definition, controller and webhooks on this plane."""
     program = needed()
     plane.kubectl("apply", "--server-side", "-f", str(needed_definition("jobsets.jobset.x-k8s.io")))
     deadline = time.monotonic() + _READY_SECONDS_MAX
@@ -83,7 +83,7 @@ def _settings(webhook: int, health: int, certificates: Path) -> dict[str, Any]:
 
 
 def _webhooks(port: int, plane: ControlPlane) -> Iterator[dict[str, Any]]:
-    """As its manifests have them, at an address instead of a Service."""
+    """Webhook configurations of its manifests, with an address instead of a Service."""
     authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
     groups: dict[str, Any] = {"apiGroups": ["jobset.x-k8s.io"], "apiVersions": ["v1alpha2"], "resources": ["jobsets"]}
     for kind, word in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):

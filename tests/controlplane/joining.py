@@ -1,8 +1,8 @@
-"""Lets the simulated cloud's machines join a real control plane, where KWOK plays their kubelets.
+"""Joins the simulated cloud's machines to a real control plane, with KWOK as their kubelets.
 
-The cloud registers its machines at simcluster's own API. Here they are carried to the real one as they come, get ready,
-show their GPUs and go; and the pods that really run on them are carried back, so that the cloud's exporters tell of
-busy GPUs and its notices meet busy machines. Nothing is decided here.
+The cloud registers its machines at simcluster's own API. Their nodes are copied to the real API server as they change,
+and the pods that run on them are copied back, so that the cloud's exporters report busy GPUs and its notices hit busy
+machines.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _TAINTS_OF_CONTROLLERS = "node.kubernetes.io/"  # the real ones set their own
 
 
 class Joining:
-    """Carries nodes there and pods back, again and again."""
+    """Copies nodes to the cluster and pods back, repeatedly."""
 
     def __init__(self, cloud: KubeHttp, cluster: KubeHttp) -> None:
         self._cloud = cloud
@@ -30,7 +30,7 @@ class Joining:
         self._joined: set[str] = set()  # what was registered there once; deleted by hand it does not come again
 
     async def run(self) -> None:
-        """Carry until cancelled. A machine joins whatever there is to be told of pods."""
+        """Copy until canceled. Errors with pods do not delay joining machines."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._again(self._join))
             group.create_task(self._again(self._carry_pods_back))
@@ -41,7 +41,7 @@ class Joining:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _join(self) -> None:
-        """Carry the machines that are new."""
+        """Join new machines."""
         here = {item["metadata"]["name"]: item for item in (await self._cloud.read(NODES))["items"]}
         there = {item["metadata"]["name"]: item for item in (await self._cluster.read(NODES))["items"]}
         await asyncio.gather(*(self._carry(name, machine, there.get(name)) for name, machine in here.items()))
@@ -49,7 +49,7 @@ class Joining:
             await self._cluster.send("DELETE", f"{NODES}/{name}")
 
     async def _carry(self, name: str, machine: Json, node: Json | None) -> None:
-        """As each kubelet does for itself: machines do not wait for each other."""
+        """Update one machine's node. Machines are independent of each other, as kubelets are."""
         if name not in self._joined:
             self._joined.add(name)
             await self._cluster.made(NODES, _registered(machine))
@@ -92,7 +92,7 @@ class Joining:
 
 
 def _registered(machine: Json) -> Json:
-    """The node as its kubelet registers it: not ready, without GPUs, and nobody's yet."""
+    """Return the node as its kubelet registers it: not ready, without GPUs, without our labels."""
     spec = machine["spec"]
     own = [taint for taint in spec.get("taints") or () if not taint["key"].startswith(_TAINTS_OF_CONTROLLERS)]
     return {
@@ -117,7 +117,7 @@ def _key(item: Json) -> tuple[str, str]:
 
 @contextlib.asynccontextmanager
 async def joined(cloud_url: str, cluster: KubeHttp) -> AsyncIterator[None]:
-    """Machines of this cloud join that cluster while the context is open; an error of it ends the test."""
+    """Join machines of this cloud to that cluster while the context is open. Errors fail the test."""
     async with aiohttp.ClientSession() as session:
         carrying = asyncio.create_task(Joining(KubeHttp(session, cloud_url), cluster).run())
         try:

@@ -1,7 +1,7 @@
-"""A real Kubernetes control plane for tests: etcd, kube-apiserver and what else is asked for, on free loopback ports.
+"""Real Kubernetes control plane for tests: etcd, kube-apiserver and selected parts, on free loopback ports.
 
-Each plane is a cluster of its own below one folder; several run side by side. Nothing of it outlives the tests: all
-its processes stand in a group that ends with the process that started it.
+Each plane is a separate cluster below one folder; several can run at once. Its processes are in a group that ends with
+the process that started it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.controlplane import certificates
 from tests.controlplane.programs import CONTROL_PLANE
 
 from gpu_autoscaler_services.local.child import free_port
-from gpu_autoscaler_services.local.guard import Guard
+from gpu_autoscaler_services.local.reaper import Reaper
 
 Part = Literal["kube-controller-manager", "kube-scheduler", "kwok"]
 EVERYTHING: tuple[Part, ...] = ("kube-controller-manager", "kube-scheduler", "kwok")
@@ -36,7 +36,7 @@ _LOG_CHARACTERS_SHOWN = 2000
 
 
 def needed_programs() -> Path:
-    """Return the folder of the programs; skips the test with what is missing where there are none."""
+    """Return the folder of the programs. Skips the test if they are not built."""
     if CONTROL_PLANE.folder().is_dir():
         return CONTROL_PLANE.folder()
     pytest.skip(f"no Kubernetes control plane: {CONTROL_PLANE.missing() or 'it is not built yet'}; `make controlplane`")
@@ -64,7 +64,7 @@ class ControlPlane:
         self._parts = parts
         self._with_service_accounts = with_service_accounts
         self._api_settings = tuple(api_settings)
-        self._guard = Guard()
+        self._reaper = Reaper()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._etcd_port = self._peer_port = self._port = 0
 
@@ -72,17 +72,17 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Where the API server listens; kept over restarts."""
+        """URL of the API server; unchanged by restarts."""
         return f"https://{LOOPBACK}:{self._port}"
 
     @property
     def authority(self) -> certificates.Authority:
-        """Who signs the server's certificate and, for clients, theirs."""
+        """Authority of the server and client certificates."""
         return certificates.Authority(self.folder / "pki")
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """Trust in this server and in no other."""
+        """TLS context that trusts only this server."""
         return ssl.create_default_context(cafile=str(self.authority.certificate))
 
     def kubeconfig(self, name: str = "admin", user: Mapping[str, Any] | None = None) -> Path:
@@ -104,7 +104,7 @@ class ControlPlane:
         return written.replace(path)
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
-        """Run kubectl as the administrator; return what it says."""
+        """Run kubectl as the administrator and return its output."""
         command = [str(self._programs / "kubectl"), "--kubeconfig", str(self.kubeconfig()), *arguments]
         # HOME: its cache of what the server serves belongs to this plane.
         told = subprocess.run(
@@ -120,7 +120,7 @@ class ControlPlane:
         return told.stdout
 
     def ask(self, path: str) -> tuple[int, Any]:
-        """Read a path as the administrator; status 0 where nobody answers."""
+        """Read a path as the administrator. Status 0 if the connection fails."""
         connection = http.client.HTTPSConnection(LOOPBACK, self._port, context=self.tls, timeout=5)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self.admin_token}"})
@@ -134,8 +134,8 @@ class ControlPlane:
     # ---- life
 
     def start(self) -> None:
-        """Start everything; returns when the API server is ready and has its namespaces."""
-        self._guard.start()
+        """Start all programs. Returns when the API server is ready and has its namespaces."""
+        self._reaper.start()
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self.authority.make(LOOPBACK)
         tokens = self.folder / "tokens.csv"
@@ -158,17 +158,17 @@ class ControlPlane:
             self._wait_controllers()
 
     def stop(self) -> None:
-        """End everything at once: nobody needs what it knew."""
+        """Kill all programs; their state is not needed."""
         for name in list(self._processes):
             self._end(name)
-        self._guard.stop()
+        self._reaper.stop()
 
     def kill(self, name: str) -> None:
         """SIGKILL one program, as a crash would."""
         self._end(name)
 
     def start_api(self) -> None:
-        """Start the API server, on the port that it had before; `wait_ready` waits for it."""
+        """Start the API server on its port. `wait_ready` waits for it."""
         pki = self.authority
         off = [] if self._with_service_accounts else ["--disable-admission-plugins=ServiceAccount"]
         self._spawn(
@@ -193,7 +193,7 @@ class ControlPlane:
         )
 
     def start_part(self, part: Part) -> None:
-        """Start one of the programs that act on the cluster."""
+        """Start a scheduler or controller."""
         kubeconfig = f"--kubeconfig={self.kubeconfig()}"
         quiet = ("--leader-elect=false", "--secure-port=0")
         if part == "kube-scheduler":
@@ -209,7 +209,7 @@ class ControlPlane:
             )
 
     def wait_ready(self) -> None:
-        """Return when the API server is ready and the first namespaces are there."""
+        """Return when the API server is ready and has its first namespaces."""
         deadline = time.monotonic() + READY_SECONDS_MAX
         asked = ("/readyz", "/api/v1/namespaces/kube-system", "/api/v1/namespaces/default")
         for path in asked:
@@ -220,7 +220,7 @@ class ControlPlane:
                 time.sleep(_POLL_SECONDS)
 
     def _wait_controllers(self) -> None:
-        """Return when the controllers do their work: each namespace gets an account from one of them."""
+        """Return when the controllers run: the default service account exists."""
         deadline, process = time.monotonic() + READY_SECONDS_MAX, self._processes["kube-controller-manager"]
         while (answer := self.ask("/api/v1/namespaces/default/serviceaccounts/default"))[0] != 200:
             is_over = process.poll() is not None or time.monotonic() >= deadline
@@ -228,7 +228,7 @@ class ControlPlane:
             time.sleep(_POLL_SECONDS)
 
     def compact(self) -> None:
-        """Forget the history of everything up to now, as etcd does every five minutes."""
+        """Compact the history up to now, as the API server does every five minutes."""
         revision = self._ask_etcd("/v3/maintenance/status")["header"]["revision"]
         self._ask_etcd("/v3/kv/compaction", {"revision": revision, "physical": True})
 
@@ -267,7 +267,7 @@ class ControlPlane:
                 stderr=log,
                 cwd=self.folder,
                 env={"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder)},
-                process_group=self._guard.process_group,
+                process_group=self._reaper.process_group,
             )
         self.pids[name] = self._processes[name].pid
 
@@ -279,12 +279,12 @@ class ControlPlane:
 
 
 class _Ended(RuntimeError):
-    """A program ended while it was waited for."""
+    """A program ended while it was starting."""
 
 
 @contextlib.contextmanager
 def running_plane(folder: Path, parts: Collection[Part] = (), **settings: Any) -> Iterator[ControlPlane]:  # noqa: ANN401 - as `ControlPlane`
-    """A started control plane; all of it is ended afterwards."""
+    """Run a control plane and stop it afterwards."""
     plane = ControlPlane(folder, parts=parts, **settings)
     try:
         plane.start()

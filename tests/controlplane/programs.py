@@ -1,6 +1,6 @@
-"""The programs of a real Kubernetes control plane, built from their Go modules: `make controlplane`.
+"""Programs of a real Kubernetes control plane, built from their Go modules by `make controlplane`.
 
-`module/go.mod` pins their versions. It takes minutes, and about 5 GB of Go's own cache. Fixtures start them
+`module/go.mod` pins their versions. The build takes minutes and about 5 GB of Go's cache. Fixtures start them
 (`tests/controlplane/plane.py`).
 """
 
@@ -14,14 +14,14 @@ MODULE = Path(__file__).parent / "module"
 
 
 def version() -> str:
-    """Return the version of Kubernetes that is pinned, as v1.36.3."""
+    """Return the pinned Kubernetes version, as v1.36.3."""
     found = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", (MODULE / "go.mod").read_text(), re.MULTILINE)
     assert found, "go.mod does not require k8s.io/kubernetes"
     return found[1]
 
 
 def link_flags() -> str:
-    """Kubernetes' programs learn their version from the linker; without it the server says v0.0.0-master."""
+    """Return linker flags that set the programs' version; without them it is v0.0.0-master."""
     git_version = version()
     major, minor, *_ = git_version.removeprefix("v").split(".")
     told = {"gitVersion": git_version, "gitMajor": major, "gitMinor": minor}

@@ -1,7 +1,6 @@
-"""Programs that tests need and no package index has: built from their Go modules, once for each state of the pins.
+"""Programs for tests that no package index has, built from their Go modules once per version of the pins.
 
-`go.mod` and `go.sum` pin versions and nothing else; what is built lands in a cache outside of the repository, so that
-a second call only looks.
+`go.mod` and `go.sum` pin the versions. Programs are kept in a cache outside of the repository and reused.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ _PINS = ("go.mod", "go.sum")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What is built, from which pins, and what it is called in messages."""
+    """What is built, from which pins, and its name in messages."""
 
     name: str  # the folder in the cache begins with it
     words: str
@@ -38,12 +37,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, tuple[str, str]] = {}
 
     def folder(self) -> Path:
-        """Return where the programs of these very pins are, or would be."""
+        """Return the folder of the programs of these pins."""
         digest = hashlib.sha256(b"".join((self.module / name).read_bytes() for name in _PINS)).hexdigest()[:16]
         return CACHE / f"{self.name}-{digest}"
 
     def missing(self) -> str | None:
-        """Return what keeps it from being built, with the next step; None: nothing does, or it is there."""
+        """Return why it cannot be built, with the next step; None if it can be or is built."""
         if self.folder().is_dir():
             return None
         if not shutil.which("go"):
@@ -55,7 +54,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def build(self) -> Path:
-        """Return the folder, built if it is not there yet. It appears whole or not at all, also when several build."""
+        """Build if necessary and return the folder. It is created atomically, also by concurrent builds."""
         target = self.folder()
         CACHE.mkdir(parents=True, exist_ok=True)
         with (CACHE / f"{self.name}.lock").open("w") as lock:

@@ -1,6 +1,6 @@
-"""A real Kubernetes API for tests: the one named in the environment, or a control plane of this machine.
+"""Real Kubernetes API for tests: the one of the environment, or a control plane on this machine.
 
-Where neither can be had, tests that need one are skipped with a sentence that says what to do.
+If neither is available, tests that need one are skipped with the next step.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ENVIRONMENT = "GPU_AUTOSCALER_CONTROLPLANE"
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kubernetes API, and how to be let in."""
+    """A Kubernetes API and its credentials."""
 
     url: str
     token: str | None = None

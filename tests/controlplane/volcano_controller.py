@@ -1,6 +1,6 @@
-"""Volcano's own controllers, as a process beside a control plane: `make controlplane` builds them.
+"""Volcano's own controllers, as a process for a control plane. Built by `make controlplane`.
 
-Its scheduler and webhooks do not run here: whoever tests lets the PodGroup in and binds the pods. Source:
+Its scheduler and webhooks do not run: the tests admit the PodGroup and bind the pods. Source:
 `cmd/controller-manager/app/options/options.go` of volcano.sh/volcano v1.10.0 (read 2026-11-22). `volcano/go.mod` pins
 it.
 """
@@ -36,7 +36,7 @@ _SERVED = {
 
 
 def needed() -> Path:
-    """Return the program; skips the test with what is missing where it is not built."""
+    """Return the program. Skips the test if it is not built."""
     program = VOLCANO.folder() / "controller-manager"
     if not program.is_file():
         pytest.skip(f"no controllers of Volcano: {VOLCANO.missing() or 'they are not built yet'}; `make controlplane`")
@@ -45,7 +45,7 @@ def needed() -> Path:
 
 @contextlib.contextmanager
 def running(plane: ControlPlane) -> Iterator[None]:
-    """The definitions and the controllers on this plane."""
+    """Run definitions and controllers on this plane."""
     program = needed()
     for name in _SERVED:
         plane.kubectl("apply", "--server-side", "-f", str(needed_definition(name)))

@@ -1,4 +1,4 @@
-"""Each cloud's driver in the whole system: killed in the middle of a launch, with lost answers."""
+"""Each cloud's driver in the whole system: the buyer is killed during a launch, with lost responses."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ from gpu_autoscaler_services.local.system import CloudName, ExternalSystems
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 QUIET_SECONDS_MAX = 240.0
 
-# The call that buys, by cloud.
+# Launch call by cloud.
 LAUNCHES: dict[CloudName, str] = {
     "aws": "RunInstances",
     "azure": "VirtualMachines_CreateOrUpdate",
@@ -30,7 +30,7 @@ LAUNCHES: dict[CloudName, str] = {
 
 @asynccontextmanager
 async def bought_from(cloud: CloudName, folder: Path) -> AsyncIterator[Running]:
-    """A whole system whose nodes are bought by this cloud's API."""
+    """A whole system that buys nodes through this cloud's API."""
     if cloud == "aws":
         moto_or_skip()
     if cloud == "gcp":
@@ -53,14 +53,14 @@ def request(number: int, *, gpus: int = 1, run_seconds: float = 300.0) -> JobReq
 
 
 async def misbehave(cluster: Running, **fault: object) -> None:
-    """Let calls to the cloud meet with this."""
+    """Inject a fault into calls to the cloud."""
     url = f"{cluster.system.cloud_url}/admin/faults"
     async with aiohttp.ClientSession() as session, session.post(url, json=fault) as answer:
         assert answer.status == 200, await answer.text()
 
 
 def kept(report: Report, jobs_count: int) -> None:
-    """Every promise was kept (none bought twice or left over, the bill adds up), and every job completed."""
+    """Assert that every promise was kept and every job completed."""
     assert report.broken_promises == ()
     assert report.jobs_completed == jobs_count
     assert report.nodes_bought == report.nodes_removed
@@ -68,14 +68,14 @@ def kept(report: Report, jobs_count: int) -> None:
 
 
 @pytest.mark.parametrize("cloud", LAUNCHES)
-async def test_killed_with_answers_lost_it_buys_nothing_twice(cloud: CloudName, tmp_path: Path) -> None:
-    """Launches are done and not told, the next ones are slow, and whoever buys dies in the middle of them."""
+async def test_a_buyer_killed_with_lost_responses_buys_nothing_twice(cloud: CloudName, tmp_path: Path) -> None:
+    """Responses of launches are lost, the next launches are slow, and the buying process is killed during them."""
     call = LAUNCHES[cloud]
     async with bought_from(cloud, tmp_path) as cluster:
         await misbehave(cluster, kind="lost", call=call, left_count=2)
         await misbehave(cluster, kind="slow", call=call, wait_seconds=1.0, left_count=3, passed_count=2)
         for number in range(4):
-            await cluster.script.request(request(number), "nats")
+            await cluster.player.submit(request(number), "nats")
         await cluster.until(lambda record: record.count(ScalingNodeLaunched) >= 1, "a launch", 120.0)
         await cluster.kill("scaler")
         await cluster.until(lambda record: record.count(JobStarted) >= 1, "a job that runs", 120.0)

@@ -1,4 +1,4 @@
-"""The command line against a running system, as subprocesses: what it shows, where, and how it ends."""
+"""The command line against a running system, as subprocesses: output and exit codes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Stage:
         self.job_id = job_id
 
     async def run(self, *tokens: str) -> Said:
-        """One command line that ends well and has no words besides its data."""
+        """Run a command that succeeds without messages."""
         said = await cli(self.cluster, *tokens)
         assert (said.code, said.err) == (Exit.OK, ""), tokens
         return said
@@ -42,7 +42,7 @@ class Stage:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    """Submitted and waited for by commands."""
+    """A system with a job that was submitted and awaited by commands."""
     async with running(tmp_path_factory.mktemp("commands")) as cluster:
         submitted = await cli(cluster, *SUBMIT, *T4, "-o", "name", "--", "python", "train.py", "--epochs", "3")
         assert submitted.code == Exit.OK, submitted.err
@@ -57,18 +57,18 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 @pytest.mark.parametrize(
     ("command", "columns"),
     [
-        (["status"], ["GPUs", "jobs", "price an hour", "last plan"]),
+        (["status"], ["GPUs", "jobs", "price per hour", "last plan"]),
         (["nodes"], ["NAME", "PHASE", "TYPE", "ZONE", "GPUS", "PRICE/H"]),
         (["jobs", "list"], ["JOB ID", "NAME", "PROJECT", "STATUS", "GPUS", "NODES"]),
-        (["plans"], ["PLAN", "AT", "WHAT", "ABOUT", "WHY"]),
+        (["plans"], ["PLAN", "AT", "ACTION", "SUBJECT", "REASON"]),
         (["events", "--subject", "job.>"], ["TIME", "TYPE", "ID", "SOURCE"]),
-        (["cost"], ["WHAT", "ALLOCATED", "IDLE", "all of it"]),
+        (["cost"], ["SCOPE", "ALLOCATED", "IDLE", "total"]),
         (["dead-letters", "list"], ["LETTER", "SUBJECT", "REASON"]),
     ],
     ids=lambda value: value[0] if value and value[0].islower() else "",
 )
-async def test_every_view_has_every_form(stage: Stage, command: list[str], columns: list[str]) -> None:
-    """A table for people; JSON and YAML that say the same; names, one a line."""
+async def test_every_view_has_every_format(stage: Stage, command: list[str], columns: list[str]) -> None:
+    """Table, JSON and YAML with the same data; names, one per line."""
     table = await stage.run(*command)
     names = await stage.run(*command, "-o", "name")
 
@@ -80,7 +80,7 @@ async def test_every_view_has_every_form(stage: Stage, command: list[str], colum
 
 
 async def test_the_numbers_are_those_of_the_cluster(stage: Stage) -> None:
-    """One T4, busy with one job, on one node that costs something."""
+    """One T4, used by one job, on one node with a price."""
     status = (await stage.run("status", "-o", "json")).json
     (node,) = (await stage.run("nodes", "-o", "json")).json["items"]
     job = (await stage.run("jobs", "show", stage.job_id, "-o", "json")).json
@@ -91,35 +91,33 @@ async def test_the_numbers_are_those_of_the_cluster(stage: Stage) -> None:
     assert (job["status"], job["node_names"]) == ("running", [node["name"]])
 
 
-async def test_why_leads_back_to_the_job_that_asked(stage: Stage) -> None:
-    """The same first cause and the same purchase, whether one asks for the job, its pod, or the node."""
+async def test_why_leads_back_to_the_requesting_job(stage: Stage) -> None:
+    """Job, pod and node have the same first cause and the same purchase."""
     (node,) = (await stage.run("nodes", "-o", "json")).json["items"]
     pod = node["pods"][0]["pod"]
     for kind, name in (("job", stage.job_id), ("job", "train"), ("pod", pod), ("node", node["name"])):
-        _, _, *story = (await stage.run("why", kind, name)).lines  # after what holds now, and an empty line
-        steps = ("asked for job train with 1 T4 GPU", "was accepted", "Buy ", "offers considered", "The cloud made")
+        _, _, *story = (await stage.run("why", kind, name)).lines  # after the current state and an empty line
+        steps = ("requested job train with 1 T4 GPU", "was accepted", "Buy ", "selected from", "The cloud launched")
         told = "\n".join(story)
         assert [step for step in steps if step not in told] == []
         assert "Project research" in story[0]
         assert (await stage.run("why", kind, name, "-o", "json")).json["sentences"][: len(story)] == story
 
 
-async def test_every_plan_is_made_again_byte_for_byte(stage: Stage) -> None:
-    """And by another policy, or of another name, it is said why that proves nothing."""
+async def test_every_plan_is_recomputed_byte_for_byte(stage: Stage) -> None:
+    """An unknown plan has its own exit code."""
     await asyncio.sleep(2)
     plan_ids = [fact.plan_id for fact, _ in stage.cluster.record.of(ScalingPlanMade)]
     assert plan_ids
     for plan_id in plan_ids:
-        assert f"{plan_id}: equal, byte for byte" in (await stage.run("recompute", plan_id)).out
+        assert f"{plan_id}: equal byte for byte" in (await stage.run("recompute", plan_id)).out
     unknown = await cli(stage.cluster, "recompute", "nothing")
     assert (unknown.code, unknown.out) == (Verdict.UNKNOWN_PLAN, "")
     assert "no plan 'nothing'" in unknown.err
 
 
-async def test_a_plan_of_another_policy_has_its_own_code(
-    stage: Stage, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The difference would say nothing about the code."""
+async def test_another_policy_has_its_own_exit_code(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A difference would prove nothing about the code."""
     path = tmp_path_factory.mktemp("policy") / "policy.toml"
     path.write_text(f"max_gpus_per_job = {DEFAULT_POLICY.max_gpus_per_job + 1}\n", encoding="utf-8")
     plan_id = next(fact.plan_id for fact, _ in stage.cluster.record.of(ScalingPlanMade))
@@ -131,11 +129,11 @@ async def test_a_plan_of_another_policy_has_its_own_code(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "code", "words"),
+    ("tokens", "code", "phrase"),
     [
-        (["jobs", "show", "nobody"], Exit.NOT_FOUND, "no job 'nobody'"),
-        (["jobs", "cancel", "nobody"], Exit.NOT_FOUND, "no job 'nobody'"),
-        (["why", "node", "nobody"], Exit.NOT_FOUND, "no node 'nobody' is known"),
+        (["jobs", "show", "nobody"], Exit.NOT_FOUND, "job 'nobody' not found"),
+        (["jobs", "cancel", "nobody"], Exit.NOT_FOUND, "job 'nobody' not found"),
+        (["why", "node", "nobody"], Exit.NOT_FOUND, "no node with name or id 'nobody'"),
         (["why", "cat", "nobody"], Exit.USAGE, "cat"),
         (["jobs", "list", "--state", "dreaming"], Exit.USAGE, "state: Invalid enum value 'dreaming'\n"),
         ([*SUBMIT, "--gpus", "-1"], Exit.USAGE, "gpu_requirements.gpu_count: is -1"),
@@ -148,19 +146,17 @@ async def test_a_plan_of_another_policy_has_its_own_code(
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )
-async def test_what_goes_wrong_is_said_on_stderr_with_a_code(
-    stage: Stage, tokens: list[str], code: Exit, words: str
-) -> None:
-    """Nothing of it is data, and no traceback is shown."""
+async def test_errors_are_on_stderr_with_an_exit_code(stage: Stage, tokens: list[str], code: Exit, phrase: str) -> None:
+    """Stdout stays empty, and no traceback is shown."""
     said = await cli(stage.cluster, *tokens)
 
     assert (said.code, said.out) == (code, "")
-    assert words in said.err
+    assert phrase in said.err
     assert "Traceback" not in said.err
 
 
-async def test_a_job_that_is_cancelled_was_waited_for_in_vain(stage: Stage) -> None:
-    """Waiting has its own code for time that is up, and another for a job that ended otherwise."""
+async def test_waiting_for_a_cancelled_job_fails(stage: Stage) -> None:
+    """A time-out and another final state have different exit codes."""
     job_id = (await stage.run(*SUBMIT, *T4, "-o", "name")).out.strip()
     late = await cli(stage.cluster, "jobs", "wait", job_id, "--timeout", "0.5")
     cancelled = await cli(stage.cluster, "jobs", "cancel", job_id, "-o", "name")

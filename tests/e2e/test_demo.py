@@ -1,4 +1,4 @@
-"""The demo as a user runs it: the story, and a real trace, each with every promise kept."""
+"""The demo as a user runs it: the scenario and a real trace, each with every promise kept."""
 
 import os
 from pathlib import Path
@@ -22,18 +22,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600
 
 
 @pytest.mark.parametrize("cloud", get_args(CloudName))
-async def test_the_story_is_told_and_every_promise_kept(cloud: CloudName, tmp_path: Path) -> None:
-    """Jobs run, a refusal goes elsewhere, a notice is answered, the cluster ends empty, the money adds up; whoever's
-    API the nodes are bought by.
-    """
+async def test_the_scenario_keeps_every_promise(cloud: CloudName, tmp_path: Path) -> None:
+    """Jobs run, a refusal is answered elsewhere, a notice is handled, the cluster ends empty, costs equal the bill."""
     if cloud == "aws":
         moto_or_skip()
     if cloud == "gcp":
         discovery_or_skip()
-    told: list[str] = []
+    lines: list[str] = []
     reports: list[Report] = []
     options = DemoOptions(folder=tmp_path / "demo", gateway_port=0, cloud=cloud)
-    await run_demo(options, told.append, on_report=reports.append)
+    await run_demo(options, lines.append, on_report=reports.append)
     (report,) = reports
     assert report.broken_promises == ()
     assert (report.jobs_requested, report.jobs_finished) == (JOBS_COUNT, JOBS_COUNT)
@@ -42,16 +40,16 @@ async def test_the_story_is_told_and_every_promise_kept(cloud: CloudName, tmp_pa
     assert report.notices_answered == report.notices_received == 1
     assert report.nodes_bought == report.nodes_removed
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
-    assert any("NOTICE" in line for line in told)
+    assert any("NOTICE" in line for line in lines)
     prefix = {"gcp": "gce://fake-project/"}.get(cloud, f"{cloud}:///")
-    assert any(f"the cloud made {prefix}" in line for line in told)
+    assert any(f"the cloud launched {prefix}" in line for line in lines)
     written = msgspec.json.decode((tmp_path / "demo" / "report.json").read_bytes(), type=Report)
     assert written == report
 
 
 @pytest.mark.skipif(not TRACE.is_dir(), reason=f"openb trace: no folder {TRACE}; set GPU_AUTOSCALER_TRACES")
 async def test_500_pods_of_a_real_trace_all_run(tmp_path: Path) -> None:
-    """Every pod of the trace's end that can ever fit runs to its end, 600 times faster than it did."""
+    """Every feasible pod from the end of the trace runs to completion, 600 times faster."""
     options = DemoOptions(
         folder=tmp_path / "demo", gateway_port=0, trace=f"openb:{TRACE}", pods=PODS_COUNT, speed=SPEED
     )

@@ -1,4 +1,4 @@
-"""The doors that strangers use, on real processes: what is right comes in once, what is wrong is set aside by name."""
+"""Inputs for other programs on real processes: valid messages are accepted once, invalid ones become dead letters."""
 
 import asyncio
 import json
@@ -38,9 +38,9 @@ MEBIBYTE = 2**20
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    """One system for all of this module; in the end every process is the one that was started."""
+    """One system for this module; no process restarts until the end."""
     async with running(tmp_path_factory.mktemp("door")) as started:
-        # Until offers were seen, nobody can say that no node has so many GPUs.
+        # Until offers are known, a request cannot be rejected for its GPU count.
         await started.until(lambda record: record.count(SpotOffersSampled) > 0, "offers")
         yield started
         assert {name: child.starts_count for name, child in started.system.children.items()} == dict.fromkeys(
@@ -49,12 +49,12 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 
 def queued(record: Record, event_id: str) -> int:
-    """How often the request of this event was accepted."""
+    """Return how often the request of this event was accepted."""
     return sum(fact.job_id == job_id_of(None, event_id) for fact, _ in record.of(JobQueued))
 
 
-async def test_a_program_without_our_package_asks_once(cluster: Running, tmp_path: Path) -> None:
-    """As an event and as a bare body; the same id again, over another connection or over the same, is the same job."""
+async def test_a_program_without_our_package_submits_once(cluster: Running, tmp_path: Path) -> None:
+    """As an event and as a bare body; a repeated id, over any connection, is the same job."""
     path = tmp_path / "request.json"
     path.write_text(json.dumps(BODY), encoding="utf-8")
     said = [
@@ -67,7 +67,7 @@ async def test_a_program_without_our_package_asks_once(cluster: Running, tmp_pat
     await cluster.until(lambda record: queued(record, "as-event") + queued(record, "as-body") >= 2, "both accepted")
     client = Client()
     await client.connect(cluster.system.nats_url)
-    for message_id in ("repeat-1", "repeat-2"):  # the broker takes them for two messages: the event's id still counts
+    for message_id in ("repeat-1", "repeat-2"):  # two messages for the broker, but one event id
         await client.jetstream().publish(
             JobRequested.subject_root(), event("as-event", BODY), headers={"Nats-Msg-Id": message_id}
         )
@@ -77,17 +77,17 @@ async def test_a_program_without_our_package_asks_once(cluster: Running, tmp_pat
 
 
 async def until_answered(cluster: Running, event_id: str) -> None:
-    """Ask for one more job and wait for its acceptance: whatever was published before has had its turn."""
+    """Submit another job and wait for its acceptance, so that earlier messages are processed."""
     await publish(cluster, "job.requested", event(event_id, BODY), event_id)
     await cluster.until(lambda record: queued(record, event_id) == 1, f"{event_id} accepted")
 
 
 async def test_a_subscriber_without_our_package_reads_decisions_by_schema(cluster: Running) -> None:
-    """Each event of `scaling.>` is what its schema says, checked by a program that knows nothing else."""
+    """Each event of `scaling.>` matches its schema, validated by an independent program."""
     await cluster.until(lambda record: record.count(ScalingNodeLaunched) > 0, "a node")
     count = sum(cluster.record.count(kind) for kind in (ScalingPlanMade, ScalingNodeOrdered, ScalingNodeLaunched))
 
-    heard = await example(cluster, "hear_scaling.py", "--schemas", str(SCHEMAS), "--count", str(count))
+    heard = await example(cluster, "watch_scaling.py", "--schemas", str(SCHEMAS), "--count", str(count))
 
     assert (heard.code, heard.err) == (0, "")
     types = {json.loads(line)["type"] for line in heard.lines}
@@ -100,11 +100,11 @@ def gpus(**changes: object) -> dict[str, Any]:
 
 
 def bare(document: object) -> bytes:
-    """The document as JSON, also where it is none by the letter (NaN)."""
+    """Return the document as JSON, with NaN allowed."""
     return json.dumps(document).encode()
 
 
-# name -> subject, payload, what the dead letter says: the field where there is one, and the reason
+# name -> subject, payload, text of the dead letter
 WRONG: dict[str, tuple[str, bytes, str]] = {
     "no-json": ("job.requested", b"please run my job", "JSON is malformed"),
     "no-object": ("job.requested", b"[1, 2]", "Expected `object`, got `array`"),
@@ -159,8 +159,8 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-async def test_what_is_wrong_is_set_aside_by_name_and_the_next_job_is_accepted(cluster: Running) -> None:
-    """Each of them is a dead letter with field and reason; one that asked for a job is also told so on the bus."""
+async def test_invalid_messages_become_dead_letters_and_the_next_job_is_accepted(cluster: Running) -> None:
+    """Each dead letter has field and reason; an invalid job request is also rejected on the bus."""
     refused_before = await set_aside_count(cluster)
     for name, (subject, payload, _) in WRONG.items():
         await publish(cluster, subject, payload, name)
@@ -176,17 +176,17 @@ async def test_what_is_wrong_is_set_aside_by_name_and_the_next_job_is_accepted(c
         assert letters[name]["subject"] == subject
         assert reason in letters[name]["reason"], name
     assert await set_aside_count(cluster) - refused_before >= len(WRONG)
-    await cluster.until(lambda record: "negative" in rejected(record), "it is told so on the bus")
+    await cluster.until(lambda record: "negative" in rejected(record), "it is rejected on the bus")
     assert rejected(cluster.record)["negative"] == ["members"]
 
 
 def rejected(record: Record) -> dict[str | None, list[str]]:
-    """Fields with mistakes, by the request that was rejected."""
-    return {fact.request_id: [one.field for one in fact.mistakes] for fact, _ in record.of(JobRejected)}
+    """Return invalid fields by rejected request."""
+    return {fact.request_id: [one.field for one in fact.violations] for fact, _ in record.of(JobRejected)}
 
 
 async def letters_by_message(cluster: Running, names: set[str], seconds_max: float = 60) -> dict[str, dict[str, Any]]:
-    """Dead letters by the id of their message, as the command line lists them, once there is one of each name."""
+    """Return dead letters by message id, as the command line lists them, once all are there."""
     async with asyncio.timeout(seconds_max):
         while True:
             listed = await cli(cluster, "dead-letters", "list", "-o", "json", "--limit", "1000")
@@ -197,7 +197,7 @@ async def letters_by_message(cluster: Running, names: set[str], seconds_max: flo
 
 
 async def set_aside_count(cluster: Running) -> float:
-    """What the scheduler counts as set aside."""
+    """Return the scheduler's count of dead letters."""
     url = cluster.system.children["scheduler"].ready_url.replace("/readyz", "/metrics")
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         text = await answer.text()
@@ -209,8 +209,8 @@ async def set_aside_count(cluster: Running) -> float:
     )
 
 
-async def test_what_is_too_large_is_refused_by_the_broker(cluster: Running) -> None:
-    """By the stream, or by the server: the publisher hears of it, and nothing of it is stored."""
+async def test_an_oversized_message_is_refused_by_the_broker(cluster: Running) -> None:
+    """By the stream or by the server: the publisher gets an error, and nothing is stored."""
     with pytest.raises(nats.js.errors.APIError, match="message size exceeds maximum allowed"):
         await publish(cluster, "job.requested", b"x" * (MESSAGE_BYTES_MAX + 1))
     with pytest.raises(nats.errors.MaxPayloadError):
@@ -218,15 +218,15 @@ async def test_what_is_too_large_is_refused_by_the_broker(cluster: Running) -> N
     await until_answered(cluster, "after-too-large")
 
 
-async def test_an_id_that_is_taken_by_another_body_is_refused(cluster: Running) -> None:
-    """The first request is the job; the second one is told so and changes nothing of it."""
+async def test_a_used_id_with_another_body_is_refused(cluster: Running) -> None:
+    """The first request is the job; the second one is rejected and does not change it."""
     await until_answered(cluster, "taken")
     await publish(cluster, "job.requested", event("taken", request_body("another")), "taken-again")
 
     letters = await letters_by_message(cluster, {"taken-again"})
 
     job_id = job_id_of(None, "taken")
-    assert f"job_id: '{job_id}' is taken by another request" in letters["taken-again"]["reason"]
+    assert f"job_id: '{job_id}' is taken by a request with another body" in letters["taken-again"]["reason"]
     shown = await cli(cluster, "jobs", "show", job_id, "-o", "json")
     assert shown.json["job_name"] == "train"
     await cluster.until(
@@ -234,8 +234,8 @@ async def test_an_id_that_is_taken_by_another_body_is_refused(cluster: Running) 
     )
 
 
-async def test_a_dead_letter_is_sent_again_when_what_was_wrong_is_mended(cluster: Running) -> None:
-    """A cancel that came before its job."""
+async def test_a_dead_letter_is_resubmitted_after_its_cause_is_fixed(cluster: Running) -> None:
+    """A cancellation that arrived before its job."""
     cancel = event("cancel-early", {"job_id": "early"}, type="job.cancel_requested.v1")
     await publish(cluster, "job.cancel_requested", cancel, "cancel-early")
     letter = (await letters_by_message(cluster, {"cancel-early"}))["cancel-early"]
@@ -286,7 +286,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 async def test_the_gateway_names_field_and_reason(
     cluster: Running, method: str, path: str, body: bytes | None, headers: dict[str, str], status: int, said: str
 ) -> None:
-    """Every refusal is a problem document."""
+    """Every error is a problem document."""
     answer = await ask(cluster, method, path, body, headers)
 
     assert (answer.status, answer.content_type) == (status, "application/problem+json")
@@ -294,8 +294,8 @@ async def test_the_gateway_names_field_and_reason(
     assert answer.body["status"] == status
 
 
-async def test_the_gateway_takes_a_request_once(cluster: Running) -> None:
-    """The same key with the same body is one job; with another body, or an id that is taken, it is a conflict."""
+async def test_the_gateway_accepts_a_request_once(cluster: Running) -> None:
+    """The same key with the same body is one job; with another body, or a used id, it is a conflict."""
     key = {"Idempotency-Key": "outside-1"}
     first, again = [await ask(cluster, "POST", JOBS, bare(BODY), key) for _ in range(2)]
     other = await ask(cluster, "POST", JOBS, bare(request_body("other")), key)

@@ -31,7 +31,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.local.system import ExternalSystems
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -56,10 +56,10 @@ async def bought_by_karpenter(
     limits: Mapping[str, str] | None = None,
     limited: Sequence[Json] = (),
 ) -> AsyncIterator[tuple[Running, KubeHttp]]:
-    """A control plane with Karpenter, and our processes that buy by it. `gone`: types that stand in our file, and that
+    """A control plane with Karpenter, and our processes that buy by it. `gone`: types that are in our file, and that
     its cloud does not know. `has_accounts`: each under its own account of the chart, and the server writes down who
     calls what. `limits`: of a NodePool that is Karpenter's own; None: it has none. `limited`: NodePools whose limits
-    are ours to write, instead of claims."""
+    are managed by us, instead of claims."""
     needed_karpenter()
     options, policy = options_in(folder, [*TYPES, *gone]), folder / "policy.toml"
     policy.write_text(POLICY)
@@ -89,13 +89,13 @@ async def bought_by_karpenter(
 
 
 def gpu_job(name: str, *, gpus: int, count: int = 1) -> Json:
-    """A user's Job, of which we see nothing but pods that nobody can place."""
+    """A user's Job, visible to us only through its unschedulable pods."""
     tolerations = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
     return job(name, gpus=gpus, completions=count, parallelism=count, template=tolerations)
 
 
 def placed(answer: Json) -> dict[str, str]:
-    """Pods that run -> their nodes."""
+    """Return running pods -> their nodes."""
     return {
         item["metadata"]["name"]: item["spec"]["nodeName"]
         for item in answer.get("items", ())
@@ -104,7 +104,7 @@ def placed(answer: Json) -> dict[str, str]:
 
 
 def alive(answer: Json) -> list[Json]:
-    """Claims that have, or may come to have, an instance."""
+    """Return claims that have or may get an instance."""
     return [
         item
         for item in answer.get("items", ())
@@ -113,7 +113,7 @@ def alive(answer: Json) -> list[Json]:
 
 
 async def until_claimed(kube: KubeHttp, count: int) -> None:
-    """Wait for so many claims."""
+    """Wait for this number of claims."""
     await kube.until(CLAIMS, lambda answer: len(answer["items"]) >= count, SECONDS_MAX)
 
 
@@ -122,14 +122,14 @@ async def finished(kube: KubeHttp, name: str) -> None:
     await kube.send("DELETE", f"{JOBS}/{name}", {"propagationPolicy": "Background"})
 
 
-async def test_pods_wait_claims_are_made_and_all_goes_when_it_is_idle(tmp_path: Path) -> None:
+async def test_pending_pods_get_claims_and_idle_nodes_are_removed(tmp_path: Path) -> None:
     """Unschedulable -> NodeClaims of ours -> nodes -> Running -> idle -> no instance, no node."""
     async with bought_by_karpenter(tmp_path) as (_, kube):
         await play(kube)
 
 
-async def test_a_node_pool_without_gpus_buys_nothing_beside_us(tmp_path: Path) -> None:
-    """As `doctor` advises it: the limit keeps Karpenter itself from the pods that we buy for."""
+async def test_a_node_pool_without_gpus_launches_nothing(tmp_path: Path) -> None:
+    """As `doctor` recommends: the limit keeps Karpenter from launching nodes for the same pods."""
     async with bought_by_karpenter(tmp_path, limits={"nvidia.com/gpu": "0"}) as (_, kube):
         await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
         await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
@@ -138,12 +138,12 @@ async def test_a_node_pool_without_gpus_buys_nothing_beside_us(tmp_path: Path) -
         assert all("gpu-autoscaler.io/action-id" in claim["metadata"]["labels"] for claim in claims)
 
 
-async def test_the_rights_of_the_chart_are_enough(tmp_path: Path) -> None:
-    """The same story, each service under its own account: nobody is refused anything, and only the scaler claims."""
+async def test_the_permissions_of_the_chart_suffice(tmp_path: Path) -> None:
+    """The same scenario with each service under its own account: no refusal, and only the scaler creates claims."""
     tool("helm")
     async with bought_by_karpenter(tmp_path, has_accounts=True) as (_, kube):
         await play(kube)
-    told = {service.name: seen(tmp_path, service.name) for service in SERVICES}
+    told = {service.name: seen(tmp_path, service.name) for service in services()}
     assert {name for name, each in told.items() if each.refused} == set()
     claiming = {name for name, each in told.items() if any(call[1] == "nodeclaims" for call in each.calls)}
     assert claiming == {"scaler"}
@@ -152,7 +152,7 @@ async def test_the_rights_of_the_chart_are_enough(tmp_path: Path) -> None:
     assert ("get", "kwoknodeclasses", "karpenter.kwok.sh") in told["spot_watcher"].calls
 
 
-async def test_karpenter_makes_what_we_allow_and_no_more(tmp_path: Path) -> None:
+async def test_karpenter_launches_what_the_limits_allow(tmp_path: Path) -> None:
     """Mode limits, under the chart's accounts: a user's pods wait, the pool's limit goes up by a machine each, and
     Karpenter makes them; idle, the limit goes down and then the nodes. A gang of our queue is held until its nodes are
     there, so no pod of it waits: told by name, and nothing is allowed for it."""
@@ -181,11 +181,11 @@ async def test_karpenter_makes_what_we_allow_and_no_more(tmp_path: Path) -> None
             resources=ResourceRequest(cpu="2", memory="8Gi", ephemeral_storage="1Gi"),
             members=2,
         )
-        await cluster.script.request(gang, "rest")
+        await cluster.player.submit(gang, "rest")
         await cluster.until(is_refused_by_name, "the gang is not bought for", SECONDS_MAX)
         assert (await kube.read(f"{POOLS}/gpu"))["spec"]["limits"] == {GPU: "0"}
         assert alive(await kube.read(CLAIMS)) == []
-    told = {service.name: seen(tmp_path, service.name) for service in SERVICES}
+    told = {service.name: seen(tmp_path, service.name) for service in services()}
     assert {name for name, each in told.items() if each.refused} == set()
     verbs = {verb for verb, resource, _ in told["scaler"].calls if resource == "nodepools"}
     assert verbs == {"get", "patch"}
@@ -193,8 +193,8 @@ async def test_karpenter_makes_what_we_allow_and_no_more(tmp_path: Path) -> None
 
 
 def is_refused_by_name(record: Record) -> bool:
-    """Whether it was said that no pod waits."""
-    return any(one.code == "NoPodWaits" for one, _ in record.of(ScalingLaunchRefused))
+    """Return whether a refusal for lack of a pending pod was recorded."""
+    return any(one.code == "NoPendingPod" for one, _ in record.of(ScalingLaunchRefused))
 
 
 async def play(kube: KubeHttp) -> None:
@@ -213,8 +213,8 @@ async def play(kube: KubeHttp) -> None:
     await kube.until(CLAIMS, lambda answer: not alive(answer), SECONDS_MAX)
 
 
-async def test_a_scaler_that_is_killed_while_it_buys_buys_nothing_twice(tmp_path: Path) -> None:
-    """Twice, in the middle of four launches: four claims in all, those that ended included."""
+async def test_a_scaler_killed_during_launches_buys_nothing_twice(tmp_path: Path) -> None:
+    """Killed twice during four launches: four claims in total, including terminated ones."""
     async with bought_by_karpenter(tmp_path) as (cluster, kube):
         await kube.made(JOBS, gpu_job("train", gpus=4, count=4))
         for wanted in (1, 2):
@@ -227,8 +227,8 @@ async def test_a_scaler_that_is_killed_while_it_buys_buys_nothing_twice(tmp_path
         assert len((await kube.read(NODES))["items"]) == 4
 
 
-async def test_what_karpenter_cannot_make_is_bought_elsewhere(tmp_path: Path) -> None:
-    """The cheapest is refused in its words; the next best comes, and nothing is left of the first."""
+async def test_an_offer_that_karpenter_cannot_launch_is_replaced(tmp_path: Path) -> None:
+    """The cheapest offer is refused; the next one is launched, and no claim of the first remains."""
     cheaper = TYPES[0] | {"instance_type": "gone-1x", "usd_per_hour": {"on-demand": 0.1}}
     async with bought_by_karpenter(tmp_path, gone=[cheaper]) as (cluster, kube):
         await kube.made(JOBS, gpu_job("train", gpus=1))
@@ -238,15 +238,15 @@ async def test_what_karpenter_cannot_make_is_bought_elsewhere(tmp_path: Path) ->
         assert [claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] for claim in claims] == ["gpu-1x"]
 
 
-async def test_what_karpenter_disrupts_is_replaced_and_not_fought(tmp_path: Path) -> None:
-    """It deletes a claim of ours, as for an interruption: its drain, not ours; the work runs again elsewhere."""
+async def test_a_node_disrupted_by_karpenter_is_replaced(tmp_path: Path) -> None:
+    """It deletes a claim, as for an interruption: Karpenter drains, and the work runs elsewhere."""
     async with bought_by_karpenter(tmp_path) as (cluster, kube):
         await kube.made(JOBS, gpu_job("train", gpus=1))
         before = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
         (claim,) = (await kube.read(CLAIMS))["items"]
         (name,) = before.values()
         await kube.send("DELETE", f"{CLAIMS}/{claim['metadata']['name']}")
-        # Between two looks of a busy machine it may be gone.
+        # It may be gone between two polls of a busy machine.
         going = await kube.until(f"{NODES}/{name}", lambda node: not node or "deletionTimestamp" in node["metadata"])
         await kube.until(f"{NODES}/{name}", lambda node: not node, SECONDS_MAX)
         after = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))

@@ -1,4 +1,4 @@
-"""The demo's story on a real control plane: real API server, scheduler and controllers, KWOK's nodes, our processes."""
+"""The demo's scenario on a real control plane: API server, scheduler, controllers, KWOK nodes, our processes."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +23,7 @@ from gpu_autoscaler_services.local.system import ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
-# A real API server tells the time as it is, so this story is played at the speed of life, and made short.
+# A real API server runs in wall time, so this scenario is short.
 OFFERS = [
     {
         "name": "g4dn.2xlarge",
@@ -84,7 +84,7 @@ async def real_cluster(
 
 
 def placed(answer: Json) -> dict[str, str]:
-    """Pods of an answer that run -> their nodes."""
+    """Return running pods -> their nodes."""
     return {
         item["metadata"]["name"]: item["spec"]["nodeName"]
         for item in answer.get("items", ())
@@ -93,29 +93,29 @@ def placed(answer: Json) -> dict[str, str]:
 
 
 def says_unschedulable(answer: Json) -> bool:
-    """Whether each pod of an answer waits, and its scheduler has said why."""
+    """Return whether each pod is pending with a reason of the scheduler."""
     conditions = [item["status"].get("conditions") or [{}] for item in answer.get("items", ())]
     return bool(conditions) and all(one[0].get("reason") == "Unschedulable" for one in conditions)
 
 
-async def test_the_story_on_a_real_control_plane(tmp_path: Path) -> None:
-    """Pods wait, nodes come, pods run; a notice moves them in time; then all is idle, and gone."""
+async def test_the_scenario_on_a_real_control_plane(tmp_path: Path) -> None:
+    """Pending pods get nodes; a notice moves them before the deadline; idle nodes are removed."""
     with running_plane(tmp_path / "plane", EVERYTHING) as plane:
         async with real_cluster(tmp_path, plane) as (cluster, kube):
             await play(cluster, kube)
 
 
 async def play(cluster: Running, kube: KubeHttp) -> None:
-    """One job through our queue, one that a user made without us, a notice, and the end of both."""
-    # A user's own Job, of which we see nothing but pods that nobody can place.
+    """One job of our queue, one created by a user, a notice, and the end of both."""
+    # A user's Job, visible to us only through its unschedulable pods.
     chosen = {"nodeSelector": {"gpu-autoscaler.io/gpu-model": "T4"}}
     tolerations = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
     body = job("train", gpus=4, completions=2, parallelism=2, template=chosen | tolerations)
     await kube.made("/apis/batch/v1/namespaces/default/jobs", body)
     of_user = f"{PATH}?labelSelector=batch.kubernetes.io%2Fjob-name%3Dtrain"
     await kube.until(of_user, says_unschedulable)
-    # And one through our queue.
-    await cluster.script.request(
+    # A job of our queue.
+    await cluster.player.submit(
         JobRequested(
             job_id=JobId("queued"),
             job_name="queued",
@@ -129,11 +129,11 @@ async def play(cluster: Running, kube: KubeHttp) -> None:
     )
     about_pods = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DPod,reason%3DScaleUpTriggered"
     said = await kube.until(about_pods, lambda answer: answer.get("items"), 60.0)
-    assert "on the way; it starts when " in said["items"][0]["message"]
+    assert "which was bought for it, is expected" in said["items"][0]["message"]
     before = placed(await kube.until(of_user, lambda answer: len(placed(answer)) == 2, 60.0))
     await cluster.until(lambda record: record.count(JobStarted) == 1, "the job of the queue runs")
 
-    # The cloud takes a machine back: its pods are moved before it goes.
+    # The cloud reclaims a machine: its pods are moved before the deadline.
     notice = await until(lambda: cluster.world.send_notice(NOTICE_SECONDS), 60.0)
     await cluster.until(lambda record: record.count(SpotNoticeReceived) >= 1, "the notice")
     await cluster.until(lambda record: record.count(ScalingNodeDrained) >= 1, "the node is drained")
@@ -144,7 +144,7 @@ async def play(cluster: Running, kube: KubeHttp) -> None:
     assert (after != before) == (notice in before.values())
     await cluster.until(lambda record: record.count(JobFinished) == 1, "the job of the queue ends", 90.0)
 
-    # The user's work ends; nothing is left that needs a node.
+    # The user's work ends; no node is needed.
     await kube.send("DELETE", "/apis/batch/v1/namespaces/default/jobs/train", {"propagationPolicy": "Background"})
     report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)
     assert report.broken_promises == ()

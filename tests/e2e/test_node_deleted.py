@@ -1,4 +1,4 @@
-"""`kubectl delete node` on nodes of ours, on a real control plane: emptied first, given back, gone last of all."""
+"""`kubectl delete node` on our nodes on a real control plane: drained, terminated, then deleted."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -33,21 +33,21 @@ rules:
   resources: [{group: "", resources: [pods, pods/eviction, nodes]}]
 - level: None
 """
-DRAIN_SECONDS = 40.0  # a pod that makes way runs elsewhere by then, also on a busy machine
+DRAIN_SECONDS = 40.0  # an evicted pod runs elsewhere by then, also on a busy machine
 GRACE_SECONDS = 5.0  # of `kube_objects.pod`
-KEPT = "example.com/kept"  # a finalizer by which a pod that ended can still be described
+KEPT = "example.com/kept"  # a finalizer that keeps an ended pod for `kubectl describe`
 PODS, NODES = "/api/v1/namespaces/default/pods", "/api/v1/nodes"
 
 
 def account(plane: ControlPlane) -> Path:
-    """The kubeconfig of our services alone, so that the audit tells them from Kubernetes' own."""
+    """The kubeconfig of our services, so that the audit log distinguishes them from Kubernetes."""
     certificate, key = plane.authority.client(OURS)
     plane.kubectl("create", "clusterrolebinding", OURS, "--clusterrole=cluster-admin", f"--user={OURS}")
     return plane.kubeconfig(OURS, {"client-certificate": str(certificate), "client-key": str(key)})
 
 
 def deployment(app: str, *, replicas: int, finalizers: Sequence[str]) -> Json:
-    """Replicas of two GPUs each: two of them fill the smallest machine that has room for one."""
+    """Replicas with two GPUs each: two of them fill the smallest feasible machine."""
     template = pod(app, gpus=2, labels={"app": app}, nodeSelector={"gpu-autoscaler.io/gpu-model": "T4"})
     template["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     return {
@@ -66,14 +66,14 @@ def deployment(app: str, *, replicas: int, finalizers: Sequence[str]) -> Json:
 
 
 class Deleting:
-    """One cluster in which nodes are deleted by hand, and what our account wrote of them."""
+    """A cluster in which nodes are deleted by a user, with the audit log of our account."""
 
     def __init__(self, plane: ControlPlane, cluster: Running, kube: KubeHttp, audit: Path) -> None:
         self.plane, self.cluster, self.kube = plane, cluster, kube
         self._audit = audit
 
     async def runs(self, app: str, *, replicas: int, budgeted: Json, finalizers: Sequence[str] = ()) -> str:
-        """Work of a user with a budget, until it runs on a node that we hold; returns the node."""
+        """Run a user's work with a PodDisruptionBudget until it runs on a node of ours; return the node."""
         await self.kube.made("/apis/policy/v1/namespaces/default/poddisruptionbudgets", budget(app, app, **budgeted))
         body = deployment(app, replicas=replicas, finalizers=finalizers)
         await self.kube.made("/apis/apps/v1/namespaces/default/deployments", body)
@@ -85,7 +85,7 @@ class Deleting:
         return name
 
     async def is_over(self, name: str) -> None:
-        """Wait until the node's object is gone; by then its instance has ended."""
+        """Wait until the node object is gone; its instance is terminated by then."""
         await self.kube.until(f"{NODES}/{name}", lambda node: node == {}, 120.0)
         started = self.drain_of(name)
         assert not started.is_voluntary
@@ -94,27 +94,27 @@ class Deleting:
         assert ended(self.cluster.record).count(started.provider_id) == 1
 
     def drain_of(self, name: str) -> ScalingDrainStarted:
-        """The drain of this node."""
+        """Return the drain of this node."""
         (found,) = (fact for fact, _ in self.cluster.record.of(ScalingDrainStarted) if fact.node_name == name)
         return found
 
     async def described(self, kind: str, name: str, words: str) -> str:
-        """What `kubectl describe` says, once it has these words."""
+        """Return the output of `kubectl describe` once it contains the text."""
         told = self.plane.kubectl("describe", kind, name)
         return told if words in told else ""
 
     def written(self, verb: str, resource: str, begin: str) -> list[Json]:
-        """What our account asked of the API server about objects whose names begin like this, in order."""
+        """Return audited requests of our account for objects with this name prefix, in order."""
         asked = [json.loads(line) for line in self._audit.read_text().splitlines()]
         return [one for one in asked if one["verb"] == verb and _is_about(one["objectRef"], resource, begin)]
 
     def answers(self, verb: str, resource: str, begin: str) -> list[int]:
-        """The answers that it got."""
+        """Return the response codes."""
         return [one["responseStatus"]["code"] for one in self.written(verb, resource, begin)]
 
 
 def ended(record: Record) -> list[ProviderId | None]:
-    """Instances that the record says are ended."""
+    """Return instances recorded as terminated."""
     return [fact.provider_id for fact, _ in record.of(ScalingNodeTerminated)]
 
 
@@ -125,7 +125,7 @@ def _is_about(reference: Json, resource: str, begin: str) -> bool:
 
 @asynccontextmanager
 async def deleting(folder: Path) -> AsyncIterator[Deleting]:
-    """The whole system on a control plane that keeps an audit of what it writes."""
+    """The whole system on a control plane with an audit log of its writes."""
     audit = folder / "audit.log"
     (folder / "audit.yaml").write_text(AUDIT)
     settings = [f"--audit-log-path={audit}", f"--audit-policy-file={folder / 'audit.yaml'}"]
@@ -135,15 +135,15 @@ async def deleting(folder: Path) -> AsyncIterator[Deleting]:
             yield Deleting(plane, cluster, kube, audit)
 
 
-async def test_a_node_deleted_by_hand_is_emptied_and_given_back(tmp_path: Path) -> None:
-    """Within a budget pods go one after the other, by eviction alone; under one that never allows, at the deadline."""
+async def test_a_node_deleted_by_a_user_is_drained_and_terminated(tmp_path: Path) -> None:
+    """A PodDisruptionBudget orders evictions; one that never allows any is overridden at the deadline."""
     async with deleting(tmp_path) as here:
         await within_a_budget(here)
         await under_a_budget_that_never_allows(here)
 
 
 async def within_a_budget(here: Deleting) -> None:
-    """One at a time: the second pod goes when the first runs elsewhere."""
+    """One at a time: the second pod is evicted when the first runs elsewhere."""
     name = await here.runs("spare", replicas=2, budgeted={"minAvailable": 1})
     assert "deleted" in here.plane.kubectl("delete", "node", name, "--wait=false")
     await here.is_over(name)
@@ -157,7 +157,7 @@ async def within_a_budget(here: Deleting) -> None:
 
 
 async def under_a_budget_that_never_allows(here: Deleting) -> None:
-    """Held to the hard deadline, then with a second of grace at the least; `kubectl describe` tells all of it."""
+    """Blocked until the hard deadline, then deleted with minimal grace; `kubectl describe` shows it."""
     name = await here.runs("guarded", replicas=1, budgeted={"maxUnavailable": 0}, finalizers=[KEPT])
     here.plane.kubectl("delete", "node", name, "--wait=false")
     told = await until(lambda: here.described("node", name, "FailedDraining"), 60.0)

@@ -1,4 +1,4 @@
-"""`observe` beside another autoscaler on a real control plane: it reads, tells, compares, and writes nothing."""
+"""`observe` beside another autoscaler on a real control plane: it reads, reports, compares, and writes nothing."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.support.running import started
 
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.replay.recording import load
-from gpu_autoscaler.simcluster.offers import load_catalogue, offers_of
+from gpu_autoscaler.simcluster.offers import load_catalog, offers_of
 from gpu_autoscaler_services.local.system import ExternalSystems
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
@@ -33,14 +33,14 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 """
 LOOKER = "looker"
-BOOT_SECONDS = 12.0  # time enough to be seen waiting
+BOOT_SECONDS = 12.0  # long enough to observe the wait
 IDLE_SECONDS = 20.0
 CLAIMS, TYPE = "/apis/karpenter.sh/v1/nodeclaims", "node.kubernetes.io/instance-type"
 RULE = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
 
 
 def looker(plane: ControlPlane) -> Path:
-    """The kubeconfig of somebody who may read everything and write nothing."""
+    """A kubeconfig with read access only."""
     certificate, key = plane.authority.client(LOOKER)
     names = {"metadata": {"name": LOOKER}}
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "rules": [RULE], **names}
@@ -57,7 +57,7 @@ def looker(plane: ControlPlane) -> Path:
 
 
 class Looking:
-    """`observe` beside somebody, with a server that keeps an audit."""
+    """`observe` beside another autoscaler, with an audit log."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane, self.folder = plane, folder
@@ -65,7 +65,7 @@ class Looking:
         self._process: asyncio.subprocess.Process | None = None
 
     async def begin(self) -> None:
-        """Start it; returns when it looks on."""
+        """Start it and wait until it observes."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gpu_autoscaler_services.cli.main", "observe", "--output", "json"),
             *("--kubeconfig", str(looker(self.plane)), "--policy", str(self.policy), "--offers", str(self.offers)),
@@ -76,13 +76,13 @@ class Looking:
         await self.says("dashboard and API")
 
     async def says(self, words: str) -> None:
-        """Wait until it has said this to people."""
+        """Wait until it has printed this text on stderr."""
         assert self._process is not None
         assert self._process.stderr is not None
         await until_said(self._process.stderr, words)
 
     async def end(self) -> tuple[dict[str, Any], str]:
-        """What it has found, and what it said at last. It wrote nothing: the audit knows."""
+        """Return its report and last messages. Asserts by the audit log that it wrote nothing."""
         assert self._process is not None
         self._process.terminate()
         out, err = await asyncio.wait_for(self._process.communicate(), 120.0)
@@ -95,7 +95,7 @@ class Looking:
 
 @contextmanager
 def beside(folder: Path) -> Iterator[Looking]:
-    """A control plane with its audit, and what `observe` is told."""
+    """A control plane with an audit log, and the options of `observe`."""
     (folder / "audit.yaml").write_text(AUDIT)
     settings = [f"--audit-log-path={folder / 'audit.log'}", f"--audit-policy-file={folder / 'audit.yaml'}"]
     with running_plane(folder / "plane", EVERYTHING, api_settings=settings) as plane:
@@ -105,8 +105,8 @@ def beside(folder: Path) -> Iterator[Looking]:
         yield looking
 
 
-async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path) -> None:
-    """What ours would buy is said while theirs buys; both fleets are compared; the audit shows no write of ours."""
+async def test_observe_reports_and_compares_and_writes_nothing(tmp_path: Path) -> None:
+    """Our purchase is printed while theirs happens; both fleets are compared; the audit log has no write."""
     with beside(tmp_path) as ours:
         plane, theirs = ours.plane, ExternalSystems(kubeconfig=ours.plane.kubeconfig())
         async with (
@@ -118,7 +118,7 @@ async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path)
         ):
             await ours.begin()
             await kube.made("/apis/batch/v1/namespaces/default/jobs", work())
-            await ours.says("we would: Buy g4dn.12xlarge")
+            await ours.says("would: Buy g4dn.12xlarge")
             await kube.until("/api/v1/namespaces/default/pods", lambda answer: len(placed(answer)) == 2, 120.0)
             await kube.send("DELETE", "/apis/batch/v1/namespaces/default/jobs/train?propagationPolicy=Background")
             await kube.until("/api/v1/nodes", lambda answer: not answer["items"], 120.0)
@@ -127,16 +127,16 @@ async def test_a_looker_on_tells_and_compares_and_writes_nothing(tmp_path: Path)
     assert found["theirs"]["cost_micro_usd"] > 0
     assert found["ours"]["cost_micro_usd"] > 0
     assert found["theirs"]["started_count"] == found["ours"]["started_count"] == 2
-    assert any("boot times of ours" in sentence for sentence in found["assumptions"])
+    assert any("our boot times" in sentence for sentence in found["assumptions"])
 
 
-async def test_a_looker_on_beside_real_karpenter(tmp_path: Path) -> None:
-    """Karpenter buys for the pods and keeps what it bought; ours would have bought the same, on spot, and let it go."""
+async def test_observe_beside_real_karpenter(tmp_path: Path) -> None:
+    """Karpenter launches nodes and keeps them; ours would have bought spot nodes and removed them."""
     if reason := missing():
         pytest.skip(reason)
     with beside(tmp_path) as ours:
         plane = ours.plane
-        sold = [one for one in offers_of(load_catalogue(ours.offers)) if one.capacity_type is CapacityType.ON_DEMAND]
+        sold = [one for one in offers_of(load_catalog(ours.offers)) if one.capacity_type is CapacityType.ON_DEMAND]
         with karpenter(plane, sold, {}, boot_seconds=int(BOOT_SECONDS)):
             await ours.begin()
             async with aiohttp.ClientSession() as session:
@@ -145,23 +145,23 @@ async def test_a_looker_on_beside_real_karpenter(tmp_path: Path) -> None:
                     "/apis/batch/v1/namespaces/default/jobs",
                     job("train", gpus=4, completions=2, parallelism=2, run_seconds=15.0),
                 )
-                await ours.says("we would: Buy g4dn.12xlarge")
+                await ours.says("would: Buy g4dn.12xlarge")
                 await kube.until(CLAIMS, lambda answer: bought(answer) == ["g4dn.12xlarge"] * 2, 60.0)
                 path = "/apis/batch/v1/namespaces/default/jobs/train"
                 await kube.until(path, lambda answer: answer["status"].get("succeeded") == 2, 120.0)
-                await asyncio.sleep(IDLE_SECONDS)  # theirs go on costing
+                await asyncio.sleep(IDLE_SECONDS)  # their nodes keep costing
                 found, said = await ours.end()
     theirs, mine = found["theirs"], found["ours"]
     assert theirs["jobs_count"] == theirs["finished_count"] == mine["jobs_count"] == mine["finished_count"] == 2
     assert theirs["nodes_count_max"] == mine["nodes_count_max"] == 2
     assert theirs["price_unknown_count"] == 0
     assert 0 < mine["cost_micro_usd"] < theirs["cost_micro_usd"]
-    assert "prices: the list of " in said
-    assert any("it begins without a machine" in sentence for sentence in found["assumptions"])
+    assert "prices: a list of " in said
+    assert any("the simulation begins without nodes" in sentence for sentence in found["assumptions"])
 
 
 def bought(claims: Json) -> list[str | None]:
-    """What Karpenter has ordered; it names the type when it has chosen."""
+    """Return the types of Karpenter's claims; None until chosen."""
     return [one["metadata"].get("labels", {}).get(TYPE) for one in claims.get("items", ())]
 
 
@@ -175,7 +175,7 @@ def work() -> dict[str, object]:
 
 
 async def until_said(lines: asyncio.StreamReader, words: str) -> str:
-    """Read what it says to people until these words; raises TimeoutError."""
+    """Read messages until this text; raises AssertionError after a time-out."""
     said = ""
     try:
         async with asyncio.timeout(180):
@@ -184,5 +184,5 @@ async def until_said(lines: asyncio.StreamReader, words: str) -> str:
                 assert line, f"it ended: {said}"
                 said += line.decode()
     except TimeoutError:
-        raise AssertionError(f"{words!r} was not said: {said}") from None
+        raise AssertionError(f"{words!r} was not printed: {said}") from None
     return said

@@ -1,4 +1,4 @@
-"""The whole system where everybody has a user of the broker: the local system always runs like this."""
+"""The whole system with a broker user per service, as the local system always runs."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ BODY = {
 
 
 async def test_a_job_runs_from_request_to_bill_under_users_of_the_broker(tmp_path: Path) -> None:
-    """A program with the client's password asks, one with the reader's sees what comes of it.
+    """A program with the client's password submits, one with the reader's password follows.
 
     That no service was refused anything is held by `started`, in every test of the whole system.
     """
@@ -43,7 +43,7 @@ async def test_a_job_runs_from_request_to_bill_under_users_of_the_broker(tmp_pat
         assert asked.code == 0, asked.err
         await cluster.until(lambda record: has(record, JobStarted), "the job runs")
         heard = await program(
-            sys.executable, str(EXAMPLES / "hear_scaling.py"), "--nats", system.nats_url_of(READER),
+            sys.executable, str(EXAMPLES / "watch_scaling.py"), "--nats", system.nats_url_of(READER),
             "--schemas", str(SCHEMAS), "--count", "2",
         )  # fmt: skip
         assert (heard.code, heard.err) == (0, "")
@@ -51,7 +51,7 @@ async def test_a_job_runs_from_request_to_bill_under_users_of_the_broker(tmp_pat
 
 
 async def say_a_notice(folder: Path, *, user: str) -> None:
-    """Start a system and have somebody with this user's password say that a machine will be taken back."""
+    """Start a system and publish an interruption notice with this user's password."""
     refused = asyncio.Event()
 
     async def hear(error: Exception) -> None:
@@ -67,7 +67,7 @@ async def say_a_notice(folder: Path, *, user: str) -> None:
         assert not has(cluster.record, SpotNoticeReceived)
 
 
-async def test_a_sense_that_was_taken_over_cannot_say_a_notice(tmp_path: Path) -> None:
-    """With the password of dcgm_ingest it is refused, nothing of it is on record, and the server's log tells."""
+async def test_a_compromised_sensor_cannot_publish_a_notice(tmp_path: Path) -> None:
+    """With the password of dcgm_ingest it is refused, nothing is recorded, and the server logs it."""
     with pytest.raises(AssertionError, match="more of the broker than it may"):
         await say_a_notice(tmp_path, user="dcgm_ingest")

@@ -30,7 +30,7 @@ from gpu_autoscaler.replay.recompute import Verdict, recompute
 from gpu_autoscaler.store.opening import open_store
 from gpu_autoscaler.store.protocol import JobRow, Store
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.demo.recompute import plans_that_differ
+from gpu_autoscaler_services.demo.recompute import differing_plans
 from gpu_autoscaler_services.demo.subscriber import connect
 from gpu_autoscaler_services.local.simulated_world import GroundTruth
 from gpu_autoscaler_services.local.system import LocalSystem
@@ -44,23 +44,23 @@ PROMISED = "job-promised"
 
 async def in_the_middle(cluster: Running) -> None:
     """Jobs that are over, run, are to be cancelled, wait for a node; nodes that are idle, busy, booting, draining."""
-    script = cluster.script
-    await script.request(request("job-done", run_seconds=20.0), "rest")
-    await script.request(request("job-runs", run_seconds=900.0), "rest")
-    await script.request(request("job-cancelled", run_seconds=900.0), "nats")
+    player = cluster.player
+    await player.submit(request("job-done", run_seconds=20.0), "rest")
+    await player.submit(request("job-runs", run_seconds=900.0), "rest")
+    await player.submit(request("job-cancelled", run_seconds=900.0), "nats")
     await cluster.until(
         lambda record: all(has(record, JobStarted, job_id=name) for name in ("job-runs", "job-cancelled")), "they run"
     )
     await cluster.until(lambda record: has(record, JobFinished, job_id="job-done"), "the first job is over")
-    await script._publish(JobCancelRequested(job_id=JobId("job-cancelled"), requested_by="a test"))
+    await player._publish(JobCancelRequested(job_id=JobId("job-cancelled"), requested_by="a test"))
     await cluster.until(lambda record: has(record, JobFinished, job_id="job-cancelled"), "the second is cancelled")
     launched = cluster.record.count(ScalingNodeLaunched)
-    await script.request(request("job-waits", gpus=4, run_seconds=60.0), "nats")
+    await player.submit(request("job-waits", gpus=4, run_seconds=60.0), "nats")
     await cluster.until(lambda record: record.count(ScalingNodeLaunched) > launched, "a node that boots for the third")
     assert await cluster.world.send_notice(120.0) is not None
     await cluster.until(lambda record: has(record, ScalingDrainStarted, is_voluntary=False), "a node that drains")
     cluster.freeze("scheduler")  # so that the last request is accepted by the gateway alone
-    await script.request(request(PROMISED, run_seconds=30.0), "rest")
+    await player.submit(request(PROMISED, run_seconds=30.0), "rest")
 
 
 async def lose_everything(system: LocalSystem) -> None:
@@ -71,14 +71,14 @@ async def lose_everything(system: LocalSystem) -> None:
 
 
 async def stop_services(system: LocalSystem) -> list[str]:
-    """End every service, those that stand still too; the world goes on."""
+    """Kill every service, including stalled ones; cluster and cloud continue."""
     names = [name for name in system.children if name != "simcluster"]
     await asyncio.gather(*(system.children[name].stop() for name in names))
     return names
 
 
 async def made_at(cluster: Running) -> dict[str, str]:
-    """Uid of each Kubernetes Job by name: a job that is made again has another one."""
+    """Return the uid of each Kubernetes Job by name: a recreated job has another uid."""
     kube = KubeClient(Connection(base_url=cluster.system.simcluster_url), now=cluster.clock.now)
     try:
         listed = await anext(aiter(kube.watch(JOBS)))
@@ -89,7 +89,7 @@ async def made_at(cluster: Running) -> dict[str, str]:
 
 
 async def until_known_again(cluster: Running) -> None:
-    """Every accepted job that goes on is in the new stream, within five times the reconcile period."""
+    """Every accepted active job is in the new stream within five reconcile periods."""
     names = ("job-runs", "job-waits", PROMISED)
     await cluster.until(
         lambda record: all(has(record, JobQueued, job_id=name) for name in names) and has(record, ScalingPlanMade),
@@ -118,7 +118,7 @@ async def until_quiet(cluster: Running, store_url: str) -> GroundTruth:
 
 
 async def ledger(store: Store) -> Counter[str]:
-    """What the store of record says that each instance cost; every span is the sum of its parts."""
+    """Return the recorded cost of each instance; every span is the sum of its parts."""
     charged: Counter[str] = Counter()
     cursor: str | None = None
     while True:
@@ -131,7 +131,7 @@ async def ledger(store: Store) -> Counter[str]:
 
 
 async def rows(folder: Path) -> dict[str, JobRow]:
-    """Jobs on record."""
+    """Return recorded jobs."""
     store = await SqliteStore.open(folder / "store.db", is_read_only=True)
     try:
         return {row.spec.job_id: row for row in (await store.jobs()).rows}
@@ -140,7 +140,7 @@ async def rows(folder: Path) -> dict[str, JobRow]:
 
 
 def decided(cluster: Running, kind: type) -> list[tuple[datetime, object]]:
-    """Decisions of this kind in the plans of the new stream."""
+    """Return decisions of this type in the plans of the new stream."""
     plans = [fact.plan for fact, _ in cluster.record.of(ScalingPlanMade)]
     return [(plan.as_of, each) for plan in plans for each in plan.decisions if isinstance(each, kind)]
 
@@ -165,27 +165,27 @@ def nothing_was_rash(cluster: Running) -> None:
         assert not drain.is_voluntary or at - first_seen[drain.node_uid] >= idle, drain
 
 
-async def plans_can_be_told(cluster: Running, folder: Path, lost_plan: str) -> None:
-    """Every plan since is made again from the new stream; of one from before it is said what is missing."""
-    assert plans_that_differ(cluster.record, cluster.policy) == ()
+async def plans_are_recomputable(cluster: Running, folder: Path, lost_plan: str) -> None:
+    """Every later plan is recomputed from the new stream; for an earlier one the missing facts are named."""
+    assert differing_plans(cluster.record, cluster.policy) == ()
     parents = [fact.plan.parent_sequence for fact, _ in cluster.record.of(ScalingPlanMade)]
     sequences = [seen.recorded.sequence for _, seen in cluster.record.of(ScalingPlanMade)]
     assert parents == [0, *sequences[:-1]]
     bus, store = await connect(cluster.system.nats_url), await SqliteStore.open(folder / "store.db", is_read_only=True)
     try:
-        told = await recompute(bus, lost_plan, cluster.policy, cluster.clock, store)
+        result = await recompute(bus, lost_plan, cluster.policy, cluster.clock, store)
     finally:
         await bus.close()
         await store.close()
-    assert told.verdict is Verdict.FACTS_EXPIRED
-    assert "its facts are gone" in told.sentence
+    assert result.verdict is Verdict.FACTS_EXPIRED
+    assert "its facts are gone" in result.sentence
 
 
 @pytest.mark.parametrize("services", ["go on", "are stopped"])
 async def test_every_nats_file_is_lost(
     tmp_path: Path, services: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Jobs, orders, drains and money go on from Kubernetes, the cloud and the store: none lost, none twice, exactly."""
+    """Jobs, orders, drains and charges are recovered from Kubernetes, the cloud and the store, exactly once."""
     async with started(tmp_path) as system:
         async with followed(system) as before:
             await in_the_middle(before)
@@ -197,7 +197,7 @@ async def test_every_nats_file_is_lost(
         for name in stopped:
             await system.children[name].start()
         if not stopped:
-            system.children["scheduler"].kill()  # it stands still
+            system.children["scheduler"].kill()  # it is stalled
         async with followed(system) as after:
             await until_known_again(after)
             record_property("known_again_seconds", round(asyncio.get_running_loop().time() - lost_at, 1))
@@ -216,4 +216,4 @@ async def test_every_nats_file_is_lost(
             assert Counter(outcomes.values()) == {"completed": 4, "cancelled": 1}
             assert all(count == 1 for count in truth.launches_by_token.values())
             assert len(set(truth.launches_by_token) - tokens_before) <= 1, "one more node, for the promised job"
-            await plans_can_be_told(after, tmp_path, lost_plan.plan_id)
+            await plans_are_recomputable(after, tmp_path, lost_plan.plan_id)

@@ -1,4 +1,4 @@
-"""Every service under its own account of the chart: the whole story, no refusal, and no right that nobody uses."""
+"""Every service under its own account of the chart: the whole scenario, no refusal, and no unused permission."""
 
 import asyncio
 import json
@@ -19,20 +19,20 @@ from tests.support.service_accounts import account, audit_settings, give_account
 from gpu_autoscaler.core.explain.kube_events import Announcement
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.event_recorder import EventRecorder
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES
 from gpu_autoscaler.kube.wire import policy as wire_policy
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
 PODS_PATH, JOBS_PATH = "/api/v1/namespaces/default/pods", "/apis/batch/v1/namespaces/default/jobs"
 
-# Kinds that others bring, and that are not installed here.
+# Kinds of other projects that are not installed here.
 OTHERS = {
     ("jobsets", "jobset.x-k8s.io"),
     ("pytorchjobs", "kubeflow.org"),
@@ -40,32 +40,32 @@ OTHERS = {
     ("jobs", "batch.volcano.sh"),
 }
 _WATCHED = {("list", wire_policy.PLURAL, wire_policy.GROUP), ("watch", wire_policy.PLURAL, wire_policy.GROUP)}
-# What the story does not come to. A test below does it under the same account, where it can be done here.
+# Permissions that the scenario does not use. Tests below use them where possible.
 NOT_PLAYED = {
-    "pod_watcher": {  # of kinds that are not installed here; where they are it lists them, and then watches
+    "pod_watcher": {  # of kinds that are not installed here
         ("watch", "podgroups", "scheduling.x-k8s.io"),
         ("watch", "podgroups", "scheduling.volcano.sh"),
         *(("watch", resource, group) for resource, group in OTHERS),
     },
-    "announcer": {("get", "events", ""), ("patch", "events", "")},  # the same thing said again
-    "policy_watcher": granted("policy_watcher") - _WATCHED,  # there is no policy in the story to answer
-    "scaler": {  # only at a deadline, and where a Lease is asked for (tests/integration/kube)
+    "announcer": {("get", "events", ""), ("patch", "events", "")},  # a repeated Event
+    "policy_watcher": granted("policy_watcher") - _WATCHED,  # the scenario has no AutoscalingPolicy
+    "scaler": {  # only at a deadline, and with a mirrored Lease (tests/integration/kube)
         ("delete", "pods", ""),
-        ("delete", "nodes", ""),  # only where no cloud controller does it
-        ("list", "nodes", ""),  # only before the end of an instance whose node nobody has heard of
+        ("delete", "nodes", ""),  # only without a cloud controller
+        ("list", "nodes", ""),  # only before terminating an instance with an unknown node
         ("patch", "pods/status", ""),
         *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "patch")),
     },
-    "scheduler": {  # a job is taken back, a gang, and one of each kind that others bring (tests/integration/kube)
+    "scheduler": {  # preempted jobs, gangs, and kinds of other projects (tests/integration/kube)
         ("delete", "jobs", "batch"),
         ("patch", "pods", ""),
         ("list", "pods", ""),
         ("create", "services", ""),
         *((verb, *kind) for verb in ("create", "get", "patch", "delete") for kind in OTHERS),
     },
-    "gateway": granted("gateway"),  # only where it asks Kubernetes who is there
+    "gateway": granted("gateway"),  # only with token review
 }
-# One thing each that it does not need: method, path, body.
+# One call per service that it does not need: method, path, body.
 REFUSED = {
     "pod_watcher": ("PATCH", "/api/v1/nodes/n", {"spec": {"unschedulable": True}}),
     "dcgm_ingest": ("GET", "/api/v1/nodes", None),
@@ -83,7 +83,7 @@ SECRETS = "/api/v1/secrets"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server writes down who called what."""
+    """The audit log."""
     return tmp_path_factory.mktemp("audit")
 
 
@@ -105,7 +105,7 @@ def kubeconfigs(plane: ControlPlane) -> Mapping[str, Path]:
 
 @asynccontextmanager
 async def acting_as(kubeconfig: Path) -> AsyncIterator[KubeClient]:
-    """Our client under a service's account."""
+    """A client with a service's account."""
     client = KubeClient(from_kubeconfig(str(kubeconfig)), now=Clock().now)
     try:
         yield client
@@ -120,21 +120,21 @@ async def everybody_else(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
         yield KubeHttp(session, plane.url, plane.admin_token, plane.tls)
 
 
-async def test_the_story_with_the_rights_of_the_chart(
+async def test_the_scenario_with_the_permissions_of_the_chart(
     tmp_path: Path, folder: Path, plane: ControlPlane, kubeconfigs: Mapping[str, Path]
 ) -> None:
-    """Nobody is refused anything, and there is no right that nobody calls."""
+    """No call is refused, and no permission is unused."""
     async with real_cluster(tmp_path, plane, kubeconfigs) as (cluster, kube):
         await play(cluster, kube)
-    for service in SERVICES:
+    for service in services():
         told = seen(folder, service.name)
         assert told.refused == set(), service.name
         unused = granted(service.name) - told.calls
         assert unused <= NOT_PLAYED.get(service.name, set()), f"{service.name} has rights that it does not use"
 
 
-async def test_the_scaler_may_end_a_pod_at_its_deadline(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """Marked, and then deleted."""
+async def test_the_scaler_may_delete_pods_late(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """Annotated, then deleted."""
     async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
         await users.made(PODS_PATH, pod("late", nodeName="somewhere"))
         late = PODS.decode((await _raw(users, f"{PODS_PATH}/late")), "get")
@@ -142,7 +142,7 @@ async def test_the_scaler_may_end_a_pod_at_its_deadline(plane: ControlPlane, kub
 
 
 async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """Read, and deleted as it was read."""
+    """Read, then deleted with its resource version."""
     async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
         await users.made("/api/v1/nodes", node("left"))
         async with asyncio.timeout(60):
@@ -151,17 +151,17 @@ async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Ma
         await users.until("/api/v1/nodes/left", lambda body: not body)
 
 
-async def test_the_scaler_may_look_for_the_node_of_what_it_gives_back(
+async def test_the_scaler_may_find_the_node_of_a_released_instance(
     plane: ControlPlane, kubeconfigs: Mapping[str, Path]
 ) -> None:
-    """By the label that says for which order it came up."""
+    """By the label with the order's action id."""
     async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
         await users.made("/api/v1/nodes", node("came-up", labels={ACTION_ID: "a"}))
-        assert [one.metadata.name for one in await kube.nodes_labelled(f"{ACTION_ID}=a")] == ["came-up"]
+        assert [one.metadata.name for one in await kube.nodes_labeled(f"{ACTION_ID}=a")] == ["came-up"]
 
 
-async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """It tells its pods to save, and deletes the Job."""
+async def test_the_scheduler_may_preempt_a_job(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """It requests checkpoints of the pods and deletes the Job."""
     async with everybody_else(plane) as users, acting_as(kubeconfigs["scheduler"]) as kube:
         await users.made("/api/v1/nodes", node("there"))
         await users.made(PODS_PATH, pod("work", nodeName="there"))
@@ -173,23 +173,21 @@ async def test_the_scheduler_may_take_a_job_back(plane: ControlPlane, kubeconfig
 
 
 @pytest.mark.parametrize("service", ["announcer", "policy_watcher"])
-async def test_who_says_something_may_say_it_again(
-    plane: ControlPlane, kubeconfigs: Mapping[str, Path], service: str
-) -> None:
-    """The same thing is one Event that counts."""
+async def test_an_event_may_be_repeated(plane: ControlPlane, kubeconfigs: Mapping[str, Path], service: str) -> None:
+    """A repeated announcement increments the count of one Event."""
     reason = f"Waits{len(service)}"
-    said = Announcement(
+    announcement = Announcement(
         kind="Pod", namespace="default", name="p", uid=service, reason=reason, message="still", is_warning=False
     )
     async with everybody_else(plane) as users, acting_as(kubeconfigs[service]) as kube:
         for _ in range(2):
-            await EventWriter(kube).say(said, Clock().now())
+            await EventRecorder(kube).record(announcement, Clock().now())
         events = await users.read(f"/api/v1/namespaces/default/events?fieldSelector=reason%3D{reason}")
     assert [event["count"] for event in events["items"]] == [2]
 
 
-async def test_the_policy_watcher_may_answer(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """It writes the status of a policy, and reads its definition and no other."""
+async def test_the_policy_watcher_may_write_status(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """It writes the status of a policy and reads only its CRD."""
     plane.kubectl("apply", "--filename", "-", text=json.dumps(policy("answered", enabled=False)))
     path = f"{POLICIES.path(name='answered')}/status"
     async with acting_as(kubeconfigs["policy_watcher"]) as kube:
@@ -203,8 +201,8 @@ async def test_the_policy_watcher_may_answer(plane: ControlPlane, kubeconfigs: M
     plane.kubectl("delete", "autoscalingpolicy", "answered")
 
 
-async def test_the_gateway_may_ask_who_is_there(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """A token of this cluster is known by its owner; what he may do is what was granted on jobs of ours."""
+async def test_the_gateway_may_review_tokens(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """TokenReview identifies the owner; SubjectAccessReview checks jobs.gpu-autoscaler.io."""
     plane.kubectl("create", "serviceaccount", "alice")
     token = plane.kubectl("create", "token", "alice").strip()
     async with acting_as(kubeconfigs["gateway"]) as kube:
@@ -218,11 +216,11 @@ async def test_the_gateway_may_ask_who_is_there(plane: ControlPlane, kubeconfigs
     assert (caller.name, caller.may_write) == ("system:serviceaccount:default:alice", True)
 
 
-@pytest.mark.parametrize("service", [service.name for service in SERVICES])
+@pytest.mark.parametrize("service", [service.name for service in services()])
 async def test_a_service_is_refused_what_it_does_not_need(
     plane: ControlPlane, kubeconfigs: Mapping[str, Path], service: str
 ) -> None:
-    """403 for another's work, and for everybody's secrets."""
+    """403 for calls of other services and for secrets."""
     token = plane.kubectl("create", "token", account(service), "--namespace", NAMESPACE).strip()
     assert kubeconfigs[service].is_file()
     async with everybody_else(plane) as users:

@@ -1,5 +1,4 @@
-"""A second policy beside the real one, on real processes: it says what it would do, and nothing is done. Afterwards the
-whole time is replayed from the running system."""
+"""A shadow policy on real processes: its plans are published and not executed. Then the history is replayed."""
 
 import asyncio
 import json
@@ -43,14 +42,14 @@ async def _found(cluster: Running) -> list[dict[str, Any]]:
     return [*shown["now"], *shown["earlier"]]
 
 
-async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_nothing(
+async def test_a_shadow_policy_that_removes_idle_nodes_earlier_is_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The gateway and the command line show the difference with both reasons; every drain is a real plan's own."""
+    """Gateway and CLI show the difference with both reasons; every drain belongs to an active plan."""
     policy = tmp_path / "shadow.toml"
     policy.write_text(SHADOW_POLICY)
     async with running(tmp_path, shadow=policy) as cluster:
-        await cluster.script.request(request("job-0"), "nats")
+        await cluster.player.submit(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, JobFinished, job_id="job-0"), "the job has ended")
         await cluster.until(
             lambda record: any(fact.differences for fact, _ in record.of(ShadowPlanMade)), "a difference"
@@ -58,8 +57,8 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         async with asyncio.timeout(60):
             while not (found := await _found(cluster)):
                 await asyncio.sleep(0.1)
-        assert {(one["real"]["what"], one["real"]["reason"]) for one in found} == {("deferred", "not_yet_idle")}
-        assert {(one["shadow"]["what"], one["shadow"]["reason"]) for one in found} == {("drain_node", "node_idle")}
+        assert {(one["real"]["outcome"], one["real"]["reason"]) for one in found} == {("deferred", "not_yet_idle")}
+        assert {(one["shadow"]["outcome"], one["shadow"]["reason"]) for one in found} == {("drain_node", "node_idle")}
         assert all(one["name"].startswith("node/g4dn") for one in found)
         assert (await _shown(cluster))["is_compared_with_scaler"] is True
 
@@ -71,7 +70,7 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         assert "drain" in capsys.readouterr().out.lower()
 
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
-        _only_real_plans_are_carried_out(cluster)
+        _only_active_plans_are_executed(cluster)
 
         monkeypatch.setenv("GPU_AUTOSCALER_CLOCK", cluster.clock.to_text())
         monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(DEMO_POLICY))
@@ -80,16 +79,16 @@ async def test_a_shadow_that_would_remove_idle_nodes_sooner_is_seen_and_does_not
         since = ("replay", "--from", cluster.clock.origin.isoformat())
         # Between plans a loaded machine may decide late, which a fast clock makes long; at a plan nothing differs.
         assert await asyncio.to_thread(run, since) in (Exit.OK, Exit.FAILURE)
-        told = re.search(r"(\d+) of (\d+) plans made again byte for byte", capsys.readouterr().err)
-        assert told is not None
-        assert told.group(1) == told.group(2)
-        other = ("--policy", str(policy), "--picture", str(tmp_path / "then.svg"), "-o", "json")
+        match = re.search(r"(\d+) of (\d+) plans equal byte for byte", capsys.readouterr().err)
+        assert match is not None
+        assert match.group(1) == match.group(2)
+        other = ("--policy", str(policy), "--chart", str(tmp_path / "chart.svg"), "-o", "json")
         assert await asyncio.to_thread(run, (*since, *other)) == Exit.OK
         answer = json.loads(capsys.readouterr().out)
         assert answer["other"]["node_hours"] < answer["modeled"]["node_hours"]
 
 
-def _only_real_plans_are_carried_out(cluster: Running) -> None:
+def _only_active_plans_are_executed(cluster: Running) -> None:
     planned = {one.action_id for fact, _ in cluster.record.of(ScalingPlanMade) for one in fact.plan.decisions}
     shadowed = {one.action_id for fact, _ in cluster.record.of(ShadowPlanMade) for one in fact.plan.decisions}
     drained = {fact.action_id for fact, _ in cluster.record.of(ScalingDrainStarted)}

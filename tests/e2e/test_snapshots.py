@@ -1,4 +1,4 @@
-"""The scaler dies after its last snapshot: with what came since, the next one knows what it knew."""
+"""The scaler is killed after its last snapshot: snapshot and later facts restore its state."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from gpu_autoscaler_services.scaler.service import Scaler
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
 STARTED = "started from a snapshot"
-REFUSED = "snapshot not used"
+REFUSED = "snapshot refused"
 
 
 def asked(folder: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -34,7 +34,7 @@ def asked(folder: Path, statement: str) -> list[tuple[Any, ...]]:
 
 
 async def until_kept(folder: Path) -> None:
-    """Wait for a snapshot of what has been said by now."""
+    """Wait for a snapshot of all facts so far."""
     (before,) = asked(folder, "SELECT coalesce(max(number), 0) FROM snapshots")[0]
     async with asyncio.timeout(60):
         while asked(folder, "SELECT max(number) FROM snapshots")[0] <= (before,):
@@ -42,7 +42,7 @@ async def until_kept(folder: Path) -> None:
 
 
 async def freeze_at_rest(cluster: Running, folder: Path) -> None:
-    """Stop the scaler where it stands, but not with the store's lock in hand: everybody else would wait for it."""
+    """Pause the scaler while it does not hold the store's lock."""
     for _ in range(10):
         pid = cluster.freeze("scaler")
         try:
@@ -76,22 +76,22 @@ def folded(cluster: Running, label: Label) -> ClusterState:
 
 
 def said(cluster: Running, words: str) -> int:
-    """How often the scaler logged it."""
+    """Return how often the scaler logged it."""
     return cluster.system.children["scaler"].log.read_text(errors="replace").count(words)
 
 
-async def test_a_scaler_that_dies_goes_on_where_its_snapshot_and_the_stream_leave_it(
+async def test_a_killed_scaler_restores_its_state_from_snapshot_and_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between snapshot and tail, then once more with every snapshot torn: all plans can be made again from the
+    """Killed between snapshot and tail, then once more with every snapshot torn: all plans are recomputable from the
     whole streams, byte for byte, and the last state is that of the whole streams."""
     monkeypatch.setenv("GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS", "1")
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0"), "nats")
+        await cluster.player.submit(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, JobStarted, job_id="job-0"), "the first job runs")
         await until_kept(tmp_path)
         await freeze_at_rest(cluster, tmp_path)
-        await cluster.script.request(request("job-1", gpus=4), "nats")
+        await cluster.player.submit(request("job-1", gpus=4), "nats")
         await cluster.until(lambda record: has(record, JobQueued, job_id="job-1"), "the second job, behind its back")
         before = said(cluster, STARTED)
         await cluster.kill("scaler")
@@ -101,7 +101,7 @@ async def test_a_scaler_that_dies_goes_on_where_its_snapshot_and_the_stream_leav
 
         await freeze_at_rest(cluster, tmp_path)
         asked(tmp_path, "UPDATE snapshots SET body = substr(body, 1, length(body) / 2)")
-        await cluster.script.request(request("job-2"), "nats")
+        await cluster.player.submit(request("job-2"), "nats")
         await cluster.kill("scaler")
         assert said(cluster, REFUSED) > 0
         assert said(cluster, STARTED) == before + 1

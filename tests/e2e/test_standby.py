@@ -1,4 +1,4 @@
-"""Two scalers, each a process: one is active, one stands by; the active one dies, or is paused and wakes."""
+"""Two scalers, each a process: one is active, one is a standby; the active one is killed, or is paused and resumes."""
 
 import asyncio
 import os
@@ -18,32 +18,32 @@ from tests.support.running import Running, running
 from gpu_autoscaler.bus.streams import LEASES
 from gpu_autoscaler.events.job import JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
-from gpu_autoscaler_services.demo.recompute import plans_that_differ
+from gpu_autoscaler_services.demo.recompute import differing_plans
 from gpu_autoscaler_services.local.child import Child
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
-DECIDED_SECONDS = 3.0  # told; `make bench` measures it
-DECIDED_SECONDS_MAX = 60.0  # what is waited for: the machine may be busy
+DECIDED_SECONDS = 3.0  # reported; `make bench` measures it
+DECIDED_SECONDS_MAX = 60.0  # time-out: the machine may be busy
 OTHER = "scaler-2"
 
 
 @asynccontextmanager
 async def two_scalers(folder: Path) -> AsyncIterator[Running]:
-    """The local system, whose scaler is active, and one more scaler that stands by."""
+    """The local system, whose scaler is active, and a standby scaler."""
     async with running(folder) as cluster:
         await cluster.system.start_replica(OTHER, "scaler")
         yield cluster
 
 
 async def is_active(cluster: Running, name: str) -> bool:
-    """Whether this one plans, as the gateway says: instance and a word that tells processes of one name apart."""
+    """Return whether this instance is the active scaler, by the gateway."""
     holder = (await ask(cluster, "GET", "/api/v1/status")).body["active_scaler"]
     return holder is not None and str(holder).partition("/")[0] == name
 
 
 async def says(child: Child, path: str, words: str) -> bool:
-    """Whether a process says this of itself."""
+    """Return whether the process reports this text."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(child.ready_url.replace("/readyz", path)) as answer,
@@ -52,42 +52,42 @@ async def says(child: Child, path: str, words: str) -> bool:
 
 
 async def decided_after(cluster: Running, name: str) -> float:
-    """Ask for a job and return the seconds until a plan buys for it."""
+    """Submit a job and return the seconds until a plan buys for it."""
     plans, began = cluster.record.count(ScalingPlanMade), asyncio.get_running_loop().time()
-    await cluster.script.request(request(name), "nats")
+    await cluster.player.submit(request(name), "nats")
     await cluster.until(lambda record: record.count(ScalingPlanMade) > plans, "a plan", DECIDED_SECONDS_MAX)
     return asyncio.get_running_loop().time() - began
 
 
 async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """The other one decides within seconds; both say who is active, and nothing is bought twice."""
+    """The standby decides within seconds; both report the active scaler, and nothing is bought twice."""
     async with two_scalers(tmp_path) as cluster:
         children = cluster.system.children
         await until(partial(is_active, cluster, "scaler"))
         await until(partial(says, children["scaler"], "/metrics", "gpu_autoscaler_leader 1.0"))
         await until(partial(says, children[OTHER], "/metrics", "gpu_autoscaler_leader 0.0"))
         await until(partial(says, children[OTHER], "/readyz?verbose", "stands by"))
-        cluster.freeze("scaler")  # so that the launcher's new start does not come first
+        cluster.freeze("scaler")  # so that the restart by the launcher is not first
         seconds = await decided_after(cluster, "job-0")
         record_property("decided_seconds", round(seconds, 2))
         await until(partial(is_active, cluster, OTHER))
         await cluster.kill("scaler")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
-        assert plans_that_differ(cluster.record, cluster.policy) == ()
+        assert differing_plans(cluster.record, cluster.policy) == ()
 
 
-async def test_the_active_scaler_is_paused_in_the_middle_of_a_launch_and_wakes(tmp_path: Path) -> None:
-    """Its order is carried on by the other one under the same token; woken it stands by, and no second instance is."""
+async def test_the_active_scaler_is_paused_during_a_launch(tmp_path: Path) -> None:
+    """The standby continues the order with the same token; the resumed one is a standby, with no second instance."""
     async with two_scalers(tmp_path) as cluster:
         await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
-        await cluster.script.request(request("job-0"), "nats")
+        await cluster.player.submit(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
         await asyncio.sleep(0.5)  # the call to the cloud is under way
         paused = cluster.freeze("scaler")
         try:
             await cluster.world.slow_down("/cloud/instances", seconds=0.0)
             await cluster.until(lambda record: has(record, ScalingNodeLaunched), "a launch by the other one")
-            await cluster.script.request(request("job-1", gpus=4), "nats")
+            await cluster.player.submit(request("job-1", gpus=4), "nats")
             await cluster.until(lambda record: record.count(ScalingNodeLaunched) >= 2, "another one")
             await asyncio.sleep(2 * LEASES.ttl_seconds)
         finally:
@@ -97,4 +97,4 @@ async def test_the_active_scaler_is_paused_in_the_middle_of_a_launch_and_wakes(t
         await until(partial(says, cluster.system.children["scaler"], "/metrics", "gpu_autoscaler_leader 0.0"))
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0", "job-1")
         assert all(count == 1 for count in (await cluster.world.truth()).launches_by_token.values())
-        assert plans_that_differ(cluster.record, cluster.policy) == ()
+        assert differing_plans(cluster.record, cluster.policy) == ()

@@ -41,7 +41,7 @@ EARLY_COUNT = TAKEN_COUNT // 4  # of these, before prices jump: two zones refuse
 LATER_COUNT = 3
 NOTICE_SECONDS, STORM_SECONDS = 120.0, 60.0  # wall time, cluster time
 REFUSED_COUNT = 1000  # launches: as many as there may be
-PRICE_RATIO = 4.0  # spot is dearer than on-demand then: nothing is left of it where it is not refused
+PRICE_RATIO = 4.0  # spot is then more expensive than on-demand
 GPU_COUNT = 4  # of a job: a node of its own
 # What a node is at least, as spot; on-demand is three times that. A fleet may cost a quarter more than with spot alone,
 # so that of the nodes taken two in three at most can be on-demand at once.
@@ -62,7 +62,7 @@ def bought(record: Record, capacity_type: CapacityType) -> set[ActionId]:
 
 
 def launched_count(record: Record) -> int:
-    """How many instances there have been."""
+    """Return the number of instances so far."""
     return len({fact.action_id for fact, _ in record.of(ScalingNodeLaunched)})
 
 
@@ -93,20 +93,20 @@ def zones_by_likeness(record: Record, used: set[str]) -> list[str]:
 
 
 def held_for_money(record: Record) -> set[str]:
-    """What was not bought for as the fleet would have cost too much an hour."""
+    """Return demand deferred by the hourly price limit."""
     plans = (fact.plan for fact, _ in record.of(ScalingPlanMade))
     return {held.subject for plan in plans for held in plan.deferred if isinstance(held.reason, HourlyPriceLimit)}
 
 
 async def notice(cluster: Running, nodes: list[str], within_seconds: float = 0.0) -> None:
-    """Let the cloud take these nodes, one after the other."""
+    """Interrupt these nodes one after the other."""
     for number, node in enumerate(nodes):
         after_seconds = within_seconds * number / len(nodes)
         await cluster.world.take(node, seconds=NOTICE_SECONDS, after_seconds=after_seconds)
 
 
 async def ended(cluster: Running, jobs_count: int) -> None:
-    """Let all work come to its end, and what waited for its room as well, until so many jobs have finished."""
+    """Wait until this number of jobs has finished, including those that waited for capacity."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while len({fact.job_id for fact, _ in cluster.record.of(JobFinished)}) < jobs_count:
             await cluster.world.end_work()
@@ -151,7 +151,7 @@ async def storm(cluster: Running, nodes: list[str], used: set[str], usual: Mappi
 @pytest.mark.cloud("azure", errors=("storm: notices, refusals in two zones, prices, a limit of money",))
 @pytest.mark.cloud("gcp", errors=("storm: notices, refusals in two zones, prices, a limit of money",))
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_a_storm_is_lived_through(cloud: CloudName, tmp_path: Path) -> None:
+async def test_an_interruption_storm_is_survived(cloud: CloudName, tmp_path: Path) -> None:
     """Work moves, on-demand bridges as far as the money goes and the rest waits, spot is bought again; nothing is
     bought twice, nothing is left over.
     """
@@ -168,7 +168,7 @@ async def test_a_storm_is_lived_through(cloud: CloudName, tmp_path: Path) -> Non
     ):
         record, world = cluster.record, cluster.world
         for number in range(NODES_COUNT):
-            await cluster.script.request(request(f"job-{number}", gpus=GPU_COUNT, run_seconds=None), "nats")
+            await cluster.player.submit(request(f"job-{number}", gpus=GPU_COUNT, run_seconds=None), "nats")
         await cluster.until(lambda seen: seen.count(JobStarted) >= NODES_COUNT, "every job at work", WAIT_SECONDS_MAX)
         zones = spot_nodes(record)
         nodes = sorted(zones)
@@ -183,7 +183,7 @@ async def test_a_storm_is_lived_through(cloud: CloudName, tmp_path: Path) -> Non
         spot_before = bought(record, CapacityType.SPOT)
         on_demand_before = bought(record, CapacityType.ON_DEMAND)
         for number in range(LATER_COUNT):
-            await cluster.script.request(request(f"later-{number}", gpus=GPU_COUNT, run_seconds=60.0), "nats")
+            await cluster.player.submit(request(f"later-{number}", gpus=GPU_COUNT, run_seconds=60.0), "nats")
         report = await cluster.report_when_quiet(300)
         assert bought(record, CapacityType.SPOT) > spot_before, "back to spot"
         assert bought(record, CapacityType.ON_DEMAND) == on_demand_before

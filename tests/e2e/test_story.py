@@ -1,4 +1,4 @@
-"""The demo's story on real processes, and each of them killed in the middle of it."""
+"""The demo's scenario on real processes, each of them killed during it."""
 
 import asyncio
 from functools import partial
@@ -28,7 +28,7 @@ from gpu_autoscaler_services.demo.report import Report
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 QUIET_SECONDS_MAX = 120.0
-SLOW_SECONDS = 10.0  # of an answer, that what is done in the middle of a call is so on a busy machine as well
+SLOW_SECONDS = 10.0  # delay of a response, so that a kill happens during the call on busy machines too
 
 
 def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float | None = 240.0) -> JobRequested:
@@ -46,12 +46,12 @@ def request(name: str, *, gpus: int = 1, members: int = 1, run_seconds: float | 
 
 
 def has(record: Record, kind: type[Fact], **fields: object) -> bool:
-    """Whether a fact of this kind with these fields was seen."""
+    """Return whether a fact of this type with these fields was recorded."""
     return any(all(getattr(fact, name) == value for name, value in fields.items()) for fact, _ in record.of(kind))
 
 
 async def told_no_more(cluster: Running, kind: type[Fact]) -> int:
-    """How many facts of this kind are on record, once none more has come for three seconds."""
+    """Return the number of recorded facts of this type, once none has arrived for 3 s."""
     count = -1
     while count < (count := cluster.record.count(kind)):
         await asyncio.sleep(3.0)
@@ -59,18 +59,18 @@ async def told_no_more(cluster: Running, kind: type[Fact]) -> int:
 
 
 def kept(report: Report, *jobs: str) -> None:
-    """Every promise was kept, and these jobs completed."""
+    """Assert that every promise was kept and these jobs completed."""
     assert report.broken_promises == ()
     assert report.jobs_completed == len(jobs)
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
 
 
-async def test_the_scheduler_dies_with_requests_unread(tmp_path: Path) -> None:
-    """Requests that it had not answered are answered by the one that starts again, once each."""
+async def test_the_scheduler_is_killed_with_unread_requests(tmp_path: Path) -> None:
+    """The restarted scheduler answers each pending request once."""
     async with running(tmp_path) as cluster:
         cluster.freeze("scheduler")
         for number in range(3):
-            await cluster.script.request(request(f"job-{number}"), "nats")
+            await cluster.player.submit(request(f"job-{number}"), "nats")
         await cluster.until_unacknowledged("JOB", "scheduler-job-act")
         assert not has(cluster.record, JobQueued)
         await cluster.kill("scheduler")
@@ -79,13 +79,13 @@ async def test_the_scheduler_dies_with_requests_unread(tmp_path: Path) -> None:
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0", "job-1", "job-2")
 
 
-async def test_the_scaler_dies_in_the_middle_of_a_launch_and_of_a_drain(tmp_path: Path) -> None:
-    """The launch is asked for again under the same token, and makes no second instance; the drain goes on."""
+async def test_the_scaler_is_killed_during_a_launch_and_a_drain(tmp_path: Path) -> None:
+    """The launch is repeated with the same token without a second instance; the drain continues."""
     async with running(tmp_path) as cluster:
         await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
-        await cluster.script.request(request("job-0"), "nats")
+        await cluster.player.submit(request("job-0"), "nats")
         await cluster.until(lambda record: has(record, ScalingNodeOrdered), "an order")
-        await asyncio.sleep(0.5)  # the call to the cloud is under way now, and takes its time
+        await asyncio.sleep(0.5)  # the slow call to the cloud is in progress
         assert await cluster.unacknowledged_count("SCALING", "scaler-scaling-act") > 0
         assert not has(cluster.record, ScalingNodeLaunched)
         await cluster.kill("scaler")
@@ -99,21 +99,21 @@ async def test_the_scaler_dies_in_the_middle_of_a_launch_and_of_a_drain(tmp_path
         assert report.notices_answered == 1
 
 
-async def test_the_pod_watcher_dies_while_things_change(tmp_path: Path) -> None:
-    """What changed while it was dead is told by the list that it starts with, also what is gone by then."""
+async def test_the_pod_watcher_is_killed_during_changes(tmp_path: Path) -> None:
+    """The initial list reports changes and deletions that happened while it was down."""
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0", run_seconds=None), "nats")
+        await cluster.player.submit(request("job-0", run_seconds=None), "nats")
         await cluster.until(lambda record: has(record, JobStarted), "the job runs")
         cluster.freeze("pod-watcher")
         await cluster.world.end_work()
-        await until(partial(is_complete, cluster, "job-0"))  # and nobody tells
+        await until(partial(is_complete, cluster, "job-0"))  # unobserved
         assert not has(cluster.record, JobFinished)
         await cluster.kill("pod-watcher")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
 
 
 async def is_complete(cluster: Running, name: str) -> bool:
-    """Whether Kubernetes has the end of the job."""
+    """Return whether Kubernetes has completed the job."""
     kube = KubeClient(Connection(base_url=cluster.system.simcluster_url), now=cluster.clock.now)
     try:
         return progress(await kube.get(KINDS[Runtime.JOB], "default", name)).end is not None
@@ -121,10 +121,10 @@ async def is_complete(cluster: Running, name: str) -> bool:
         await kube.close()
 
 
-async def test_a_job_is_deleted_behind_a_pod_watcher_that_then_dies(tmp_path: Path) -> None:
-    """Its Kubernetes Job goes unseen; the list that the watcher starts with lacks it: cancelled, and once."""
+async def test_a_job_is_deleted_while_the_pod_watcher_is_down(tmp_path: Path) -> None:
+    """The deletion is unobserved; the initial list lacks the Kubernetes Job: cancelled once."""
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0", run_seconds=4000.0), "nats")
+        await cluster.player.submit(request("job-0", run_seconds=4000.0), "nats")
         await cluster.until(lambda record: has(record, JobStarted), "the job runs")
         cluster.freeze("pod-watcher")
         kube = KubeClient(Connection(base_url=cluster.system.simcluster_url), now=cluster.clock.now)
@@ -138,10 +138,10 @@ async def test_a_job_is_deleted_behind_a_pod_watcher_that_then_dies(tmp_path: Pa
         assert (report.jobs_finished, report.jobs_completed) == (1, 0)
 
 
-async def test_the_spot_watcher_dies_with_a_notice_unread(tmp_path: Path) -> None:
-    """The notice still stands when it starts again, and is answered by its deadline."""
+async def test_the_spot_watcher_is_killed_with_an_unread_notice(tmp_path: Path) -> None:
+    """The notice is still active after the restart and is handled by its deadline."""
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0", run_seconds=400.0), "nats")
+        await cluster.player.submit(request("job-0", run_seconds=400.0), "nats")
         await cluster.until(lambda record: has(record, JobStarted), "the job runs")
         cluster.freeze("spot-watcher-notices")
         assert await cluster.world.send_notice(120.0) is not None
@@ -152,10 +152,10 @@ async def test_the_spot_watcher_dies_with_a_notice_unread(tmp_path: Path) -> Non
         assert (report.notices_received, report.notices_answered) == (1, 1)
 
 
-async def test_the_senses_and_the_cost_tracker_die_with_money_open(tmp_path: Path) -> None:
-    """Nothing is charged twice and nothing is forgotten; offers, telemetry and charges go on."""
+async def test_sensors_and_cost_tracker_are_killed_with_open_charges(tmp_path: Path) -> None:
+    """Nothing is charged twice or omitted; offers, telemetry and charges continue."""
     async with running(tmp_path) as cluster:
-        await cluster.script.request(request("job-0", run_seconds=400.0), "nats")
+        await cluster.player.submit(request("job-0", run_seconds=400.0), "nats")
         await cluster.until(lambda record: has(record, CostAccrued) and has(record, GpuNodeSampled), "charges, samples")
         cluster.freeze("cost-tracker")
         await asyncio.sleep(120.0 / cluster.clock.factor)
@@ -172,8 +172,8 @@ async def test_the_senses_and_the_cost_tracker_die_with_money_open(tmp_path: Pat
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
 
 
-async def test_the_gateway_dies_with_a_request_in_hand(tmp_path: Path) -> None:
-    """The user got no answer and asks again: it is one job."""
+async def test_the_gateway_is_killed_during_a_request(tmp_path: Path) -> None:
+    """The user gets no answer and retries: one job."""
     async with running(tmp_path) as cluster:
         cluster.freeze("gateway")
         body = msgspec.json.encode(request("job-0"))
@@ -190,7 +190,7 @@ async def test_the_gateway_dies_with_a_request_in_hand(tmp_path: Path) -> None:
 
 
 async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | None:
-    """Ask the gateway for a job; None where there was no answer."""
+    """Submit a job to the gateway; None without an answer."""
     timeout = aiohttp.ClientTimeout(total=seconds_max)
     try:
         async with (
@@ -206,18 +206,18 @@ async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | No
         return None
 
 
-async def test_the_nats_server_dies_in_the_middle(tmp_path: Path) -> None:
-    """Publishers wait, consumers go on where they were, and nothing acknowledged is lost."""
+async def test_the_nats_server_is_killed(tmp_path: Path) -> None:
+    """Publishers wait, consumers resume, and nothing acknowledged is lost."""
     async with running(tmp_path) as cluster:
         await cluster.world.slow_down("/cloud/instances", seconds=SLOW_SECONDS)
-        await cluster.script.request(request("gang-0", gpus=4, members=2), "nats")
+        await cluster.player.submit(request("gang-0", gpus=4, members=2), "nats")
         await cluster.until(lambda record: has(record, ScalingPlanMade) and has(record, ScalingNodeOrdered), "an order")
-        await asyncio.sleep(0.5)  # the calls to the cloud are under way, and nobody has acknowledged the orders
+        await asyncio.sleep(0.5)  # calls to the cloud are in progress, orders unacknowledged
         assert await cluster.unacknowledged_count("SCALING", "scaler-scaling-act") > 0
         await cluster.system.nats.kill()
         await cluster.world.slow_down("/cloud/instances", seconds=0.0)
-        await asyncio.sleep(2.0)  # nodes boot and register meanwhile, and nobody can say so
+        await asyncio.sleep(2.0)  # nodes boot and register meanwhile, unrecorded
         await cluster.system.nats.start()
         await cluster.until(lambda record: has(record, NodeObserved, is_ready=True), "a ready node")
-        await cluster.script.request(request("job-0"), "rest")
+        await cluster.player.submit(request("job-0"), "rest")
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "gang-0", "job-0")

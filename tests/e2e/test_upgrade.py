@@ -1,4 +1,4 @@
-"""From an earlier version to today's and one step back, process after process, while work comes, runs and ends."""
+"""Upgrade from an earlier version and rollback, process by process, while jobs run."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ QUIET_SECONDS_MAX = 180.0
 
 
 def is_of(cluster: Running, code: Path) -> set[str]:
-    """The processes that really run this code, as their open command line and environment say."""
+    """Return the processes that run this code, by their command line and environment."""
     found = set()
     for name in PROCESSES:
         pid = cluster.system.children[name].pid
@@ -27,11 +27,11 @@ def is_of(cluster: Running, code: Path) -> set[str]:
 
 
 async def replaced(cluster: Running, code: Path | None, names: tuple[str, ...], *, jobs: str) -> list[str]:
-    """Start these processes anew, from this code or from today's; before each, somebody asks for a job."""
+    """Restart these processes with this code; submit a job before each."""
     asked = []
     for number, name in enumerate(names):
         asked.append(f"{jobs}-{number}")
-        await cluster.script.request(request(asked[-1], run_seconds=60.0), "nats")
+        await cluster.player.submit(request(asked[-1], run_seconds=60.0), "nats")
         if code is None:
             cluster.system.code.pop(name, None)
         else:
@@ -40,15 +40,15 @@ async def replaced(cluster: Running, code: Path | None, names: tuple[str, ...], 
     return asked
 
 
-async def test_an_upgrade_and_a_step_back(tmp_path: Path) -> None:
-    """No job is lost, each ends once, every cent is charged, and each version reads what the other says."""
+async def test_an_upgrade_and_a_rollback(tmp_path: Path) -> None:
+    """No job is lost, each ends once, all costs are charged, and each version reads the other's facts."""
     earlier = unpacked(tmp_path / "earlier")
     async with (
         started(tmp_path / "system", code=dict.fromkeys(PROCESSES, earlier)) as system,
         followed(system) as cluster,
     ):
         assert is_of(cluster, earlier) == set(PROCESSES)
-        await cluster.script.request(request("before", run_seconds=900.0), "nats")
+        await cluster.player.submit(request("before", run_seconds=900.0), "nats")
         await cluster.until(lambda record: has(record, JobStarted, job_id="before"), "a job runs")
 
         asked = await replaced(cluster, None, PROCESSES, jobs="up")
@@ -60,4 +60,4 @@ async def test_an_upgrade_and_a_step_back(tmp_path: Path) -> None:
         back = await replaced(cluster, earlier, PROCESSES, jobs="back")
         assert is_of(cluster, earlier) == set(PROCESSES)
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "before", *asked, *back)
-        assert await cluster.script._bus.last_sequence(DEAD) == 0, "each version reads what the other says"
+        assert await cluster.player._bus.last_sequence(DEAD) == 0, "each version reads what the other says"

@@ -1,4 +1,4 @@
-"""Today's version starts over what an earlier one left behind in the middle of a story: streams, store and cluster."""
+"""The current version starts with streams, store and cluster left by an earlier one."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ QUIET_SECONDS_MAX = 180.0
 
 
 class Found(LocalSystem):
-    """A system in a folder with what the earlier version left, whose cluster goes on as it stood."""
+    """A system in a folder with the earlier version's files, whose cluster continues."""
 
     def __init__(self, folder: Path, left: Path) -> None:
         about = msgspec.json.decode((left / "about.json").read_bytes(), type=About)
@@ -46,11 +46,11 @@ class Found(LocalSystem):
             environment={CLOCK_ENVIRONMENT: self.clock.to_text()},
             log=self.folder / "logs" / "simcluster.log",
             ready_url=f"{self.simcluster_url}/readyz",
-            process_group=self._guard.process_group,
+            process_group=self._reaper.process_group,
         )
 
     async def put_back(self, kept: Exported) -> None:
-        """The streams into a broker of today, and the store where the services look for it."""
+        """Restore the streams into a broker, and the store."""
         (self.folder / "nats").mkdir(parents=True)
         (self._left / "store.db").rename(self.folder / "store.db")
         await self.nats.start()
@@ -64,7 +64,7 @@ class Found(LocalSystem):
 
 
 def continued(about: About) -> Clock:
-    """A clock that goes on where that of the record stood: cluster time at this moment is that of its end."""
+    """Return a clock that continues the recorded cluster time."""
     clock = Clock.from_text(about.clock, "about.json")
     at, now, factor = datetime.fromisoformat(about.at), clock.wall_now(), clock.factor
     return Clock(factor, now + (now - at) / (factor - 1))
@@ -81,7 +81,7 @@ def exported(left: Path) -> Exported:
 
 @asynccontextmanager
 async def over_what_was_left(folder: Path, kept: Exported) -> AsyncIterator[Running]:
-    """Today's system, started over it."""
+    """The current system, started with these files."""
     system = Found(folder / "system", folder / "left")
     await system.put_back(kept)
     await system.start(lambda _: None)
@@ -93,7 +93,7 @@ async def over_what_was_left(folder: Path, kept: Exported) -> AsyncIterator[Runn
 
 
 async def listed(cluster: Running) -> dict[str, str]:
-    """Each job that the gateway knows, and its state."""
+    """Return each job of the gateway with its state."""
     async with aiohttp.ClientSession() as session:
         url = f"{cluster.system.gateway_url}/api/v1/gpu/jobs"
         async with session.get(url) as answer:
@@ -101,7 +101,7 @@ async def listed(cluster: Running) -> dict[str, str]:
             return {job["job_id"]: job["status"] for job in (await answer.json())["items"]}
 
 
-async def test_today_goes_on_from_what_an_earlier_version_left(tmp_path: Path) -> None:
+async def test_the_current_version_continues_an_earlier_one(tmp_path: Path) -> None:
     """Each stream under its sequences: jobs are known, what nobody had read is read, nothing is launched or placed
     twice, every cent is charged once; and after one step back the earlier version goes on from there."""
     left = exported(unpacked(tmp_path / "left", RECORDED))
@@ -129,4 +129,4 @@ async def test_today_goes_on_from_what_an_earlier_version_left(tmp_path: Path) -
         truth = await cluster.world.truth()
         assert launched <= set(truth.launches_by_token)
         assert set(truth.launches_by_token.values()) == {1}
-        assert await cluster.script._bus.last_sequence(DEAD) == 0, "each version reads what the other says"
+        assert await cluster.player._bus.last_sequence(DEAD) == 0, "each version reads what the other says"

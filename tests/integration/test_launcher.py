@@ -65,7 +65,7 @@ def started() -> Iterator[list[int]]:
 async def test_a_launcher_that_is_killed_takes_its_children_along(
     how: signal.Signals, tmp_path: Path, started: list[int]
 ) -> None:
-    """Broker, simulated cluster, services and guard are gone soon after a launcher that had no time to end them."""
+    """Broker, simulated cluster, services and reaper end soon after a launcher that was killed."""
     launcher = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LAUNCHER, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
@@ -82,9 +82,9 @@ async def test_a_launcher_that_is_killed_takes_its_children_along(
             await asyncio.sleep(0.1)
 
 
-def test_the_guard_ends_nobody_elses_group() -> None:
-    """Started by hand, in the group of a shell, it refuses."""
-    command = [sys.executable, "-m", "gpu_autoscaler_services.local.guard"]
+def test_reaper_refuses_a_foreign_process_group() -> None:
+    """Started by hand, in the group of a shell, it exits."""
+    command = [sys.executable, "-m", "gpu_autoscaler_services.local.reaper"]
     refused = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert refused.returncode == 1
     assert "started by the launcher" in refused.stderr

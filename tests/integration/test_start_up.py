@@ -52,7 +52,7 @@ async def test_settings_that_are_wrong_are_all_named(tmp_path: Path) -> None:
     """Those of the environment with the nearest key that there is; those of the file with their place."""
     refused(
         await serve("scaler", NATS_URLL="x", HTTP_PORT=99999),
-        "2 mistake(s), nothing was started",
+        "2 error(s), nothing was started",
         "NATS_URLL: unknown key 'NATS_URLL'; did you mean 'NATS_URL'?",
         "HTTP_PORT: Expected `int` <= 65535",
     )
@@ -107,7 +107,7 @@ async def test_what_the_gateway_needs_here_is_named(nats_store: Path, taken_port
     refused(no_port, f"127.0.0.1:{taken_port} cannot be listened on", "set gateway.port")
 
 
-async def test_the_launcher_says_at_once_that_its_port_is_taken(taken_port: int, tmp_path: Path) -> None:
+async def test_the_launcher_reports_a_port_in_use_at_once(taken_port: int, tmp_path: Path) -> None:
     """Nothing was started, so nothing is left behind."""
     taken, free = str(taken_port), "0"
     for command, option, others in (
@@ -117,7 +117,7 @@ async def test_the_launcher_says_at_once_that_its_port_is_taken(taken_port: int,
     ):
         said = await program(*COMMAND, command, option, taken, *others, "--folder", str(tmp_path / command))
         assert (said.code, said.out) == (Exit.USAGE, "")
-        assert f"port {taken_port} of 127.0.0.1: Address already in use; name another with {option}" in said.err
+        assert f"port {taken_port} of 127.0.0.1: Address already in use; choose another with {option}" in said.err
         assert not (tmp_path / command / "logs").exists()
 
 

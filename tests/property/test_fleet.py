@@ -1,4 +1,4 @@
-"""The choice of a fleet on problems that nobody made up."""
+"""The fleet solver on generated problems."""
 
 from collections import Counter
 
@@ -33,8 +33,8 @@ def problems(draw: st.DrawFn) -> FleetProblem:
 
 @given(problems())
 @settings(max_examples=100, deadline=None)
-def test_every_pod_that_can_have_a_node_has_exactly_one(problem: FleetProblem) -> None:
-    """Room, acceptance and groups are kept on each node, and no fleet costs less than the floor."""
+def test_every_serveable_pod_has_exactly_one_node(problem: FleetProblem) -> None:
+    """Capacity, accepted offers and groups hold on each node, and no fleet costs less than the floor."""
     fleet = cheapest_fleet(problem)
 
     served: Counter[int] = Counter()
@@ -54,5 +54,5 @@ def test_every_pod_that_can_have_a_node_has_exactly_one(problem: FleetProblem) -
 @given(problems())
 @settings(max_examples=30, deadline=None)
 def test_the_same_problem_gives_the_same_fleet(problem: FleetProblem) -> None:
-    """Nothing depends on what was chosen before, or on chance."""
+    """Independent of earlier problems and of chance."""
     assert cheapest_fleet(problem) == cheapest_fleet(problem)

@@ -1,4 +1,4 @@
-"""`fold` over drawn histories: whatever a broker may do to the streams, the state is the same."""
+"""Properties of `fold` for generated histories."""
 
 from datetime import timedelta
 
@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
 
 from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.transitions import TRANSITIONS
-from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.ids import ActionId
@@ -22,8 +23,8 @@ _SETTINGS = settings(
 
 @_SETTINGS
 @given(data=st.data())
-def test_no_interleaving_and_no_repeat_changes_the_state(data: st.DataObject) -> None:
-    """Any order of the streams, any repeat within the tombstones' life, any cut into batches: equal state."""
+def test_interleaving_redelivery_and_batches_do_not_change_the_state(data: st.DataObject) -> None:
+    """Redelivery within the retention of tombstones."""
     history = data.draw(histories())
     state = EMPTY_STATE
     for batch in data.draw(retellings(history)):
@@ -34,8 +35,8 @@ def test_no_interleaving_and_no_repeat_changes_the_state(data: st.DataObject) ->
 
 @_SETTINGS
 @given(history=histories())
-def test_folding_again_what_was_folded_changes_nothing(history: History) -> None:
-    """The last six hours of a history, told again as a whole, leave the state as it is."""
+def test_folding_is_idempotent(history: History) -> None:
+    """Redelivery of the last six hours."""
     state = fold(EMPTY_STATE, history)
     recent = [each for each in history if _is_recent(each, state)]
 
@@ -45,7 +46,7 @@ def test_folding_again_what_was_folded_changes_nothing(history: History) -> None
 @_SETTINGS
 @given(history=histories())
 def test_a_state_is_never_changed_in_place(history: History) -> None:
-    """Whoever reads a state may keep it: folding on leaves it alone."""
+    """Folding does not change states of readers."""
     half = fold(EMPTY_STATE, history[: len(history) // 2])
     again = fold(EMPTY_STATE, history[: len(history) // 2])
     fold(half, history[len(history) // 2 :])
@@ -56,8 +57,8 @@ def test_a_state_is_never_changed_in_place(history: History) -> None:
 
 @_SETTINGS
 @given(history=histories())
-def test_nodes_live_along_the_arrows(history: History) -> None:
-    """Told as it happened, each purchase moves along the table; a late stream may skip phases, never go against."""
+def test_phases_follow_the_transitions(history: History) -> None:
+    """In order of events; a late stream may skip phases, never reverse."""
     state, phases = EMPTY_STATE, dict[ActionId, NodePhase]()
     for each in history:
         state = fold(state, [each])
@@ -70,7 +71,7 @@ def test_nodes_live_along_the_arrows(history: History) -> None:
 
 
 def _differences(one: ClusterState, other: ClusterState) -> dict[str, tuple[object, object]]:
-    """Only the fields that differ: a whole state is no message."""
+    """The fields that differ, for short messages."""
     return {
         name: (getattr(one, name), getattr(other, name))
         for name in one.__struct_fields__
@@ -84,20 +85,20 @@ def _is_recent(recorded: Recorded, state: ClusterState) -> bool:
 
 
 def _reachable(phase: NodePhase) -> frozenset[NodePhase]:
-    found: set[NodePhase] = set()
+    result: set[NodePhase] = set()
     ahead = [phase]
     while ahead:
-        news = TRANSITIONS[ahead.pop()] - found
-        found |= news
+        news = TRANSITIONS[ahead.pop()] - result
+        result |= news
         ahead += news
-    return frozenset(found)
+    return frozenset(result)
 
 
 _REACHABLE = {phase: _reachable(phase) for phase in NodePhase}
 
 
-def test_every_phase_can_be_reached_and_every_life_can_end() -> None:
-    """The table has no island, and `gone` is the one end that every phase can come to."""
+def test_every_phase_is_reachable_and_leads_to_gone() -> None:
+    """From any phase."""
     assert _REACHABLE[NodePhase.PLANNED] == set(NodePhase) - {NodePhase.PLANNED}
     assert all(NodePhase.GONE in _REACHABLE[phase] for phase in NodePhase if phase is not NodePhase.GONE)
     assert TRANSITIONS.keys() == set(NodePhase)

@@ -1,4 +1,4 @@
-"""A snapshot of any state is that state again, and folding goes on from it as if it had never been stored."""
+"""Snapshots: decoding gives an equal state, and folding continues from it."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from gpu_autoscaler.runtime.snapshot_codec import (
     StreamMark,
     decode_label,
     decode_snapshot,
-    part_of,
     encode_snapshot,
+    restrict_to_streams,
 )
 
 History = tuple[Recorded, ...]
@@ -36,19 +36,19 @@ _SETTINGS = settings(
 
 
 def stored(state: ClusterState) -> ClusterState:
-    """The state as another process reads it."""
+    """The state as decoded by another process."""
     sealed, body = encode_snapshot(LABEL, state)
     label = decode_label(sealed)
     assert isinstance(label, Label)
-    found = decode_snapshot(label, body)
-    assert isinstance(found, ClusterState)
-    return found
+    result = decode_snapshot(label, body)
+    assert isinstance(result, ClusterState)
+    return result
 
 
 @_SETTINGS
 @given(history=histories(), data=st.data())
-def test_folding_on_from_a_snapshot_gives_the_state_of_everything(history: History, data: st.DataObject) -> None:
-    """Wherever it was taken: what is decoded is equal, and so is all that comes after."""
+def test_folding_continues_from_a_snapshot(history: History, data: st.DataObject) -> None:
+    """Wherever it was taken."""
     place = data.draw(st.integers(0, len(history)))
     half = fold(EMPTY_STATE, history[:place])
 
@@ -58,19 +58,19 @@ def test_folding_on_from_a_snapshot_gives_the_state_of_everything(history: Histo
 
 @_SETTINGS
 @given(history=histories(), streams=st.sets(st.sampled_from(("POD", "NODE", "GPU", "SPOT", "JOB", "SCALING"))))
-def test_a_part_of_a_state_is_what_its_streams_say(history: History, streams: set[str]) -> None:
-    """Who folds fewer streams finds in a snapshot just what they would have folded."""
+def test_a_partial_state_equals_folding_its_streams(history: History, streams: set[str]) -> None:
+    """For services that fold fewer streams."""
     own = [each for each in history if each.stream in streams]
 
-    assert part_of(fold(EMPTY_STATE, history), streams) == fold(EMPTY_STATE, own)
+    assert restrict_to_streams(fold(EMPTY_STATE, history), streams) == fold(EMPTY_STATE, own)
 
 
-def test_every_part_of_the_state_has_its_stream() -> None:
-    """A new field of the state is one more line there."""
+def test_every_field_of_the_state_has_a_stream() -> None:
+    """A new field needs one more line."""
     assert STREAM_OF_FIELD.keys() | {"newest"} == set(ClusterState.__struct_fields__)
 
 
-def test_a_label_says_the_cut_that_it_stands_for() -> None:
+def test_a_label_has_its_sequences() -> None:
     """Also after it was stored."""
     label = decode_label(encode_snapshot(LABEL, EMPTY_STATE)[0])
 
@@ -79,8 +79,8 @@ def test_a_label_says_the_cut_that_it_stands_for() -> None:
 
 
 @pytest.mark.parametrize("position", range(0, 100, 7))
-def test_a_flipped_bit_of_the_body_is_noticed(position: int) -> None:
-    """Wherever it is: nothing is decoded from it."""
+def test_a_corrupt_body_is_detected(position: int) -> None:
+    """Nothing is decoded from it."""
     sealed, body = encode_snapshot(LABEL, EMPTY_STATE)
     place = position * len(body) // 100
     broken = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
@@ -99,8 +99,8 @@ def test_a_flipped_bit_of_the_body_is_noticed(position: int) -> None:
         (b'"format_version":1', b'"format_version":2', "format_changed"),
     ],
 )
-def test_a_label_that_was_changed_is_noticed(old: bytes, new: bytes, reason: str) -> None:
-    """The checksum is over the label as well: a wrong cut would be worse than a wrong state."""
+def test_a_corrupt_label_is_detected(old: bytes, new: bytes, reason: str) -> None:
+    """The checksum covers the label."""
     sealed, body = encode_snapshot(LABEL, EMPTY_STATE)
     assert old in sealed
 
@@ -109,6 +109,6 @@ def test_a_label_that_was_changed_is_noticed(old: bytes, new: bytes, reason: str
 
 def _reason(sealed: bytes, body: bytes) -> Any:  # noqa: ANN401 - compared with a word
     label = decode_label(sealed)
-    found = label if isinstance(label, Refusal) else decode_snapshot(label, body)
-    assert isinstance(found, Refusal)
-    return found.reason
+    result = label if isinstance(label, Refusal) else decode_snapshot(label, body)
+    assert isinstance(result, Refusal)
+    return result.reason

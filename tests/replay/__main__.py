@@ -1,13 +1,13 @@
-"""Keeps the recorded days: `bless` writes down what today's code decides otherwise, `record` makes histories.
+"""Maintains recorded histories: `bless` writes the expected reports, `record` makes histories.
 
-After a change of decisions on purpose: `python -m tests.replay bless`, read the difference in git, commit it.
+After an intended change of decisions: `python -m tests.replay bless`, review the difference in git, commit it.
 """
 
 import argparse
 import sys
 
 import structlog
-from tests.replay.histories_data import DAYS, FOLDER, expected_of, history_of, record, replayed, told_of
+from tests.replay.histories_data import DAYS, FOLDER, expected_of, history_of, record, replayed, report_of
 
 from gpu_autoscaler.replay.recording import save
 
@@ -15,18 +15,18 @@ CRITICAL = 50
 
 
 def main() -> int:
-    """Do what is asked for; says what was written."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
     parser.add_argument("what", choices=("bless", "record"))
-    parser.add_argument("--day", choices=tuple(DAYS), help="this one only")
-    asked = parser.parse_args()
+    parser.add_argument("--day", choices=tuple(DAYS), help="only this day")
+    arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
     FOLDER.mkdir(exist_ok=True)
-    for name in [asked.day] if asked.day else DAYS:
-        if asked.what == "record":
+    for name in [arguments.day] if arguments.day else DAYS:
+        if arguments.what == "record":
             save(record(name), history_of(name))
             sys.stdout.write(f"{history_of(name)}: {history_of(name).stat().st_size} bytes\n")
-        text = told_of(replayed(name))
+        text = report_of(replayed(name))
         expected_of(name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"{name}: {text.splitlines()[0]}\n")
     return 0

@@ -1,7 +1,7 @@
-"""One small day of each kind: what happens in it, how it is recorded, and what is expected of today's code.
+"""Recorded histories: one simulated day of each kind, and the expected differences of the current code.
 
-Histories are recorded once and kept, as real ones are; recording them again is for a new kind of day, not for a change
-of decisions.
+Histories are recorded once and kept, like real ones. Record again only for a new kind of day, not for a change of
+decisions.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from gpu_autoscaler.model.ids import FactId, JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.recording import STREAMS, Head, Recording, load
-from gpu_autoscaler.replay.retrace import RetraceResult, retrace, told
+from gpu_autoscaler.replay.retrace import RetraceResult, report_lines, retrace
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.sim.simulation import Setting, Simulation
 from gpu_autoscaler.sim.virtual_time import ORIGIN
@@ -25,7 +25,7 @@ from gpu_autoscaler_services.simulation import ROLES
 
 FOLDER = Path(__file__).parent / "histories"
 HOURS = 0.75
-AFTERWARDS = timedelta(minutes=15)  # without new work, so that nodes go
+AFTERWARDS = timedelta(minutes=15)  # without new work, so that nodes are removed
 EXAMPLES_COUNT_MAX = 20
 
 
@@ -38,15 +38,15 @@ class Day(msgspec.Struct, frozen=True):
 
 
 def _nothing(world: Simulation) -> None:
-    """People work as they do."""
+    """No incident."""
 
 
 def _burst(world: Simulation) -> None:
     """Forty jobs at once, a quarter of them gangs."""
-    world.loop.call_later(900.0, _ask, world, 40)
+    world.loop.call_later(900.0, _submit, world, 40)
 
 
-def _ask(world: Simulation, count: int) -> None:
+def _submit(world: Simulation, count: int) -> None:
     for number in range(count):
         name = f"burst-{number}"
         request = JobRequested(
@@ -63,7 +63,7 @@ def _ask(world: Simulation, count: int) -> None:
 
 
 def _storm(world: Simulation) -> None:
-    """The cloud takes all of its spot machines back, twice: with two minutes of notice, then with half a minute."""
+    """The cloud reclaims all spot machines twice: with 120 s, then with 30 s of notice."""
     world.loop.call_later(1200.0, _warn, world, 120.0)
     world.loop.call_later(2100.0, _warn, world, 30.0)
 
@@ -74,7 +74,7 @@ def _warn(world: Simulation, seconds: float) -> None:
 
 
 def _outage(world: Simulation) -> None:
-    """The broker is away for four minutes; later the scaler dies, and watches with it."""
+    """The broker is unreachable for 4 min; later scaler and pod watcher crash."""
     world.loop.call_later(900.0, setattr, world.bus, "is_away", True)
     world.loop.call_later(1140.0, _return_broker, world)
     world.loop.call_later(1800.0, world.process_pool.kill, "scaler")
@@ -87,25 +87,25 @@ def _return_broker(world: Simulation) -> None:
 
 
 DAYS = {
-    "quiet": Day("people work as they do", 31, _nothing),
+    "quiet": Day("no incident", 31, _nothing),
     "burst": Day("forty jobs at once", 32, _burst),
-    "storm": Day("the cloud takes its spot machines back, twice", 33, _storm),
-    "outage": Day("the broker is away, then scaler and pod watcher die", 34, _outage),
+    "storm": Day("the cloud reclaims all spot machines twice", 33, _storm),
+    "outage": Day("the broker is unreachable, then scaler and pod watcher crash", 34, _outage),
 }
 
 
 def history_of(name: str) -> Path:
-    """Where the day's history is."""
+    """Return the path of the history."""
     return FOLDER / f"{name}.jsonl.xz"
 
 
 def expected_of(name: str) -> Path:
-    """Where it stands what today's code decides otherwise."""
+    """Return the path of the expected report."""
     return FOLDER / f"{name}.expected.txt"
 
 
 def record(name: str) -> Recording:
-    """Let the day happen, and return its history."""
+    """Simulate the day and return its history."""
     day = DAYS[name]
     world = Simulation(Setting(seed=day.seed, hours=HOURS, kinds=()), ROLES)
     facts: list[Stored] = []
@@ -117,7 +117,7 @@ def record(name: str) -> Recording:
     world.bus.listen(keep)
     day.script(world)
     result = world.run()
-    assert not result.broken, f"{name}: {result.broken}"
+    assert not result.violations, f"{name}: {result.violations}"
     to_at = ORIGIN + timedelta(hours=HOURS) + AFTERWARDS
     head = Head(
         about=day.about,
@@ -126,14 +126,14 @@ def record(name: str) -> Recording:
         from_at=ORIGIN,
         to_at=to_at,
     )
-    return Recording(head=head, facts=tuple(each for each in facts if each.at <= to_at))
+    return Recording(head=head, facts=tuple(stored for stored in facts if stored.at <= to_at))
 
 
 def replayed(name: str) -> RetraceResult:
-    """Walk through the day with today's code."""
+    """Plan the history again with the current code."""
     return retrace(load(history_of(name)))
 
 
-def told_of(retraced: RetraceResult) -> str:
-    """What came of a walk, as it is kept."""
-    return "\n".join(told(retraced, EXAMPLES_COUNT_MAX)) + "\n"
+def report_of(result: RetraceResult) -> str:
+    """Return the report as it is kept."""
+    return "\n".join(report_lines(result, EXAMPLES_COUNT_MAX)) + "\n"

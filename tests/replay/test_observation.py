@@ -1,4 +1,4 @@
-"""What another autoscaler did, measured from nodes and pods alone, where the answer is known by hand."""
+"""Outcomes of another autoscaler, measured from nodes and pods alone, whose result is known by hand."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,8 +26,8 @@ from gpu_autoscaler_services.simulation import ROLES
 NEEDS = Resources(cpu_milli=1000, memory_bytes=1 << 30, gpu_count=1, pod_count=1)
 
 
-def recorded(*told: tuple[datetime, Fact], hours: float = 1.0) -> Recording:
-    """A record of these facts."""
+def recorded(*dated_facts: tuple[datetime, Fact], hours: float = 1.0) -> Recording:
+    """Return a recording of these facts."""
     facts = tuple(
         Stored(
             at=at,
@@ -37,7 +37,7 @@ def recorded(*told: tuple[datetime, Fact], hours: float = 1.0) -> Recording:
                 sequence=number,
             ),
         )
-        for number, (at, fact) in enumerate(told, start=1)
+        for number, (at, fact) in enumerate(dated_facts, start=1)
     )
     return Recording(head=Head(policy=POLICY, from_at=T0, to_at=_at(3600 * hours)), facts=facts)
 
@@ -48,7 +48,7 @@ def on_sale() -> tuple[datetime, Fact]:
 
 
 def node(name: str, created_seconds: float, instance_type: str = OFFER.instance_type) -> tuple[datetime, Fact]:
-    """A node of theirs, bought on demand."""
+    """An on-demand node of the other autoscaler."""
     at = _at(created_seconds)
     return at, NodeObserved(
         node_uid=NodeUid(name),
@@ -65,7 +65,7 @@ def node(name: str, created_seconds: float, instance_type: str = OFFER.instance_
 
 
 def pod(name: str, created: float, started: float | None = None, ended: float | None = None) -> tuple[datetime, Fact]:
-    """A pod of theirs that wants one GPU."""
+    """A foreign pod with one GPU."""
     return _at(created), PodObserved(
         pod_uid=PodUid(name),
         namespace="default",
@@ -82,37 +82,37 @@ def pod(name: str, created: float, started: float | None = None, ended: float | 
 
 
 def gone(name: str, at_seconds: float) -> tuple[datetime, Fact]:
-    """The node is gone."""
+    """The deletion of a node."""
     return _at(at_seconds), NodeGone(node_uid=NodeUid(name), name=name, epoch=1, version=2)
 
 
-def test_their_fleet_is_measured_and_ours_is_modelled() -> None:
-    """They kept a node for forty minutes over ten minutes' work; ours pays boot, work and idle time."""
+def test_their_fleet_is_measured_and_ours_is_modeled() -> None:
+    """They kept a node for 40 min for 10 min of work; ours pays boot, work and idle time."""
     found = compare_fleets(recorded(on_sale(), node("n", 120), pod("p", 60, 180, 780), gone("n", 2520)), POLICY, ROLES)
     assert found.theirs.node_hours == pytest.approx(40 / 60)
     assert found.theirs.cost_micro_usd == pytest.approx(PRICE_MICRO_USD_PER_HOUR * 40 / 60, rel=1e-6)
     assert found.theirs.waiting["all"].mean_seconds == 120
     assert found.ours.jobs_count == found.ours.finished_count == 1
-    # 120 s of boot, 600 of work, 150 idle, and what ticks and ends take.
+    # 120 s boot, 600 s work, 150 s idle, and delays of ticks and terminations.
     assert 870 / 3600 < found.ours.node_hours < 1100 / 3600
 
 
-def test_a_node_that_is_in_no_list_is_not_free() -> None:
-    """Its cost is unknown: it is counted, left out of the sum, and said."""
+def test_a_node_without_a_list_price_is_not_free() -> None:
+    """Its cost is unknown: it is counted, excluded from the sum, and listed as assumption."""
     found = compare_fleets(recorded(on_sale(), node("n", 120, "exotic"), pod("p", 60, 180, 780)), POLICY, ROLES)
     assert (found.theirs.cost_micro_usd, found.theirs.price_unknown_count) == (0, 1)
-    assert any("1 node of theirs is not in the list" in sentence for sentence in found.assumptions)
+    assert any("1 node of theirs without a list price" in sentence for sentence in found.assumptions)
 
 
-def test_who_ran_before_the_window_is_compared_from_its_beginning_on() -> None:
-    """Facts that left are remembered as a state: node, pod and prices go on, the time before is not counted."""
-    told = (on_sale(), node("n", 120), pod("p", 60, 180))
-    more = [pod(f"q{number}", 900 + number, 1000 + number, 1100 + number) for number in range(6)]
+def test_work_from_before_the_window_counts_from_its_start() -> None:
+    """Dropped facts become a state: node, pod and prices continue, earlier time is not counted."""
+    early = (on_sale(), node("n", 120), pod("p", 60, 180))
+    later = [pod(f"q{number}", 900 + number, 1000 + number, 1100 + number) for number in range(6)]
     window = Window(T0, facts_count_max=4)
-    for each in recorded(*told, *more).facts:
-        window.add(each.recorded, each.at)
+    for stored in recorded(*early, *later).facts:
+        window.add(stored.recorded, stored.at)
     kept = window.recording(POLICY, _at(3600))
-    assert not any(isinstance(each.recorded.fact, NodeObserved) for each in kept.facts)
+    assert not any(isinstance(stored.recorded.fact, NodeObserved) for stored in kept.facts)
     found = compare_fleets(kept, POLICY, ROLES)
     span_hours = (_at(3600) - window.from_at).total_seconds() / 3600
     assert found.theirs.node_hours == pytest.approx(span_hours)
@@ -121,19 +121,19 @@ def test_who_ran_before_the_window_is_compared_from_its_beginning_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"), [([pod("p", 60)], "no price list"), ([on_sale()], "no pod has asked for a GPU")]
+    ("facts", "sentence"), [([pod("p", 60)], "no price list"), ([on_sale()], "no pod has requested a GPU")]
 )
-def test_nothing_to_compare_is_said(told: Sequence[tuple[datetime, Fact]], sentence: str) -> None:
-    """Which of the two is missing, and what to do."""
+def test_missing_inputs_are_named(facts: Sequence[tuple[datetime, Fact]], sentence: str) -> None:
+    """The error names what is missing and the next step."""
     with pytest.raises(ConfigError, match=sentence):
-        compare_fleets(recorded(*told), POLICY, ROLES)
+        compare_fleets(recorded(*facts), POLICY, ROLES)
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is started."""
+    """The error comes before anything is started."""
     absent = tmp_path / "absent.kubeconfig"
     assert run(["observe", "--kubeconfig", str(absent), "--folder", str(tmp_path / "out")]) == Exit.USAGE
     assert str(absent) in capsys.readouterr().err
     assert run(["observe", "--facts-max", "3", "--folder", str(tmp_path / "out")]) == Exit.USAGE
-    assert "--facts-max 3 shows nothing" in capsys.readouterr().err
+    assert "--facts-max: 3 is too small" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,7 +1,7 @@
-"""Plants a bug in a copy of the code and lets the simulator look for it. The working tree is never touched.
+"""Plants a bug in a copy of the code and lets the simulator search for it. The working tree is never changed.
 
-A bug is hunted with the second opinion on, and with it off, so that the world's own witness has to see it alone. First
-where it was found before, then in one seed after the other: short runs, then long ones.
+A bug is hunted with the plan check enabled, and with it disabled, so that the invariant monitor must detect it alone.
+The known place is tried first, then one seed after the other: short runs, then long ones.
 """
 
 import os
@@ -22,62 +22,62 @@ from gpu_autoscaler.sim.actors.policies import policy_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_COUNT = 500
-HOURS, HOURS_LONG = 0.5, 2.0  # what comes seldom, or needs a fleet that has grown, shows in the long ones alone
-LONG_EACH = 5  # one run of so many is a long one
-SECONDS = 600.0  # of CPU for one bug with the second opinion, and once more without, after which no run is begun
+HOURS, HOURS_LONG = 0.5, 2.0  # rare conditions and grown fleets occur only in long runs
+LONG_EVERY = 5  # every fifth run is a long one
+SECONDS = 600.0  # of CPU for one bug, with and without the plan check each; no run is started later
 NOTHING_SECONDS_MAX = 1e9
-SECOND_OPINION = "the second opinion"  # the promise that a refused plan breaks
-# Planted beside a bug: the scaler asks nobody for a second opinion.
+PLAN_CHECK = "plan check"  # the invariant that a refused plan violates
+# Planted beside a bug: the scaler skips the plan check.
 UNCHECKED = Planted(
-    "nobody is asked for a second opinion",
+    "the plan check is skipped",
     2,
     "services/gpu_autoscaler_services/scaler/service.py",
-    "if mistakes := check(made, state, self._policy):",
-    "if mistakes := check(made, state, self._policy)[:0]:",
+    "if violations := check(planned, state, self._policy):",
+    "if violations := check(planned, state, self._policy)[:0]:",
 )
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a bug was found first, and by what."""
+    """Where a bug was first found, and by which invariant."""
 
     place: Place
     promise: str
-    seeds_count: int  # runs that it took when it was looked for without knowing where
+    seeds_count: int  # runs until it was found without a known place
     seconds: float  # of CPU, of this run
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one bug."""
+class Found(msgspec.Struct, frozen=True, kw_only=True, rename={"by_monitor": "by_world"}):
+    """Where one bug is known to be found."""
 
     by_all: Find | None = None  # None: not found
-    by_world: Find | None = None  # with the second opinion switched off
+    by_monitor: Find | None = None  # with the plan check disabled
 
 
 class Hunt(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one bug."""
+    """Result of the hunt for one bug."""
 
     name: str
     promise_attacked: int
     found: Found
-    what: str = ""  # the promise's own words
+    what: str = ""  # the text of the violation
     runs: int = 0
     seconds: float = 0.0  # wall time
-    exceptions: int = 0  # runs in which the code fell over instead
+    exceptions: int = 0  # runs that ended with an exception instead
     exception: str = ""  # the first of them
 
 
 def plant(bug: Planted, root: Path) -> None:
-    """Change its places in this copy. Raises ValueError where a text is not there exactly once."""
+    """Apply the changes of a bug to this copy. Raises ValueError if a text does not occur exactly once."""
     for name, right, wrong in bug.changes():
         path = root / name
         text = path.read_text(encoding="utf-8")
         if text.count(right) != 1:
-            raise ValueError(f"{bug.name!r}: {name} has its text {text.count(right)} times; plant it anew")
+            raise ValueError(f"{bug.name!r}: {name} has its text {text.count(right)} times; plant it again")
         path.write_text(text.replace(right, wrong), encoding="utf-8")
 
 
 class CodeCopy:
-    """A copy of the code, in which bugs stand for as long as somebody looks for them."""
+    """A copy of the code, with bugs planted during a search."""
 
     def __init__(self, copy: Path) -> None:
         self._copy = copy
@@ -90,23 +90,23 @@ class CodeCopy:
         found_count: int = 1,
         seconds: float = NOTHING_SECONDS_MAX,
     ) -> list[SearchResult]:
-        """Return what each place showed with these bugs, as far as the limits let it look."""
-        asked = msgspec.json.encode(places).decode()
-        # Compiled files are kept in the copy: most of what is imported is the same for all bugs.
-        known = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        """Return the result of each place with these bugs, within the limits."""
+        places_json = msgspec.json.encode(places).decode()
+        # Compiled files are kept in the copy: most imports are the same for all bugs.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         paths = os.pathsep.join(str(self._copy / part) for part in ("libs", "services", "."))
         with self._planted(bugs):
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.sim.searching", asked, str(seconds), str(found_count)],
-                env={**known, "PYTHONPATH": paths},
+            completed = subprocess.run(
+                [sys.executable, "-m", "tests.sim.searching", places_json, str(seconds), str(found_count)],
+                env={**environment, "PYTHONPATH": paths},
                 cwd=self._copy,
                 capture_output=True,
                 text=True,
                 check=False,
             )
-        if done.returncode:
-            raise RuntimeError(f"{', '.join(bug.name for bug in bugs) or 'no bug'}: {done.stderr[-2000:]}")
-        return [msgspec.json.decode(line, type=SearchResult) for line in done.stdout.splitlines()]
+        if completed.returncode:
+            raise RuntimeError(f"{', '.join(bug.name for bug in bugs) or 'no bug'}: {completed.stderr[-2000:]}")
+        return [msgspec.json.decode(line, type=SearchResult) for line in completed.stdout.splitlines()]
 
     @contextmanager
     def _planted(self, bugs: Sequence[Planted]) -> Iterator[None]:
@@ -119,12 +119,12 @@ class CodeCopy:
         finally:
             for path, (text, stat) in before.items():
                 path.write_bytes(text)
-                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what was compiled of it is right again
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # its compiled file is valid again
 
 
 @contextmanager
 def code_copy() -> Iterator[CodeCopy]:
-    """A copy of the code as it stands."""
+    """Yield a copy of the current code."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         for part in ("libs", "services", "tests/sim"):
@@ -133,11 +133,13 @@ def code_copy() -> Iterator[CodeCopy]:
 
 
 def places_of(bug: Planted, seeds: Sequence[int], hours: float | None = None) -> list[Place]:
-    """Where to look for a bug: in its world, under policies that let it show, in runs of `hours` or short and long."""
-    right = [seed for seed in seeds if bug.where is None or bug.where(policy_of(seed))]
+    """Return the places to search: the bug's profile, seeds with a suitable policy, runs of `hours` or short and long
+    ones.
+    """
+    matching_seeds = [seed for seed in seeds if bug.where is None or bug.where(policy_of(seed))]
     return [
-        Place(seed, hours or bug.hours or (HOURS_LONG if number % LONG_EACH == LONG_EACH - 1 else HOURS), bug.profile)
-        for number, seed in enumerate(right)
+        Place(seed, hours or bug.hours or (HOURS_LONG if number % LONG_EVERY == LONG_EVERY - 1 else HOURS), bug.profile)
+        for number, seed in enumerate(matching_seeds)
     ]
 
 
@@ -152,22 +154,24 @@ def hunt(
     known: Found = NOTHING_KNOWN,
     seconds: float = NOTHING_SECONDS_MAX,
 ) -> Hunt:
-    """Look for one bug: by all that there is, then by the world alone, first where each has seen it."""
+    """Hunt one bug: with the plan check, then by the invariant monitor alone, each at its known place first."""
     began_at = time.monotonic()
-    told: list[SearchResult] = []
-    by_all = _hunt((bug,), places, within, known.by_all, seconds, told)
-    by_world = None
-    if by_all is not None and by_all.promise != SECOND_OPINION:
-        by_world = by_all  # no plan was refused until then, so that without the second opinion it is the same run
-    elif by_all is not None and (known.by_all is None or known.by_world is not None):  # else it is known to see nothing
-        by_world = _hunt((bug, UNCHECKED), places, within, known.by_world or by_all, seconds, told)
-    errors = [one for one in told if one.error]
+    results: list[SearchResult] = []
+    by_all = _hunt((bug,), places, within, known.by_all, seconds, results)
+    by_monitor = None
+    if by_all is not None and by_all.promise != PLAN_CHECK:
+        by_monitor = by_all  # no plan was refused before, so the run without the plan check is the same
+    elif by_all is not None and (
+        known.by_all is None or known.by_monitor is not None
+    ):  # otherwise it is known not to be found
+        by_monitor = _hunt((bug, UNCHECKED), places, within, known.by_monitor or by_all, seconds, results)
+    errors = [result for result in results if result.error]
     return Hunt(
         name=bug.name,
         promise_attacked=bug.promise,
-        found=Found(by_all=by_all, by_world=by_world),
-        what=next((one.what for one in reversed(told) if one.is_found), ""),
-        runs=len(told),
+        found=Found(by_all=by_all, by_monitor=by_monitor),
+        what=next((result.what for result in reversed(results) if result.is_found), ""),
+        runs=len(results),
         seconds=round(time.monotonic() - began_at, 1),
         exceptions=len(errors),
         exception=errors[0].error if errors else "",
@@ -175,7 +179,7 @@ def hunt(
 
 
 def hunt_alone(bug: Planted, places: Sequence[Place], within: CodeCopy, known: Find | None) -> Find | None:
-    """Return where the world alone sees it; None: nowhere."""
+    """Return where the invariant monitor alone finds it; None: nowhere."""
     return _hunt((bug, UNCHECKED), places, within, known, NOTHING_SECONDS_MAX, [])
 
 
@@ -185,45 +189,45 @@ def _hunt(
     within: CodeCopy,
     known: Find | None,
     seconds: float,
-    told: list[SearchResult],
+    results: list[SearchResult],
 ) -> Find | None:
-    """Return where it shows. Of a place that was known the number of runs stays what it was when it was found."""
+    """Return where it is found. The number of runs of a known place is kept."""
     if known is not None:
-        looked = within.search(bugs, (known.place,))
-        told += looked
-        if looked[0].is_found:
-            return _find_of(looked[0], known.seeds_count)
-    left = list(places)
-    while left and seconds > 0.0:
-        looked = within.search(bugs, left, seconds=seconds)
-        told += looked
-        left = left[len(looked) :]
-        found = looked[-1] if looked and looked[-1].is_found else None
+        results_ = within.search(bugs, (known.place,))
+        results += results_
+        if results_[0].is_found:
+            return _find_of(results_[0], known.seeds_count)
+    remaining = list(places)
+    while remaining and seconds > 0.0:
+        results_ = within.search(bugs, remaining, seconds=seconds)
+        results += results_
+        remaining = remaining[len(results_) :]
+        found = results_[-1] if results_ and results_[-1].is_found else None
         if found is None:
             return None
-        # What the code as it is breaks as well says nothing about the bug; `make sim` has to tell of that.
+        # A violation without the bug says nothing about the bug; `make sim` must report it.
         if not within.search((), (found.place,))[0].is_found:
-            return _find_of(found, len(places) - len(left))
-        seconds -= sum(one.seconds for one in looked)
+            return _find_of(found, len(places) - len(remaining))
+        seconds -= sum(result.seconds for result in results_)
     return None
 
 
-def _find_of(looked: SearchResult, seeds_count: int) -> Find:
-    return Find(place=looked.place, promise=looked.promise, seeds_count=seeds_count, seconds=looked.seconds)
+def _find_of(result: SearchResult, seeds_count: int) -> Find:
+    return Find(place=result.place, promise=result.promise, seeds_count=seeds_count, seconds=result.seconds)
 
 
 def known_finds(path: Path) -> dict[str, Found]:
-    """Where each bug was found before, by its name."""
+    """Return where each bug was found, by its name."""
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Found])
 
 
 def learn(path: Path, hunts: Sequence[Hunt], planted: Mapping[str, Planted]) -> None:
-    """Keep where each bug was found; of those that are planted no more nothing is kept."""
+    """Save where each bug was found; bugs that are no longer planted are removed."""
     known = {name: found for name, found in known_finds(path).items() if name in planted}
-    known |= {one.name: one.found for one in hunts if one.found.by_all is not None}
+    known |= {hunt.name: hunt.found for hunt in hunts if hunt.found.by_all is not None}
     lines = (f"  {_encoded(name)}: {_encoded(found)}" for name, found in sorted(known.items()))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def _encoded(told: object) -> str:
-    return msgspec.json.encode(told).decode()
+def _encoded(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,13 +1,13 @@
-"""Bugs to plant: each one small change of the code as it stands, that the simulator has to find by a broken promise.
+"""Bugs to plant: small changes of the current code that the simulator must detect by a violated invariant.
 
-A change names its text exactly; when the code moves on, the test beside this file says which one to plant anew. The
-numbers are those of the design notes, "Promises"; what a promise does not name, settling and the second opinion hold.
+Each change quotes its text exactly; `test_planted.py` names the bugs whose text has moved. The numbers are those of
+`mutants_page.PROMISES`; quiescence and the plan check cover what no promise names.
 """
 
 from tests.sim.planted_later import LATER
 from tests.sim.planted_launches import LAUNCHES
 from tests.sim.planted_limits import LIMITS
-from tests.sim.planted_seen import SEEN
+from tests.sim.planted_seen import OBSERVED
 from tests.sim.planting import Planted
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
@@ -18,7 +18,7 @@ _CORE = "libs/gpu_autoscaler/core"
 # 1: no accepted job is lost, each ends in exactly one final state
 _JOBS = (
     Planted(
-        "a cancelled job's pods run on",
+        "the pods of a canceled job keep running",
         1,
         f"{_SCHEDULER}/service.py",
         'if finished.outcome != "completed":',
@@ -26,7 +26,7 @@ _JOBS = (
         profile="users",
     ),
     Planted(
-        "an accepted request is refused when it comes again",
+        "a repeated request of an accepted job is rejected",
         1,
         f"{_SCHEDULER}/service.py",
         'if acceptance == "conflict":',
@@ -34,7 +34,7 @@ _JOBS = (
         profile="users",
     ),
     Planted(
-        "a job whose acceptance is tried again is lost",
+        "a job whose acceptance is retried is lost",
         1,
         f"{_SCHEDULER}/service.py",
         "if row is not None and row.outcome is not None:\n            return ()  # a late repeat",
@@ -50,7 +50,7 @@ _JOBS = (
         profile="calm",
     ),
     Planted(
-        "a failed job is called completed",
+        "a failed job is reported as completed",
         1,
         "libs/gpu_autoscaler/kube/translate/workload_progress.py",
         '{"Complete": "completed", "Failed": "failed"}',
@@ -58,7 +58,7 @@ _JOBS = (
         profile="calm",
     ),
     Planted(
-        "acknowledged before it is published",
+        "a message is acknowledged before its outcome is published",
         1,
         "libs/gpu_autoscaler/sim/service_process.py",
         "        again_seconds = await self._attempt(recorded, key)\n",
@@ -67,19 +67,19 @@ _JOBS = (
     ),
 )
 
-# 3: never a voluntary drain of what must not be disturbed, never a removal on missing data
+# 3: no voluntary removal of protected work, no removal on missing data
 _REMOVALS = (
     Planted(
-        "a voluntary drain insists where a budget says no",
+        "a voluntary drain ignores blocked evictions",
         3,
         f"{_SCALER}/drains.py",
         "        if not started.is_voluntary and self._clock.now() >= eviction_order",
         "        if True or self._clock.now() >= eviction_order",
-        profile="editors",
+        profile="policy edits",
         hours=1.0,
     ),
     Planted(
-        "disruption budgets are ignored",
+        "PodDisruptionBudgets are ignored",
         3,
         f"{_CORE}/disruption/protection.py",
         "        if budget.namespace == pod.namespace\n",
@@ -89,7 +89,7 @@ _REMOVALS = (
         hours=2.0,
     ),
     Planted(
-        "work that would start over is moved",
+        "work that would restart from zero is moved",
         3,
         f"{_CORE}/disruption/protection.py",
         'if pod.owner_kind == "Job" and not can_save(',
@@ -98,23 +98,23 @@ _REMOVALS = (
         where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,
     ),
     Planted(
-        "silence is taken for idle",
+        "a node without telemetry is treated as idle",
         3,
         f"{_CORE}/nodes/views.py",
-        "    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
+        "    if any(counts_for_idleness(pod) for pod in correlation.pods.get(node.name, ())):\n",
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    is_busy = sensed is not None and any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
-        "    if is_busy and any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
-        profile="sensors",
+        "    if is_busy and any(counts_for_idleness(pod) for pod in correlation.pods.get(node.name, ())):\n",
+        profile="telemetry",
         where=lambda policy: policy.idle_seconds_max == 120.0,
     ),
     Planted(
-        "nodes are removed on an old picture",
+        "nodes are removed on stale data",
         3,
         f"{_CORE}/state/freshness.py",
         "age_seconds is not None and age_seconds <= policy.watch_age_seconds_max",
         "age_seconds is not None",
-        profile="blind",
+        profile="API outages",
         where=lambda policy: policy.idle_seconds_max >= 300.0,
         hours=1.0,
     ),
@@ -127,15 +127,15 @@ _REMOVALS = (
         profile="notices",
     ),
     Planted(
-        "a drain given up leaves its node cordoned",
+        "a canceled drain leaves its node cordoned",
         3,
         f"{_SCALER}/drains.py",
-        "        await self._cordon(said.node_name, said.node_uid, is_cordoned=False)\n",
+        "        await self._cordon(drain.node_name, drain.node_uid, is_cordoned=False)\n",
         "",
         profile="notices",
     ),
     Planted(
-        "a node of somebody else is removed",
+        "an unmanaged node is removed",
         3,
         f"{_CORE}/disruption/emptiness.py",
         "    return view.is_ours and view.is_usable and",
@@ -143,7 +143,7 @@ _REMOVALS = (
         profile="calm",
     ),
     Planted(
-        "the minimum is passed by one",
+        "the minimum node count is undershot by one",
         3,
         f"{_CORE}/disruption/disruption_budgets.py",
         "    if staying_count <= policy.nodes_count_min:\n",
@@ -153,10 +153,10 @@ _REMOVALS = (
     ),
 )
 
-# 4: a notice is answered
+# 4: interruption notices are handled
 _NOTICES = (
     Planted(
-        "a notice is not answered",
+        "an interruption notice does not start a drain",
         4,
         f"{_CORE}/disruption/interruption.py",
         "if notice is None or view.node_uid",
@@ -164,7 +164,7 @@ _NOTICES = (
         profile="notices",
     ),
     Planted(
-        "a notice is answered after its time",
+        "the drain deadline is after the reclaim",
         4,
         f"{_CORE}/disruption/interruption.py",
         "        return notice.notice.reclaim_at\n",
@@ -173,7 +173,7 @@ _NOTICES = (
         hours=2.0,
     ),
     Planted(
-        "the job is not told of the notice",
+        "pods are not notified of an interruption",
         4,
         f"{_SCALER}/drains.py",
         "            await self._kube.annotate_pod(pod, deadline)\n",
@@ -181,15 +181,15 @@ _NOTICES = (
         profile="notices",
     ),
     Planted(
-        "who saves its work is not left to it",
+        "a pod that saves a checkpoint is evicted at once",
         4,
         f"{_SCALER}/eviction_order.py",
-        "    return asked_at is not None and can_save(told)",
-        "    return asked_at is None and can_save(told)",
+        "    return asked_at is not None and can_save(annotations)",
+        "    return asked_at is None and can_save(annotations)",
         profile="notices",
     ),
     Planted(
-        "a notice taken back is carried out all the same",
+        "a withdrawn notice does not cancel its drain",
         4,
         f"{_CORE}/disruption/interruption.py",
         "    if notice is None or notice.withdrawn is None or",
@@ -198,10 +198,10 @@ _NOTICES = (
     ),
 )
 
-# 5: allocated and idle are the bill, to the micro-dollar; used is never more than allocated
-_MONEY = (
+# 5: allocated and idle cost sum to the invoice, to the micro-dollar; used cost is never more than allocated cost
+_LEDGER = (
     Planted(
-        "the cents of a span are lost",
+        "a charge span is rounded down",
         5,
         f"{_CORE}/limits/accrual.py",
         "to_at - launched_at) - charged_micro_usd",
@@ -209,7 +209,7 @@ _MONEY = (
         profile="calm",
     ),
     Planted(
-        "the cents of a share are lost",
+        "cost shares are rounded down",
         5,
         "libs/gpu_autoscaler/model/money.py",
         "        shares[index] += 1\n",
@@ -217,7 +217,7 @@ _MONEY = (
         profile="calm",
     ),
     Planted(
-        "more is used than was allocated",
+        "used cost exceeds allocated cost",
         5,
         f"{_CORE}/limits/accrual.py",
         "min(1.0, used_units / mean_units_held)",
@@ -225,7 +225,7 @@ _MONEY = (
         profile="calm",
     ),
     Planted(
-        "what was charged before is charged again",
+        "earlier charges are charged again",
         5,
         f"{_COSTS}/service.py",
         "        charged = 0 if charge is None else charge.total_micro_usd\n",
@@ -233,19 +233,19 @@ _MONEY = (
         profile="calm",
     ),
     Planted(
-        "a budget is crossed and nobody is told",
+        "a crossed job budget is not announced",
         5,
         f"{_COSTS}/service.py",
-        "if fact.condition() not in self._marks_told]",
-        "if fact.condition() in self._marks_told]",
+        "if fact.condition() not in self._marks_published]",
+        "if fact.condition() in self._marks_published]",
         profile="busy",
     ),
 )
 
-# 6: a recorded plan can be recomputed; what is said twice, or in another order, is the same state
+# 6: a recorded plan can be recomputed; repeated or reordered facts give the same state
 _RECORDS = (
     Planted(
-        "a plan names a wrong cut",
+        "a plan records a wrong cut",
         6,
         f"{_SCALER}/service.py",
         "        state, cut = self._view.state, self._view.cut\n",
@@ -254,7 +254,7 @@ _RECORDS = (
         profile="calm",
     ),
     Planted(
-        "an older word about an object overrules a newer one",
+        "an older fact about an object replaces a newer one",
         6,
         f"{_CORE}/state/tables.py",
         "            if (known.epoch, known.version) >= (entity.epoch, entity.version):\n",
@@ -263,21 +263,21 @@ _RECORDS = (
         where=lambda policy: policy.nodes_count_min == 2,
     ),
     Planted(
-        "what is gone comes back when it is said again",
+        "a repeated fact restores a removed object",
         6,
         f"{_CORE}/state/tables.py",
-        "            if stone.version >= version_of(entity):\n                return False\n",
+        "            if tombstone.version >= version_of(entity):\n                return False\n",
         "",
         profile="messages",
     ),
     Planted(
-        "a plan reads a clock of its own",
+        "a plan uses another time than recorded",
         6,
         f"{_SCALER}/service.py",
-        "        made = plan(state, self._policy, now)\n",
-        "        made = msgspec.structs.replace(plan(state, self._policy, now), as_of=now.replace(microsecond=0))\n",
+        "        planned = plan(state, self._policy, now)\n",
+        "        planned = msgspec.structs.replace(plan(state, self._policy, now), as_of=now.replace(microsecond=0))\n",
         profile="calm",
     ),
 )
 
-PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_MONEY, *_RECORDS, *LATER, *LIMITS, *SEEN)
+PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED)

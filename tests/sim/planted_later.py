@@ -1,7 +1,4 @@
-"""Bugs to plant in rules that came later: the broker lost, sensors, snapshots, limits of parts, and how nodes go.
-
-As in `planted.py`.
-"""
+"""Bugs to plant in broker losses, telemetry, snapshots, partial limits and the pace of removals. See `planted.py`."""
 
 from tests.sim.planting import Planted
 
@@ -9,62 +6,62 @@ _SCALER = "services/gpu_autoscaler_services/scaler"
 _SCHEDULER = "services/gpu_autoscaler_services/scheduler"
 _CORE = "libs/gpu_autoscaler/core"
 
-# 7: with everything of the broker lost, the system rebuilds
+# 7: after a loss of the broker the state is rebuilt
 _LOSSES = (
     Planted(
-        "accepted jobs are not said again after a loss",
+        "accepted jobs are not republished after a loss",
         7,
         f"{_SCHEDULER}/recovery.py",
-        "        lacking = [row for row in await self._store.unfinished_jobs() if _is_lacking(row, state)]\n",
-        "        lacking: list[JobRow] = []\n",
+        "        missing = [row for row in await self._store.unfinished_jobs() if _is_missing(row, state)]\n",
+        "        missing: list[JobRow] = []\n",
         "losses",
     ),
     Planted(
-        "what was on order before a loss is forgotten",
+        "orders from before a loss are forgotten",
         7,
         f"{_SCALER}/recovery.py",
         "        past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)\n",
         "        past = ()\n",
-        "ruined drains",
+        "losses and policy edits",
         hours=1.0,
     ),
     Planted(
-        "after a loss a plan is made before the world is listed",
+        "after a loss plans start before all lists are complete",
         7,
         f"{_SCALER}/recovery.py",
         "        if stale is not None:\n",
         "        if False:\n",
-        profile="ruined drains",
+        profile="losses and policy edits",
         hours=1.0,
     ),
     Planted(
-        "after a loss a node without its GPUs is taken for one that came up",
+        "after a loss a node without GPUs counts as booted",
         7,
         f"{_CORE}/limits/order_recovery.py",
         "        is_usable = node.is_ready and node.allocatable.gpu_count >= buy.offer.resources.gpu_count\n",
         "        is_usable = node.is_ready or as_of >= buy.deadline_at\n",
-        "lost duds",
+        "losses and failed boots",
     ),
 )
 
-# 8: a fleet that reads all zero is a broken sensor
+# 8: a fleet with all-zero telemetry is a telemetry fault
 _SENSORS = (
     Planted(
-        "a fleet that reads all zero is idle",
+        "a fleet with all-zero telemetry is treated as idle",
         8,
         f"{_CORE}/nodes/views.py",
-        "    if any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
+        "    if any(counts_for_idleness(pod) for pod in correlation.pods.get(node.name, ())):\n",
         "    sensed = state.telemetry.get(node.node_uid)\n"
         "    reads_zero = sensed is not None and not any(gpu.utilization_ratio_mean for gpu in sensed.gpus)\n"
-        "    if not reads_zero and any(counts_for_idleness(pod) for pod in joins.pods.get(node.name, ())):\n",
-        "sensors",
+        "    if not reads_zero and any(counts_for_idleness(pod) for pod in correlation.pods.get(node.name, ())):\n",
+        "telemetry",
     ),
 )
 
-# 6: a start from a snapshot knows what the facts say
+# 6: a start from a snapshot gives the state of all facts
 _SNAPSHOTS = (
     Planted(
-        "a snapshot names a wrong cut",
+        "a snapshot records a wrong cut",
         6,
         "libs/gpu_autoscaler/runtime/snapshots.py",
         "            last_sequences=tuple((mark.stream, mark.last_sequence) for mark in marks),\n",
@@ -73,7 +70,7 @@ _SNAPSHOTS = (
     ),
 )
 
-# 2: limits of parts
+# 2: limits of zones and projects
 _PARTS = (
     Planted(
         "a zone's limit is not counted",
@@ -95,10 +92,10 @@ _PARTS = (
     ),
 )
 
-# 3: nodes go at the policy's pace, with force only when they are due for it, and work where it may
-_GOINGS = (
+# 3: removals respect disruption budgets, use force only when due, and move work only to free capacity
+_DISRUPTION = (
     Planted(
-        "a budget of removals holds at no time",
+        "disruption budgets are never active",
         3,
         f"{_CORE}/disruption/disruption_budgets.py",
         "        elif budget.is_active(as_of):\n",
@@ -107,16 +104,16 @@ _GOINGS = (
         where=lambda policy: policy.removal.disruption_budgets,
     ),
     Planted(
-        "one node more goes than the pace allows",
+        "disruption budgets are exceeded by one node",
         3,
         f"{_CORE}/disruption/disruption_budgets.py",
-        "    if len(going) >= going_count_max:\n",
-        "    if len(going) > going_count_max:\n",
+        "    if len(disrupting) >= disrupting_count_max:\n",
+        "    if len(disrupting) > disrupting_count_max:\n",
         profile="operators",
         where=lambda policy: policy.disruption_ratio_max == 0.1,
     ),
     Planted(
-        "a node that is too old goes with force at once",
+        "an expired node is drained by force at once",
         3,
         f"{_CORE}/disruption/drift.py",
         "is_forced=is_overdue(reason, policy))",
@@ -125,23 +122,23 @@ _GOINGS = (
         where=lambda policy: policy.removal.expire_seconds_max == 4500.0,
     ),
     Planted(
-        "work is moved by choice before it has saved",
+        "work is moved voluntarily before its checkpoint",
         3,
         f"{_SCALER}/eviction_order.py",
         "if _is_saving(pod, asked_at) and (is_patient or not is_hurried):",
         "if _is_saving(pod, asked_at) and not is_patient and not is_hurried:",
-        profile="editors",
+        profile="policy edits",
         hours=1.0,
     ),
     Planted(
-        "a node drains before its replacement is there",
+        "a node is drained before its replacement is ready",
         3,
         f"{_CORE}/disruption/drift.py",
-        "    if not places.homeless and not places.coming:\n",
+        "    if not relocation.unplaced and not relocation.coming:\n",
         "    if True:\n",
-        profile="editors",
+        profile="policy edits",
         hours=1.0,
     ),
 )
 
-LATER = (*_LOSSES, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_GOINGS)
+LATER = (*_LOSSES, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_DISRUPTION)

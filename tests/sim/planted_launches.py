@@ -1,4 +1,4 @@
-"""Bugs to plant in purchases: never two launches for one action, never more than the limits. As in `planted.py`."""
+"""Bugs to plant in purchases: one launch per action, limits are never exceeded. See `planted.py`."""
 
 from tests.sim.planting import Planted
 
@@ -7,23 +7,23 @@ _CORE = "libs/gpu_autoscaler/core"
 
 LAUNCHES = (
     Planted(
-        "the fence is dropped",
+        "the parent fence of plans is dropped",
         2,
         f"{_SCALER}/service.py",
-        "expected_last_sequence=made.parent_sequence",
+        "expected_last_sequence=planned.parent_sequence",
         "expected_last_sequence=None",
     ),
     Planted(
         "orders in flight are forgotten",
         2,
         f"{_CORE}/nodes/lifecycle.py",
-        "    return joined.order is None or joined.order.refused is None\n",
+        "    return records.order is None or records.order.refused is None\n",
         "    return False\n",
         profile="busy",
         where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
     ),
     Planted(
-        "launched again without the token",
+        "a repeated launch uses a new token",
         2,
         f"{_SCALER}/purchases.py",
         "            action_id=decision.action_id,\n            installation",
@@ -31,7 +31,7 @@ LAUNCHES = (
         profile="launches",
     ),
     Planted(
-        "one node too many",
+        "the node limit is exceeded by one",
         2,
         f"{_CORE}/limits/limits.py",
         "self._nodes[owner] + 1 > nodes_max",
@@ -40,7 +40,7 @@ LAUNCHES = (
         where=lambda policy: policy.nodes_count_max == 12 or policy.limits.zones,
     ),
     Planted(
-        "GPUs of the purchase are not counted",
+        "the GPU limit ignores the purchase itself",
         2,
         f"{_CORE}/limits/limits.py",
         "self._gpus[owner] + more > gpus_max",
@@ -49,7 +49,7 @@ LAUNCHES = (
         where=lambda policy: policy.gpu_count_max == 24,
     ),
     Planted(
-        "money is no limit",
+        "the hourly price limit ignores running nodes",
         2,
         f"{_CORE}/limits/limits.py",
         "if self._price_micro_usd_per_hour + price > price_max:",
@@ -58,11 +58,11 @@ LAUNCHES = (
         where=lambda policy: policy.price_micro_usd_per_hour_max == 20_000_000,
     ),
     Planted(
-        "an instance that ends counts no more",
+        "a terminating instance does not count",
         2,
         f"{_CORE}/nodes/lifecycle.py",
-        '        return joined.instance.state != "terminated"\n',
-        '        return joined.instance.state in ("pending", "running")\n',
+        '        return records.instance.state != "terminated"\n',
+        '        return records.instance.state in ("pending", "running")\n',
         profile="busy",
         where=lambda policy: (
             policy.nodes_count_max == 12
@@ -71,7 +71,7 @@ LAUNCHES = (
         ),
     ),
     Planted(
-        "an instance that ends is taken for ended",
+        "a terminating instance is treated as terminated",
         2,
         f"{_SCALER}/purchases.py",
         "        instance = None if provider_id is None else await self._provider.terminate(provider_id, now=now)\n",
@@ -79,50 +79,50 @@ LAUNCHES = (
         profile="calm",
     ),
     Planted(
-        "an instance shown after its order was closed is forgotten",
+        "an instance listed after its order was closed is ignored",
         2,
         f"{_CORE}/nodes/correlation.py",
-        '        is_refuted = joined.instance is not None and joined.instance.state != "terminated"\n',
+        '        is_refuted = records.instance is not None and records.instance.state != "terminated"\n',
         "        is_refuted = False\n",
-        profile="late launches",
+        profile="delayed launches",
         where=lambda policy: policy.boot_seconds_max == 300.0,
         hours=1.0,
     ),
     Planted(
-        "what never came up is never given back",
+        "a node that fails to boot is never released",
         2,
         f"{_CORE}/disruption/emptiness.py",
         "    if view.phase is not NodePhase.FAILED or view.order is None or",
         "    if True or view.order is None or",
-        profile="duds",
+        profile="failed boots",
     ),
     Planted(
-        "a node that came too late is ended under its pods",
+        "a node that boots too late is released with its pods",
         2,
         f"{_CORE}/disruption/emptiness.py",
         " or has_workload_pods(view, draft.pods):\n        return None\n",
         ":\n        return None\n",
-        profile="lost duds",
+        profile="losses and failed boots",
         hours=1.0,
     ),
     Planted(
-        "a gang is bought in part",
+        "a gang is bought partially",
         2,
         f"{_CORE}/provisioning/basket.py",
-        "buyer.member_count > 1:\n            for key in bought:\n                self._take",
-        "buyer.member_count > 99:\n            for key in bought:\n                self._take",
+        "buyer.member_count > 1:\n            for key in bought:\n                self._remove",
+        "buyer.member_count > 99:\n            for key in bought:\n                self._remove",
         profile="busy",
         where=lambda policy: policy.nodes_count_max == 12 or policy.gpu_count_max == 24,
         also=(
             (
-                f"{_CORE}/provisioning/scale_up.py",
-                "        if gang is not None and (reasons or any(",
-                "        if gang is not None and False and (reasons or any(",
+                f"{_CORE}/provisioning/gangs.py",
+                "        if late is None and not any(outcome.missing_count for outcome in outcomes):\n",
+                "        if True:\n",
             ),
         ),
     ),
     Planted(
-        "what is on its way is bought once more",
+        "booting capacity is bought again",
         2,
         f"{_CORE}/nodes/lifecycle.py",
         "BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUNCHED, ",
@@ -130,7 +130,7 @@ LAUNCHES = (
         profile="calm",
     ),
     Planted(
-        "what was refused is asked for again at once",
+        "a refused offer is requested again at once",
         2,
         f"{_CORE}/provisioning/unavailable_offers.py",
         "if as_of < refusal.until\n",
@@ -138,7 +138,7 @@ LAUNCHES = (
         profile="refusals",
     ),
     Planted(
-        "a cordoned node counts as room",
+        "a cordoned node counts as capacity",
         2,
         f"{_CORE}/nodes/views.py",
         "        return self.phase is NodePhase.READY\n",

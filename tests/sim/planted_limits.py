@@ -1,7 +1,4 @@
-"""Bugs to plant in what bounds the system: money by time, what is kept free, and what people overrule for a while.
-
-As in `planted.py`.
-"""
+"""Bugs to plant in spend limits, headroom and directives. See `planted.py`."""
 
 from tests.sim.planting import Planted
 
@@ -12,71 +9,71 @@ _SCHEDULER = "services/gpu_autoscaler_services/scheduler"
 _CORE = "libs/gpu_autoscaler/core"
 
 
-def _has_limit_of_money(policy: ScalingPolicy) -> bool:
+def _has_spend_limit(policy: ScalingPolicy) -> bool:
     return policy.limits.spend.day_micro_usd_max is not None or policy.limits.spend.month_micro_usd_max is not None
 
 
-# 5: no purchase passes a limit of money, and a job ends with its budget
-_MONEY = (
+# 5: no purchase exceeds a spend limit, and a job ends with its budget
+_SPEND = (
     Planted(
-        "a limit of the day or the month is no limit",
+        "spend limits are ignored",
         5,
         f"{_CORE}/limits/spend.py",
         "        if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:\n",
         "        if True:\n",
         "busy",
-        _has_limit_of_money,
+        _has_spend_limit,
     ),
     Planted(
-        "a limit of the month is forgotten",
+        "monthly spend limits are ignored",
         5,
         f"{_CORE}/limits/spend.py",
-        "    if money.month_micro_usd_max is not None:\n",
+        "    if spend.month_micro_usd_max is not None:\n",
         "    if False:\n",
         "busy",
         lambda policy: policy.limits.spend.month_micro_usd_max is not None,
     ),
     Planted(
-        "what is promised to nodes is forgotten",
+        "reserved spend of nodes is ignored",
         5,
         f"{_CORE}/limits/spend.py",
-        "        reserved = self.promised[cap] + promised_micro_usd\n",
-        "        reserved = promised_micro_usd\n",
+        "        reserved = self.reserved[cap] + planned_micro_usd\n",
+        "        reserved = planned_micro_usd\n",
         "busy",
-        _has_limit_of_money,
+        _has_spend_limit,
     ),
     Planted(
-        "purchases of one plan are not added up",
+        "purchases of one plan do not reserve spend",
         5,
         f"{_CORE}/limits/spend.py",
-        "                self._more[cap] += count * self._needed(cap, offer, customer)\n",
-        "                self._more[cap] += 0\n",
+        "                self._reserved[cap] += count * self._needed(cap, offer, scope)\n",
+        "                self._reserved[cap] += 0\n",
         "busy",
-        _has_limit_of_money,
+        _has_spend_limit,
     ),
     Planted(
-        "a job's own budget is no limit",
+        "a spent job budget does not end the job",
         5,
         f"{_SCHEDULER}/job_budgets.py",
-        "            if outlay.is_spent:\n",
+        "            if spend.is_spent:\n",
         "            if False:\n",
         profile="busy",
     ),
 )
 
-# 2: nothing is bought twice, also not for nobody, or after a refusal
+# 2: nothing is bought twice, headroom and refused orders included
 _AHEAD = (
     Planted(
-        "headroom that is on its way is bought once more",
+        "booting headroom is bought again",
         2,
         f"{_CORE}/provisioning/forecast_step.py",
-        "placed = draft.room.place_most(shape, want.target_count - shared_count) if want.doubt is None else ()",
+        "placed = draft.free_capacity.place_most(shape, wanted_count) if target.uncertain is None else ()",
         "placed: tuple[str, ...] = ()",
         "calm",
         lambda policy: policy.headrooms,
     ),
     Planted(
-        "what was refused is asked for once more under its old token",
+        "a refused order is retried with its old token",
         2,
         f"{_SCALER}/purchases.py",
         "        if record is not None and is_settled(record):\n            return []\n        if not self._is_wanted",
@@ -87,15 +84,15 @@ _AHEAD = (
     ),
 )
 
-# 3: what people say holds while it is in force, and no longer
-_PEOPLE = (
+# 3: a directive is obeyed while it is active
+_DIRECTIVES = (
     Planted(
         "a frozen cluster buys",
         3,
         f"{_CORE}/limits/limits.py",
-        "        reason = frozen or _excess_of_all(members, account, beyond)\n",
-        "        reason = _excess_of_all(members, account, beyond)\n",
-        "overrulers",
+        "        reason = frozen or _excess_of_all(members, usage, dropped_transactions)\n",
+        "        reason = _excess_of_all(members, usage, dropped_transactions)\n",
+        "overrides",
     ),
     Planted(
         "a drain starts under a freeze",
@@ -103,7 +100,7 @@ _PEOPLE = (
         f"{_CORE}/limits/limits.py",
         "    if frozen is not None:\n        removals = tuple",
         "    if False:\n        removals = tuple",
-        "overrulers",
+        "overrides",
     ),
     Planted(
         "a paused pool buys",
@@ -111,49 +108,49 @@ _PEOPLE = (
         f"{_CORE}/limits/override_bounds.py",
         "        if (pause := self._paused.get(pool)) is not None:\n",
         "        if (pause := self._paused.get(pool)) is None and False:\n",
-        "many words",
+        "many overrides",
         lambda policy: len(policy.pools) == 1,
     ),
     Planted(
-        "a paused pool lets its nodes go",
+        "a paused pool drains nodes",
         3,
         f"{_CORE}/limits/override_bounds.py",
         '    if (pause := draft.directives.paused.get(view.pool or "")) is not None:\n',
         '    if (pause := draft.directives.paused.get(view.pool or "")) is None and False:\n',
-        "overrulers",
+        "overrides",
         lambda policy: len(policy.pools) == 1 and policy.idle_seconds_max == 120.0,
         hours=1.0,
     ),
     Planted(
-        "an override's most is passed by one",
+        "the maximum of an override is exceeded by one",
         3,
         f"{_CORE}/limits/override_bounds.py",
         "count + more > bound.limit:",
         "count > bound.limit:",
-        "overrulers",
+        "overrides",
     ),
     Planted(
         "an override never ends",
         3,
         f"{_CORE}/intake/directives.py",
-        "if each.lifted is None and as_of < each.given.until)",
-        "if each.lifted is None)",
-        "overrulers",
+        "if record.lifted is None and as_of < record.given.until)",
+        "if record.lifted is None)",
+        "overrides",
     ),
     Planted(
-        "what somebody took back holds all the same",
+        "a lifted directive stays active",
         3,
         f"{_CORE}/intake/directives.py",
-        "if each.lifted is None and as_of < each.given.until)",
-        "if as_of < each.given.until)",
-        "overrulers",
+        "if record.lifted is None and as_of < record.given.until)",
+        "if as_of < record.given.until)",
+        "overrides",
     ),
 )
 
-# 1: who came first waits for the rest of a burst no longer than the policy says
+# 1: the first of a burst waits no longer than the policy says
 _BURSTS = (
     Planted(
-        "a burst is never over",
+        "a burst never ends",
         1,
         f"{_CORE}/provisioning/batching.py",
         "        late_at = self._as_of - self._longest\n",
@@ -174,10 +171,10 @@ _BURSTS = (
     ),
 )
 
-# 5: what a job has spent of its own budget
+# 5: spend of a job counts against its budget
 _BUDGETS = (
     Planted(
-        "of a job's budget only what is not charged yet counts",
+        "charged cost does not count against a job budget",
         5,
         f"{_CORE}/queueing/job_budgets.py",
         "    spent = soon = 0 if known is None else known.micro_usd\n",
@@ -186,4 +183,4 @@ _BUDGETS = (
     ),
 )
 
-LIMITS = (*_MONEY, *_AHEAD, *_PEOPLE, *_BURSTS, *_BUDGETS)
+LIMITS = (*_SPEND, *_AHEAD, *_DIRECTIVES, *_BURSTS, *_BUDGETS)

@@ -1,100 +1,97 @@
-"""Bugs to plant in what is seen of the world and held in it: notices and their queue, finalizers, places, bursts.
-
-As in `planted.py`.
-"""
+"""Bugs to plant in interruption notices, finalizers, orphaned nodes and gang placement. See `planted.py`."""
 
 from tests.sim.planting import Planted
 
 _SPOT = "services/gpu_autoscaler_services/spot_watcher"
 _CORE = "libs/gpu_autoscaler/core"
 
-# 4: what is not read is not answered
-_HEARD = (
+# 4: every notice is received
+_RECEIVED = (
     Planted(
-        "notices of spot machines are never read",
+        "metadata of spot nodes is not polled",
         4,
-        f"{_SPOT}/polls.py",
+        f"{_SPOT}/metadata_poller.py",
         "node.capacity_type in (CapacityType.SPOT, None)",
         "node.capacity_type is None",
         profile="notices",
     ),
     Planted(
-        "an event of the cloud's queue is deleted before it is on record",
+        "a queue message is deleted before its notice is published",
         4,
-        f"{_SPOT}/events.py",
-        "        facts: list[Fact] = [fact for found in news for fact in found]\n        if not facts:\n",
-        "        facts: list[Fact] = [fact for found in news for fact in found]\n        if True:\n",
+        f"{_SPOT}/interruption_queue.py",
+        "self._new(provider_id, notice, event)]\n        if not facts:\n",
+        "self._new(provider_id, notice, event)]\n        if True:\n",
         profile="queue",
     ),
     Planted(
-        "an event of the cloud's queue is told of nobody",
+        "a queue message is matched to no node",
         4,
-        f"{_SPOT}/events.py",
-        "        if provider_id.endswith(ending):\n",
+        f"{_SPOT}/interruption_queue.py",
+        "        if provider_id.endswith(suffix):\n",
         "        if False:\n",
         profile="queue",
-        also=((f"{_SPOT}/events.py", "node.provider_id.endswith(ending):", "False:"),),
+        also=((f"{_SPOT}/interruption_queue.py", "node.provider_id.endswith(suffix):", "False:"),),
     ),
 )
 
-# 3: who deletes a node by hand does not throw out what runs there
-_HELD = (
+# 3: pods on a node deleted by hand are drained
+_FINALIZERS = (
     Planted(
-        "a node that was deleted by hand is let go at once",
+        "the finalizer of a deleted node is removed at once",
         3,
         f"{_CORE}/disruption/deleted_nodes.py",
-        "is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)",
+        "is_wanted = view.node.has_finalizer and is_wanted and not _has_ended(view, state)",
         "is_wanted = False",
-        profile="deleters",
+        profile="deleted nodes",
     ),
 )
 
-_LEFT = f"{_CORE}/disruption/orphaned_nodes.py"
-_REMOVES = "services/gpu_autoscaler_services/scaler/orphaned_nodes.py"
+_ORPHANED_PATH = f"{_CORE}/disruption/orphaned_nodes.py"
+_REMOVAL_PATH = "services/gpu_autoscaler_services/scaler/orphaned_nodes.py"
 
-# 3: nodes whose instance is gone are removed, and no others
-_LEFT_OVER = (
+# 3: only nodes without an instance are removed
+_ORPHANED = (
     Planted(
-        "a node is removed after one list that lacks its instance",
+        "a node is removed after one incomplete instance list",
         3,
-        _LEFT,
+        _ORPHANED_PATH,
         "is_missing = (listed_at - missing_since).total_seconds() > INSTANCE_MISSING_SECONDS_MAX",
         "is_missing = listed_at > missing_since",
-        profile="left nodes",
+        profile="orphaned nodes",
         also=(
-            (_LEFT, "        and not node.is_ready\n", ""),
-            (_LEFT, "LEFT_SECONDS = 120.0", "LEFT_SECONDS = 0.0"),
+            (_ORPHANED_PATH, "        and not node.is_ready\n", ""),
+            (_ORPHANED_PATH, "ORPHANED_SECONDS = 120.0", "ORPHANED_SECONDS = 0.0"),
             (
-                _LEFT,
+                _ORPHANED_PATH,
                 "state.unhealthy_since.get(node.node_uid), state",
                 "state.unhealthy_since.get(node.node_uid, node.created_at), state",
             ),
-            (_REMOVES, "ASKED_AGAIN_SECONDS = 60.0", "ASKED_AGAIN_SECONDS = 0.0"),
-            (_REMOVES, 'return instance is None or instance.state == "terminated"', "return True"),
-            (_REMOVES, "return is_same and not is_ready and", "return is_same and"),
+            (_REMOVAL_PATH, "ASKED_AGAIN_SECONDS = 60.0", "ASKED_AGAIN_SECONDS = 0.0"),
+            (_REMOVAL_PATH, 'return instance is None or instance.state == "terminated"', "return True"),
+            (_REMOVAL_PATH, "return is_same and not is_ready and", "return is_same and"),
         ),
     ),
     Planted(
-        "a node whose instance is gone stays for ever",
+        "an orphaned node is never removed",
         3,
-        _LEFT,
+        _ORPHANED_PATH,
         "    if not silent or frozen_by(",
         "    if True or frozen_by(",
-        profile="left nodes",
+        profile="orphaned nodes",
     ),
 )
 
-# 2: a gang is whole, also in its place
+# 2: a gang is placed as a whole
 _PLACED = (
     Planted(
-        "a gang that belongs together is placed apart",
+        "a gang with a zone constraint is placed in several zones",
         2,
         f"{_CORE}/queueing/schedule.py",
-        "    if item.within is None:\n        return room.place_gang",
-        "    if True:\n        return room.place_gang",
+        "    if item.within is None:\n        return free_capacity.place_gang",
+        "    if True:\n        return free_capacity.place_gang",
         "busy",
         lambda policy: policy.pools[-1].sharing is not None,
     ),
 )
 
-SEEN = (*_HEARD, *_HELD, *_LEFT_OVER, *_PLACED)
+OBSERVED = (*_RECEIVED, *_FINALIZERS, *_ORPHANED, *_PLACED)

@@ -1,4 +1,4 @@
-"""What a planted bug is."""
+"""The type of a planted bug."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,19 +9,19 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 
 
 class Planted(msgspec.Struct, frozen=True):
-    """One bug: in this file, this text becomes that."""
+    """One bug: this text of this file is replaced."""
 
     name: str
-    promise: int  # the one that it attacks
-    path: str  # from the repository's root
+    promise: int  # the one that it attacks, see `mutants_page.py`
+    path: str  # relative to the repository root
     right: str
     wrong: str
-    profile: str = SEED_CHOICE  # where it shows best; see `searching.py`
-    where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: any
-    hours: float | None = None  # of a run; None: short ones, and now and then a long one
-    also: tuple[tuple[str, str, str], ...] = ()  # other places of the same rule: path, right, wrong
+    profile: str = SEED_CHOICE  # where it shows best, see `searching.py`
+    where: Callable[[ScalingPolicy], object] | None = None  # true for policies under which it can show; None: all
+    hours: float | None = None  # of a run; None: short ones and some long ones
+    also: tuple[tuple[str, str, str], ...] = ()  # more changes of the same rule: path, right, wrong
 
     def changes(self) -> Iterator[tuple[str, str, str]]:
-        """Yield path, right and wrong text of all that is changed."""
+        """Yield path, right and wrong text of all changes."""
         yield self.path, self.right, self.wrong
         yield from self.also

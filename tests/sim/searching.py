@@ -1,7 +1,7 @@
-"""Runs one place after the other of the code that stands on the path, and prints what each broke: a line of JSON each.
+"""Runs one place after the other with the code on the import path, and prints the violations: a line of JSON each.
 
-`python -m tests.sim.searching PLACES SECONDS FOUND`: `PLACES` as JSON, `[[seed, hours, world], ...]`; begins no run
-after so many seconds of CPU, and ends early after so many finds.
+`python -m tests.sim.searching PLACES SECONDS FOUND`: `PLACES` as JSON, `[[seed, hours, profile], ...]`; starts no run
+after SECONDS of CPU, and ends after FOUND finds.
 """
 
 import signal
@@ -15,20 +15,20 @@ from gpu_autoscaler.sim.service_process import BUG
 from gpu_autoscaler.sim.simulation import Setting
 from gpu_autoscaler_services.simulate import run_one
 
-# Of CPU; a run takes seconds, and one that a bug keeps from ending has shown nothing.
+# Of CPU; a run takes seconds, and a run that a bug keeps from ending counts as nothing found.
 RUN_SECONDS_MAX = 60.0
 
 
 class FaultProfile(msgspec.Struct, frozen=True):
-    """Which faults there are, and how many times as often as usual."""
+    """Kinds of faults and their frequency."""
 
-    kinds: tuple[str, ...] | None = None  # None: the seed's own choice
+    kinds: tuple[str, ...] | None = None  # None: chosen by the seed
     faults_times: float = 1.0
-    jobs_per_hour: float | None = None  # None: the seed's own choice
+    jobs_per_hour: float | None = None  # None: chosen by the seed
 
 
-SEED_CHOICE = "swarm"
-# What hides behind much other trouble, or comes together once in many years, shows where little else goes wrong.
+SEED_CHOICE = "mixed"
+# Rare conditions show best where few other faults occur.
 PROFILES: Mapping[str, FaultProfile] = {
     SEED_CHOICE: FaultProfile(),
     "calm": FaultProfile(()),
@@ -37,10 +37,12 @@ PROFILES: Mapping[str, FaultProfile] = {
     "cordons": FaultProfile(("node_cordoned",), 40.0, jobs_per_hour=40.0),
     "outages": FaultProfile(("broker_away",), 30.0, jobs_per_hour=10.0),
     "quiet": FaultProfile((), jobs_per_hour=10.0),
-    "answers": FaultProfile(
+    "lost answers": FaultProfile(
         ("launch_answer_lost", "instance_visible_late", "launch_slow", "service_killed"), 8.0, jobs_per_hour=60.0
     ),
-    "ruins": FaultProfile(("broker_lost", "service_killed", "kube_call_failed", "list_stale", "launch_slow"), 12.0),
+    "losses and faults": FaultProfile(
+        ("broker_lost", "service_killed", "kube_call_failed", "list_stale", "launch_slow"), 12.0
+    ),
     "warnings": FaultProfile(("notice_120", "notice_30", "budget_tightened"), 10.0, jobs_per_hour=6.0),
     "users": FaultProfile(("user_cancels", "user_asks_again", "user_talks_nonsense"), 4.0),
     "notices": FaultProfile(
@@ -50,16 +52,16 @@ PROFILES: Mapping[str, FaultProfile] = {
         ("metadata_closed", "notice_120", "notice_30", "rebalance_hint", "broker_away", "killed_before_publish"), 8.0
     ),
     "operators": FaultProfile(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
-    "overrulers": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
-    "many words": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
+    "overrides": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
+    "many overrides": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
     "launches": FaultProfile(
         ("broker_away", "launch_slow", "launch_answer_lost", "instance_visible_late", "launch_refused", "two_scalers"),
         6.0,
     ),
     "refusals": FaultProfile(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
-    "duds": FaultProfile(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
+    "failed boots": FaultProfile(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
     "losses": FaultProfile(("broker_lost", "instance_visible_late", "instance_left_behind", "capacity_gone"), 12.0),
-    "lost duds": FaultProfile(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
+    "losses and failed boots": FaultProfile(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
     "crashes": FaultProfile(
         (
             "service_killed", "killed_before_publish", "killed_before_ack", "killed_in_call", "publish_answer_lost",
@@ -70,29 +72,29 @@ PROFILES: Mapping[str, FaultProfile] = {
     "redeliveries": FaultProfile(
         ("launch_refused", "capacity_gone", "message_repeated", "killed_before_ack"), 6.0, jobs_per_hour=40.0
     ),
-    "editors": FaultProfile(("operator_edits_policy", "budget_spent_in_drain"), 12.0, jobs_per_hour=30.0),
-    "ruined drains": FaultProfile(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
-    "crossings": FaultProfile(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
-    "deleters": FaultProfile(("node_vanished",), 20.0, jobs_per_hour=30.0),
-    "left nodes": FaultProfile(
+    "policy edits": FaultProfile(("operator_edits_policy", "budget_spent_in_drain"), 12.0, jobs_per_hour=30.0),
+    "losses and policy edits": FaultProfile(("operator_edits_policy", "broker_lost"), 30.0, jobs_per_hour=30.0),
+    "overtaking streams": FaultProfile(("message_delayed", "streams_overtaking"), 15.0, jobs_per_hour=40.0),
+    "deleted nodes": FaultProfile(("node_vanished",), 20.0, jobs_per_hour=30.0),
+    "orphaned nodes": FaultProfile(
         ("node_left_behind", "instances_left_out", "reclaimed_without_notice", "cloud_call_failed"), 8.0,
         jobs_per_hour=30.0,
     ),
-    "blind": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
-    "late launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
+    "API outages": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
+    "delayed launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
     "messages": FaultProfile(
         ("message_delayed", "message_repeated", "streams_overtaking", "list_stale", "watch_broken",
          "watch_history_lost", "pod_vanished", "node_vanished"),
         6.0,
     ),
-    "sensors": FaultProfile(
+    "telemetry": FaultProfile(
         ("telemetry_all_zero", "telemetry_frozen", "telemetry_silent", "telemetry_absurd", "worn_gpu"), 10.0
     ),
 }  # fmt: skip
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A run in which to look."""
+    """A run to search."""
 
     seed: int
     hours: float
@@ -100,7 +102,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def setting(self) -> Setting:
-        """What makes the run."""
+        """The settings of the run."""
         profile = PROFILES[self.profile]
         return Setting(
             seed=self.seed,
@@ -112,17 +114,17 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """What one place showed. A run that fell over by an exception, or never ended, has found nothing."""
+    """Result of one place. An exception or a run without end counts as nothing found."""
 
     place: Place
-    promise: str = ""  # empty: all were kept
+    promise: str = ""  # empty: no violation
     what: str = ""
     error: str = ""
     seconds: float = 0.0  # of CPU
 
     @property
     def is_found(self) -> bool:
-        """True where a promise broke, or the end was not settled."""
+        """True if an invariant was violated."""
         return bool(self.promise)
 
 
@@ -132,26 +134,26 @@ def search_place(place: Place) -> SearchResult:
     began_at = time.process_time()
     try:
         result = run_one(place.setting)
-    except Exception as exc:  # noqa: BLE001 - whatever a planted bug makes of the code is told
+    except Exception as exc:  # noqa: BLE001 - any effect of a planted bug is reported
         return SearchResult(place, error=f"the run fell over: {exc!r}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-    if result.promise == BUG:
+    if result.invariant == BUG:
         return SearchResult(place, error=result.violations[0])
     seconds = round(time.process_time() - began_at, 2)
-    return SearchResult(place, result.promise, result.violations[0] if result.violations else "", seconds=seconds)
+    return SearchResult(place, result.invariant, result.violations[0] if result.violations else "", seconds=seconds)
 
 
 def main() -> None:
-    """Print a line for each place, until there are enough finds or it is too late."""
+    """Print a line for each place, until enough was found or time is up."""
     signal.signal(signal.SIGPROF, _too_long)
     places = msgspec.json.decode(sys.argv[1], type=list[Place])
-    until, left = time.process_time() + float(sys.argv[2]), int(sys.argv[3])
+    until, remaining = time.process_time() + float(sys.argv[2]), int(sys.argv[3])
     for place in places:
-        looked = search_place(place)
-        sys.stdout.write(msgspec.json.encode(looked).decode() + "\n")
-        left -= looked.is_found
-        if left <= 0 or time.process_time() >= until:
+        result = search_place(place)
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        remaining -= result.is_found
+        if remaining <= 0 or time.process_time() >= until:
             return
 
 

@@ -1,4 +1,4 @@
-"""What the witness says of a node that is emptied after its notice was taken back."""
+"""What the invariant monitor reports when a node is drained after its notice was withdrawn."""
 
 from collections.abc import Iterator
 
@@ -25,26 +25,26 @@ RECLAIMED = SpotReclaim(notice_id="spot_notice/one", kind="terminate", reclaim_a
 
 
 class Story:
-    """A world without services: what they would have said is told here, and its witness listens."""
+    """A simulation without services: their facts are published by the test, and the monitor observes."""
 
     def __init__(self) -> None:
-        self.world = Simulation(Setting(seed=1, kinds=()), ROLES)
+        self.simulation = Simulation(Setting(seed=1, kinds=()), ROLES)
         self.machine = self._bought()
 
     def pass_seconds(self, seconds: float) -> None:
-        """Let so much time pass."""
-        self.world.loop.call_later(seconds, self.world.loop.stop)
-        self.world.loop.run_forever()
+        """Let time pass."""
+        self.simulation.loop.call_later(seconds, self.simulation.loop.stop)
+        self.simulation.loop.run_forever()
 
-    def warn_and_take_back(self) -> None:
-        """The cloud shows a notice, and takes it back after half a minute."""
-        self.world.cloud.warn(self.machine, 120.0)
+    def warn_and_withdraw(self) -> None:
+        """The cloud shows a notice, and withdraws it after half a minute."""
+        self.simulation.cloud.warn(self.machine, 120.0)
         self.pass_seconds(30.0)
-        self.world.cloud.withdraw(self.machine)
-        self.world.monitor.notice_withdrawn(self.machine)
+        self.simulation.cloud.withdraw(self.machine)
+        self.simulation.monitor.notice_withdrawn(self.machine)
 
     def drain(self, reason: DrainReason, action: str, *, after_seconds: float = 30.0) -> None:
-        """Decide it now, by force; so much later the node is empty."""
+        """Decide a forced drain now; the node is empty later."""
         action_id, name = ActionId(action), self.machine.node_name
         self._plan(
             DrainNode(
@@ -53,21 +53,21 @@ class Story:
                 node_name=name,
                 provider_id=self.machine.provider_id,
                 is_voluntary=False,
-                deadline_at=self.world.loop.now(),
+                deadline_at=self.simulation.loop.now(),
                 reason=reason,
             )
         )
-        self.world.loop.call_later(after_seconds, self._drained, action_id)
+        self.simulation.loop.call_later(after_seconds, self._drained, action_id)
 
     @property
-    def broken(self) -> list[str]:
-        """What the witness says."""
-        return [f"{each.promise}: {each.what}" for each in self.world.monitor.broken]
+    def violations(self) -> list[str]:
+        """Return the violations."""
+        return [f"{item.invariant}: {item.what}" for item in self.simulation.monitor.violations]
 
     def _bought(self) -> Machine:
-        world, pool = self.world, self.world.policies.now.pools[0].name
-        offer = next(each for each in world.cloud.offers if each.capacity_type is CapacityType.SPOT)
-        installation = world.identity.installation
+        simulation, pool = self.simulation, self.simulation.policies.now.pools[0].name
+        offer = next(item for item in simulation.cloud.offers if item.capacity_type is CapacityType.SPOT)
+        installation = simulation.identity.installation
         order = Order(
             action_id=ActionId("buy"), installation=installation, pool=pool, offer=offer, labels=(), taints=()
         )
@@ -78,20 +78,20 @@ class Story:
                 offer=offer,
                 labels=(),
                 taints=(),
-                deadline_at=world.loop.now(),
+                deadline_at=simulation.loop.now(),
                 reason=BelowMinimum(nodes_count=0, nodes_count_min=1),
             )
         )
-        return world.cloud.launch(order, visible_in_seconds=0.0, comes_up=False, shows_gpus=False)
+        return simulation.cloud.launch(order, visible_in_seconds=0.0, comes_up=False, shows_gpus=False)
 
     def _plan(self, decision: AnyDecision) -> None:
-        last = self.world.bus.facts["SCALING"]
-        parent = max((each.sequence for each in last if isinstance(each.fact, ScalingPlanMade)), default=0)
+        last = self.simulation.bus.facts["SCALING"]
+        parent = max((item.sequence for item in last if isinstance(item.fact, ScalingPlanMade)), default=0)
         made = ScalingPlanMade(
             plan_id=PlanId(f"plan-{decision.action_id}"),
-            plan=Plan(as_of=self.world.loop.now(), parent_sequence=parent, decisions=(decision,)),
+            plan=Plan(as_of=self.simulation.loop.now(), parent_sequence=parent, decisions=(decision,)),
             cut=Cut(),
-            policy_digest=policy_digest(self.world.policies.now),
+            policy_digest=policy_digest(self.simulation.policies.now),
             core_digest="core",
         )
         self._say(made)
@@ -104,49 +104,50 @@ class Story:
                 node_uid=NODE_UID,
                 node_name=self.machine.node_name,
                 provider_id=self.machine.provider_id,
-                drained_at=self.world.loop.now(),
+                drained_at=self.simulation.loop.now(),
             )
         )
 
     def _say(self, fact: Fact) -> None:
-        self.world.bus.publish(
-            Envelope(id=FactId(fact.condition() or "fact"), source="/story", time=self.world.loop.now(), fact=fact)
+        self.simulation.bus.publish(
+            Envelope(id=FactId(fact.condition() or "fact"), source="/story", time=self.simulation.loop.now(), fact=fact)
         )
 
 
 @pytest.fixture
 def story() -> Iterator[Story]:
-    """A machine that runs, its end left to the test."""
-    description = Story()
-    yield description
-    description.world.loop.close()
+    """A running machine; the test decides its end."""
+    story_ = Story()
+    yield story_
+    story_.simulation.loop.close()
 
 
 @pytest.mark.parametrize("reason", [EXPIRED, DELETED], ids=["expired", "deleted"])
-def test_a_node_that_stayed_may_go_for_another_cause(story: Story, reason: DrainReason) -> None:
-    """Hours after its notice was taken back it is too old, or somebody deletes it: that drain runs to its end."""
+def test_a_node_with_a_withdrawn_notice_may_be_drained_for_another_cause(story: Story, reason: DrainReason) -> None:
+    """Hours after the withdrawal the node is expired or deleted: that drain runs to its end."""
     story.pass_seconds(600.0)
-    story.warn_and_take_back()
+    story.warn_and_withdraw()
     story.pass_seconds(9_000.0)
     story.drain(reason, "later")
     story.pass_seconds(60.0)
-    assert story.broken == []
+    assert story.violations == []
 
 
-def test_a_drain_for_a_notice_that_was_taken_back_is_called_off(story: Story) -> None:
-    """Whoever empties the node all the same is told."""
+def test_a_drain_for_a_withdrawn_notice_must_be_canceled(story: Story) -> None:
+    """A drain that continues is reported."""
     story.pass_seconds(600.0)
     story.drain(RECLAIMED, "for-the-notice", after_seconds=90.0)
-    story.warn_and_take_back()
+    story.warn_and_withdraw()
     story.pass_seconds(120.0)
     name = story.machine.node_name
-    assert story.broken == [f"a notice is answered: {name} was drained on, its notice taken back long ago"]
+    what = f"{name} was drained for a notice withdrawn long before"
+    assert story.violations == [f"interruption notices are handled: {what}"]
 
 
-def test_a_node_may_be_empty_before_anybody_hears_that_its_notice_is_gone(story: Story) -> None:
-    """The notice is taken back a moment before the last pod has left."""
+def test_a_node_may_be_empty_before_the_withdrawal_is_known(story: Story) -> None:
+    """The notice is withdrawn just before the last pod has left."""
     story.pass_seconds(600.0)
     story.drain(RECLAIMED, "for-the-notice", after_seconds=40.0)
-    story.warn_and_take_back()
+    story.warn_and_withdraw()
     story.pass_seconds(120.0)
-    assert story.broken == []
+    assert story.violations == []

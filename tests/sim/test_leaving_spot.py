@@ -1,4 +1,4 @@
-"""A job that spot takes again and again, with the real services: its last attempt is where nobody takes it."""
+"""A job that loses spot repeatedly, with the real services: its last attempt runs on demand."""
 
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import JobId
@@ -14,7 +14,7 @@ RUN_SECONDS = 5400.0
 
 
 def test_the_last_attempt_outlives_every_storm() -> None:
-    """All spot of all zones goes every twenty minutes, and the job takes ninety: three losses, and then its end."""
+    """All spot is reclaimed every twenty minutes, and the job takes ninety: three losses, then completion."""
     request = JobRequested(
         job_name="train",
         job_id=JobId("train"),
@@ -28,7 +28,7 @@ def test_the_last_attempt_outlives_every_storm() -> None:
     score = score_ours(
         Scenario(
             name="storms",
-            description="all spot is taken every twenty minutes",
+            description="all spot is reclaimed every twenty minutes",
             hours=3.0,
             seed=1,
             arrivals=(Arrival(at_seconds=10.0, request=request),),

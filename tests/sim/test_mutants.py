@@ -1,4 +1,4 @@
-"""The hunt for planted bugs works: it finds what is there, finds nothing where nothing is, and never counts a crash."""
+"""The hunt for planted bugs works: it finds them, finds nothing without a bug, and never counts an exception."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,49 +39,50 @@ CRASH = Planted(
 
 
 def cheapest(promise: int) -> list[Planted]:
-    """Bugs that attack the promise, those first that were found at least cost; `make sim-mutants` looks for all."""
+    """Return the bugs of the promise, those found at least cost first; `make sim-mutants` hunts all."""
     return sorted((bug for bug in PLANTED if bug.promise == promise), key=lambda bug: _seconds(KNOWN.get(bug.name)))
 
 
 def _seconds(found: Found | None) -> float:
-    return float("inf") if found is None or found.by_world is None else found.by_world.seconds
+    return float("inf") if found is None or found.by_monitor is None else found.by_monitor.seconds
 
 
 @pytest.fixture(scope="module")
 def within() -> Iterator[CodeCopy]:
-    """A copy of the code, the same for all."""
+    """A copy of the code, shared by all tests."""
     with code_copy() as copy:
         yield copy
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_world_alone_finds_a_bug_of_each_promise(promise: int, within: CodeCopy) -> None:
-    """Where it was found before, or in a few other seeds, with nobody to refuse a plan; one of three bugs, as a change
-    of the code gives each seed another story."""
+def test_the_monitor_alone_finds_a_bug_of_each_promise(promise: int, within: CodeCopy) -> None:
+    """At its known place, or in a few other seeds, with the plan check disabled; one of three bugs, as each change of
+    the code changes what happens in a seed.
+    """
     for bug in cheapest(promise)[:3]:
         before, known = (ROOT / bug.path).read_bytes(), KNOWN.get(bug.name)
-        found = hunt_alone(bug, places_of(bug, range(1, 5), HOURS), within, None if known is None else known.by_world)
+        found = hunt_alone(bug, places_of(bug, range(1, 5), HOURS), within, None if known is None else known.by_monitor)
         assert (ROOT / bug.path).read_bytes() == before
         if found is not None:
             return
     pytest.fail(f"the simulator does not see that promise {promise} breaks")
 
 
-def test_code_without_a_bug_keeps_what_a_bug_breaks(within: CodeCopy) -> None:
-    """Else a find would say nothing about the bug."""
-    assert [one for one in within.search((), (PLACE,)) if one.promise or one.error] == []
+def test_code_without_a_bug_violates_nothing(within: CodeCopy) -> None:
+    """Otherwise a find would say nothing about the bug."""
+    assert [result for result in within.search((), (PLACE,)) if result.promise or result.error] == []
 
 
 def test_a_bug_that_only_raises_is_not_found(within: CodeCopy) -> None:
-    """An exception says that code is broken, not that a promise is."""
-    looked = hunt(CRASH, (PLACE,), within)
-    assert looked.found == Found()
-    assert looked.exceptions == 1
-    assert "KeyError" in looked.exception
+    """An exception shows broken code, not a violated promise."""
+    result = hunt(CRASH, (PLACE,), within)
+    assert result.found == Found()
+    assert result.exceptions == 1
+    assert "KeyError" in result.exception
 
 
-def test_a_bug_that_has_lost_its_place_is_told(tmp_path: Path) -> None:
+def test_a_bug_whose_text_is_missing_is_reported(tmp_path: Path) -> None:
     """A hunt that plants nothing would call the simulator blind."""
     path = tmp_path / "code.py"
     path.write_text("one = 1\n", encoding="utf-8")
@@ -90,31 +91,31 @@ def test_a_bug_that_has_lost_its_place_is_told(tmp_path: Path) -> None:
 
 
 def test_every_promise_is_attacked() -> None:
-    """Each promise has bugs that would break it; names say which is which."""
+    """Each promise has bugs; names are unique."""
     assert {bug.promise for bug in PLANTED} == set(PROMISES)
     assert len({bug.name for bug in PLANTED}) == len(PLANTED) >= 25
 
 
-def test_a_bug_is_looked_for_where_it_can_show() -> None:
-    """Seeds whose policy has no such limit tell nothing of a bug in it; all that are tried have one."""
+def test_a_bug_is_hunted_under_suitable_policies() -> None:
+    """Seeds whose policy has no such limit say nothing about a bug in it."""
     bug = next(bug for bug in PLANTED if bug.name == "a zone's limit is not counted")
     places = places_of(bug, range(1, 51))
     assert 0 < len(places) < 50
     assert all(policy_of(place.seed).limits.zones for place in places)
 
 
-def test_a_hunt_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    """What was found is kept after each bug; a bug that is planted no more is forgotten."""
-    path, (one, other, *_) = tmp_path / "found.json", PLANTED
+def test_an_interrupted_hunt_can_be_continued(tmp_path: Path) -> None:
+    """Finds are saved after each bug; bugs that are no longer planted are removed."""
+    path, (first, second, *_) = tmp_path / "found.json", PLANTED
     path.write_text('{"a bug of last year": {"by_all": null}}', encoding="utf-8")
     find = Find(place=PLACE, promise="limits", seeds_count=3, seconds=1.0)
-    for bug in (one, other):
-        hunted = Hunt(name=bug.name, promise_attacked=bug.promise, found=Found(by_all=find))
-        learn(path, [hunted], {bug.name: bug for bug in PLANTED})
-    assert known_finds(path) == {bug.name: Found(by_all=find) for bug in (one, other)}
+    for bug in (first, second):
+        hunt_result = Hunt(name=bug.name, promise_attacked=bug.promise, found=Found(by_all=find))
+        learn(path, [hunt_result], {bug.name: bug for bug in PLANTED})
+    assert known_finds(path) == {bug.name: Found(by_all=find) for bug in (first, second)}
 
 
-def test_the_page_says_what_is_known() -> None:
-    """`make sim-mutants ARGS=--learn` writes it with each find."""
+def test_the_page_is_up_to_date() -> None:
+    """`make sim-mutants ARGS=--learn` writes it after each find."""
     assert PAGE.read_text(encoding="utf-8") == page(PLANTED, KNOWN)
     assert known_finds(FOUND_BY).keys() <= {bug.name for bug in PLANTED}

@@ -1,4 +1,4 @@
-"""A trace is read as it is, and a broken one is named by file and line."""
+"""A trace is read correctly, and a malformed one is reported with file and line."""
 
 import gzip
 import os
@@ -15,20 +15,20 @@ TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 
 
 def write(folder: Path, *lines: str) -> Path:
-    """A pod list with these lines."""
+    """Write a pod list with these lines."""
     path = folder / "openb_pod_list_default.csv"
     path.write_text(HEAD + "".join(lines))
     return path
 
 
 def test_shares_are_rounded_up_to_a_gpu(tmp_path: Path) -> None:
-    """Until decisions know shares, a part of a GPU is one."""
+    """A GPU fraction counts as one GPU."""
     (pod,) = read_pods(write(tmp_path, GOOD), 1)
     assert (pod.gpu_count, pod.cpu_milli, pod.duration_seconds) == (1, 12000, 60)
 
 
-def test_the_last_pods_by_creation_are_taken(tmp_path: Path) -> None:
-    """Order in the file does not matter."""
+def test_the_last_pods_by_creation_time_are_read(tmp_path: Path) -> None:
+    """The order in the file does not matter."""
     path = write(tmp_path, "b,1,1,1,1000,LS,Running,30,40,30\n", "a,1,1,1,1000,LS,Running,20,40,20\n", GOOD)
     assert [pod.name for pod in read_pods(path, 2)] == ["a", "b"]
 
@@ -44,29 +44,29 @@ def test_the_last_pods_by_creation_are_taken(tmp_path: Path) -> None:
         ("p-1,nan,1,1,1000,LS,Running,10,70,10\n", "cpu_milli"),
     ],
 )
-def test_a_broken_line_is_named(tmp_path: Path, line: str, word: str) -> None:
-    """File, line and column stand in the message."""
+def test_a_malformed_line_is_reported(tmp_path: Path, line: str, word: str) -> None:
+    """The message has file, line and column."""
     path = write(tmp_path, GOOD, line)
     with pytest.raises(ConfigError, match=rf"{path.name}:3[\s\S]*{word}"):
         read_pods(path, 1)
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    """A file of another form is refused whole."""
+def test_a_missing_column_is_reported(tmp_path: Path) -> None:
+    """A file of another format is rejected as a whole."""
     path = tmp_path / "pods.csv"
     path.write_text("name,cpu\nx,1\n")
     with pytest.raises(ConfigError, match="cpu_milli"):
         read_pods(path, 1)
 
 
-def test_too_few_pods_are_said(tmp_path: Path) -> None:
-    """Asking for more than there are is a mistake, not a shorter run."""
-    with pytest.raises(ConfigError, match="has 1 pods, 5 were asked for"):
+def test_too_few_pods_are_an_error(tmp_path: Path) -> None:
+    """Requesting more pods than the trace has is an error, not a shorter run."""
+    with pytest.raises(ConfigError, match="has 1 pods, 5 were requested"):
         read_pods(write(tmp_path, GOOD), 5)
 
 
 def test_a_trace_is_found_by_folder_file_and_kind(tmp_path: Path) -> None:
-    """What people type works; what cannot be found says where it was looked for."""
+    """Common spellings work; a missing list is reported with the searched paths."""
     path = write(tmp_path, GOOD)
     assert find_pod_list(f"openb:{tmp_path}") == find_pod_list(str(path)) == path
     with pytest.raises(ConfigError, match="looked for"):

@@ -1,4 +1,4 @@
-"""The planted bugs can be planted: each names a place that is there."""
+"""Every planted bug can be planted: its text exists."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from tests.sim.planting import Planted
 
 
 @pytest.mark.parametrize("bug", [*PLANTED, UNCHECKED], ids=lambda bug: bug.name)
-def test_a_planted_bug_has_its_place(bug: Planted, tmp_path: Path) -> None:
-    """Its text is in the code exactly once; a change that moved it has to plant it anew."""
+def test_the_text_of_a_planted_bug_occurs_once(bug: Planted, tmp_path: Path) -> None:
+    """The text occurs exactly once; when the code moves, the bug must be planted anew."""
     names = [name for name, _, _ in bug.changes()]
     for name in names:
         copy = tmp_path / name

@@ -1,4 +1,4 @@
-"""Policies kept as objects in the simulator: switched off and on and edited, and every plan held to what it knew."""
+"""Policy objects in the simulator: disabled, enabled and edited; every plan is checked against its own cut."""
 
 import msgspec
 import pytest
@@ -13,23 +13,23 @@ from gpu_autoscaler_services.simulation import ROLES
 SETTING = Setting(seed=26, hours=1.0, kinds=(EDITS_POLICY_OBJECTS,), faults_times=8.0)
 
 
-def test_some_runs_keep_documents_and_most_do_not() -> None:
-    """The seed decides, and nothing else."""
+def test_some_runs_have_policy_objects() -> None:
+    """Decided by the seed only."""
     kept_count = sum(bool(documents_of(seed)) for seed in range(1000))
     assert 60 < kept_count < 180
 
 
-def test_what_is_switched_off_is_left_alone_and_said() -> None:
-    """Held back with its reason while it is off, bought for afterwards; the run ends settled."""
+def test_a_disabled_pool_is_deferred_with_its_reason() -> None:
+    """Deferred with its reason while disabled, bought afterwards; the run becomes quiescent."""
     result = run(SETTING, ROLES)
     assert documents_of(SETTING.seed)
-    assert result.broken == ()
+    assert result.violations == ()
     assert result.faults[EDITS_POLICY_OBJECTS] > 0
     assert result.reasons["pool_paused"] > 0
 
 
-def test_a_pool_that_is_bought_for_though_it_is_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a merge that forgets the switch the witness sees it in the same run."""
+def test_a_purchase_for_a_disabled_pool_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a merge that ignores `is_enabled` the monitor reports it in the same run."""
     true = documents._pool
 
     def forgetful(pool: DocumentPool, document: PolicyDocument, most: int) -> NodePool:
@@ -37,4 +37,4 @@ def test_a_pool_that_is_bought_for_though_it_is_off_is_found(monkeypatch: pytest
 
     monkeypatch.setattr(documents, "_pool", forgetful)
     result = run(SETTING, ROLES)
-    assert result.promise == "people are obeyed"
+    assert result.invariant == "directives are obeyed"

@@ -1,4 +1,4 @@
-"""What a swarm is there for comes up: reasons and faults of every kind; the report names what did not."""
+"""A sweep reaches reasons and faults of every kind; the report names those it did not reach."""
 
 from io import StringIO
 
@@ -17,7 +17,7 @@ from gpu_autoscaler_services.simulate import run_one
     [
         ("operator_freezes", "frozen", 8, 1.0, 10.0),
         ("operator_marks_node", "node_protected", 7, 2.0, 1.0),
-        # Often, as one freeze may fall into a time in which a limit holds everything back already.
+        # Frequent, as one freeze may coincide with a limit that defers everything.
         ("operator_overrules", "frozen", 1, 1.0, 10.0),
         ("operator_lowers_money", "spend_exhausted", 1, 1.0, 4.0),
         ("operator_lowers_money", "spend_enforcement_blocked", 1, 1.0, 4.0),
@@ -27,34 +27,34 @@ from gpu_autoscaler_services.simulate import run_one
         ("telemetry_silent", "telemetry_unreliable", 3, 2.0, 1.0),
     ],
 )
-def test_a_fault_brings_its_reason(kind: str, reason: str, seed: int, hours: float, times: float) -> None:
-    """With this kind alone, so many times as often as usual, plans say this reason, and every promise is kept."""
+def test_a_fault_causes_its_reason(kind: str, reason: str, seed: int, hours: float, times: float) -> None:
+    """With only this kind, at a higher frequency, plans give this reason, and nothing is violated."""
     result = run_one(Setting(seed=seed, hours=hours, kinds=(kind,), faults_times=times))
-    assert result.broken == ()
+    assert result.violations == ()
     assert set(result.faults) == {kind}
     assert result.reasons.get(reason)
 
 
-def test_what_was_never_reached_is_named() -> None:
-    """A short calm run reaches little, and says so of everything else."""
+def test_unreached_reasons_are_reported() -> None:
+    """A short calm run reaches little, and the report names the rest."""
     setting = Setting(seed=1, hours=0.2, kinds=())
     result = run_one(setting)
     summary = summarize([(setting, result)], run_one, commit="none")
     assert set(summary.faults_never_struck) == set(KINDS)
     assert set(summary.reasons_never_given) == set(reason_tags()) - set(result.reasons)
     assert "node_orphaned" in summary.reasons_never_given
-    description = StringIO()
-    print_summary(summary, Console(file=description, width=4000))
-    assert f"spend_enforcement_blocked ({RARE_REASONS['spend_enforcement_blocked']})" in description.getvalue()
+    output = StringIO()
+    print_summary(summary, Console(file=output, width=4000))
+    assert f"spend_enforcement_blocked ({RARE_REASONS['spend_enforcement_blocked']})" in output.getvalue()
 
 
-def test_only_reasons_that_there_are_are_called_seldom() -> None:
-    """Else a reason that was renamed would be told without its why."""
+def test_rare_reasons_exist() -> None:
+    """Otherwise a renamed reason would be reported without its explanation."""
     assert set(RARE_REASONS) <= set(reason_tags())
 
 
-def test_a_large_world_that_foresees_demand_says_that_it_is_not_sure_yet() -> None:
-    """Its record has a day before, of which a forecast is made that nothing has scored."""
+def test_a_large_cluster_with_a_forecast_reports_its_uncertainty() -> None:
+    """It has the demand of a day before, so that a forecast exists that nothing has scored."""
     result = run_one(Setting(seed=9, hours=0.6, ends_at_hours=0.6, kinds=(), is_large=True))
-    assert result.broken == ()
+    assert result.violations == ()
     assert result.reasons.get("forecast_uncertain")

@@ -1,4 +1,4 @@
-"""Each baseline does what it says of itself."""
+"""Each baseline behaves as documented."""
 
 from collections.abc import Iterable
 
@@ -30,7 +30,7 @@ def baselines() -> list[Baseline]:
 
 
 def test_a_fixed_fleet_never_changes() -> None:
-    """Work comes and goes; the same machines stand from the first second to the last."""
+    """The same machines run from the first second to the last."""
     whole = scenario(job("a", 0.0, 600.0), job("b", 0.0, 600.0, gpus=4), hours=3.0)
     _, machines = played(whole, FixedFleet(sized_for(whole)))
     assert {second_of(machine) for machine in machines} == {0.0}
@@ -38,33 +38,33 @@ def test_a_fixed_fleet_never_changes() -> None:
 
 
 def test_a_fixed_fleet_is_sized_for_its_quantile_and_for_every_shape() -> None:
-    """Two jobs of one GPU for most of the time, ten for five minutes, one of four GPUs once."""
+    """Two jobs of one GPU most of the time, ten for five minutes, one of four GPUs once."""
     busy = [job(f"always-{number}", 0.0, 10 * HOUR, spot=False) for number in range(2)]
     rush = [job(f"rush-{number}", HOUR, 290.0) for number in range(8)]
     most = sized_for(scenario(*busy, *rush, hours=10.0), 1.0)
     usual = sized_for(scenario(*busy, *rush, job("wide", 5 * HOUR, 60.0, gpus=4), hours=10.0))
-    assert sum(each.resources.gpu_count for each in most) == 10
-    assert sorted(each.resources.gpu_count for each in usual) == [1, 1, 4]
+    assert sum(offer.resources.gpu_count for offer in most) == 10
+    assert sorted(offer.resources.gpu_count for offer in usual) == [1, 1, 4]
 
 
-# ---- utilisation only
+# ---- utilization only
 
 
-def test_utilisation_alone_does_not_see_what_waits() -> None:
-    """Three jobs wait behind one; the group grows only once its GPU has been busy for three minutes."""
+def test_utilization_only_ignores_pending_pods() -> None:
+    """Three jobs wait behind one; the group grows only after its GPU has been busy for three minutes."""
     whole = scenario(*(job(f"j{number}", 0.0, 2 * HOUR) for number in range(4)), hours=1.0)
     _, machines = played(whole, UtilizationOnly((offer("g4dn.xlarge/sim-a/on-demand"),)))
     launched = [second_of(machine) or 0.0 for machine in machines]
     assert launched[0] == 0.0
-    assert launched[1] >= 60.0 + utilization.HIGH_SECONDS  # it boots, and then is measured
+    assert launched[1] >= 60.0 + utilization.HIGH_SECONDS  # it boots, then is measured
 
 
-def test_utilisation_alone_takes_a_node_whatever_runs_there() -> None:
-    """Two nodes, each a quarter busy: one goes, never sooner than after fifteen minutes, and its work begins again."""
+def test_utilization_only_removes_busy_nodes() -> None:
+    """Two nodes, each a quarter busy: one is removed after fifteen minutes at the earliest, and its work restarts."""
     stay = (job("a", 0.0, 2 * HOUR), job("c", 900.0, 2 * HOUR))
     jobs = (*stay, job("b", 0.0, 1500.0, gpus=3), job("d", 900.0, 600.0))
     score, machines = played(scenario(*jobs, hours=2.0), UtilizationOnly((offer("g4dn.12xlarge/sim-a/on-demand"),)))
-    ended = [second_of(machine, lambda one: one.terminated_at) for machine in machines]
+    ended = [second_of(machine, lambda machine: machine.terminated_at) for machine in machines]
     assert min(at for at in ended if at is not None) > utilization.LOW_SECONDS
     assert score.evicted_count > 0
     assert score.lost_gpu_hours > 0.5
@@ -73,23 +73,23 @@ def test_utilisation_alone_takes_a_node_whatever_runs_there() -> None:
 # ---- cluster-autoscaler
 
 
-def test_cluster_autoscaler_waits_its_unneeded_time() -> None:
-    """A job of two minutes; the node goes ten minutes after it, and not before."""
+def test_cluster_autoscaler_waits_for_the_unneeded_time() -> None:
+    """A job of two minutes; the node is removed ten minutes after it, not earlier."""
     _, (machine,) = played(scenario(job("a", 0.0, 120.0), hours=2.0), ClusterAutoscaler())
-    ended = second_of(machine, lambda one: one.terminated_at)
+    ended = second_of(machine, lambda machine: machine.terminated_at)
     assert ended is not None
     idle_since = (second_of(machine) or 0.0) + 60.0 + 120.0
     assert idle_since + cluster_autoscaler.UNNEEDED_SECONDS < ended < idle_since + 900.0
 
 
-def test_cluster_autoscaler_buys_what_wastes_least_then_what_is_cheapest() -> None:
-    """One GPU is wanted: a small node, and the cheapest of those that waste alike."""
+def test_cluster_autoscaler_buys_by_least_waste_then_price() -> None:
+    """One GPU is requested: a small node, and the cheapest of those with equal waste."""
     _, (machine,) = played(scenario(job("a", 0.0, 120.0), hours=0.2), ClusterAutoscaler())
     assert machine.offer.key == "g4dn.xlarge/sim-a/spot"
 
 
-def test_cluster_autoscaler_hears_no_notice() -> None:
-    """Its node is taken with two minutes' notice: another is bought only when the pod waits again."""
+def test_cluster_autoscaler_ignores_notices() -> None:
+    """Its node is reclaimed with two minutes' notice: another is bought only when the pod is pending again."""
     taken = Reclaim(at_seconds=1200.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
     whole = scenario(job("a", 0.0, 2 * HOUR, work="training"), hours=1.0, reclaims=(taken,))
     score, machines = played(whole, ClusterAutoscaler())
@@ -97,8 +97,8 @@ def test_cluster_autoscaler_hears_no_notice() -> None:
     assert score.lost_gpu_hours > 0.2
 
 
-def test_a_refused_group_is_left_alone_for_a_while() -> None:
-    """Where a zone sells no spot, the next group is asked at once."""
+def test_a_refused_group_is_backed_off() -> None:
+    """Where a zone has no spot capacity, the next group is tried at once."""
     whole = replace(
         scenario(job("a", 0.0, 120.0), hours=0.5),
         shortages=(Shortage(zone="sim-a", from_seconds=0.0, to_seconds=HOUR),),
@@ -111,19 +111,19 @@ def test_a_refused_group_is_left_alone_for_a_while() -> None:
 
 
 def test_karpenter_buys_the_cheapest_that_fits() -> None:
-    """One GPU: of all that is on sale, the cheapest."""
+    """One GPU: the cheapest of all offers."""
     _, machines = played(scenario(job("a", 0.0, 120.0), hours=0.2), Karpenter())
-    cheapest = min(OFFERS, key=lambda one: one.price_micro_usd_per_hour or 0)
+    cheapest = min(OFFERS, key=lambda machine: machine.price_micro_usd_per_hour or 0)
     assert [machine.offer.key for machine in machines] == [cheapest.key]
 
 
-def test_karpenter_never_puts_on_spot_what_must_not_be_there() -> None:
-    """The cheapest of what the pod accepts."""
+def test_karpenter_respects_capacity_types() -> None:
+    """The cheapest offer that the pod accepts."""
     _, machines = played(scenario(job("a", 0.0, 120.0, spot=False), hours=0.2), Karpenter())
     assert [machine.offer.key for machine in machines] == ["g4dn.xlarge/sim-a/on-demand"]
 
 
-def test_karpenter_batches_what_comes_together() -> None:
+def test_karpenter_batches_pending_pods() -> None:
     """Four jobs within a second share one node."""
     jobs = [job(f"j{number}", 0.2 * number, 600.0) for number in range(4)]
     _, machines = played(scenario(*jobs, hours=0.2), Karpenter())
@@ -131,14 +131,14 @@ def test_karpenter_batches_what_comes_together() -> None:
 
 
 def test_karpenter_removes_an_empty_node_soon() -> None:
-    """Once its job has ended: a look, fifteen seconds, another look, and the machine's own end."""
+    """After its job has ended: a search, fifteen seconds, validation, and the termination of the machine."""
     _, (machine,) = played(scenario(job("a", 0.0, 600.0), hours=1.0), Karpenter())
-    ended = second_of(machine, lambda one: one.terminated_at)
+    ended = second_of(machine, lambda machine: machine.terminated_at)
     assert ended is not None
     assert ended < 90.0 * 1.4 + 10.0 + 600.0 + 120.0
 
 
-def test_karpenter_answers_a_notice_beforehand() -> None:
+def test_karpenter_replaces_a_node_at_its_notice() -> None:
     """Another node is bought within seconds of the notice, and training loses nothing."""
     taken = Reclaim(at_seconds=1200.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
     whole = scenario(job("a", 0.0, 2 * HOUR, work="training"), hours=1.0, reclaims=(taken,))
@@ -147,8 +147,8 @@ def test_karpenter_answers_a_notice_beforehand() -> None:
     assert (score.interrupted_count, score.lost_gpu_hours) == (1, 0.0)
 
 
-def test_karpenter_does_not_move_what_must_stay() -> None:
-    """Work that would start over is marked, and is never evicted by choice."""
+def test_karpenter_does_not_move_protected_pods() -> None:
+    """Work that would restart from zero is annotated, and is never evicted voluntarily."""
     jobs = [job(f"j{number}", 30.0 * number, 300.0 * (number + 1), work="batch") for number in range(10)]
     score, _ = played(scenario(*jobs, hours=2.0), Karpenter())
     assert score.evicted_count == 0
@@ -158,7 +158,7 @@ def test_karpenter_does_not_move_what_must_stay() -> None:
 
 
 class Stumbling:
-    """Fails at its first look."""
+    """Fails in its first step."""
 
     name = "stumbling"
     scan_seconds = 1.0
@@ -168,8 +168,8 @@ class Stumbling:
         raise KeyError(observation.now_seconds)
 
 
-def test_a_baseline_that_stumbles_is_no_score() -> None:
-    """A bug of a baseline ends the run with its cause; it never looks like a system that buys nothing."""
+def test_a_failing_baseline_gives_no_score() -> None:
+    """A bug of a baseline ends the run with its cause; it is never scored as a system that buys nothing."""
     with pytest.raises(RuntimeError, match="stumbled"):
         played(scenario(job("a", 0.0, 60.0), hours=1.0), Stumbling())
 
@@ -178,15 +178,15 @@ def test_a_baseline_that_stumbles_is_no_score() -> None:
 
 
 def test_the_bound_of_one_job_is_its_share_of_the_cheapest_node() -> None:
-    """One GPU for an hour on a node of one GPU: that node's price."""
+    """One GPU for an hour on a node of one GPU: the price of that node."""
     bound = score_omniscient(scenario(job("a", 0.0, HOUR, spot=False), hours=1.0))
     assert bound.cost_usd == pytest.approx(0.526, abs=0.005)
     assert score_omniscient(scenario(job("a", 0.0, HOUR), hours=1.0)).cost_usd == pytest.approx(0.16, abs=0.005)
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_nobody_is_cheaper_than_the_bound(number: int) -> None:
-    """Else it would be none."""
+def test_no_system_is_cheaper_than_the_bound(number: int) -> None:
+    """Otherwise it would not be a bound."""
     whole = scenario(*EVERY, hours=1.0)
     score, _ = played(whole, baselines()[number])
     assert score.unfinished_count == 0
@@ -195,7 +195,7 @@ def test_nobody_is_cheaper_than_the_bound(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_score_comes_again(number: int) -> None:
-    """The same scene and baseline, the same score."""
+def test_a_score_is_reproducible(number: int) -> None:
+    """The same scenario and baseline, the same score."""
     whole = scenario(*EVERY, hours=1.0)
     assert played(whole, baselines()[number])[0] == played(whole, baselines()[number])[0]

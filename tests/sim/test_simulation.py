@@ -1,4 +1,4 @@
-"""The whole system under virtual time: promises kept in a swarm of runs, and runs that are what they say they are."""
+"""The whole system under virtual time: no violations in a sweep of runs, and runs that are reproducible."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ SHORT_HOURS = 0.5
 
 
 def found_seeds() -> list[Setting]:
-    """The runs that once broke a promise."""
+    """Return the seeds that once failed."""
     lines = (line.split(maxsplit=3) for line in REGRESSIONS.read_text().splitlines() if not line.startswith("#"))
     return [
         Setting(seed=int(seed), hours=float(hours), jobs_per_hour=None if jobs == "-" else float(jobs))
@@ -29,30 +29,30 @@ def found_seeds() -> list[Setting]:
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_every_promise_is_kept(seed: int) -> None:
-    """Each seed has its own mix of faults; when they stop, everything comes to rest."""
+def test_no_invariant_is_violated(seed: int) -> None:
+    """Each seed has its own mix of faults; after the faults the system becomes quiescent."""
     result = run_one(Setting(seed=seed, hours=SHORT_HOURS))
-    assert result.broken == ()
+    assert result.violations == ()
     assert result.plans_count > 0
     assert result.pods_count > 0
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("setting", found_seeds(), ids=lambda setting: f"seed-{setting.seed}")
-def test_what_once_broke_holds(setting: Setting) -> None:
-    """Seeds that were found stay found."""
-    assert run_one(setting).broken == ()
+def test_regression_seeds_stay_fixed(setting: Setting) -> None:
+    """Regression seeds stay fixed."""
+    assert run_one(setting).violations == ()
 
 
-def test_everything_at_once_is_survived() -> None:
-    """Every kind of fault there is, in one run."""
+def test_all_faults_at_once_are_survived() -> None:
+    """Every kind of fault in one run."""
     result = run_one(Setting(seed=77, hours=1.0, kinds=tuple(sorted(KINDS))))
-    assert result.broken == ()
+    assert result.violations == ()
     assert len(result.faults) >= len(KINDS) / 3
 
 
-def test_one_seed_is_one_run() -> None:
-    """Another process, with other hashes of strings, says the same facts byte for byte."""
+def test_a_seed_is_reproducible() -> None:
+    """Another process, with another hash seed, publishes the same facts byte for byte."""
     setting = Setting(seed=5, hours=SHORT_HOURS, kinds=tuple(sorted(KINDS)))
     here = run_one(setting)
     program = (
@@ -68,27 +68,27 @@ def test_one_seed_is_one_run() -> None:
         assert there.stdout.strip() == here.digest
 
 
-@pytest.mark.parametrize("seed", [2, 3, 36])  # of 36 a move was looked at too late, as its pod had run for long enough
-def test_a_tick_that_is_skipped_had_nothing_to_say(seed: int) -> None:
-    """Runs with every tick and without those that see nothing new are one run."""
-    assert run_one_differential(Setting(seed=seed, hours=SHORT_HOURS)).broken == ()
+@pytest.mark.parametrize("seed", [2, 3, 36])  # in seed 36 a move was once considered too late
+def test_skipped_ticks_change_nothing(seed: int) -> None:
+    """Runs with every tick and runs with skipped ticks are equal."""
+    assert run_one_differential(Setting(seed=seed, hours=SHORT_HOURS)).violations == ()
 
 
-def test_a_tick_that_is_skipped_too_often_is_told_with_the_first_fact_that_differs() -> None:
-    """A scaler that looks at nothing once it had nothing to say breaks the promise, at a fact that both runs show."""
+def test_a_wrongly_skipped_tick_is_reported_with_the_first_difference() -> None:
+    """A scaler that skips every tick after an idle one violates the invariant, at a fact that both runs show."""
     forgetful = {**ROLES, "scaler": dataclasses.replace(ROLES["scaler"], tick_inputs=lambda *_: "nothing new")}
     result = run_differential(Setting(seed=2, hours=SHORT_HOURS), forgetful)
-    assert result.promise == PROMISE
-    assert result.broken[0].startswith(f"{PROMISE}: fact ")
+    assert result.invariant == PROMISE
+    assert result.violations[0].startswith(f"{PROMISE}: fact ")
 
 
 def test_the_codec_changes_nothing() -> None:
-    """Facts that go through JSON on their way are the facts that went in."""
+    """Facts encoded and decoded as JSON on their way are unchanged."""
     setting = Setting(seed=4, hours=SHORT_HOURS)
     assert run_one(setting).digest == run_one(replace(setting, is_coded=True)).digest
 
 
-def test_another_seed_is_another_run() -> None:
-    """Else a swarm would be one run, many times."""
+def test_different_seeds_differ() -> None:
+    """Otherwise a sweep would repeat one run."""
     results: list[Result] = [run_one(Setting(seed=seed, hours=0.2)) for seed in (1, 2)]
     assert results[0].digest != results[1].digest

@@ -1,4 +1,4 @@
-"""Starts in the simulator are the real ones: from snapshots, also from spoilt ones."""
+"""Starts in the simulator use real snapshots, corrupted ones included."""
 
 import structlog
 from structlog.testing import capture_logs
@@ -10,14 +10,14 @@ SPOILT = ("snapshot_corrupt", "snapshot_of_old_version", "snapshot_of_other_stre
 KILLED_SECONDS = 300.0
 
 
-def test_a_start_goes_on_from_a_snapshot_and_throws_spoilt_ones_away() -> None:
-    """Scaler and scheduler die all the time; each start knows what the facts say, whatever snapshot it found."""
+def test_a_start_uses_a_snapshot_and_discards_corrupted_ones() -> None:
+    """Scaler and scheduler are killed constantly; each start gives the state of all facts, from any snapshot."""
     structlog.reset_defaults()
-    world = Simulation(Setting(seed=2, hours=1.5, kinds=SPOILT), ROLES)
+    simulation = Simulation(Setting(seed=2, hours=1.5, kinds=SPOILT), ROLES)
     for number in range(1, 18):
-        world.loop.call_later(number * KILLED_SECONDS, world.process_pool.restart, ("scaler", "scheduler"))
+        simulation.loop.call_later(number * KILLED_SECONDS, simulation.process_pool.restart, ("scaler", "scheduler"))
     with capture_logs() as logs:
-        result = world.run()
-    assert result.broken == ()
-    assert {"corrupt", "format_changed", "stream_changed"} <= {one.get("reason") for one in logs}
-    assert "started from a snapshot" in {one["event"] for one in logs}
+        result = simulation.run()
+    assert result.violations == ()
+    assert {"corrupt", "format_changed", "stream_changed"} <= {entry.get("reason") for entry in logs}
+    assert "started from a snapshot" in {entry["event"] for entry in logs}

@@ -1,4 +1,4 @@
-"""A sweep ends where it was told to, and counts only hours that were worth something."""
+"""A sweep respects its limits, and counts only hours of large, faulty runs."""
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ LIVELY = Result(
     faults={"service_killed": 4},
     happened=(),
     reasons={},
-    broken=(),
+    violations=(),
     cpu_seconds=2.0,
 )
 
@@ -36,31 +36,31 @@ def lively_or_not(setting: Setting) -> Result:
         ({"faults": {"service_killed": 3}}, "too healthy"),
     ],
 )
-def test_hours_of_an_easy_world_do_not_count(less: dict[str, object], why: str) -> None:
-    """Ten nodes, thirty pods and one fault an hour, each of them."""
+def test_hours_of_an_easy_run_do_not_count(less: dict[str, object], why: str) -> None:
+    """Ten nodes, thirty pods and one fault per hour are required, each of them."""
     assert is_counted(LIVELY)
     assert not is_counted(replace(LIVELY, **less)), why
 
 
 def test_a_sweep_runs_until_its_hours_count() -> None:
-    """Runs that do not count are run, told, and made up for."""
-    lived = sweep(
+    """Runs that do not count are run, reported and made up for."""
+    runs = sweep(
         (Setting(seed=seed) for seed in range(1, 100)),
         lively_or_not,
         console=Console(quiet=True),
         processes_count=1,
         limits=SweepLimits(cluster_hours=12.0),
     )
-    summary = summarize(lived, lively_or_not, commit="none")
-    assert [setting.seed for setting, _ in lived] == [1, 2, 3, 4, 5]
+    summary = summarize(runs, lively_or_not, commit="none")
+    assert [setting.seed for setting, _ in runs] == [1, 2, 3, 4, 5]
     assert (summary.cluster_hours, summary.cluster_hours_run) == (12.0, 20.0)
     assert summary.cluster_hours_per_cpu_second == 2.0
     assert [run.is_counted for run in summary.runs] == [True, False, True, False, True]
 
 
-def test_a_sweep_begins_nothing_when_its_time_is_over() -> None:
-    """What has begun by then is finished."""
+def test_a_sweep_starts_nothing_after_its_time_limit() -> None:
+    """Runs in progress are completed."""
     endless = (Setting(seed=seed) for seed in range(1, 10**6))
     limits = SweepLimits(seconds=0.5)
-    lived = sweep(endless, lively_or_not, console=Console(quiet=True), processes_count=1, limits=limits)
-    assert 0 < len(lived) < 10**5
+    runs = sweep(endless, lively_or_not, console=Console(quiet=True), processes_count=1, limits=limits)
+    assert 0 < len(runs) < 10**5

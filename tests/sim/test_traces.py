@@ -1,4 +1,4 @@
-"""Worlds cut from traces are what they say they are, and our own system is scored in them."""
+"""Scenarios from traces are correct, and our own system is scored in them."""
 
 import gzip
 import os
@@ -16,15 +16,15 @@ from gpu_autoscaler.sim.scoring.scenario import Reclaim
 from gpu_autoscaler.sim.scoring.synthetic import bursts, steady
 from gpu_autoscaler.sim.scoring.traces import BAMBOO_STEP_SECONDS, BAMBOO_ZONES, bamboo, fleet_sizes, openb, philly
 from gpu_autoscaler_services.score import SYSTEMS, Case, score
-from gpu_autoscaler_services.score_page import Board, Round, page
+from gpu_autoscaler_services.score_page import ScenarioScores, ScoreReport, page
 from gpu_autoscaler_services.simulation import ROLES
 
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 real = pytest.mark.skipif(not TRACES.is_dir(), reason=f"traces: no folder {TRACES}; set GPU_AUTOSCALER_TRACES")
 
 
-def test_ours_is_scored_by_its_real_services() -> None:
-    """One job of an hour on spot: a node for it, idle for ten minutes, and no promise broken."""
+def test_our_score_uses_the_real_services() -> None:
+    """One job of an hour on spot: one node, idle for ten minutes, and no violation."""
     result = score_ours(scenario(job("a", 60.0, HOUR), hours=2.0), ROLES)
     assert result.broken == ()
     assert (result.system, result.jobs_count, result.unfinished_count) == (OURS, 1, 0)
@@ -33,21 +33,21 @@ def test_ours_is_scored_by_its_real_services() -> None:
     assert 1.0 < (result.node_hours or 0.0) < 1.3
 
 
-def test_work_that_can_save_is_left_to_it() -> None:
-    """A save of a minute and a half is done before the pod goes, and what it cost is the time that it took."""
+def test_work_that_can_checkpoint_is_given_time_to_save() -> None:
+    """A save of a minute and a half completes before the pod ends, and costs only its own time."""
     taken = Reclaim(at_seconds=1800.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
     slow = CheckpointSettings(
         every_seconds=3600.0, write_seconds_min=80.0, write_seconds_max=80.0, annotates=True, saves_at_end=False
     )
     world = replace(scenario(job("a", 60.0, HOUR, work="training"), hours=2.0, reclaims=(taken,)), checkpoints=slow)
-    description, untold = score_ours(world, ROLES), score_without_save_requests(world, ROLES)
-    assert (description.interrupted_jobs_count, description.recovered_jobs_count) == (1, 1)
-    assert description.lost_gpu_hours < 130.0 / HOUR
-    assert untold.lost_gpu_hours > 1500.0 / HOUR
+    with_requests, without_requests = score_ours(world, ROLES), score_without_save_requests(world, ROLES)
+    assert (with_requests.interrupted_jobs_count, with_requests.recovered_jobs_count) == (1, 1)
+    assert with_requests.lost_gpu_hours < 130.0 / HOUR
+    assert without_requests.lost_gpu_hours > 1500.0 / HOUR
 
 
-def test_ours_answers_a_notice() -> None:
-    """Training that is told to save loses next to nothing; the pod counts as interrupted, not as evicted by choice."""
+def test_our_system_handles_notices() -> None:
+    """Training that is asked to save loses almost nothing; the pod counts as interrupted, not as evicted."""
     taken = Reclaim(at_seconds=1800.0, zone="sim-a", ratio=1.0, notice_seconds=120.0)
     result = score_ours(scenario(job("a", 60.0, HOUR, work="training"), hours=2.0, reclaims=(taken,)), ROLES)
     assert (result.interrupted_count, result.evicted_count, result.unfinished_count) == (1, 0, 0)
@@ -55,13 +55,13 @@ def test_ours_answers_a_notice() -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_equal_cases_are_equal_scores(system: str) -> None:
-    """Seed, world and system decide."""
+def test_equal_cases_give_equal_scores(system: str) -> None:
+    """Seed, scenario and system decide."""
     case = Case("steady", system, seed=3, hours=0.5)
     assert score(case) == score(case)
 
 
-def test_a_seed_is_a_world() -> None:
+def test_a_seed_determines_its_scenario() -> None:
     """The same work for all systems; other work for another seed."""
     assert steady(1, 2.0) == steady(1, 2.0)
     assert steady(1, 2.0) != steady(2, 2.0)
@@ -71,8 +71,8 @@ def test_a_seed_is_a_world() -> None:
 # ---- traces
 
 
-def test_a_fleet_that_falls_is_a_reclaim_and_a_shortage(tmp_path: Path) -> None:
-    """Sixteen machines, then four, then sixteen again: three of four are taken, and none is sold meanwhile."""
+def test_a_shrinking_fleet_is_a_reclaim_and_a_shortage(tmp_path: Path) -> None:
+    """Sixteen machines, then four, then sixteen again: three of four are reclaimed, and none is available meanwhile."""
     folder = tmp_path / "bamboo-spot"
     folder.mkdir()
     steps = [16] * 12 + [4] * 12 + [16] * 12
@@ -80,14 +80,14 @@ def test_a_fleet_that_falls_is_a_reclaim_and_a_shortage(tmp_path: Path) -> None:
         rows = [f"{number * BAMBOO_STEP_SECONDS / HOUR:.3f},{count}" for number, count in enumerate(steps)]
         (folder / name).write_text("\n".join(rows))
     world = bamboo(tmp_path, 1, 2.9)
-    first = next(one for one in world.reclaims if one.zone == "sim-a")
+    first = next(item for item in world.reclaims if item.zone == "sim-a")
     assert (first.at_seconds, first.ratio, first.notice_seconds) == (12 * BAMBOO_STEP_SECONDS, 0.75, 120.0)
-    assert [(one.from_seconds, one.to_seconds) for one in world.shortages if one.zone == "sim-a"] == [
+    assert [(item.from_seconds, item.to_seconds) for item in world.shortages if item.zone == "sim-a"] == [
         (12 * BAMBOO_STEP_SECONDS, 24 * BAMBOO_STEP_SECONDS)
     ]
 
 
-def test_a_fleet_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_malformed_fleet_file_is_reported(tmp_path: Path) -> None:
     """The message has the path."""
     path = tmp_path / "x.csv"
     path.write_text("hello\n")
@@ -103,62 +103,68 @@ def test_philly_has_a_job_for_each_ten_busy_nodes(tmp_path: Path) -> None:
     shifted = [rows[0], *(["t,0,400"] * 7 * 1440), *rows[1:]]
     (folder / "philly_node_sequence.csv.gz").write_bytes(gzip.compress("\n".join(shifted).encode()))
     world = philly(tmp_path, 1, 3.0)
-    spans = [(one.at_seconds / 60, one.at_seconds / 60 + (one.request.run_seconds or 0) / 60) for one in world.arrivals]
+    spans = [
+        (item.at_seconds / 60, item.at_seconds / 60 + (item.request.run_seconds or 0) / 60) for item in world.arrivals
+    ]
     assert spans == [(0, 120), (0, 120), (60, 181), (60, 181)]
 
 
 @real
-def test_the_real_traces_make_worlds() -> None:
+def test_the_real_traces_give_scenarios() -> None:
     """A window of each, with work in it; equal seeds, equal windows."""
     for make in (openb, philly, bamboo):
         world = make(TRACES, 1, 12.0)
         assert len(world.arrivals) > 20
-        assert all(0.0 <= one.at_seconds < 12 * HOUR for one in world.arrivals)
+        assert all(0.0 <= item.at_seconds < 12 * HOUR for item in world.arrivals)
         assert world == make(TRACES, 1, 12.0)
     assert bamboo(TRACES, 1, 12.0).reclaims
 
 
 @real
-def test_work_that_is_asked_to_save_loses_half_at_most_and_recovers() -> None:
-    """On recorded spot fleets, the same periodic saves on both sides: 95 % of interrupted jobs end well."""
-    description, untold = (
+def test_checkpoint_requests_halve_lost_work() -> None:
+    """On recorded spot fleets, with the same periodic saves: 95 % of the interrupted jobs complete."""
+    with_requests, without_requests = (
         score(Case("bamboo-checkpoints", system, seed=1, hours=12.0)) for system in (OURS, WITHOUT_SAVE_REQUESTS)
     )
-    assert description.broken == untold.broken == ()
-    assert description.interrupted_jobs_count > 0
-    assert description.recovered_jobs_count > 0.95 * description.interrupted_jobs_count
-    assert description.lost_gpu_hours <= 0.5 * untold.lost_gpu_hours
+    assert with_requests.broken == without_requests.broken == ()
+    assert with_requests.interrupted_jobs_count > 0
+    assert with_requests.recovered_jobs_count > 0.95 * with_requests.interrupted_jobs_count
+    assert with_requests.lost_gpu_hours <= 0.5 * without_requests.lost_gpu_hours
 
 
 # ---- the page
 
 
-def test_the_page_says_where_ours_is_worse() -> None:
-    """Figures in words, from the scores alone."""
+def test_the_page_shows_where_ours_is_worse() -> None:
+    """Sentences and figures from the scores alone."""
     ours, other = (score(Case("bursts", system, seed=1, hours=0.5)) for system in (OURS, "karpenter"))
-    dear = Round(world="bursts", description="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
-    cheap = Round(world="bursts", description="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
-    description = page(Board(seed=1, hours=0.5, rounds=(dear,)))
-    assert "**worse** in cost (20 to 10)" in description
-    assert "The 10.00 USD (100.0%) that it costs more than karpenter-like buy " in description
-    assert "better in cost (10 to 20)" in page(Board(seed=1, hours=0.5, rounds=(cheap,)))
+    expensive = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
+    cheap = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
+    text = page(ScoreReport(seed=1, hours=0.5, rounds=(expensive,)))
+    assert "**worse** in cost (20 to 10)" in text
+    assert "The 10.00 USD (100.0%) of additional cost compared with karpenter-like buy " in text
+    assert "better in cost (10 to 20)" in page(ScoreReport(seed=1, hours=0.5, rounds=(cheap,)))
 
 
-def test_the_page_says_what_money_buys() -> None:
-    """Twelve jobs that wait five minutes less are an hour; where nothing is gained, that is said."""
+def test_the_page_shows_what_the_higher_cost_buys() -> None:
+    """Twelve jobs that wait five minutes less are an hour; without a gain, that is reported."""
     other = score(Case("bursts", "karpenter", seed=1, hours=0.5))
     waiting = replace(other.waiting[ALL], count=12, mean_seconds=600.0)
     slow = replace(other, cost_usd=10.0, waiting={ALL: waiting}, evicted_count=3, lost_gpu_hours=1.5, storm_ratio=0.9)
     quick = replace(slow, system=OURS, cost_usd=12.0, evicted_count=0, lost_gpu_hours=0.0, storm_ratio=0.5)
     quick = replace(quick, waiting={ALL: replace(waiting, mean_seconds=300.0)})
-    description, vain = (
-        page(Board(seed=1, hours=0.5, rounds=(Round(world="bursts", description="a test", scores=(mine, slow)),)))
+    with_gain, without_gain = (
+        page(
+            ScoreReport(
+                seed=1, hours=0.5, rounds=(ScenarioScores(world="bursts", description="a test", scores=(mine, slow)),)
+            )
+        )
         for mine in (quick, replace(slow, system=OURS, cost_usd=12.0))
     )
-    assert "1.0 h less waiting of all jobs together (2.00 USD an hour); 1.5 GPU-h less of lost work" in description
-    assert "3 evictions fewer; 50% of the GPUs within reach of one storm, not 90%." in description
-    assert "buy **nothing** that is counted here." in vain
+    assert "1.0 h less waiting of all jobs (2.00 USD per hour); 1.5 GPU-h less lost work" in with_gain
+    assert "3 fewer evictions; 50% of the GPUs exposed to one storm instead of 90%." in with_gain
+    assert "buy **nothing** that is measured here." in without_gain
 
 
-def _at(one: Score, usd: float) -> Score:
-    return replace(one, cost_usd=usd)
+def _at(score: Score, usd: float) -> Score:
+    return replace(score, cost_usd=usd)

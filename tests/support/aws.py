@@ -18,7 +18,7 @@ TYPES = ("g4dn.xlarge", "g5.xlarge")
 
 
 class TurnedClock:
-    """Stands still until it is turned; starts at a whole second, as EC2 dates nothing finer."""
+    """A clock that only advances by hand; starts at a whole second, as EC2's timestamps have no fractions."""
 
     def __init__(self) -> None:
         self.at = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -28,7 +28,7 @@ class BlackHole:
         """Everything comes through again, also what was on its way: so it is with packets that are sent again."""
         self._flows.set()
 
-    async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection."""
         task = asyncio.current_task()
         assert task is not None

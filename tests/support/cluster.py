@@ -33,7 +33,7 @@ _CLUSTERS = frozenset({"nodes", "attachments"})  # of no namespace
 
 @dataclass
 class RunningCluster:
-    """What a test needs of it: the truth (`world`, `cloud`), and the doors (`kube`, `provider`)."""
+    """A cluster under test: its state (`world`, `cloud`) and its clients (`kube`, `provider`)."""
 
     world: World
     cloud: Cloud

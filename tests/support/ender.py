@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, consumers_of_process, streams
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished

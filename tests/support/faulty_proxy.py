@@ -57,7 +57,7 @@ class FaultyProxy:
             one.set()
         return len(self._open)
 
-    async def receive(self, request: web.Request) -> web.StreamResponse:
+    async def take(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         is_watch = "watch" in request.query
         if is_watch:

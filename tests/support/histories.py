@@ -1,7 +1,7 @@
-"""Histories of a cluster as hypothesis draws them: pods, nodes, notices and jobs living their lives at once.
+"""Histories of a cluster drawn by hypothesis: interleaved life cycles of pods, nodes, notices and jobs.
 
-A life is a row of facts; when they are said is drawn, and instants and versions are stamped on them then. Every life
-takes one of several turns; now and then an end is missed by the watch, and the next whole list tells it.
+A life cycle is a sequence of facts with one of several courses. The publication order is drawn, and instants and
+versions are stamped in that order. Sometimes the watch misses an end, and the next full list reports it.
 """
 
 from datetime import datetime, timedelta
@@ -29,12 +29,12 @@ _NOW = frozenset(
         "window_started_at", "withdrawn_at",
     }
 )  # fmt: skip
-_COUNTED = (pod.PodObserved, pod.PodGone, node.NodeObserved, node.NodeGone, job.JobStarted, gpu.GpuNodeSummarised)
+_COUNTED = (pod.PodObserved, pod.PodGone, node.NodeObserved, node.NodeGone, job.JobStarted, gpu.GpuNodeSummarized)
 _LISTED = (pod.PodListed, pod.PodWatched, node.NodeListed, node.NodeWatched)
 
 
 def _stamped(fact: Fact, at: datetime, version: int) -> Fact:
-    """The fact as it is said at this instant, at this version of the cluster."""
+    """Return the fact as published at this instant, at this version of the cluster."""
     changes: dict[str, object] = {
         name: at for name in fact.__struct_fields__ if name in _NOW and getattr(fact, name) is not None
     }
@@ -91,7 +91,7 @@ def _node_life(name: str, rng: Random) -> list[Fact]:
 
 
 def _summary(name: str) -> Fact:
-    return gpu.GpuNodeSummarised(
+    return gpu.GpuNodeSummarized(
         epoch=1,
         version=0,
         node_uid=NodeUid(f"uid-{name}"),
@@ -185,7 +185,7 @@ def _job_life(name: str, rng: Random) -> list[Fact]:
     requested, queued = _facts(stories.job(name))
     if rng.random() < 0.2:
         mistakes = (Violation("job_name", "is empty"),)
-        return [requested, job.JobRejected(request_id=f"request-{name}", mistakes=mistakes, job_id=job_id)]
+        return [requested, job.JobRejected(request_id=f"request-{name}", violations=mistakes, job_id=job_id)]
     life = [requested, queued]
     for attempt in range(1, rng.randrange(1, 4)):
         life.append(

@@ -87,7 +87,7 @@ class KubeHttp:
         return dict(answer.body)
 
     async def watch(self, path: str, *, lines: int = 1000) -> list[Json]:
-        """Return up to so many lines of a watch, fewer where the server ends it."""
+        """Return up to `lines` lines of a watch, fewer if the server ends it."""
         seen: list[Json] = []
         async with self._request("GET", path, None, "application/json", None) as response:
             assert response.status == 200, await response.text()

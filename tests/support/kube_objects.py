@@ -72,7 +72,7 @@ def job(
 
 
 def budget(name: str, app: str, **spec: object) -> Json:
-    """A disruption budget over the pods labelled `app`."""
+    """A disruption budget over the pods labeled `app`."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

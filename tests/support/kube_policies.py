@@ -32,7 +32,7 @@ def served(plane: ControlPlane) -> None:
 
 
 def policy(name: str, **spec: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """An AutoscalingPolicy; one pool of its own name where none is said."""
+    """Return an AutoscalingPolicy; without pools it gets one pool of its own name."""
     return {
         "apiVersion": "gpu-autoscaler.io/v1alpha1",
         "kind": "AutoscalingPolicy",

@@ -66,7 +66,7 @@ class Line:
         await self._bus.publish(fact.subject(), encode(envelope), message_id=fact_id)
 
     async def record(self) -> list[Recorded]:
-        """Everything that was said, stream by stream."""
+        """Return all published facts, stream by stream."""
         said: list[Recorded] = []
         for spec in streams():
             for sequence in range(1, await self._bus.last_sequence(spec.name) + 1):
@@ -161,7 +161,7 @@ class Line:
                     DecisionRecovery(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),
                     digests=Digests(policy="test", core="test"),
-                    figures=Metrics("scaler"),
+                    metrics=Metrics("scaler"),
                 )
             case _:
                 raise ValueError(name)

@@ -7,7 +7,7 @@ from tests.support.told import T0, Story, Told
 
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerTold, CostShare, Spent
+from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerReported, CostShare, Spent
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
 from gpu_autoscaler.model.offers import CapacityType
@@ -17,7 +17,7 @@ USD = MICRO_USD_PER_USD
 
 def ledger(*spent: Spent, charged: tuple[ChargedUntil, ...] = (), at: datetime = T0) -> Story:
     """The store's sums are known: nothing yet, unless told."""
-    return (Told(CostLedgerTold(spent=spent, charged=charged, jobs=(), told_at=at), at),)
+    return (Told(CostLedgerReported(spent=spent, charged=charged, jobs=(), reported_at=at), at),)
 
 
 def spent(usd: float, *, period: str = "2026-11-21", owner: str = "cluster") -> Spent:

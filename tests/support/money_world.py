@@ -102,7 +102,7 @@ class MoneyWorld:
                 self._tell(job(name, at=self.now, duration_seconds_max=most, priority=priority))
 
     def _live(self, machine: _Machine) -> None:
-        """One step of a machine's life: it becomes a node, takes a job, ends it, and goes when it is told to."""
+        """One step of a machine's life: it becomes a node, runs a job, ends it, and terminates on request."""
         if not machine.is_node and self.now >= machine.usable_at and machine.ends_at is None:
             machine.is_node = True
             self._tell(self._as_node(machine))

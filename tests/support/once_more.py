@@ -1,8 +1,8 @@
-"""Which failed tests CI tries once more, alone: few, and all of them or none.
+"""Which failed tests CI retries once, alone: a few, and all of them or none.
 
-Tests of real processes and clocks share two cores with each other, and a machine that stands still for a second has
-failed one in some four thousand, with those beside it that share its servers or find what it left open. What only
-computes fails the same way again. What passed the second time is named at the end of the run, so that it can be mended.
+Tests with real processes and clocks share two cores. A one-second stall of the machine has failed about one in four
+thousand, together with tests that share its servers or find its open resources. Pure computations fail again in the
+same way. The run ends with the names of the tests that passed on retry, so that they can be fixed.
 """
 
 import json

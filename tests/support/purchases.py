@@ -1,4 +1,4 @@
-"""What is for sale, what was bought, and what goes: builders of stories, used through `tests/support/stories.py`."""
+"""Offers, launches and removals: builders of stories, used through `tests/support/stories.py`."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ from gpu_autoscaler.model.reasons.buy import BuyReason, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeIdle
 from gpu_autoscaler.model.scheduling import Taint
 
-# ---- what is for sale
+# ---- available offers
 
 
 def offer(
@@ -232,7 +232,7 @@ def drained(
 
 
 def evicted(name: str, *, off: str, is_forced: bool = False, at: datetime = T0) -> Story:
-    """The pod of this name was told to go by the drain of that node (`drained`)."""
+    """The drain of that node (`drained`) evicted the pod of this name."""
     action = ActionId(f"drain-{off}")
     fact = ScalingPodEvicted(
         action_id=action,

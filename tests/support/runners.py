@@ -12,7 +12,7 @@ from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication
 from gpu_autoscaler.bus.streams import BusDeclaration, consumers_of_process, streams
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import TransientError
@@ -84,7 +84,7 @@ class Place:
     async def stored(self, kind: type[Fact]) -> list[Envelope]:
         """Everything of this type that the stream has."""
         messages = await self.messages(kind.stream())
-        return [CATALOGUE.decode(message.payload) for message in messages if message.subject == kind.subject_root()]
+        return [FACT_CATALOG.decode(message.payload) for message in messages if message.subject == kind.subject_root()]
 
     async def messages(self, stream: str) -> list[Message]:
         """Every message of a stream."""

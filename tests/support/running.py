@@ -16,11 +16,11 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler_services.demo.player import Script
+from gpu_autoscaler_services.demo.player import Player
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
-from gpu_autoscaler_services.demo.subscriber import STREAMS, Follower, connect
+from gpu_autoscaler_services.demo.subscriber import STREAMS, Subscriber, connect
 from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
 from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem
 
@@ -32,7 +32,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """Handles on everything that a test of the whole system needs."""
 
     system: LocalSystem
-    script: Script
+    player: Player
     world: SimulatedWorld
     record: Record
     clock: Clock
@@ -129,12 +129,12 @@ async def followed(
     bus = await connect(system.nats_url)
     try:
         await _until_made(bus)
-        async with SimulatedWorld(system.simcluster_url) as world, Follower(bus, system.clock) as follower:
+        async with SimulatedWorld(system.simcluster_url) as world, Subscriber(bus, system.clock) as subscriber:
             yield Running(
                 system=system,
-                script=Script(bus=bus, gateway_url=system.gateway_url, world=world, clock=system.clock, say=say),
+                player=Player(bus=bus, gateway_url=system.gateway_url, world=world, clock=system.clock, print_line=say),
                 world=world,
-                record=follower.record,
+                record=subscriber.record,
                 clock=system.clock,
                 policy=load_policy(policy),
             )

@@ -1,4 +1,4 @@
-"""Small scenes in which the right score is known by hand."""
+"""Small scenarios whose score is known by hand."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,24 +14,24 @@ from gpu_autoscaler.sim.scoring.metrics import Score
 from gpu_autoscaler.sim.scoring.runner import ScoringRun, run_baseline
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario
 from gpu_autoscaler.sim.virtual_time import ORIGIN
-from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
 
 HOUR = 3600.0
-TYPES = tuple(entry for entry in CATALOGUE if entry.name in ("g4dn.xlarge", "g4dn.12xlarge", "g5.xlarge"))
+TYPES = tuple(entry for entry in INSTANCE_CATALOG if entry.name in ("g4dn.xlarge", "g4dn.12xlarge", "g5.xlarge"))
 OFFERS = offers_of(TYPES)
 
 
 def offer(key: str) -> Offer:
-    """The offer of this key, as in `g4dn.xlarge/sim-a/spot`."""
-    return next(one for one in OFFERS if one.key == key)
+    """Return the offer of this key, as in `g4dn.xlarge/sim-a/spot`."""
+    return next(candidate for candidate in OFFERS if candidate.key == key)
 
 
 def job(
     name: str, at: float, run: float, *, gpus: int = 1, priority: str = "medium", work: str = "batch", members: int = 1,
     spot: bool = True,
 ) -> Arrival:  # fmt: skip
-    """Somebody asks for a job at this second, that takes so many."""
+    """Return a job requested at this second, with this duration."""
     request = JobRequested(
         job_name=name,
         job_id=JobId(name),
@@ -49,12 +49,14 @@ def job(
 
 
 def scenario(*arrivals: Arrival, hours: float, reclaims: tuple[Reclaim, ...] = ()) -> Scenario:
-    """A world of these jobs."""
-    return Scenario(name="small", description="a test", hours=hours, arrivals=arrivals, offers=OFFERS, reclaims=reclaims)
+    """Return a scenario with these jobs."""
+    return Scenario(
+        name="small", description="a test", hours=hours, arrivals=arrivals, offers=OFFERS, reclaims=reclaims
+    )
 
 
 class Scripted:
-    """Does what it is told, at the first look after each second."""
+    """A baseline that follows a script of actions by time."""
 
     name = "scripted"
     scan_seconds = 1.0
@@ -63,20 +65,22 @@ class Scripted:
         self._acts = list(acts)
 
     def step(self, observation: Observation) -> Iterable[Action]:
-        """What is due."""
-        due = [each for at, each in self._acts if at <= observation.now_seconds]
-        self._acts = [(at, each) for at, each in self._acts if at > observation.now_seconds]
+        """Return the actions that are due."""
+        due = [action for at, action in self._acts if at <= observation.now_seconds]
+        self._acts = [(at, action) for at, action in self._acts if at > observation.now_seconds]
         return due
 
 
 def played(of: Scenario, baseline: Baseline) -> tuple[Score, list[Machine]]:
-    """What the baseline made of the scene, and the machines that it bought."""
+    """Return the score of the baseline and the machines that it bought."""
     run = ScoringRun(of)
     run_baseline(run, baseline, lambda spec: job_manifest(spec, EMPTY_STATE))
     return run.metrics.score(world=of.name, system=baseline.name, began_at=ORIGIN, hours=of.hours), run.cloud.machines
 
 
-def second_of(machine: Machine, what: Callable[[Machine], object] = lambda one: one.launched_at) -> float | None:
-    """When something happened to the machine, in seconds of the scene; None: it did not."""
-    at = what(machine)
+def second_of(
+    machine: Machine, event: Callable[[Machine], object] = lambda started: started.launched_at
+) -> float | None:
+    """Return when something happened to the machine, in seconds of the scenario; None: never."""
+    at = event(machine)
     return None if at is None else (at - ORIGIN).total_seconds()  # type: ignore[operator]  # an instant

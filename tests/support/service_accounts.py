@@ -11,8 +11,7 @@ from tests.chart.charting import NAMESPACE, RELEASE, of_kind, rendered
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_policies import served
 
-from gpu_autoscaler_services.registry import SERVICES
-from gpu_autoscaler_services.rights import RIGHTS
+from gpu_autoscaler_services.registry import services, spec_of
 
 # (verb, resource with its subresource, group)
 Call = tuple[str, str, str]
@@ -42,16 +41,16 @@ def give_accounts(plane: ControlPlane, values: str = "cluster", *sets: str) -> M
     plane.kubectl("apply", "--filename", "-", text=yaml.safe_dump_all(chosen))
     served(plane)
     deadline = time.monotonic() + KNOWN_SECONDS_MAX
-    for service in SERVICES:  # the server hears of new roles a moment later
+    for service in services():  # the server hears of new roles a moment later
         while not _may(plane, service.name):
             assert time.monotonic() < deadline, f"{service.name} is not given the rights of the chart"
             time.sleep(0.1)
-    return {service.name: _kubeconfig(plane, account(service.name)) for service in SERVICES}
+    return {service.name: _kubeconfig(plane, account(service.name)) for service in services()}
 
 
 def _may(plane: ControlPlane, service: str) -> bool:
     """Whether the server knows of a right of this service; one without any has nothing to wait for."""
-    right = next((one for one in RIGHTS[service] if "/" not in one.resource), None)
+    right = next((one for one in spec_of(service).rights if "/" not in one.resource), None)
     if right is None:
         return True
     resource = right.resource + (f".{right.group}" if right.group else "") + (f"/{right.name}" if right.name else "")
@@ -92,4 +91,4 @@ def seen(folder: Path, service: str) -> Seen:
 
 def granted(service: str) -> frozenset[Call]:
     """What the table gives it."""
-    return frozenset((verb, right.resource, right.group) for right in RIGHTS[service] for verb in right.verbs)
+    return frozenset((verb, right.resource, right.group) for right in spec_of(service).rights for verb in right.verbs)

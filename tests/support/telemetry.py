@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from tests.support.told import MINUTE, T0, Story, Told
 
-from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
+from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 
 
@@ -25,7 +25,7 @@ def minute(
 ) -> Story:
     """The minute that begins `at`: every GPU alike, but for those in `sick`, which have these fields instead.
 
-    `pods`: namespace/name of who held a GPU, by its number. Power wavers from minute to minute unless `watts` is told.
+    `pods`: namespace/name of who held a GPU, by its number. Power varies from minute to minute unless `watts` is given.
     """
     wavering = 200.0 + int(at.timestamp()) // 60 % 7 if watts is None else watts
     summaries = tuple(
@@ -49,7 +49,7 @@ def minute(
         )
         for number in range(0 if is_silent else gpus)
     )
-    fact = GpuNodeSummarised(
+    fact = GpuNodeSummarized(
         epoch=1,
         version=int(at.timestamp()),
         node_uid=NodeUid(f"uid-{name}"),
@@ -64,5 +64,5 @@ def minute(
 
 
 def minutes(name: str, count: int, *, start: datetime = T0, **figures: Any) -> Story:  # noqa: ANN401 - those of `minute`
-    """So many minutes that are alike, one after the other."""
+    """Return `count` equal consecutive minutes."""
     return tuple(told for number in range(count) for told in minute(name, start + number * MINUTE, **figures))

@@ -1,4 +1,4 @@
-"""Facts as they were told, and how a story of them becomes a record. The ground of `tests/support/stories.py`."""
+"""Published facts, and the conversion of a story into a record. The base of `tests/support/stories.py`."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -17,12 +17,12 @@ MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
 EPOCH = 1_700_000_000
-# Versions of Kubernetes objects in stories are 1 unless told; lists come after them all.
+# Kubernetes objects in stories have version 1 by default; lists have a higher version than all of them.
 LIST_VERSION = 1_000_000
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A fact, and when it was said."""
+    """A fact and the instant of its publication."""
 
     fact: Fact
     at: datetime
@@ -32,7 +32,7 @@ Story = tuple[Told, ...]
 
 
 def record(stories: Iterable[Told]) -> tuple[Recorded, ...]:
-    """Return the facts as the streams would hold them: numbered by stream, in the order told."""
+    """Return the facts as the streams would hold them: numbered by stream, in the given order."""
     sequences: dict[str, int] = {}
     recorded = []
     for number, told in enumerate(stories):

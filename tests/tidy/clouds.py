@@ -1,8 +1,9 @@
-"""What is shown of each cloud, and by which test: `docs/clouds.md`, made from the marks on the tests.
+"""Test coverage of the cloud APIs: generate `docs/clouds.md` from the marks on the tests.
 
 `@pytest.mark.cloud("aws", calls=(...), errors=(...), notices=(...))` on a test, on a class of tests, or in a module's
-`pytestmark` says what of a cloud it shows: calls and errors in the cloud's own words, notices in ours.
-`python -m tests.tidy.clouds` writes the table again. Read from the source, so that nothing has to be installed for it.
+`pytestmark` names what it tests: calls and errors by the cloud's names, notices by ours.
+`python -m tests.tidy.clouds` regenerates the page. The marks are read from the source, so no test dependency has to be
+installed.
 """
 
 import ast
@@ -13,41 +14,43 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clouds.md"
 KINDS = ("calls", "errors", "notices")
 TITLES = {"aws": "Amazon Web Services", "azure": "Azure", "gcp": "Google Cloud", "karpenter": "Karpenter"}
-HEAD = """# What is shown of each cloud
+HEAD = """# Cloud API test coverage
 
-Every call that a driver makes, every error that it knows and every notice that is read, with the tests that show it
-against servers that lie like the real ones. Made by `python -m tests.tidy.clouds` from the marks on the tests; a test
-holds it against them. A mark with a call that the fakes were not asked for fails its test (`tests/support/claims.py`);
-errors and notices are what each test says of itself.
+The cloud API calls that the drivers make, the errors that they recognize and the interruption notices that they read,
+each with the tests that cover it. The tests run against simulated cloud servers, not against the clouds themselves.
+
+This page is generated from the marks on the tests by `python -m tests.tidy.clouds`; a test fails if it is out of date.
+A test whose mark names a call that no simulated server received fails (`tests/support/claims.py`). Errors and notices
+are declared by the tests and not checked this way.
 """
 
-Shown = dict[tuple[str, str, str], list[str]]  # cloud, kind, name: tests
+Coverage = dict[tuple[str, str, str], list[str]]  # (cloud, kind, name) -> tests
 
 
-def shown(folder: Path = ROOT / "tests") -> Shown:
-    """Return what the marks say, tests in the order of their paths."""
-    found: Shown = {}
+def read_coverage(folder: Path = ROOT / "tests") -> Coverage:
+    """Return the tests by cloud, kind and name, in the order of their paths."""
+    coverage: Coverage = {}
     for path in sorted(folder.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for where, mark in _marks(tree, path.relative_to(ROOT).as_posix()):
+        for test, mark in _marks(tree, path.relative_to(ROOT).as_posix()):
             cloud = ast.literal_eval(mark.args[0])
             for keyword in mark.keywords:
                 if keyword.arg not in KINDS:
-                    raise ValueError(f"{where}: {keyword.arg} is none of {', '.join(KINDS)}")
-                for name in _named(tree, keyword.value):
-                    found.setdefault((cloud, keyword.arg, name), []).append(where)
-    return found
+                    raise ValueError(f"{test}: {keyword.arg} is not one of {', '.join(KINDS)}")
+                for name in _names(tree, keyword.value):
+                    coverage.setdefault((cloud, keyword.arg, name), []).append(test)
+    return coverage
 
 
-def page(found: Mapping[tuple[str, str, str], list[str]]) -> str:
+def render_page(coverage: Mapping[tuple[str, str, str], list[str]]) -> str:
     """Return the whole page."""
     parts = [HEAD]
-    for cloud in sorted({cloud for cloud, _, _ in found}):
+    for cloud in sorted({cloud for cloud, _, _ in coverage}):
         parts.append(f"## {TITLES[cloud]}\n")
         for kind in KINDS:
-            rows = sorted((name, set(tests)) for (of, its, name), tests in found.items() if (of, its) == (cloud, kind))
+            rows = sorted((key[2], set(tests)) for key, tests in coverage.items() if key[:2] == (cloud, kind))
             if rows:
-                parts.append(f"| {kind[:-1]} | shown by |\n| --- | --- |")
+                parts.append(f"| {kind[:-1]} | covered by |\n| --- | --- |")
                 parts += [f"| {name} | {', '.join(map(_link, sorted(tests)))} |" for name, tests in rows]
                 parts.append("")
     return "\n".join(parts)
@@ -55,8 +58,8 @@ def page(found: Mapping[tuple[str, str, str], list[str]]) -> str:
 
 def _link(test: str) -> str:
     path, _, name = test.partition("::")
-    said = name or Path(path).stem
-    return f"[{said.removeprefix('test_').replace('_', ' ')}](../{path})"
+    title = name or Path(path).stem
+    return f"[{title.removeprefix('test_').replace('_', ' ')}](../{path})"
 
 
 def _marks(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.Call]]:
@@ -64,28 +67,28 @@ def _marks(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.Call]]:
         match node:
             case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
                 marks = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-                yield from ((path, mark) for mark in _of_clouds(marks))
+                yield from ((path, mark) for mark in _cloud_marks(marks))
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield from ((f"{path}::{node.name}", mark) for mark in _of_clouds(node.decorator_list))
+                yield from ((f"{path}::{node.name}", mark) for mark in _cloud_marks(node.decorator_list))
             case ast.ClassDef():
-                yield from ((f"{path}::{node.name}", mark) for mark in _of_clouds(node.decorator_list))
+                yield from ((f"{path}::{node.name}", mark) for mark in _cloud_marks(node.decorator_list))
                 for inner in node.body:
                     if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                        yield from ((f"{path}::{inner.name}", mark) for mark in _of_clouds(inner.decorator_list))
+                        yield from ((f"{path}::{inner.name}", mark) for mark in _cloud_marks(inner.decorator_list))
 
 
-def _named(tree: ast.Module, value: ast.expr) -> Iterable[str]:
-    """Return the names, written out or by the name of a constant of the module; of a table, its keys."""
+def _names(tree: ast.Module, value: ast.expr) -> Iterable[str]:
+    """Return the names given literally or by a constant of the module; for a mapping, its keys."""
     constants = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     names: Iterable[str] = ast.literal_eval(constants.get(ast.unparse(value), value))
     return names
 
 
-def _of_clouds(marks: list[ast.expr]) -> Iterator[ast.Call]:
+def _cloud_marks(marks: list[ast.expr]) -> Iterator[ast.Call]:
     for mark in marks:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.cloud":
             yield mark
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(shown()), encoding="utf-8")
+    PAGE.write_text(render_page(read_coverage()), encoding="utf-8")

@@ -28,8 +28,8 @@ def asked(*names: str) -> None:
     assert [call.name for call in fake.asked] == [*names]
 
 
-def test_a_call_that_nobody_made_is_told_when_the_last_test_is_over() -> None:
-    """Each of a class may make a part of them; while one has not passed nothing is said."""
+def test_an_uncalled_method_is_reported_after_the_last_test() -> None:
+    """Each test of a class may make some of the calls; the report waits until all have passed."""
     first, last = (item(name, on="TestX", calls=("zones.get", "disks.get")) for name in ("a", "b"))
     claims = Claims()
     claims.expect([first, last])

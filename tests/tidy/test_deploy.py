@@ -20,9 +20,6 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.chart_files import chart_files
 from gpu_autoscaler_services.local.system import PROCESSES
 from gpu_autoscaler_services.permissions import users, users_file
-from gpu_autoscaler_services.registry import SERVICES
-from gpu_autoscaler_services.rights import RIGHTS
-from gpu_autoscaler_services.wiring import COMPOSE
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICIES = ROOT / "deploy" / "policies"
@@ -34,7 +31,6 @@ KEYS = {
     "image", "build", "command", "environment", "restart", "stop_grace_period", "read_only", "tmpfs", "cap_drop",
     "security_opt", "volumes", "depends_on", "healthcheck", "ports", "profiles",
 }  # fmt: skip
-SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
 
 
 def _compose() -> dict[str, Any]:
@@ -56,18 +52,16 @@ def _settings(name: str) -> Settings:
 
 
 def test_every_process_has_a_container() -> None:
-    """The launcher and the compose file run the same processes, and all services are among them."""
+    """The launcher and the compose file run the same processes."""
     assert set(COMPOSE_SERVICES) == {*PROCESSES, "nats", "simcluster"}
-    assert {service for service, _ in PROCESSES.values()} == {service.name for service in SERVICES} == set(COMPOSE)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_a_container_runs_what_the_launcher_runs(name: str) -> None:
-    """The same service in the same role, in its own container, healthy when it is ready, with settings that load."""
-    service, role = PROCESSES[name]
+    """In the same role, in its own container, healthy when it is ready, with settings that load."""
+    service, process = PROCESSES[name]
     settings = _settings(name)
-    assert COMPOSE_SERVICES[name]["command"] == [*SERVE, service]
-    assert settings.sensing.role == (role or Settings().sensing.role)
+    assert settings.sensing.role == (process.role or Settings().sensing.role)
     assert f"127.0.0.1:{settings.http.port}/readyz" in COMPOSE_SERVICES[name]["healthcheck"]["test"][-1]
     assert settings.nats.url == f"nats://{service}:{password_variable(service)}@nats:4222"
     assert settings.kube.url == settings.provider.url == "http://simcluster:8001"
@@ -126,10 +120,9 @@ def test_the_broker_knows_the_users_of_the_code() -> None:
 
 
 def test_the_chart_knows_what_the_code_knows() -> None:
-    """`make schemas` leaves no difference in what the chart takes from the code, and every service has its rights."""
+    """`make schemas` leaves no difference in the chart files that are generated from the code."""
     folder = ROOT / "deploy/charts/gpu-autoscaler/files"
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == chart_files()
-    assert set(RIGHTS) == {service.name for service in SERVICES}
 
 
 def _copied() -> Iterator[str]:
@@ -160,7 +153,7 @@ def test_the_definition_of_policies_is_written_as_the_code_has_it() -> None:
 
 
 def test_the_conservative_policy_is_more_careful_than_the_default() -> None:
-    """It loads, gives back later, moves less, and lets spot have two fifths of the nodes at most (S173)."""
+    """It loads, scales down later, disrupts less, and allows at most two fifths of the nodes on spot."""
     policy = load_policy(POLICIES / "conservative.toml")
     spot = next(pool for pool in policy.pools if pool.capacity_types == ("spot",))
     assert spot.nodes_count_max is not None

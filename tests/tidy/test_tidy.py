@@ -16,7 +16,7 @@ from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, sca
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 ROOT = Path(__file__).resolve().parents[2]
 TextRule = Callable[[Path, str], Iterator[str]]
@@ -76,7 +76,7 @@ def test_functions_are_short() -> None:
     assert _findings(rules.function_size, _python("libs", "services", "tests")) == []
 
 
-def test_everything_public_says_what_it_is_for() -> None:
+def test_everything_public_has_a_docstring() -> None:
     """Modules, public classes and functions carry docstrings."""
     assert _findings(rules.docstrings, _python("libs", "services")) == []
 
@@ -201,9 +201,9 @@ def test_the_fact_grammar_fails_on_a_bad_name(
 @pytest.mark.parametrize(
     ("name", "description", "has_range"),
     [
-        ("idle_max", "Idle. Source: S54.", True),
+        ("idle_max", "Idle. Source: a document.", True),
         ("idle_seconds_max", "Idle for this long.", True),
-        ("idle_seconds_max", "Idle. Source: S54.", False),
+        ("idle_seconds_max", "Idle. Source: a document.", False),
     ],
 )
 def test_the_policy_rule_fails_on_a_bad_field(name: str, description: str, has_range: bool) -> None:  # noqa: FBT001
@@ -216,8 +216,8 @@ def test_the_policy_rule_looks_into_tables() -> None:
     assert "NodePool" in {table.__name__ for table in POLICY_TABLES}
 
 
-@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
-def test_a_services_readme_says_what_it_declares(service: type[Service]) -> None:
+@pytest.mark.parametrize("service", services(), ids=lambda service: service.name)
+def test_a_services_readme_lists_what_it_declares(service: type[Service]) -> None:
     """What goes in, what comes out, what is urgent: no more and no less."""
     declared = {
         row: {fact.subject_root() for fact in getattr(service, row)}

@@ -41,14 +41,14 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 async def story(cluster: Running) -> None:
     """Jobs that are over, cancelled, run, and one that nobody has read; a node that was taken back; money spent."""
-    script = cluster.script
-    await script.request(request("done", run_seconds=20.0), "nats")
-    await script.request(request("cancelled", run_seconds=9000.0), "nats")
-    await script.request(request("gang", members=2, run_seconds=900.0), "nats")
+    player = cluster.player
+    await player.submit(request("done", run_seconds=20.0), "nats")
+    await player.submit(request("cancelled", run_seconds=9000.0), "nats")
+    await player.submit(request("gang", members=2, run_seconds=900.0), "nats")
     await cluster.until(lambda record: has(record, JobFinished, job_id="done"), "a job is over", 120.0)
     await cluster.until(lambda record: has(record, JobStarted, job_id="cancelled"), "a job runs", 120.0)
     await cluster.until(lambda record: has(record, JobStarted, job_id="gang"), "a gang runs", 120.0)
-    await script._publish(JobCancelRequested(job_id=JobId("cancelled"), requested_by="a test"))
+    await player._publish(JobCancelRequested(job_id=JobId("cancelled"), requested_by="a test"))
     await cluster.until(lambda record: has(record, JobFinished, job_id="cancelled"), "it is cancelled", 60.0)
     starts = cluster.record.count(JobStarted)
     assert await cluster.world.send_notice(120.0) is not None
@@ -58,7 +58,7 @@ async def story(cluster: Running) -> None:
         while {one.instance.state for one in await _instances(cluster)} & {"pending", "terminating"}:
             await asyncio.sleep(0.5)  # machines that boot would have to boot again
     cluster.freeze("scheduler")
-    await script.request(request("unread", run_seconds=30.0), "nats")
+    await player.submit(request("unread", run_seconds=30.0), "nats")
 
 
 async def _instances(cluster: Running) -> tuple[TrueInstance, ...]:

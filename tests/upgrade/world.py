@@ -22,7 +22,7 @@ from gpu_autoscaler.simcluster.exporter import Telemetry
 from gpu_autoscaler.simcluster.instances import Machine
 from gpu_autoscaler.simcluster.kinds import NODES, PODS
 from gpu_autoscaler.simcluster.objects import key_of, phase_of, seconds_in_annotation
-from gpu_autoscaler.simcluster.offers import CATALOGUE
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
@@ -57,7 +57,7 @@ def put_back(world: World, cloud: Cloud, saved: Saved) -> None:
 
 def _machine(told: TrueInstance, saved: Saved, cloud: Cloud, number: int) -> Machine:
     shown: Instance = told.instance
-    kind = next(kind for kind in CATALOGUE if kind.name == shown.instance_type)
+    kind = next(kind for kind in INSTANCE_CATALOG if kind.name == shown.instance_type)
     sold = f"{shown.instance_type}/{shown.zone}/{shown.capacity_type}"
     offer = next(offer for offer in cloud.offers() if offer.key == sold)
     is_there = any(node["metadata"]["name"] == told.node_name for node in saved.objects[NODES.table])

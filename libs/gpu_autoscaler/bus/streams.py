@@ -1,7 +1,7 @@
-"""What the broker holds, in one list: streams, durable consumers, buckets. Everything else is derived from it.
+"""Declares the streams, durable consumers and buckets of the broker. Everything else is derived from it.
 
-Both adapters make what is declared here and refuse to start where the broker has something else. Sizes are for one
-machine; `streams()` takes other limits from settings.
+Both adapters create what is declared here and refuse to start when the broker differs. Sizes are for one machine;
+`streams()` takes other limits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,59 +15,59 @@ MEBIBYTE = 1024 * 1024
 DAY_SECONDS = 24 * 3600
 NANOSECONDS = 1_000_000_000
 
-# A list of 10,000 uids or a plan of a large cluster is about one megabyte. The server takes more than a stream does,
-# so that every stored message still fits when its dead letter adds headers.
+# A list of 10,000 uids or a plan of a large cluster is about one megabyte. The server accepts larger messages than a
+# stream, so that every stored message still fits when its dead letter adds headers.
 SERVER_PAYLOAD_BYTES_MAX = 8 * MEBIBYTE
 MESSAGE_BYTES_MAX = SERVER_PAYLOAD_BYTES_MAX - 64 * 1024
 
-DEAD = "DEAD"  # what was set aside, and what was sent again
-ATTEMPT = "ATTEMPT"  # messages that may end the process which handles them
-ADVISORY = "ADVISORY"  # the server's own word on messages that it no longer delivers
+DEAD = "DEAD"  # dead letters, and marks of their resubmission
+ATTEMPT = "ATTEMPT"  # attempts at messages that may end the process that handles them
+ADVISORY = "ADVISORY"  # the server's advisories about messages that it no longer delivers
 ADVISORY_ROOT = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"  # then .<stream>.<consumer>
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """True when the pattern (`*` one token, `>` one or more at the end) takes the subject."""
-    wanted, given = pattern.split("."), subject.split(".")
-    for position, word in enumerate(wanted):
-        if word == ">":
-            return len(given) > position
-        if position >= len(given) or word not in ("*", given[position]):
+    """True when the pattern (`*` one token, `>` one or more at the end) matches the subject."""
+    expected, actual = pattern.split("."), subject.split(".")
+    for position, part in enumerate(expected):
+        if part == ">":
+            return len(actual) > position
+        if position >= len(actual) or part not in ("*", actual[position]):
             return False
-    return len(wanted) == len(given)
+    return len(expected) == len(actual)
 
 
 class MessageTtl(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of this subject root, alone or with further tokens, leave the stream early."""
+    """Messages of this subject root, with or without further tokens, expire before the stream's age limit."""
 
     subject_root: str
     ttl_seconds: int
 
 
 class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as it is to be."""
+    """The declaration of a stream."""
 
     name: str
     subjects: tuple[str, ...]
     description: str
     max_age_seconds: int
     max_bytes: int
-    is_append_only: bool = False  # nobody can delete or purge single messages
-    # Longer than any restart of a service takes; the server keeps each id in memory for as long.
+    is_append_only: bool = False  # deleting and purging messages is denied
+    # Longer than any restart of a service; the server keeps each id in memory for this long.
     duplicate_window_seconds: int = 300
     replicas_count: int = 1
     message_bytes_max: int = MESSAGE_BYTES_MAX
     message_ttls: tuple[MessageTtl, ...] = ()
 
     def ttl_seconds(self, subject: str) -> int | None:
-        """How long a message on this subject is kept, where that is shorter than the stream keeps others."""
+        """Return the time to live of messages on this subject; None: the stream's age limit."""
         for ttl in self.message_ttls:
             if subject == ttl.subject_root or subject.startswith(f"{ttl.subject_root}."):
                 return ttl.ttl_seconds
         return None
 
     def config(self) -> dict[str, Any]:
-        """The server's name for each declared property.
+        """Return the declared properties under the server's names.
 
         Source: NATS documentation, "JetStream / Streams / Configuration" (read 2026-11-21).
         """
@@ -75,7 +75,7 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
             "name": self.name,
             "description": self.description,
             "subjects": list(self.subjects),
-            "retention": "limits",  # interest drops what nobody listens to yet, workqueue allows one reader only
+            "retention": "limits",  # `interest` drops messages without consumers, `workqueue` allows one reader only
             "storage": "file",
             "discard": "old",
             "max_age": self.max_age_seconds * NANOSECONDS,
@@ -92,21 +92,21 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A durable effect consumer as it is to be; shared by all replicas of its service."""
+    """The declaration of a durable effect consumer, shared by all replicas of its service."""
 
     durable: str
     stream: str
     subjects: tuple[str, ...]
-    # What a killed process had in hand comes again after this. A notice may leave 30 seconds for everything, so it is
-    # short; a process that works longer says so by its heartbeat.
+    # Messages in hand of a killed process are redelivered after this. Short, as an interruption notice may leave only
+    # 30 seconds; a process that works longer sends heartbeats.
     ack_wait_seconds: float = 4.0
     max_ack_pending: int = 256
-    # Waiting counts as well: a drain that is looked at every second may take hours. The runner gives up on errors
-    # long before; beyond this the server's advisory makes the dead letter.
+    # Requested redeliveries count too: a drain checked every second may take hours. The runner sets messages aside
+    # after far fewer errors; at this limit the server's advisory leads to a dead letter.
     max_deliver: int = 20_000
 
     def config(self) -> dict[str, Any]:
-        """The server's name for each declared property.
+        """Return the declared properties under the server's names.
 
         Source: NATS documentation, "JetStream / Consumers / Configuration" (read 2026-11-21).
         """
@@ -123,14 +123,14 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def differences(self, actual: Mapping[str, Any]) -> list[str]:
-        """As `differences`; one that was deleted and made again began at a sequence, and that is as good."""
+        """Return the differences to the server's consumer; a recreated one may start at a sequence."""
         if actual.get("deliver_policy") == "by_start_sequence":
             actual = {**actual, "deliver_policy": "all"}
         return differences(f"consumer {self.durable} of {self.stream}", self.config(), actual)
 
 
 class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A key-value bucket whose entries vanish `ttl_seconds` after their last write."""
+    """The declaration of a key-value bucket whose entries expire `ttl_seconds` after their last write."""
 
     name: str
     description: str
@@ -140,15 +140,17 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stream(self) -> str:
-        """The stream that a bucket is."""
+        """The stream of the bucket."""
         return f"KV_{self.name}"
 
     def subject(self, key: str) -> str:
-        """Where the entry of this key is written."""
+        """Return the subject of this key's entry."""
         return f"$KV.{self.name}.{key}"
 
     def config(self) -> dict[str, Any]:
-        """A bucket is a stream of this shape. Source: NATS ADR-8, "JetStream based Key-Value Stores" (read 2026-11-21).
+        """Return the properties of the bucket's stream.
+
+        Source: NATS ADR-8, "JetStream based Key-Value Stores" (read 2026-11-21).
 
         History 1 and no limit markers: a lease that expired can be created again at once.
         """
@@ -172,25 +174,25 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one stream, from settings."""
+    """Limits of one stream."""
 
     max_age_seconds: int
     max_bytes: int
 
 
 class BusDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process expects on the broker: all streams and buckets, and its own durable consumers."""
+    """What one process requires on the broker: all streams and buckets, and its own durable consumers."""
 
     streams: tuple[StreamSpec, ...]
     consumers: tuple[ConsumerSpec, ...] = ()
     buckets: tuple[BucketSpec, ...] = ()
 
     def consumer(self, durable: str) -> ConsumerSpec | None:
-        """The declared consumer of this name."""
+        """Return the declared consumer of this name, None without one."""
         return next((spec for spec in self.consumers if spec.durable == durable), None)
 
     def stream_of(self, subject: str) -> StreamSpec | None:
-        """The declared stream that takes messages on this subject."""
+        """Return the declared stream of this subject, None without one."""
         for spec in self.streams:
             if any(covers(pattern, subject) for pattern in spec.subjects):
                 return spec
@@ -209,75 +211,80 @@ def _domain(name: str, description: str, *, days: int, mebibytes: int, **more: A
 
 
 STREAMS: tuple[StreamSpec, ...] = (
-    _domain("JOB", "Work that people asked for, and what became of it", days=30, mebibytes=256, is_append_only=True),
-    _domain("POD", "Pods as Kubernetes tells of them", days=7, mebibytes=512),
-    _domain("NODE", "Nodes and instances as Kubernetes and the cloud tell of them", days=7, mebibytes=256),
+    _domain("JOB", "Requested jobs and their progress", days=30, mebibytes=256, is_append_only=True),
+    _domain("POD", "Pods as observed in Kubernetes", days=7, mebibytes=512),
+    _domain("NODE", "Nodes and instances as observed in Kubernetes and the cloud", days=7, mebibytes=256),
     _domain(
         "GPU",
-        "Telemetry: summaries for decisions, raw samples for screens",
+        "GPU telemetry: summaries for decisions, raw samples for the dashboard",
         days=7,
         mebibytes=512,
         message_ttls=(MessageTtl(subject_root="gpu.node_sampled", ttl_seconds=3600),),
     ),
-    _domain("SPOT", "Notices, rebalance hints, prices and capacity of the clouds", days=7, mebibytes=128),
-    _domain("SCALING", "Plans, and the effect they had", days=30, mebibytes=512, is_append_only=True),
-    _domain("DEMAND", "Room that somebody wants to be free for work to come", days=7, mebibytes=64),
-    _domain("POLICY", "What people overrule for a while, and which policy is in force", days=60, mebibytes=64),
-    _domain("COST", "Money that accrued", days=30, mebibytes=128),
-    _domain("SHADOW", "What a policy in shadow would decide; nobody acts on it", days=7, mebibytes=128),
+    _domain(
+        "SPOT",
+        "Interruption notices, rebalance recommendations, prices and capacity of the clouds",
+        days=7,
+        mebibytes=128,
+    ),
+    _domain("SCALING", "Plans and their effects", days=30, mebibytes=512, is_append_only=True),
+    _domain("DEMAND", "Reported demand: capacity to keep free for future work", days=7, mebibytes=64),
+    _domain("POLICY", "Directives of operators, and the active policy", days=60, mebibytes=64),
+    _domain("COST", "Accrued cost", days=30, mebibytes=128),
+    _domain("SHADOW", "Plans of a shadow policy, which are never executed", days=7, mebibytes=128),
     _domain(
         DEAD,
-        "Messages that were set aside, with the reason; kept until somebody has looked",
+        "Dead letters: messages that were set aside, with the reason",
         days=30,
         mebibytes=256,
-        message_bytes_max=-1,  # a message at its limit, and the headers that say why it is here
+        message_bytes_max=-1,  # a message of maximum size and the headers of its dead letter
     ),
     StreamSpec(
         name=ATTEMPT,
-        subjects=("trial.>",),
-        description="How often a message was begun by a process that did not survive it",
-        max_age_seconds=6 * 3600,  # a supervisor may wait minutes before it starts a process again
+        subjects=("attempt.>",),
+        description="Attempts at messages that may end the process that handles them",
+        max_age_seconds=6 * 3600,  # a supervisor may wait minutes before it restarts a process
         max_bytes=16 * MEBIBYTE,
     ),
     StreamSpec(
         name=ADVISORY,
         subjects=(f"{ADVISORY_ROOT}.>",),
-        description="Messages that the server no longer delivers; read into dead letters",
+        description="The server's advisories about messages it no longer delivers; they become dead letters",
         max_age_seconds=7 * DAY_SECONDS,
         max_bytes=16 * MEBIBYTE,
         message_bytes_max=-1,
     ),
 )
 
-# Short, so that whoever stands by decides within three seconds of a death; a flap costs nothing but a log line.
-LEASES = BucketSpec(name="leases", description="Which replica is the active one of its service", ttl_seconds=2)
+# Short, so that a standby takes over within three seconds; a short loss of the lease costs only a log line.
+LEASES = BucketSpec(name="leases", description="Active replica of each service", ttl_seconds=2)
 BUCKETS: tuple[BucketSpec, ...] = (LEASES,)
 
 
 def streams(limits: Mapping[str, StreamLimits] | None = None, replicas_count: int = 1) -> tuple[StreamSpec, ...]:
-    """STREAMS with other limits for the streams named, and `replicas_count` copies of each."""
+    """Return STREAMS with other limits for the named streams, and `replicas_count` copies of each."""
     changed = []
     for spec in STREAMS:
-        own = (limits or {}).get(spec.name)
+        limit = (limits or {}).get(spec.name)
         changed.append(
             msgspec.structs.replace(
                 spec,
                 replicas_count=replicas_count,
-                max_age_seconds=own.max_age_seconds if own else spec.max_age_seconds,
-                max_bytes=own.max_bytes if own else spec.max_bytes,
+                max_age_seconds=limit.max_age_seconds if limit else spec.max_age_seconds,
+                max_bytes=limit.max_bytes if limit else spec.max_bytes,
             )
         )
     return tuple(changed)
 
 
 def subject_filter(fact_type: type[Fact]) -> str:
-    """The subject, or family of subjects, that facts of this type are published on."""
+    """Return the subject, or subject pattern, that facts of this type are published on."""
     root = fact_type.subject_root()
     return root if fact_type.subject is Fact.subject else f"{root}.>"
 
 
 def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
-    """The durable consumers of a service: one for each domain it consumes, named `<service>-<domain>-act`."""
+    """Return the durable consumers of a service: one per consumed domain, named `<service>-<domain>-act`."""
     subjects: dict[type[Fact], str] = {fact_type: subject_filter(fact_type) for fact_type in consumed}
     return tuple(
         ConsumerSpec(
@@ -289,22 +296,22 @@ def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[Co
     )
 
 
-# Reads ADVISORY into DEAD. Shared by all services that consume, so that each word of the server is handled once.
+# Turns ADVISORY into DEAD. Shared by all services that consume, so that each advisory is handled once.
 MAX_DELIVERIES_CONSUMER = ConsumerSpec(
     durable="dead_letters-advisory-act", stream=ADVISORY, subjects=(f"{ADVISORY_ROOT}.>",)
 )
 
 
 def consumers_of_process(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
-    """What the process of a service declares: its own consumers and, where it has any, MAX_DELIVERIES_CONSUMER."""
+    """Return the consumers of a service's process: its own and, if it has any, MAX_DELIVERIES_CONSUMER."""
     own = consumers_for(service_name, consumed)
     return (*own, MAX_DELIVERIES_CONSUMER) if own else ()
 
 
 def differences(thing: str, declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """A sentence with both values for each declared property that the broker has otherwise.
+    """Return a sentence with both values for each declared property that differs on the broker.
 
-    What the server leaves out of its answer is zero, empty or false.
+    Properties missing in the server's answer are zero, empty or false.
     """
     return [
         f"{thing}: {key} is {_shown(key, actual.get(key))} on the broker, {_shown(key, value)} is declared"
@@ -323,7 +330,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def streams_document(services: Mapping[str, Iterable[type[Fact]]]) -> dict[str, Any]:
-    """What `schemas/streams.json` says; `services` maps each service's name to the facts it consumes."""
+    """Return the content of `schemas/streams.json`; `services` maps service names to the facts they consume."""
     consumers = [spec for name in sorted(services) for spec in consumers_for(name, services[name])]
     return {
         "streams": msgspec.to_builtins(STREAMS),

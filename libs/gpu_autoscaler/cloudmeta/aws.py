@@ -1,6 +1,6 @@
 """EC2's instance metadata, version 2 only: a token first, then the values.
 
-Falling back to version 1, as some handlers do, would undo what version 2 protects against. Source: EC2 User Guide,
+A fallback to version 1, as in some handlers, would defeat the protection of version 2. Source: EC2 User Guide,
 "Use the Instance Metadata Service to access instance metadata", "Spot Instance interruption notices", "EC2 instance
 rebalance recommendations" and "Scheduled events for your instances"; EC2 Auto Scaling User Guide, "Retrieve the target
 lifecycle state through instance metadata" (read 2026-11-22).
@@ -21,10 +21,10 @@ from gpu_autoscaler.model.observed import Instant
 
 LINK_LOCAL_URL = "http://169.254.169.254"
 CALL_SECONDS_MAX = 2.0  # wall time; the address is on the same host
-TOKEN_SECONDS = 21_600  # the longest that EC2 gives
+TOKEN_SECONDS = 21_600  # the longest that EC2 allows
 TOKEN_RENEWED_SECONDS_BEFORE = 15.0
 ANSWER_BYTES_MAX = 64 * 1024
-# What changes slowly is asked for seldom: maintenance is told days ahead, a group's choice with its hook's time.
+# Rare changes are polled less often: maintenance is announced days ahead, a group's termination with its hook's time.
 SLOW_SECONDS = 10.0
 _MAINTENANCE_DATE = "%d %b %Y %H:%M:%S %Z"  # 21 Jan 2019 09:00:43 GMT
 
@@ -47,7 +47,7 @@ class _Maintenance(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class AwsMetadata:
-    """The metadata of one EC2 instance. The session is the caller's: many instances may share it."""
+    """The metadata of one EC2 instance. The caller owns the session, which instances may share."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class AwsMetadata:
         self._slow_read_at_seconds: float | None = None  # by the loop's clock
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return interruption, scheduled maintenance, and the group's choice to end it; EC2's 404 is: none stands.
+        """Return interruption, scheduled maintenance and termination by the group; 404 means that none is active.
 
-        The interruption is read each time, the rest every SLOW_SECONDS. Raises TransientError.
+        The interruption is read each time, the others every SLOW_SECONDS. Raises TransientError.
         """
         action = await self._read("spot/instance-action", _InstanceAction)
-        if action is not None:  # at once: what else is asked for may fail, or take its time
+        if action is not None:  # at once: the other reads may fail or be slow
             return (ReclaimNotice(action.action, action.time.isoformat(), action.time), *self._slow)
         now_seconds = asyncio.get_running_loop().time()
         if self._slow_read_at_seconds is None or now_seconds - self._slow_read_at_seconds >= SLOW_SECONDS:
-            self._slow = (*await self._maintenance(), *await self._chosen_by_group())
+            self._slow = (*await self._maintenance(), *await self._group_termination())
             self._slow_read_at_seconds = now_seconds
         return self._slow
 
@@ -86,35 +86,37 @@ class AwsMetadata:
             if event.state == "active"
         ]
 
-    async def _chosen_by_group(self) -> list[ReclaimNotice]:
-        """Its Auto Scaling group ends it; metadata does not say when."""
+    async def _group_termination(self) -> list[ReclaimNotice]:
+        """Return the termination by the Auto Scaling group, whose time the metadata does not give."""
         target = await self._get("autoscaling/target-lifecycle-state")
         return [ReclaimNotice("terminate", "autoscaling", None)] if target == "Terminated" else []
 
     async def rebalance_recommended_at(self) -> datetime | None:
-        """Return the instant of the rebalance recommendation, None where there is none. Raises TransientError."""
-        hint = await self._read("events/recommendations/rebalance", _Rebalance)
-        return None if hint is None else hint.notice_time
+        """Return the time of the rebalance recommendation, None without one. Raises TransientError."""
+        recommendation = await self._read("events/recommendations/rebalance", _Rebalance)
+        return None if recommendation is None else recommendation.notice_time
 
     async def provider_id(self) -> ProviderId:
         """Return `aws:///<zone>/<instance id>`, as the AWS cloud provider names nodes. Raises TransientError."""
         zone = await self._get("placement/availability-zone")
         instance_id = await self._get("instance-id")
         if not zone or not instance_id:
-            raise TransientError(f"{self._base_url} names no zone or no instance: is it EC2's metadata address?")
+            raise TransientError(
+                f"{self._base_url} reports no zone or instance; check that it is EC2's metadata address"
+            )
         return ProviderId(f"aws:///{zone}/{instance_id}")
 
-    async def _read(self, path: str, wanted: type[T]) -> T | None:
+    async def _read(self, path: str, schema: type[T]) -> T | None:
         text = await self._get(path)
         if text is None:
             return None
         try:
-            return msgspec.json.decode(text, type=wanted)
+            return msgspec.json.decode(text, type=schema)
         except msgspec.DecodeError as exc:
-            raise TransientError(f"{self._base_url} {path}: {text[:200]!r} cannot be read: {exc}") from exc
+            raise TransientError(f"{self._base_url} {path}: undecodable answer {text[:200]!r}: {exc}") from exc
 
     async def _get(self, path: str) -> str | None:
-        """Return the text at a path, None for 404. A token that is refused is dropped and fetched once more."""
+        """Return the text at a path, None for 404. A rejected token is dropped and fetched once more."""
         for _ in range(2):
             headers = {"X-aws-ec2-metadata-token": await self._current_token()}
             status, text = await self._call("GET", f"/latest/meta-data/{path}", headers)
@@ -123,9 +125,11 @@ class AwsMetadata:
             if status == 404:
                 return None
             if status != 401:
-                raise TransientError(f"{self._base_url} {path}: HTTP {status}; asked again with the next tick")
+                raise TransientError(f"{self._base_url} {path}: HTTP {status}; retried with the next tick")
             self._token = None
-        raise TransientError(f"{self._base_url} {path}: a fresh token is refused; is a proxy in front of the address?")
+        raise TransientError(
+            f"{self._base_url} {path}: a fresh token is rejected; check for a proxy in front of the address"
+        )
 
     async def _current_token(self) -> str:
         now_seconds = asyncio.get_running_loop().time()
@@ -143,23 +147,19 @@ class AwsMetadata:
         try:
             async with self._session.request(
                 method, url, headers=headers, timeout=self._timeout, allow_redirects=False
-            ) as answer:
+            ) as response:
                 content = bytearray()
-                async for chunk in answer.content.iter_any():  # one read returns what has come, maybe half an id
+                async for chunk in response.content.iter_any():  # one read may return a part
                     content += chunk
                     if len(content) > ANSWER_BYTES_MAX:
-                        raise TransientError(
-                            f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; is it EC2's address?"
-                        )
-                return answer.status, content.decode("utf-8", errors="replace")
+                        raise TransientError(f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; check the address")
+                return response.status, content.decode("utf-8", errors="replace")
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise TransientError(
-                f"{method} {url}: {str(exc) or type(exc).__name__}; no answer is not 'no notice'"
-            ) from exc
+            raise TransientError(f"{method} {url}: {str(exc) or type(exc).__name__}; notices are unknown") from exc
 
 
 def _maintenance_at(text: str) -> datetime:
     try:
         return datetime.strptime(text, _MAINTENANCE_DATE).replace(tzinfo=UTC)
     except ValueError as exc:
-        raise TransientError(f"events/maintenance/scheduled: NotBefore {text!r} is no date as EC2 writes them") from exc
+        raise TransientError(f"events/maintenance/scheduled: NotBefore {text!r} is not an EC2 date") from exc

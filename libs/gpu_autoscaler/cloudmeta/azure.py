@@ -1,7 +1,7 @@
-"""Azure's instance metadata: Scheduled Events, and who this instance is.
+"""Azure's instance metadata: Scheduled Events, and the identity of this instance.
 
-Events name every machine that they are about and are shown to more than those: only what names this one counts. An
-event that is gone from the list is over, or was called off. Source: Azure documentation, "Azure Metadata Service:
+Events name all affected machines and are shown to other machines too: only those that name this machine count. An
+event that left the list has ended or was canceled. Source: Azure documentation, "Azure Metadata Service:
 Scheduled Events for Linux VMs" and "Azure Instance Metadata Service" (read 2026-11-22).
 """
 
@@ -23,12 +23,12 @@ LINK_LOCAL_URL = "http://169.254.169.254"
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 CALL_SECONDS_MAX = 2.0  # wall time; the address is on the same host
-# The first call for events switches the service on, which may take two minutes; after a day without calls it is off.
+# The first call enables the events service, which may take two minutes; after a day without calls it is disabled.
 FIRST_CALL_SECONDS_MAX = 150.0
 ANSWER_BYTES_MAX = 256 * 1024
 PROVIDER_ID_PREFIX = "azure://"
-# A machine that is frozen for so long misses no heartbeat: work goes on as if nothing had been.
-FREEZE_SECONDS_BORNE = 10
+# A shorter freeze misses no heartbeat, so that work continues.
+FREEZE_SECONDS_IGNORED = 10
 _KINDS: dict[str, NoticeKind] = {
     "Preempt": "terminate",
     "Terminate": "terminate",
@@ -59,7 +59,7 @@ class _Compute(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AzureMetadata:
-    """The metadata of one virtual machine. The session is the caller's: many machines may share it."""
+    """The metadata of one virtual machine. The caller owns the session, which machines may share."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class AzureMetadata:
         self._session = session
         self._base_url = base_url.rstrip("/")
         self._call_seconds_max = call_seconds_max
-        self._events_seconds_max = first_call_seconds_max  # until the service has answered once
+        self._events_seconds_max = first_call_seconds_max  # until the first answer
         self._reading: asyncio.Task[_Document] | None = None
         self._provider_id: ProviderId | None = None
-        self._events: tuple[_Event, ...] = ()  # that name this machine, as they were read last
-        self._reclaimed_at: dict[str, datetime] = {}  # by event: what was told before it had started
-        self._released: set[str] = set()  # events that were let start
+        self._events: tuple[_Event, ...] = ()  # the last read events that name this machine
+        self._reclaimed_at: dict[str, datetime] = {}  # by event: the deadline reported before its start
+        self._released: set[str] = set()  # approved events
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return the events that name this machine, none where the list has none. Raises TransientError.
+        """Return the events that name this machine. Raises TransientError.
 
-        One who gives up waiting for the first answer does not end the call: the next one waits for the same.
+        A canceled call does not cancel the first, slow request: the next call waits for the same request.
         """
         own_name = resource_name_of(await self.provider_id())
         if self._reading is None:
@@ -94,31 +94,31 @@ class AzureMetadata:
             if reading.done():
                 self._reading = None
         self._events_seconds_max = self._call_seconds_max
-        self._events = tuple(one for one in document.events if own_name in one.resources)
-        standing = {one.event_id for one in self._events}
-        self._reclaimed_at = {key: at for key, at in self._reclaimed_at.items() if key in standing}
-        self._released &= standing
+        self._events = tuple(event for event in document.events if own_name in event.resources)
+        active = {event.event_id for event in self._events}
+        self._reclaimed_at = {key: at for key, at in self._reclaimed_at.items() if key in active}
+        self._released &= active
         return [notice for event in self._events if (notice := self._notice_of(event)) is not None]
 
     async def rebalance_recommended_at(self) -> datetime | None:
-        """Return None: Azure hints at nothing."""
+        """Return None: Azure sends no recommendations."""
         return None
 
     async def provider_id(self) -> ProviderId:
         """Return `azure:///subscriptions/...`, as cloud-provider-azure names nodes. Raises TransientError."""
         if self._provider_id is None:
-            told = await self._read("GET", COMPUTE, _Compute, self._call_seconds_max)
-            if not told.resource_id.startswith("/subscriptions/"):
-                raise TransientError(f"{self._base_url} names no resource: is it Azure's metadata address?")
-            self._provider_id = provider_id_of(told.resource_id)
+            compute = await self._read("GET", COMPUTE, _Compute, self._call_seconds_max)
+            if not compute.resource_id.startswith("/subscriptions/"):
+                raise TransientError(f"{self._base_url} reports no resource; check that it is Azure's metadata address")
+            self._provider_id = provider_id_of(compute.resource_id)
         return self._provider_id
 
     async def release(self, drained: Collection[ProviderId]) -> None:
-        """Let those events start now, once, of which every machine is ours and drained. Raises TransientError.
+        """Approve, once, the events whose machines are all drained. Raises TransientError.
 
-        An event that starts takes all machines that it names: one that is not known to be drained holds it.
+        An approved event affects all machines that it names, so one machine that is not drained delays it.
         """
-        names = {resource_name_of(one) for one in drained}
+        names = {resource_name_of(provider_id) for provider_id in drained}
         ready = [
             event.event_id
             for event in self._events
@@ -132,7 +132,7 @@ class AzureMetadata:
 
     def _notice_of(self, event: _Event) -> ReclaimNotice | None:
         kind = _KINDS.get(event.event_type)
-        if kind is None or (event.event_type == "Freeze" and 0 <= event.duration_in_seconds <= FREEZE_SECONDS_BORNE):
+        if kind is None or (event.event_type == "Freeze" and 0 <= event.duration_in_seconds <= FREEZE_SECONDS_IGNORED):
             return None
         if event.not_before:
             at = _instant_of(event.not_before)
@@ -142,12 +142,12 @@ class AzureMetadata:
     async def _document(self) -> _Document:
         return await self._read("GET", EVENTS, _Document, self._events_seconds_max)
 
-    async def _read(self, method: str, path: str, wanted: type[T], seconds_max: float) -> T:
+    async def _read(self, method: str, path: str, schema: type[T], seconds_max: float) -> T:
         text = await self._call(method, path, seconds_max)
         try:
-            return msgspec.json.decode(text, type=wanted)
+            return msgspec.json.decode(text, type=schema)
         except msgspec.DecodeError as exc:
-            raise TransientError(f"{self._base_url}{path}: {text[:200]!r} cannot be read: {exc}") from exc
+            raise TransientError(f"{self._base_url}{path}: undecodable answer {text[:200]!r}: {exc}") from exc
 
     async def _call(self, method: str, path: str, seconds_max: float, body: bytes | None = None) -> bytes:
         url = self._base_url + path
@@ -159,23 +159,21 @@ class AzureMetadata:
                 data=body,
                 timeout=aiohttp.ClientTimeout(total=seconds_max),
                 allow_redirects=False,
-            ) as answer:
+            ) as response:
                 content = bytearray()
-                async for chunk in answer.content.iter_any():
+                async for chunk in response.content.iter_any():
                     content += chunk
                     if len(content) > ANSWER_BYTES_MAX:
-                        raise TransientError(f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; is it Azure's?")
-                if answer.status != 200:
-                    raise TransientError(f"{method} {url}: HTTP {answer.status}; asked again with the next tick")
+                        raise TransientError(f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; check the address")
+                if response.status != 200:
+                    raise TransientError(f"{method} {url}: HTTP {response.status}; retried with the next tick")
                 return bytes(content)
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise TransientError(
-                f"{method} {url}: {str(exc) or type(exc).__name__}; no answer is not 'no notice'"
-            ) from exc
+            raise TransientError(f"{method} {url}: {str(exc) or type(exc).__name__}; notices are unknown") from exc
 
 
 def provider_id_of(resource_id: str) -> ProviderId:
-    """Return the node's name for a machine: cloud-provider-azure writes the resource group in lower case."""
+    """Return the provider id of a resource: cloud-provider-azure writes the resource group in lower case."""
     parts = resource_id.split("/")
     for number, part in enumerate(parts[:-1]):
         if part.lower() == "resourcegroups":
@@ -184,7 +182,7 @@ def provider_id_of(resource_id: str) -> ProviderId:
 
 
 def resource_name_of(provider_id: ProviderId) -> str:
-    """Return how events name a machine: `name`, or `set_number` for one of a uniform scale set."""
+    """Return a machine's name in events: `name`, or `set_number` in a uniform scale set."""
     parts = provider_id.split("/")
     lower = [part.lower() for part in parts]
     if "virtualmachinescalesets" in lower:
@@ -196,4 +194,4 @@ def _instant_of(text: str) -> datetime:
     try:
         return parsedate_to_datetime(text).astimezone(UTC)
     except ValueError as exc:
-        raise TransientError(f"scheduledevents: NotBefore {text!r} is no date as Azure writes them") from exc
+        raise TransientError(f"scheduledevents: NotBefore {text!r} is not an Azure date") from exc

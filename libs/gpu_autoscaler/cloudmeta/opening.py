@@ -1,4 +1,4 @@
-"""Every cloud's metadata by the name of its provider. A new cloud is one line here; one without has EC2's form."""
+"""Instance metadata by provider name. A new cloud is one line here; an unknown one uses EC2's format."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -15,7 +15,7 @@ class ClusterClock(Protocol):
 
     @property
     def factor(self) -> float:
-        """How much faster."""
+        """Return the factor."""
 
     def now(self) -> datetime:
         """Return cluster time, UTC."""
@@ -25,8 +25,8 @@ _Opens = Callable[[aiohttp.ClientSession, str, ClusterClock, bool], InstanceMeta
 
 
 def _gcp(session: aiohttp.ClientSession, url: str, clock: ClusterClock, is_waiting: bool) -> InstanceMetadata:  # noqa: FBT001 - as every entry of CLIENTS
-    waited_seconds = gcp.WAITED_SECONDS if is_waiting else 0
-    return gcp.GcpMetadata(session, url, now=clock.now, clock_factor=clock.factor, waited_seconds=waited_seconds)
+    wait_seconds = gcp.WAIT_SECONDS if is_waiting else 0
+    return gcp.GcpMetadata(session, url, now=clock.now, clock_factor=clock.factor, wait_seconds=wait_seconds)
 
 
 CLIENTS: Mapping[str, tuple[_Opens, str]] = {
@@ -39,9 +39,9 @@ CLIENTS: Mapping[str, tuple[_Opens, str]] = {
 def metadata_opener(
     provider: str, session: aiohttp.ClientSession, clock: ClusterClock, *, is_waiting: bool = True
 ) -> tuple[Callable[[str], InstanceMetadata], str]:
-    """Return what opens the metadata at an address, and the cloud's own address.
+    """Return a function that opens the metadata at a URL, and the cloud's link-local URL.
 
-    Who asks many instances in turn is not waiting: a read that waits for a change holds a turn of another one.
+    Without `is_waiting` a read returns at once: for a caller that polls many instances in turn.
     """
     client, url = CLIENTS.get(provider, CLIENTS["aws"])
-    return lambda address: client(session, address, clock, is_waiting), url
+    return lambda base_url: client(session, base_url, clock, is_waiting), url

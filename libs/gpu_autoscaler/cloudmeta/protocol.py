@@ -1,4 +1,4 @@
-"""What every cloud's instance metadata can tell us, in one form."""
+"""The interface of every cloud's instance metadata and event queue."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -12,76 +12,76 @@ from gpu_autoscaler.model.observed import Instant
 
 
 class ReclaimNotice(msgspec.Struct, frozen=True):
-    """The instance will be taken. Read again, the same notice is equal."""
+    """An interruption notice. A repeated read of the same notice is equal."""
 
     kind: NoticeKind
-    provider_event: str  # the cloud's event id, or its deadline as text where it has none
+    provider_event: str  # the cloud's event id, otherwise its deadline as text
     reclaim_at: Instant | None
 
 
 class InstanceMetadata(Protocol):
-    """The metadata address of one instance. Every call has a time limit of its own.
+    """The instance metadata of one instance. Every call has its own time limit.
 
-    All methods raise TransientError when the address cannot be read: that is not "no notice".
+    All methods raise TransientError when the metadata cannot be read, which does not mean "no notice".
     """
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return every notice that stands; none if the cloud says so."""
+        """Return every active notice; none if the cloud reports none."""
         ...
 
     async def rebalance_recommended_at(self) -> datetime | None:
-        """Return the instant of the hint that stands, None if the cloud says there is none."""
+        """Return the time of the active rebalance recommendation, None if the cloud reports none."""
         ...
 
     async def provider_id(self) -> ProviderId:
-        """Return which instance this is, in the form of Kubernetes' spec.providerID."""
+        """Return the identity of this instance, in the form of Kubernetes' spec.providerID."""
         ...
 
 
 class QueuedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a queue, as it was received this time."""
+    """One received message of a queue."""
 
-    receipt: str  # by which this receipt of it is answered
+    receipt: str  # to delete or hide this delivery
     body: str
     sent_at: Instant
     received_at: Instant
 
 
 class EventQueue(Protocol):
-    """A cloud's events about its instances, in a queue. What is not deleted comes again.
+    """A cloud's queue of events about instances. Messages are redelivered until they are deleted.
 
-    All methods raise TransientError when the queue cannot be reached, or refuses.
+    All methods raise TransientError when the queue is unreachable or refuses.
     """
 
     async def receive(self) -> Sequence[QueuedEvent]:
-        """Return what waits, a few at a time; nothing after some seconds of waiting."""
+        """Return a few waiting messages; none after some seconds."""
         ...
 
     async def delete(self, event: QueuedEvent) -> None:
-        """It is done with."""
+        """Delete a handled message."""
         ...
 
     async def hide(self, event: QueuedEvent, seconds: float) -> None:
-        """Let it not come again for so long, or for as long as the queue can hide it."""
+        """Delay its redelivery by `seconds`, or by the queue's maximum."""
         ...
 
     async def complete_hook(self, group: str, hook: str, token: str) -> None:
-        """Tell the group that its instance may end. A hook that waits no more is no error."""
+        """Complete the lifecycle action: the instance may end. An expired hook is no error."""
         ...
 
     async def extend_hook(self, group: str, hook: str, token: str) -> None:
-        """Tell the group that its instance is not ready to end yet. A hook that waits no more is no error."""
+        """Extend the lifecycle action: the instance must not end yet. An expired hook is no error."""
         ...
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         ...
 
 
 @runtime_checkable
-class WaitsForDrains(Protocol):
-    """Metadata of a cloud that holds an event until its deadline, or until it is told that nothing runs there."""
+class ReleasesEvents(Protocol):
+    """Metadata of a cloud that delays an event until its deadline, or until it is approved."""
 
     async def release(self, drained: Collection[ProviderId]) -> None:
-        """Let those events start now, once, of which every machine is among `drained`. Raises TransientError."""
+        """Approve, once, the events whose machines are all in `drained`. Raises TransientError."""
         ...

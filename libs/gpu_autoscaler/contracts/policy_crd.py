@@ -1,6 +1,6 @@
-"""The CustomResourceDefinition of `AutoscalingPolicy`, written from its structs (`kube/wire/policy.py`).
+"""The CustomResourceDefinition of `AutoscalingPolicy`, generated from its structs (`kube/wire/policy.py`).
 
-Called by `make schemas` for `deploy/charts/gpu-autoscaler/crds`. Source: Kubernetes, "Extend the Kubernetes API with
+`make schemas` writes it to `deploy/charts/gpu-autoscaler/crds`. Source: Kubernetes, "Extend the Kubernetes API with
 CustomResourceDefinitions", sections structural schema, defaulting, validation rules, printer columns (read 2026-11-21).
 """
 
@@ -14,7 +14,7 @@ from gpu_autoscaler.kube.wire.policy import DEFINITION, GROUP, KIND, PLURAL, VER
 
 SHORT_NAME = "asp"
 
-# What no range can say. The cost of a rule is bounded by the lengths that the structs give.
+# Rules beyond ranges. The maximum lengths of the structs bound the cost of a rule.
 RULES_OF_POLICY = (
     (
         "!has(self.maxNodes) || self.minNodes <= self.maxNodes",
@@ -25,31 +25,31 @@ RULES_OF_POLICY = (
             "!has(self.scaleUpThreshold) || !has(self.scaleDownThreshold)"
             " || self.scaleDownThreshold < self.scaleUpThreshold"
         ),
-        "scaleDownThreshold is not below scaleUpThreshold: what is bought would go at once",
+        "scaleDownThreshold is not below scaleUpThreshold: new nodes would be removed at once; lower it",
     ),
     (
         "!has(self.maxNodes) || self.nodePools.map(pool, pool.minSize).sum() <= self.maxNodes",
-        "the minSize of all pools add up to more than maxNodes; lower one of them, or raise maxNodes",
+        "minSize of all pools adds up to more than maxNodes; lower one of them, or raise maxNodes",
     ),
     (
         "self.enableSpotInstances || self.nodePools.all(pool, pool.capacityType != 'spot')",
-        "a pool wants spot while enableSpotInstances is off; switch it on, or give the pool another capacityType",
+        "a pool has capacityType spot, but enableSpotInstances is false; enable it, or change capacityType",
     ),
     (
         "self.enableSpotInstances || !has(self.spotInstancePercentage) || self.spotInstancePercentage == 0",
-        "spotInstancePercentage wants spot while enableSpotInstances is off",
+        "spotInstancePercentage is above 0, but enableSpotInstances is false; enable it, or set 0",
     ),
 )
 RULES_OF_POOL = (
     ("!has(self.maxSize) || self.minSize <= self.maxSize", "minSize is above maxSize; lower it, or raise maxSize"),
-    ("!has(self.maxSize) || self.maxSize > 0", "a maxSize of 0 lets nothing in; take the pool away"),
+    ("!has(self.maxSize) || self.maxSize > 0", "maxSize is 0; raise it, or remove the pool"),
     (
         "!has(self.spotPercentage) || self.capacityType == 'mixed'",
-        "spotPercentage is for pools of capacityType mixed",
+        "spotPercentage requires capacityType mixed",
     ),
     (
         "self.labels.all(key, !key.startsWith('gpu-autoscaler.io/'))",
-        "labels of gpu-autoscaler.io/ are written by the autoscaler itself; take them away",
+        "labels with prefix gpu-autoscaler.io/ are written by the autoscaler; remove them",
     ),
 )
 COLUMNS = (
@@ -106,28 +106,28 @@ def _schema() -> Document:
     (spec, status), components = msgspec.json.schema_components(
         [PolicySpec, PolicyStatus], ref_template="#/$defs/{name}"
     )
-    of_spec, of_status = _structural(spec, components), _structural(status, components)
-    pools = of_spec["properties"]["nodePools"]
+    spec_schema, status_schema = _structural(spec, components), _structural(status, components)
+    pools = spec_schema["properties"]["nodePools"]
     _keyed(pools, "name")
-    _keyed(of_status["properties"]["conditions"], "type")
-    of_spec["x-kubernetes-validations"] = _rules(RULES_OF_POLICY)
+    _keyed(status_schema["properties"]["conditions"], "type")
+    spec_schema["x-kubernetes-validations"] = _rules(RULES_OF_POLICY)
     pools["items"]["x-kubernetes-validations"] = _rules(RULES_OF_POOL)
     return {
         "type": "object",
-        "description": "Pools of GPU nodes and the thresholds of their scaling.",
+        "description": "Pools of GPU nodes and their scaling thresholds.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": of_spec,
-            "status": of_status,
+            "spec": spec_schema,
+            "status": status_schema,
         },
     }
 
 
 def _keyed(items: Document, key: str) -> None:
-    """Two items of one key are refused by the server, and an apply merges item by item."""
+    """Make the list a map: the server rejects duplicate keys, and apply merges item by item."""
     items |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
@@ -136,19 +136,19 @@ def _rules(rules: tuple[tuple[str, str], ...]) -> list[Document]:
 
 
 def _structural(schema: Any, components: dict[str, Any]) -> Document:  # noqa: ANN401 - JSON Schema
-    """The same without references, nulls and titles. What is left out is not there; it is never null."""
+    """Return the schema without references, nulls and titles. Optional fields are absent, never null."""
     if "$ref" in schema:
         named = components[schema["$ref"].rsplit("/", 1)[1]]
         return _structural({**named, **{key: value for key, value in schema.items() if key != "$ref"}}, components)
     if "anyOf" in schema:
-        (variant,) = (each for each in schema["anyOf"] if each.get("type") != "null")
+        (variant,) = (option for option in schema["anyOf"] if option.get("type") != "null")
         return _structural({**{key: value for key, value in schema.items() if key != "anyOf"}, **variant}, components)
     plain: Document = {}
     for key, value in schema.items():
         if key == "title" or (key == "default" and value is None):
             continue
         if key == "properties":
-            plain[key] = {name: _structural(each, components) for name, each in value.items()}
+            plain[key] = {name: _structural(field, components) for name, field in value.items()}
         elif key == "items" or (key == "additionalProperties" and isinstance(value, dict)):
             plain[key] = _structural(value, components)
         elif key != "additionalProperties":

@@ -1,7 +1,6 @@
-"""A plan in the making: what the steps of `plan` hand on to each other.
+"""The draft of a plan, passed from step to step.
 
-Frozen, except for the two scratch pads of one planning run: `room`, which steps fill so that later steps see what is
-left, and `numbers`, which are given out once.
+Frozen except `free_capacity`, which steps use up, and `numbers`, from which ids are derived.
 """
 
 import itertools
@@ -28,28 +27,26 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeDeleted, SpotReclaim
 
-# Which purchases of a plan are one for the cloud: nodes of one gang that are alike. Called by
-# `core/draft.py`. Whether they are made all at once or one by one is the cloud's to say
-# (`providers/protocol.py: LaunchesGroups`); that they belong together is decided here, so that whoever
-# carries it out, or does so again, finds the same ones.
+# ---- launch groups: equal nodes of one gang. They are decided here, so that a repeated execution finds the same
+# groups; whether a group is one call is up to the cloud (`providers/protocol.py: LaunchesGroups`).
 
 
 def assign_launch_groups(decisions: Iterable[BuyNode]) -> tuple[BuyNode, ...]:
-    """Return the purchases, in their order; two or more of one gang that are alike name the first of them."""
+    """Return the purchases in their order; equal nodes of one gang get the id of the first one as launch group."""
     bought = tuple(decisions)
-    alike: dict[Hashable, list[BuyNode]] = {}
+    groups: dict[Hashable, list[BuyNode]] = {}
     for decision in bought:
         if decision.gang is not None:
-            alike.setdefault(_likeness(decision), []).append(decision)
-    first = {one.action_id: each[0].action_id for each in alike.values() if len(each) > 1 for one in each}
+            groups.setdefault(_launch_group(decision), []).append(decision)
+    first = {buy.action_id: group[0].action_id for group in groups.values() if len(group) > 1 for buy in group}
     return tuple(
-        msgspec.structs.replace(one, transaction=first[one.action_id]) if one.action_id in first else one
-        for one in bought
+        msgspec.structs.replace(buy, transaction=first[buy.action_id]) if buy.action_id in first else buy
+        for buy in bought
     )
 
 
-def _likeness(decision: BuyNode) -> Hashable:
-    """What nodes of one call share: all that is ordered but the name of the order, which each node's labels have."""
+def _launch_group(decision: BuyNode) -> Hashable:
+    """Everything that nodes of one launch share, which is all but the action id in their labels."""
     labels = tuple(pair for pair in decision.labels if pair[0] != ACTION_ID)
     return (
         decision.gang, decision.pool, decision.offer, labels, decision.taints, decision.startup_taints,
@@ -57,9 +54,7 @@ def _likeness(decision: BuyNode) -> Hashable:
     )  # fmt: skip
 
 
-# What a policy's pools want always, in the words of what people want for a while: a pause, at least so many
-# nodes. Called by `core/draft.py`, so that whatever asks about directives knows of them. The second opinion
-# reads the policy by itself (`core/check/directive_rules.py`).
+# ---- pools of the policy as directives: paused pools and their minimums
 
 _BY = "the policy"
 _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,23 +62,25 @@ _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 
 @cached_by_identity(4)
 def with_pool_directives(directives: ActiveDirectives, policy: ScalingPolicy) -> ActiveDirectives:
-    """Return what is in force with the pools' own wants. Where a person speaks of a pool as well, the person's word is
-    told; a person's most goes before a pool's least."""
+    """Return the directives with pauses and minimums of the pools. A directive of a user takes precedence over the
+    pause of its pool, and its maximum over the minimum."""
     if not any(pool.is_paused or pool.nodes_count_min for pool in policy.pools):
         return directives
     paused = {
-        pool.name: _word(PausePool(pool=pool.name), "the pool is switched off")
+        pool.name: _directive(PausePool(pool=pool.name), "the pool is paused in the policy")
         for pool in policy.pools
         if pool.is_paused
     }
     return msgspec.structs.replace(
         directives,
         paused=paused | dict(directives.paused),
-        overrides=(*directives.overrides, *_least(directives, policy)),
+        overrides=(*directives.overrides, *_pool_minimums(directives, policy)),
     )
 
 
-def _least(directives: ActiveDirectives, policy: ScalingPolicy) -> Iterator[tuple[Override, PolicyDirectiveGiven]]:
+def _pool_minimums(
+    directives: ActiveDirectives, policy: ScalingPolicy
+) -> Iterator[tuple[Override, PolicyDirectiveGiven]]:
     for pool in policy.pools:
         allowed = [
             override.nodes_count_max
@@ -94,26 +91,26 @@ def _least(directives: ActiveDirectives, policy: ScalingPolicy) -> Iterator[tupl
         ]
         if least := min([pool.nodes_count_min, *allowed]):
             override = Override(pool=pool.name, nodes_count_min=least)
-            yield override, _word(override, f"the pool is to have {pool.nodes_count_min} at least")
+            yield override, _directive(override, f"nodes_count_min of the pool is {pool.nodes_count_min}")
 
 
-def _word(directive: AnyDirective, why: str) -> PolicyDirectiveGiven:
-    return PolicyDirectiveGiven(directive=directive, reason=why, given_by=_BY, given_at=_ALWAYS, until=PERMANENT)
+def _directive(directive: AnyDirective, reason: str) -> PolicyDirectiveGiven:
+    return PolicyDirectiveGiven(directive=directive, reason=reason, given_by=_BY, given_at=_ALWAYS, until=PERMANENT)
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
-    """A node to buy, with what it stands and falls with."""
+    """A node to buy, and the purchases that it depends on."""
 
     decision: BuyNode
-    transaction: str  # purchases of one transaction are made together or not at all
-    needs: frozenset[str] = frozenset()  # transactions whose nodes this one counts on
+    transaction: str  # purchases of one transaction are all made or all dropped
+    depends_on: frozenset[str] = frozenset()  # transactions whose nodes this one relies on
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything decided and held back so far, and the picture it was decided on."""
+    """Decisions and deferrals so far, and the state they are based on."""
 
     as_of: datetime
-    state: ClusterState  # what it is decided on
+    state: ClusterState
     parent_sequence: int
     views: tuple[NodeView, ...]  # sorted by name
     pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
@@ -121,17 +118,17 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     free_capacity: FreeCapacity
     directives: ActiveDirectives = NO_ACTIVE_DIRECTIVES
     removals: tuple[DrainNode | ReleaseInstance, ...] = ()
-    returns: tuple[CancelDrain, ...] = ()
+    canceled_drains: tuple[CancelDrain, ...] = ()
     purchases: tuple[Purchase, ...] = ()
     deferred: tuple[Deferred, ...] = ()
-    claimed: frozenset[str] = frozenset()  # keys of the bins on which waiting work is counted
-    ahead: Mapping[str, str] = {}  # by key of each bin that is kept for what may come: headroom/<name>, forecast/<kind>
-    is_demand_met: bool = True  # False where work waits for nodes, bought just now or held back
+    claimed: frozenset[str] = frozenset()  # keys of the bins with waiting work
+    buffers: Mapping[str, str] = {}  # by key of each bin kept as buffer: headroom/<name> or forecast/<kind>
+    is_demand_met: bool = True  # False if work waits for nodes
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
     def start(cls, state: ClusterState, as_of: datetime, policy: ScalingPolicy = DEFAULT_POLICY) -> "Draft":
-        """Nothing decided yet."""
+        """Return a draft without decisions."""
         views, pods = node_views(state, as_of), pods_by_node(state)
         wanted = demand(state, views, as_of)
         return cls(
@@ -146,14 +143,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def next_action_id(self) -> ActionId:
-        """The id of one more decision. Equal drafts give out equal ids in equal order."""
+        """Return the id of the next decision. Equal drafts return equal ids in equal order."""
         return ActionId(derive_id("action", self.as_of.isoformat(), self.parent_sequence, next(self.numbers)))
 
     def drain(
         self, view: NodeView, reason: DrainReason, *, deadline_at: datetime, is_voluntary: bool = True
     ) -> DrainNode:
-        """The drain of a registered node. An instance that is not ours is not named, so that nobody ends it."""
-        assert view.node_uid is not None  # noqa: S101 - only what is registered can be drained
+        """Return a drain of a registered node; `provider_id` only if we bought it, else it is not terminated."""
+        assert view.node_uid is not None  # noqa: S101 - only registered nodes are drained
         return DrainNode(
             action_id=self.next_action_id(),
             node_uid=view.node_uid,
@@ -168,23 +165,23 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         self,
         *,
         removals: Iterable[DrainNode | ReleaseInstance] = (),
-        returns: Iterable[CancelDrain] = (),
+        canceled_drains: Iterable[CancelDrain] = (),
         purchases: Iterable[Purchase] = (),
         deferred: Iterable[Deferred] = (),
     ) -> "Draft":
-        """The draft with more in it."""
+        """Return the draft with more decisions and deferrals."""
         return msgspec.structs.replace(
             self,
             removals=(*self.removals, *removals),
-            returns=(*self.returns, *returns),
+            canceled_drains=(*self.canceled_drains, *canceled_drains),
             purchases=(*self.purchases, *purchases),
             deferred=(*self.deferred, *deferred),
         )
 
-    def leaving(self) -> frozenset[str]:
-        """Names of our counted nodes that are on their way out, by earlier plans or this one, for whatever reason."""
-        node_uids = {each.node_uid for each in self.removals if isinstance(each, DrainNode)}
-        orders = {each.order_action_id for each in self.removals if isinstance(each, ReleaseInstance)}
+    def leaving_nodes(self) -> frozenset[str]:
+        """Return the names of counted nodes that are being removed, by earlier plans or this one, for any reason."""
+        node_uids = {removal.node_uid for removal in self.removals if isinstance(removal, DrainNode)}
+        orders = {removal.order_action_id for removal in self.removals if isinstance(removal, ReleaseInstance)}
         return frozenset(
             view.name
             for view in self.views
@@ -193,26 +190,26 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             and (view.is_leaving or view.node_uid in node_uids or view.action_id in orders)
         )
 
-    def disturbing(self) -> frozenset[NodeUid]:
-        """Nodes whose pods are being told to go by our choice: drains not finished, and those of this draft."""
+    def disrupted_nodes(self) -> frozenset[NodeUid]:
+        """Return nodes with discretionary drains: unfinished ones, and those of this draft."""
         drains = [view.drain.decision for view in self.views if view.drain is not None and view.drain.drained is None]
-        stopped = {each.node_uid for each in self.returns}
+        canceled = {drain.node_uid for drain in self.canceled_drains}
         return frozenset(
             drain.node_uid
             for drain in (*drains, *self.removals)
-            if isinstance(drain, DrainNode) and is_chosen(drain) and drain.node_uid not in stopped
+            if isinstance(drain, DrainNode) and is_discretionary(drain) and drain.node_uid not in canceled
         )
 
-    def finished(self) -> Plan:
-        """The plan: what saves nodes first, then what replaces and adds, then what removes."""
+    def to_plan(self) -> Plan:
+        """Return the plan: canceled drains first, then purchases, then removals."""
         decisions: tuple[AnyDecision, ...] = (
-            *self.returns,
+            *self.canceled_drains,
             *assign_launch_groups(purchase.decision for purchase in self.purchases),
             *self.removals,
         )
         return Plan(as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, deferred=self.deferred)
 
 
-def is_chosen(drain: DrainNode) -> bool:
-    """True unless the cloud takes the node: ours to decide, be it with force in the end."""
+def is_discretionary(drain: DrainNode) -> bool:
+    """True unless the cloud or a user removes the node."""
     return not isinstance(drain.reason, SpotReclaim | NodeDeleted)

@@ -1,4 +1,4 @@
-"""`plan`: what the cluster should become, step by step as the policy reads. Called by the scaler and by recompute."""
+"""`plan`: decisions from the state, step by step. Used by the scaler and by recompute."""
 
 from datetime import datetime
 
@@ -20,9 +20,9 @@ from gpu_autoscaler.model.decisions import Plan
 
 
 def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
-    """What the cluster should become, and why. Nothing has happened yet.
+    """Return the decisions and deferrals with their reasons. Nothing is executed.
 
-    Equal state, policy and `as_of` give an equal plan, byte for byte, in whichever order the state's mappings came.
+    Equal state, policy and `as_of` give an equal plan, byte for byte, whatever the order of the mappings.
     """
     policy = forecast_step.apply_scheduled_limits(policy, as_of)
     draft = Draft.start(state, as_of, policy)
@@ -40,4 +40,4 @@ def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
     draft = emptiness.release_idle(draft, state, policy)
     draft = emptiness.consolidate(draft, state, policy)
     draft = replacement.replace_dear(draft, state, policy)
-    return limits.trim(draft, policy).finished()
+    return limits.trim(draft, policy).to_plan()

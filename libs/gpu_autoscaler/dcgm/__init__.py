@@ -1,1 +1,1 @@
-"""Reads NVIDIA's DCGM exporter: pages over HTTP, and what their lines mean."""
+"""Reads NVIDIA's DCGM exporter: scrapes pages over HTTP and parses them."""

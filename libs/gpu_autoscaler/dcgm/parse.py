@@ -1,7 +1,7 @@
-"""A DCGM exporter page as typed samples. Percent and MiB end here; values that lie are dropped and never averaged.
+"""Parses DCGM exporter pages into typed samples. Percent and MiB are converted; impossible values are dropped.
 
-Line by line, so that one broken line costs one value. Label texts repeat for every counter of a GPU and are read
-once a page. Format: Prometheus documentation, "Exposition formats"; labels and units: NVIDIA dcgm-exporter,
+Parsed line by line, so that a broken line costs one value. Label texts repeat for every counter of a GPU and are parsed
+once per page. Format: Prometheus documentation, "Exposition formats"; labels and units: NVIDIA dcgm-exporter,
 README and `etc/default-counters.csv` (read 2026-11-21).
 """
 
@@ -24,10 +24,10 @@ TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 POWER = "DCGM_FI_DEV_POWER_USAGE"
 XID = "DCGM_FI_DEV_XID_ERRORS"
 ROW_REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILURE"
-DOUBLE_BIT_ERRORS = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"  # not among the exporter's defaults: unknown unless it is added
+DOUBLE_BIT_ERRORS = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"  # not exported by default: unknown unless configured
 
-# What can be true of a GPU, in the exporter's own units. Outside are DCGM's blanks (9223372036854775794 and
-# 140737488355328, dcgm_structs.h, "Blank values") and figures that users have reported, such as 4294967295 %.
+# Possible values, in the exporter's units. Excluded are DCGM's blank values (9223372036854775794 and 140737488355328,
+# dcgm_structs.h, "Blank values") and values that users reported, such as 4294967295 %.
 _MEMORY_MIB_MAX = 2.0**20
 RANGES: Mapping[str, tuple[float, float]] = {
     UTILIZATION: (0.0, 100.0),
@@ -43,21 +43,21 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-# A page that Prometheus passed on has its own target labels in front; older exporters used the last spelling.
+# A page federated by Prometheus has exported_ labels; older exporters used the last spelling.
 _POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"), ("pod_namespace", "pod_name"))
 
 _Values = dict[str, float]
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What one read of an exporter said."""
+    """One parsed page of an exporter."""
 
-    gpus: tuple[GpuSample, ...]  # in the order in which the page names them; MIG instances count one by one
-    lines_broken_count: int  # lines of the counters above that could not be read
+    gpus: tuple[GpuSample, ...]  # in page order; MIG instances are separate samples
+    lines_broken_count: int  # unreadable lines of the counters above
 
 
 def parse_page(text: str) -> Page:
-    """Return the samples of a page. Never raises: what cannot be read is counted, what cannot be true is None."""
+    """Return the samples of a page. Never raises: unreadable lines are counted, impossible values are None."""
     gpus: dict[tuple[str, str], tuple[dict[str, str], _Values]] = {}
     by_label_text: dict[str, _Values] = {}
     broken_count = 0
@@ -78,7 +78,7 @@ def parse_page(text: str) -> Page:
             if not brace or not end or "gpu" not in labels:
                 broken_count += 1
                 continue
-            # A page may hold several devices under one index (exports put together): the UUID tells them apart.
+            # A merged page may contain several devices with one index: the UUID distinguishes them.
             entry = gpus.setdefault((_index(labels), labels.get("UUID", "")), (labels, {}))
             values = by_label_text[label_text] = entry[1]
         if limits[0] <= value <= limits[1]:
@@ -87,7 +87,7 @@ def parse_page(text: str) -> Page:
 
 
 def _index(labels: Mapping[str, str]) -> str:
-    """Return the GPU's index, with the MIG instance behind a colon where there is one."""
+    """Return the GPU's index, followed by a colon and the MIG instance if there is one."""
     instance = labels.get("GPU_I_ID")
     return f"{labels['gpu']}:{instance}" if instance else labels["gpu"]
 
@@ -110,16 +110,17 @@ def _sample(index: str, labels: Mapping[str, str], values: _Values) -> GpuSample
 
 
 def _utilization_ratio(values: _Values, *, is_slice: bool) -> float | None:
-    """Return how busy the GPU is; of a MIG instance only the engine counter says it.
+    """Return the utilization of the GPU; of a MIG instance, that of the engine counter.
 
-    DCGM reports no utilisation for MIG instances (NVIDIA DCGM, "Feature overview: MIG"; CHECKLIST, Decisions).
+    DCGM reports no utilization for MIG instances (NVIDIA DCGM, "Feature overview: MIG";
+    docs/decisions.md#idle-under-mig).
     """
     percent = None if is_slice else values.get(UTILIZATION)
     return values.get(ENGINE_ACTIVE) if percent is None else percent / 100
 
 
 def _total_mib(values: _Values) -> float | None:
-    """Return used + free + reserved; the total itself is not exported by default, and reserved not everywhere."""
+    """Return used + free + reserved: the total is not exported by default, and reserved only by some exporters."""
     used, free = values.get(MEMORY_USED), values.get(MEMORY_FREE)
     return None if used is None or free is None else used + free + values.get(MEMORY_RESERVED, 0.0)
 

@@ -1,1 +1,1 @@
-"""Facts: what happened, in the past tense. One file a domain; the catalogue is the list of all of them."""
+"""Facts: what happened, in the past tense. One module per domain; `catalog.py` lists them all."""

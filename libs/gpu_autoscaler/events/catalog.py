@@ -1,4 +1,4 @@
-"""The list of all facts, and how a message becomes one. A new fact is one line in the union of its domain."""
+"""The list of all facts, and their decoding. A new fact is one line in the union of its domain."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -43,7 +43,7 @@ NodeFact = (
     | node.NodeInstanceObserved
     | node.NodeInstanceListed
 )
-GpuFact = gpu.GpuNodeSampled | gpu.GpuNodeSummarised
+GpuFact = gpu.GpuNodeSampled | gpu.GpuNodeSummarized
 SpotFact = spot.SpotNoticeReceived | spot.SpotNoticeWithdrawn | spot.SpotRebalanceRecommended | spot.SpotOffersSampled
 ScalingFact = (
     scaling.ScalingPlanMade
@@ -61,7 +61,7 @@ ScalingFact = (
     | scaling.ScalingDemandSampled
     | scaling.ScalingForecastScored
 )
-CostFact = cost.CostAccrued | cost.CostBudgetCrossed | cost.CostLedgerTold
+CostFact = cost.CostAccrued | cost.CostBudgetCrossed | cost.CostLedgerReported
 ShadowFact = shadow.ShadowPlanMade
 DemandFact = demand.DemandReported
 PolicyFact = (
@@ -72,12 +72,12 @@ AnyFact = (
     JobFact | PodFact | NodeFact | GpuFact | SpotFact | ScalingFact | CostFact | ShadowFact | DemandFact | PolicyFact
 )
 
-# Every fact, in the order of the unions; a type checker sees the same list, so `fold` can be proved exhaustive.
+# Every fact, in the order of the unions, which let the type checker prove that `fold` is exhaustive.
 FACTS: tuple[type[Fact], ...] = get_args(AnyFact)
 
 
 def _whole(fact: type[Fact]) -> type[Any]:
-    """A struct for an event with this very fact: as `Head`, with its data read."""
+    """A struct for an event of this fact: `Head` with decoded data."""
     fields: list[tuple[str, Any, Any]] = [
         (field.name, field.type, msgspec.field() if field.required else field.default)
         for field in msgspec.structs.fields(Head)
@@ -87,15 +87,15 @@ def _whole(fact: type[Fact]) -> type[Any]:
     return msgspec.defstruct(f"{fact.__name__}Event", fields, kw_only=True, gc=False)
 
 
-class Catalogue:
-    """Decodes messages into facts. The default instance knows FACTS; tests may add facts and upcasts of their own."""
+class FactCatalog:
+    """Decodes messages into facts. The default instance decodes FACTS; tests may add facts and upcasts."""
 
     def __init__(self, facts: Iterable[type[Fact]] = FACTS, upcasts: Mapping[str, Upcast] = UPCASTS) -> None:
         self.by_type = {fact.type_name(): fact for fact in facts}
         self._decoders = {name: msgspec.json.Decoder(fact) for name, fact in self.by_type.items()}
         self._upcasts = dict(upcasts)
         self.subject_roots = frozenset(fact.subject_root() for fact in self.by_type.values())
-        # Subjects that say the type and nothing else.
+        # Subjects without a third token.
         self.plain = {fact.subject_root(): fact for fact in self.by_type.values() if fact.subject is Fact.subject}
         self._whole = {
             fact.subject_root(): (name, msgspec.json.Decoder(_whole(fact)))
@@ -104,9 +104,9 @@ class Catalogue:
         }
 
     def decode(self, message: bytes, *, arrived_at: Callable[[], datetime] | None = None) -> Envelope:
-        """Return the envelope of a message. `arrived_at` is asked for a `time` that the event does not carry.
+        """Return the envelope of a message. `arrived_at` dates an event without `time`.
 
-        Raises UnknownType for a type that this version does not know, InvalidFact naming the field for a broken one.
+        Raises UnknownType for an unknown type, InvalidFact naming the field for an invalid fact.
         """
         head = read_head(message)
         time = head.time or (arrived_at and arrived_at())
@@ -124,10 +124,7 @@ class Catalogue:
     def decode_on(
         self, subject_root: str, message: bytes, *, arrived_at: Callable[[], datetime] | None = None
     ) -> Envelope:
-        """As `decode`, faster where the message is a sound one of the type that belongs to this subject.
-
-        It is then read in one go; of what is not, `decode` tells what it is, or what is wrong.
-        """
+        """Like `decode`, but faster for a valid message of the type of this subject, which is decoded in one pass."""
         type_name, decoder = self._whole.get(subject_root, (None, None))
         if decoder is None:
             return self.decode(message, arrived_at=arrived_at)
@@ -153,16 +150,16 @@ class Catalogue:
 
     def _fact(self, head: Head) -> Fact:
         type_name, payload = head.type, bytes(head.data)
-        # An old version may take several steps up; each step raises the version, so this ends.
+        # Several upcasts may follow each other; each raises the version, so the loop ends.
         while (upcast := self._upcasts.get(type_name)) is not None:
             type_name, payload = upcast.lift(payload)
         decoder = self._decoders.get(type_name)
         if decoder is None:
-            raise UnknownType(f"event {head.id!r} has type {head.type!r}, which this version does not know")
+            raise UnknownType(f"event {head.id!r} has type {head.type!r}, which is unknown to this version")
         try:
             return decoder.decode(payload)
         except UNREADABLE as exc:
-            raise InvalidFact(f"event {head.id!r} is no valid {type_name}: {exc}") from exc
+            raise InvalidFact(f"event {head.id!r} is not a valid {type_name}: {exc}") from exc
 
 
-CATALOGUE = Catalogue()
+FACT_CATALOG = FactCatalog()

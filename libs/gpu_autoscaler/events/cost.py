@@ -1,4 +1,4 @@
-"""Facts about money. Allocated and idle add up to what the provider bills, to the micro-dollar."""
+"""Facts about spend. Allocated and idle cost add up to the bill of the provider, to the micro-dollar."""
 
 from typing import Literal
 
@@ -11,17 +11,17 @@ from gpu_autoscaler.model.offers import CapacityType
 
 
 class CostShare(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one user of a node owes for a span of time."""
+    """The share of one user in the cost of a node for a span of time."""
 
     allocated_micro_usd: int
-    used_micro_usd: int | None  # by utilisation; None: no telemetry. At most allocated
+    used_micro_usd: int | None  # by utilization, at most the allocated cost; None: no telemetry
     job_id: JobId | None = None  # None: a pod without a job of ours
     project_id: str | None = None
     namespace: str | None = None
 
 
 class CostAccrued(Fact, frozen=True, kw_only=True):
-    """An instance cost this much from one instant to another."""
+    """The cost of an instance for a span of time."""
 
     provider_id: ProviderId
     node_name: str | None
@@ -33,15 +33,15 @@ class CostAccrued(Fact, frozen=True, kw_only=True):
     idle_micro_usd: int
     shares: tuple[CostShare, ...]
     price_micro_usd_per_hour: int
-    price_source: str  # who said the price
-    price_at: Instant  # and when
-    # Whose limits it counts against, as the node was bought; None: not known, or not bought like that.
+    price_source: str  # where the price comes from
+    price_at: Instant  # and when it was read
+    # Whose budgets it counts against, from the purchase of the node; None if unknown or without.
     pool: str | None = None
     zone: str | None = None
     bought_for: str | None = None  # the project
 
     def condition(self) -> str | None:
-        """An instance's time is charged once: spans of an instance follow each other without a gap."""
+        """Each time is charged once: the spans of an instance are contiguous."""
         return f"cost_accrued/{self.provider_id}/{self.from_at.isoformat()}"
 
     def entity(self) -> str | None:
@@ -50,7 +50,7 @@ class CostAccrued(Fact, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What was charged in a day or month of UTC, of all that counts against one owner's limits."""
+    """The spend of one owner in a day or month of UTC."""
 
     period: str  # 2026-11-21 or 2026-11
     owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
@@ -58,35 +58,35 @@ class Spent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ChargedUntil(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How far an instance is charged."""
+    """The time until which an instance is charged."""
 
     provider_id: ProviderId
     until_at: Instant
 
 
 class SpentByJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a job was allocated so far."""
+    """The cost allocated to a job so far."""
 
     job_id: JobId
     micro_usd: int
 
 
-class CostLedgerTold(Fact, frozen=True, kw_only=True):
-    """All sums of the ledger in the store, spans that are not told yet counted in: what was charged before this stream
-    began, or before what it still has. Whoever knows them already learns nothing from it."""
+class CostLedgerReported(Fact, frozen=True, kw_only=True):
+    """All sums of the ledger in the store, including spans that are not published yet: what was charged before the
+    stream began, or before its oldest fact. Redundant for consumers that have folded all facts."""
 
-    spent: tuple[Spent, ...]  # of this month and the one before
-    charged: tuple[ChargedUntil, ...]  # instances of which spans may come again, or go on
-    jobs: tuple[SpentByJob, ...]  # that are not over, or were not lately
-    told_at: Instant
+    spent: tuple[Spent, ...]  # of this month and the previous one
+    charged: tuple[ChargedUntil, ...]  # instances whose spans may repeat or continue
+    jobs: tuple[SpentByJob, ...]  # running jobs, and those that ended recently
+    reported_at: Instant
 
     def condition(self) -> str | None:
-        """It is told once a day, for whoever has lost it."""
-        return f"ledger_told/{self.told_at:%Y-%m-%d}"
+        """One fact per day."""
+        return f"ledger_told/{self.reported_at:%Y-%m-%d}"
 
 
 class CostBudgetCrossed(Fact, frozen=True, kw_only=True):
-    """Spending passed a mark of a budget."""
+    """Spend crossed a threshold of a budget."""
 
     scope: Literal["job", "project", "cluster"]
     scope_id: str
@@ -96,5 +96,5 @@ class CostBudgetCrossed(Fact, frozen=True, kw_only=True):
     crossed_at: Instant
 
     def condition(self) -> str | None:
-        """A mark of a limit is crossed once."""
+        """One fact per threshold and limit."""
         return f"budget/{self.scope}/{self.scope_id}/{self.limit_micro_usd}/{self.mark_ratio}"

@@ -1,4 +1,7 @@
-"""Facts about capacity that somebody wants: the public door for signals that are neither pods nor jobs (S53)."""
+"""Reported demand: the public input for signals that are neither pods nor jobs.
+
+Source: docs/decisions.md#scale-up-triggers.
+"""
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.demands import DemandShape
@@ -7,19 +10,19 @@ from gpu_autoscaler.model.observed import Instant
 
 
 class DemandReported(Fact, frozen=True, kw_only=True):
-    """Somebody wants room to be free for work that is not here yet. The last word of a source counts.
+    """A source reports demand for work that does not exist yet. The latest report of a source replaces earlier ones.
 
-    The room is kept besides what pods and jobs take; once the work has come as pods, its source says a smaller count.
+    The capacity is kept in addition to that of pods and jobs; once the work exists, its source reports a smaller count.
     """
 
-    source: str  # who says it, e.g. kafka-lag; a label's value. One source has one wish
+    source: str  # the reporter, e.g. kafka-lag; a label value. One report per source
     shape: DemandShape  # of each member
-    count: int | None  # members with free room; 0: none is needed any more; None: not known now, the last word stands
-    until: Instant  # the wish is forgotten then, unless it is said again
-    priority: str | int = PRIORITY_DEFAULT  # low, medium, high, or 0..1000; among wishes: pods and jobs come first
+    count: int | None  # members; 0: no demand any more; None: unknown, the previous report still applies
+    until: Instant  # the report expires then unless it is renewed
+    priority: str | int = PRIORITY_DEFAULT  # low, medium, high, or 0..1000 among reports; pods and jobs come first
     preemptible: bool = True  # may be spot capacity
     note: str = ""  # for people
 
     def entity(self) -> str | None:
-        """The wish."""
+        """The source."""
         return f"demand/{self.source}"

@@ -1,6 +1,6 @@
-"""CloudEvents 1.0 in structured JSON around a fact, and the two steps of reading one: head first, then the fact.
+"""CloudEvents 1.0 envelopes of facts in structured JSON, decoded in two steps: the head, then the fact.
 
-Two steps keep an unknown type (a newer publisher) apart from an invalid fact (a broken one).
+Two steps distinguish an unknown type (a newer publisher) from an invalid fact.
 Source: CloudEvents specification 1.0.2, "JSON Event Format".
 """
 
@@ -14,14 +14,14 @@ from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.model.observed import Instant
 
 SPEC_VERSION = "1.0"
-# It goes into headers, log lines and every fact that follows; our own are shorter than a quarter of this.
+# The id goes into headers, log lines and every following fact; our own are below a quarter of this.
 EVENT_ID_LENGTH_MAX = 512
-# What decoding foreign JSON raises. Nesting that is deeper than the interpreter goes is the sender's mistake as well.
+# What decoding foreign JSON raises; RecursionError for nesting that is too deep.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A fact with its context: who says so, when, and because of which other fact."""
+    """A fact with its context: source, time and cause."""
 
     id: FactId
     source: str  # service and instance, e.g. /gpu-autoscaler/scaler
@@ -37,7 +37,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An envelope with its place in the record: stream and sequence."""
+    """An envelope with its stream and sequence."""
 
     envelope: Envelope
     stream: str
@@ -45,12 +45,12 @@ class Recorded(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def fact(self) -> Fact:
-        """The fact itself."""
+        """The fact of the envelope."""
         return self.envelope.fact
 
 
 class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What can be read of any CloudEvent, also one of a type that we do not know."""
+    """The attributes of any CloudEvent, also of an unknown type."""
 
     id: str
     type: str
@@ -68,24 +68,22 @@ _encoder = msgspec.json.Encoder()
 
 
 def read_head(message: bytes) -> Head:
-    """Return the event's head, with the data still encoded. Raises InvalidFact naming what is wrong."""
+    """Return the head of an event, its data still encoded. Raises InvalidFact naming what is wrong."""
     try:
         head = _head_decoder.decode(message)
     except UNREADABLE as exc:
         raise InvalidFact(f"not a CloudEvent in structured JSON: {exc}") from exc
     if head.specversion != SPEC_VERSION:
-        raise InvalidFact(f"specversion {head.specversion!r} of event {head.id!r}; only {SPEC_VERSION!r} is understood")
+        raise InvalidFact(f"specversion {head.specversion!r} of event {head.id!r}; only {SPEC_VERSION!r} is supported")
     if not head.id:
-        raise InvalidFact("a CloudEvent without an id cannot be told from its repeats; set `id`")
+        raise InvalidFact("CloudEvent without an id; set `id`, which identifies repeats")
     if len(head.id) > EVENT_ID_LENGTH_MAX:
-        raise InvalidFact(
-            f"the `id` of a CloudEvent has {len(head.id)} characters; at most {EVENT_ID_LENGTH_MAX} can be"
-        )
+        raise InvalidFact(f"`id` of a CloudEvent has {len(head.id)} characters; the maximum is {EVENT_ID_LENGTH_MAX}")
     return head
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Return the event as structured CloudEvents JSON; attributes without a value are left out."""
+    """Return the event as structured CloudEvents JSON, without empty attributes."""
     event: dict[str, Any] = {
         "specversion": SPEC_VERSION,
         "id": envelope.id,

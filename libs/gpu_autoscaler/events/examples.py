@@ -1,4 +1,4 @@
-"""One example of each fact, as a story of one afternoon. Written to `schemas/examples/`, used by tests."""
+"""One example of each fact, which together tell one story. Written to `schemas/examples/`, used by tests."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -87,16 +87,16 @@ def _jobs() -> Iterator[Fact]:
     )
     yield job.JobCancelRequested(job_id=JOB, requested_by="ada", note="wrong data set")
     yield job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1))
-    mistake = Violation("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
-    yield job.JobRejected(request_id="b7e2", mistakes=(mistake,), job_name="typo")
+    violation = Violation("gpu_requirements.gpu_type", "unknown GPU model 'A1000'; known: A100, H100")
+    yield job.JobRejected(request_id="b7e2", violations=(violation,), job_name="typo")
     expected = Estimate(
-        basis="nodes_coming", why="2 nodes on the way will take it (boot times as the cloud's offers promise them).",
+        basis="booting_nodes", why="It starts on 2 ordered nodes (boot times as the offers promise).",
         start_at=_at(160), start_at_earliest=_at(160), start_at_latest=_at(310), cost_micro_usd=118_080_000,
         cost_micro_usd_max=118_080_000, run_seconds=12 * 3600.0,
     )  # fmt: skip
     yield job.JobEstimated(job_id=JOB, estimate=expected, estimated_at=_at(2))
     yield job.JobEstimateScored(
-        job_id=JOB, basis="nodes_coming", start_error_seconds=12.0, was_within=True, cost_error_micro_usd=0,
+        job_id=JOB, basis="booting_nodes", start_error_seconds=12.0, was_within=True, cost_error_micro_usd=0,
         scored_at=_at(173),
     )  # fmt: skip
     yield job.JobPlaced(
@@ -192,7 +192,7 @@ def _telemetry() -> Iterator[Fact]:
         temperature_celsius_min=63.0, temperature_celsius_max=66.0, power_watts_mean=365.0, pod="gpu-jobs/train-0",
         xid_last=13, xids=(13,), is_row_remap_failed=False, ecc_double_bit_count=0,
     )  # fmt: skip
-    yield gpu.GpuNodeSummarised(
+    yield gpu.GpuNodeSummarized(
         node_uid=NODE, node_name=NODE_NAME, window_started_at=_at(180), window_seconds=60.0,
         scrapes_expected_count=6, scrapes_answered_count=6, gpus=(summary,),
         epoch=0, version=int(_at(180).timestamp()),
@@ -227,10 +227,10 @@ def _scaling() -> Iterator[Fact]:
         reason=UnmetDemand(demand=(f"job/{JOB}",), offers_considered=42, price_micro_usd_per_hour=9_840_000),
         gang=f"job/{JOB}",
     )
-    held = Deferred(step="consolidate", subject="cluster", reason=Frozen())
+    deferred = Deferred(step="consolidate", subject="cluster", reason=Frozen())
     yield scaling.ScalingPlanMade(
         plan_id=PLAN,
-        plan=Plan(as_of=NOON, parent_sequence=0, decisions=(buy,), deferred=(held,)),
+        plan=Plan(as_of=NOON, parent_sequence=0, decisions=(buy,), deferred=(deferred,)),
         cut=Cut(last_sequences=(("JOB", 2), ("NODE", 1), ("POD", 1), ("SPOT", 1))),
         policy_digest=derive_id("policy"),
         core_digest=derive_id("core"),
@@ -297,8 +297,16 @@ def _shadow() -> Iterator[Fact]:
         action_id=DRAIN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE, is_voluntary=True,
         deadline_at=_at(1200), reason=idle,
     )  # fmt: skip
-    made = Side(what="deferred", reason="not_yet_idle", sentence="It has been empty for 2 min 10 s of 10 min.")
-    other = Side(what="drain_node", reason="node_idle", sentence="No pod has used it for 2 min 10 s.")
+    made = Side(
+        what="deferred",
+        reason="not_yet_idle",
+        sentence="The node has been empty for 2 min 10 s; an idle node is removed after 10 min.",
+    )
+    other = Side(
+        what="drain_node",
+        reason="node_idle",
+        sentence="No pod has used the node for 2 min 10 s; an idle node is removed after 2 min.",
+    )
     yield shadow.ShadowPlanMade(
         plan_id=PLAN, parent_sequence=3, plan=Plan(as_of=_at(600), parent_sequence=12, decisions=(drain,)),
         cut=Cut(last_sequences=(("NODE", 40), ("POD", 80))), policy_digest="5b" * 16, real_policy_digest="c3" * 16,
@@ -317,14 +325,14 @@ def _money() -> Iterator[Fact]:
         price_micro_usd_per_hour=9_840_000, price_source="sim", price_at=_at(2),
         pool="default", zone="sim-a", bought_for="research",
     )  # fmt: skip
-    yield cost.CostLedgerTold(
+    yield cost.CostLedgerReported(
         spent=(
             cost.Spent(period="2026-11", owner="cluster", micro_usd=1_840_250_000),
             cost.Spent(period="2026-11-21", owner="cluster", micro_usd=98_400_000),
         ),
         charged=(cost.ChargedUntil(provider_id=INSTANCE, until_at=_at(240)),),
         jobs=(cost.SpentByJob(job_id=JOB, micro_usd=164_000),),
-        told_at=_at(245),
+        reported_at=_at(245),
     )  # fmt: skip
     yield cost.CostBudgetCrossed(
         scope="job", scope_id=JOB, mark_ratio=0.8, spent_micro_usd=200_100_000, limit_micro_usd=250_000_000,
@@ -345,9 +353,9 @@ def _demand() -> Iterator[Fact]:
 def _policy() -> Iterator[Fact]:
     target = Override(pool="training", gpu_count_min=16, gpu_count_max=32)
     yield policy.PolicyDirectiveGiven(
-        directive=target, reason="the reviewers come at two", given_by="ada", given_at=_at(0), until=_at(7200)
+        directive=target, reason="review at two", given_by="ada", given_at=_at(0), until=_at(7200)
     )
-    yield policy.PolicyDirectiveLifted(key=target.key, lifted_by="ada", lifted_at=_at(3600), reason="they have gone")
+    yield policy.PolicyDirectiveLifted(key=target.key, lifted_by="ada", lifted_at=_at(3600), reason="review finished")
     yield policy.PolicyChanged(
         policy_digest=derive_id("policy"),
         before_digest=derive_id("before"),
@@ -368,7 +376,7 @@ def _policy() -> Iterator[Fact]:
 
 
 def examples() -> Iterator[Envelope]:
-    """One envelope of each fact of the catalogue."""
+    """One envelope of each fact of the catalog."""
     parts = (
         _jobs, _pods, _nodes, _telemetry, _spot, _scaling, _ends, _foreseeing, _shadow, _money, _demand, _policy,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every fact is: a frozen struct whose class name is its subject, type, stream and schema name (one grammar)."""
+"""The base of all facts: frozen structs whose class name determines subject, type, stream and schema name."""
 
 import re
 from functools import cache
@@ -9,17 +9,17 @@ import msgspec
 _WORD = re.compile(r"[A-Z][a-z0-9]*")
 
 
-@cache  # of the few hundred names that the code has: each message asks for its own
+@cache  # a few hundred class names, looked up for every message
 def _words(class_name: str) -> tuple[str, str]:
-    """The domain, and the domain with what happened in it."""
+    """The domain, and the subject root."""
     first, *rest = (word.lower() for word in _WORD.findall(class_name))
     return first, f"{first}.{'_'.join(rest)}"
 
 
-# Frozen and made of frozen things: there are no cycles for the collector to find, here and in all structs of this kind.
-# It looked through the whole state with every few thousand messages that were read.
+# gc=False: frozen structs of frozen values have no cycles. The collector scanned the whole state otherwise, every few
+# thousand messages.
 class Fact(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Something that happened. New fields have defaults; a field's meaning never changes, else a `v2` with an upcast.
+    """Something that happened. New fields have defaults; a new meaning needs a `v2` and an upcast.
 
     `SpotNoticeReceived` is subject `spot.notice_received`, type `spot.notice_received.v1`, stream `SPOT`.
     """
@@ -47,20 +47,20 @@ class Fact(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return cls.domain().upper()
 
     def subject(self) -> str:
-        """Subject that this very fact is published on; only telemetry adds a third token."""
+        """The subject of this fact; only telemetry adds a third token."""
         return self.subject_root()
 
     def condition(self) -> str | None:
-        """Name of the standing condition that makes this fact unique (becomes its id), or None: id from the cause."""
+        """Key that makes this fact unique, from which its id is derived; None: the id derives from the cause."""
         return None
 
     def entity(self) -> str | None:
-        """What the fact is about, to follow a story: `job/<id>`, `node/<uid>`; None: the cluster."""
+        """The key of the object that the fact is about: `job/<id>`, `node/<uid>`; None: the cluster."""
         return None
 
 
 class Versioned(Fact, frozen=True, kw_only=True):
-    """A fact about an entity with the source's own count. Older or equal versions of a source are ignored by fold.
+    """A fact about an object with a version of its source. The fold ignores versions that are not newer.
 
     `epoch` is raised when the source starts over (for Kubernetes: creation second of the kube-system namespace);
     `version` is the source's count within the epoch (for Kubernetes: resourceVersion).

@@ -1,4 +1,4 @@
-"""Telemetry of GPUs: one message a node and scrape, or a node and minute; never one a GPU."""
+"""GPU telemetry: one message per node and scrape, or per node and minute; never one per GPU."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from gpu_autoscaler.model.observed import Instant
 
 
 class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One GPU at one instant. None: the exporter did not say, or said something that cannot be (a sentinel)."""
+    """One GPU at one time. None: the exporter reported nothing, or an impossible value (a sentinel)."""
 
     gpu: str  # index on the node, as the exporter names it
     gpu_uuid: str
@@ -19,13 +19,13 @@ class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     temperature_celsius: float | None = None
     power_watts: float | None = None
     pod: str | None = None  # namespace/name of the pod that holds it
-    xid: int | None = None  # the last error that the driver reported, however long ago; 0: none since it was loaded
-    is_row_remap_failed: bool | None = None  # broken memory could not be put aside
-    ecc_double_bit_count: int | None = None  # memory errors that nothing corrects, since the driver was loaded
+    xid: int | None = None  # the latest error since the driver was loaded, however old; 0: none
+    is_row_remap_failed: bool | None = None  # defective memory could not be remapped
+    ecc_double_bit_count: int | None = None  # uncorrectable memory errors since the driver was loaded
 
 
 class GpuNodeSampled(Fact, frozen=True, kw_only=True):
-    """A node's exporter was read once. For screens; decisions use the summaries."""
+    """One scrape of the exporter of a node. For display; decisions use the summaries."""
 
     node_uid: NodeUid
     node_name: str
@@ -38,7 +38,7 @@ class GpuNodeSampled(Fact, frozen=True, kw_only=True):
         return f"{self.subject_root()}.{self.node_uid}"
 
     def condition(self) -> str | None:
-        """One sample a node and instant."""
+        """One fact per node and time."""
         return f"gpu_node_sampled/{self.node_uid}/{self.sampled_at.isoformat()}"
 
     def entity(self) -> str | None:
@@ -47,7 +47,7 @@ class GpuNodeSampled(Fact, frozen=True, kw_only=True):
 
 
 class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One GPU over a window. None: not a single valid value was seen."""
+    """One GPU over a window. None: no valid value."""
 
     gpu: str
     gpu_uuid: str
@@ -60,14 +60,14 @@ class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     temperature_celsius_min: float | None = None
     temperature_celsius_max: float | None = None
     power_watts_mean: float | None = None
-    pod: str | None = None  # namespace/name of the pod that held it all the time; None: none did, or several
-    xid_last: int | None = None  # as in the last sample that said it; 0: none since the driver was loaded
-    xids: tuple[int, ...] = ()  # errors that any sample named, each once, in that order
+    pod: str | None = None  # namespace/name of the pod that held it throughout; None: none or several
+    xid_last: int | None = None  # from the latest sample that reports it; 0: none since the driver was loaded
+    xids: tuple[int, ...] = ()  # distinct errors of all samples, in order
     is_row_remap_failed: bool | None = None
     ecc_double_bit_count: int | None = None
 
 
-class GpuNodeSummarised(Versioned, frozen=True, kw_only=True):
+class GpuNodeSummarized(Versioned, frozen=True, kw_only=True):
     """A node's GPUs over one minute. `version` is the window's start in Unix seconds."""
 
     node_uid: NodeUid
@@ -75,7 +75,7 @@ class GpuNodeSummarised(Versioned, frozen=True, kw_only=True):
     window_started_at: Instant
     window_seconds: float
     scrapes_expected_count: int
-    scrapes_answered_count: int  # zero: silence, which is not idleness
+    scrapes_answered_count: int  # zero: no telemetry, which is not idleness
     gpus: tuple[GpuSummary, ...]
 
     def subject(self) -> str:
@@ -83,7 +83,7 @@ class GpuNodeSummarised(Versioned, frozen=True, kw_only=True):
         return f"{self.subject_root()}.{self.node_uid}"
 
     def condition(self) -> str | None:
-        """One summary a node and window."""
+        """One fact per node and window."""
         return f"gpu_node_summarised/{self.node_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:

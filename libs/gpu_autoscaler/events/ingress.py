@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from gpu_autoscaler.events.catalog import CATALOGUE, Catalogue
+from gpu_autoscaler.events.catalog import FACT_CATALOG, FactCatalog
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
@@ -42,24 +42,24 @@ def read(
     *,
     message_id: str | None,
     arrived_at: Callable[[], datetime],
-    catalogue: Catalogue = CATALOGUE,
+    catalog: FactCatalog = FACT_CATALOG,
 ) -> Envelope:
     """Return the fact of a message with its envelope. `arrived_at` (cluster time) dates a message without a time.
 
     Raises UnknownType for an unknown type or subject; InvalidFact, naming the field, for an invalid fact and for one
     that was published on another fact's subject.
     """
-    plain = catalogue.plain.get(subject)
+    plain = catalog.plain.get(subject)
     if plain is not None and subject not in _BARE:  # nearly all messages
-        envelope = catalogue.decode_on(subject, payload, arrived_at=arrived_at)
+        envelope = catalog.decode_on(subject, payload, arrived_at=arrived_at)
         if type(envelope.fact) is plain:
             return envelope
     root = _root(subject)
-    if root not in catalogue.subject_roots:
-        raise UnknownType(_unknown_subject(subject, catalogue))
+    if root not in catalog.subject_roots:
+        raise UnknownType(_unknown_subject(subject, catalog))
     if subject in _BARE and _is_bare(payload):
         return _derived_envelope(subject, payload, message_id, arrived_at())
-    envelope = catalogue.decode_on(root, payload, arrived_at=arrived_at)
+    envelope = catalog.decode_on(root, payload, arrived_at=arrived_at)
     if envelope.fact.subject() != subject:
         raise InvalidFact(
             f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
@@ -74,8 +74,8 @@ def _root(subject: str) -> str:
     return f"{domain}.{rest.partition('.')[0]}"
 
 
-def _unknown_subject(subject: str, catalogue: Catalogue) -> str:
-    nearest = get_close_matches(subject, sorted(catalogue.subject_roots), n=1)
+def _unknown_subject(subject: str, catalog: FactCatalog) -> str:
+    nearest = get_close_matches(subject, sorted(catalog.subject_roots), n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown subject {subject!r}{hint}"
 

@@ -1,5 +1,5 @@
-"""Facts about jobs. `requested` and `cancel_requested` come from anybody; the scheduler says what became of them;
-`started`, `listed` and `finished` are what the pod watcher saw in the cluster."""
+"""Facts about jobs. Any program publishes `requested` and `cancel_requested`; the scheduler publishes the outcome;
+`started`, `listed` and `finished` are observations of the pod watcher."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ import msgspec
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, Violation, ResourceRequest, Runtime
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, ResourceRequest, Runtime, Violation
 from gpu_autoscaler.model.observed import Instant
 
 
 class JobRequested(Fact, frozen=True, kw_only=True):
-    """Somebody wants a job to run: the public door (S32). Nothing is promised until `job.queued` follows."""
+    """A request to run a job, the public input. Accepted only once `job.queued` follows."""
 
     job_name: str
     project_id: str
@@ -25,25 +25,25 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     max_duration_hours: float | None = None  # None: the policy's default
     preemptible: bool = True
     members: int = 1  # pods, each with these requirements; they start together or not at all
-    min_members: int | None = None  # so many start together, the others where and when there is room; None: all of them
-    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
+    min_members: int | None = None  # minimum that starts together, the others follow as capacity allows; None: all
+    start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
     within: str | None = (
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )
     workload_type: str | None = None  # training, inference, batch, development ...
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)  # besides our own
-    # That the work can save (`gpu-autoscaler.io/checkpointed-at`, empty), the hook to tell it by, keys of others.
+    # Checkpoint support (`gpu-autoscaler.io/checkpointed-at`, empty), its hook, keys of other projects.
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    runtime: str = "job"  # what makes its members: job, jobset, pytorchjob, rayjob, volcano
+    runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes
 
     def condition(self) -> str | None:
-        """One request a job id; a request without one is told from others by its event id alone."""
+        """One request per job id; a request without one is identified by its event id."""
         return None if self.job_id is None else f"job_requested/{self.job_id}"
 
     def entity(self) -> str | None:
-        """The job, where it has an id already."""
+        """The job, if the request names its id."""
         return None if self.job_id is None else f"job/{self.job_id}"
 
 
@@ -58,38 +58,38 @@ class _AboutJob(Fact, frozen=True, kw_only=True):
 
 
 class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
-    """Somebody wants the job to end."""
+    """A request to end the job."""
 
     requested_by: str = ""
     note: str = ""
 
 
 class JobQueued(_AboutJob, frozen=True, kw_only=True):
-    """The job is accepted: its row is in the store, and it waits for room."""
+    """The job is accepted: it is in the store and waits for capacity."""
 
     spec: JobSpec
     queued_at: Instant
 
     def condition(self) -> str | None:
-        """A job is accepted once."""
+        """One fact per job."""
         return f"job_queued/{self.job_id}"
 
 
 class JobRejected(Fact, frozen=True, kw_only=True):
-    """The request cannot be accepted; nothing was kept of it but this."""
+    """The request is rejected; nothing but this fact is kept of it."""
 
-    request_id: str  # id of the event that asked
-    mistakes: tuple[Violation, ...]
+    request_id: str  # id of the requesting event
+    violations: tuple[Violation, ...]
     job_id: JobId | None = None
     job_name: str = ""
 
     def entity(self) -> str | None:
-        """The job that would have been."""
+        """The job of the request, if it names an id."""
         return None if self.job_id is None else f"job/{self.job_id}"
 
 
 class JobPlaced(_AboutJob, frozen=True, kw_only=True):
-    """There is room for all members: the Kubernetes Job is released with affinity to these nodes."""
+    """All members have capacity: the Kubernetes Job is released with affinity to these nodes."""
 
     attempt: int  # 1 for the first placement
     node_uids: tuple[NodeUid, ...]  # one for each member, repeated where members share a node
@@ -97,19 +97,19 @@ class JobPlaced(_AboutJob, frozen=True, kw_only=True):
     placed_at: Instant
 
     def condition(self) -> str | None:
-        """One placement an attempt."""
+        """One placement per attempt."""
         return f"job_placed/{self.job_id}/{self.attempt}"
 
 
 class JobPreempted(_AboutJob, frozen=True, kw_only=True):
-    """A running job lost a node (or was made to yield) and is queued again."""
+    """A running job lost a node or was preempted, and is queued again."""
 
     attempt: int  # the attempt that ended
     cause: str  # e.g. "node gpu-7 was drained: spot_reclaim"
     preempted_at: Instant
 
     def condition(self) -> str | None:
-        """An attempt is lost once."""
+        """One fact per attempt."""
         return f"job_preempted/{self.job_id}/{self.attempt}"
 
 
@@ -121,7 +121,7 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
     started_at: Instant
 
     def condition(self) -> str | None:
-        """Once for each version of the Kubernetes Job."""
+        """One fact per version of the Kubernetes Job."""
         return f"job_started/{self.job_id}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
@@ -130,36 +130,38 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
 
 
 class JobListed(Versioned, frozen=True, kw_only=True):
-    """A whole list of our Kubernetes Jobs, or of another kind of ours, was read. A job of that kind that was queued
-    before this was said and is not in it, and has not ended, has no Kubernetes Job, unless one was made since."""
+    """A complete list of our Kubernetes Jobs, or of another kind, was read. A job of that kind that was queued before,
+    has not ended and is not in the list has no Kubernetes Job, unless one was created since."""
 
     job_ids: tuple[JobId, ...]
     listed_at: Instant
-    runtime: Runtime = Runtime.JOB  # of which kind the list was; one that is not installed has none
+    runtime: Runtime = Runtime.JOB  # the listed kind; empty list for a kind that is not installed
 
 
 class JobEstimated(_AboutJob, frozen=True, kw_only=True):
-    """What was expected of a job when it entered the queue: when it starts, and what it costs. Said once."""
+    """The estimate of start and cost when the job entered the queue. Published once."""
 
     estimate: Estimate
     estimated_at: Instant
 
     def condition(self) -> str | None:
-        """The first word is the one that is scored."""
+        """One fact per job: the first estimate is scored."""
         return f"job_estimated/{self.job_id}"
 
 
 class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
-    """The estimate of a job beside what came of it, when it started."""
+    """The error of the estimate of a job, when the job started."""
 
     basis: Basis
-    start_error_seconds: float | None  # started so much later than expected, below zero: sooner; None: nothing was
-    was_within: bool | None  # of the range; None: there was none
-    cost_error_micro_usd: int | None  # at the prices of its nodes so much more, for the same time; None: not known
+    start_error_seconds: float | None  # positive: later than expected; None: no expectation
+    was_within: bool | None  # whether it started in the estimated range; None: no range
+    cost_error_micro_usd: (
+        int | None
+    )  # positive: more expensive, at the prices of its nodes for the same time; None if unknown
     scored_at: Instant
 
     def condition(self) -> str | None:
-        """A job is scored once."""
+        """One fact per job."""
         return f"job_estimate_scored/{self.job_id}"
 
 
@@ -168,8 +170,8 @@ class JobFinished(_AboutJob, frozen=True, kw_only=True):
 
     outcome: Literal["completed", "failed", "cancelled"]
     finished_at: Instant
-    message: str = ""  # why, where it did not complete
+    message: str = ""  # why, if it did not complete
 
     def condition(self) -> str | None:
-        """A job ends in exactly one final state."""
+        """One final state per job."""
         return f"job_finished/{self.job_id}"

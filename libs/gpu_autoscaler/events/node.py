@@ -1,4 +1,4 @@
-"""Facts about nodes (as Kubernetes shows them) and instances (as the cloud shows them)."""
+"""Facts about nodes (as Kubernetes reports them) and instances (as the cloud reports them)."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import Taint, is_startup
 
 InstanceState = Literal["pending", "running", "terminating", "terminated"]
-# An instance only moves forward, so its state's place in life is its version.
+# An instance only moves forward, so the order of its states serves as version.
 INSTANCE_STATE_VERSION: dict[InstanceState, int] = {
     "pending": 1,
     "running": 2,
@@ -20,7 +20,7 @@ INSTANCE_STATE_VERSION: dict[InstanceState, int] = {
 
 
 class NodeObserved(Versioned, frozen=True, kw_only=True):
-    """A node is like this at this resourceVersion. Whole, not a difference."""
+    """The complete state of a node at this resourceVersion."""
 
     node_uid: NodeUid
     name: str
@@ -30,26 +30,26 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
     provider_id: ProviderId | None = None
     instance_type: str | None = None
     zone: str | None = None
-    capacity_type: CapacityType | None = None  # None: the labels do not say
+    capacity_type: CapacityType | None = None  # None: no label
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     is_cordoned: bool = False
     ready_since: Instant | None = None
     deleting_since: Instant | None = None
-    is_guarded: bool = False  # our finalizer holds the object until its instance is gone
+    has_finalizer: bool = False  # our finalizer holds the object until its instance is gone
     internal_ip: str | None = None
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
-    annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key
+    annotations: tuple[tuple[str, str], ...] = ()  # those that we use, sorted by key
     taints: tuple[Taint, ...] = ()
-    action_id: ActionId | None = None  # our tag: the decision that bought it; None: not ours
+    action_id: ActionId | None = None  # our label: the decision that bought it; None: not ours
 
     @property
     def is_starting(self) -> bool:
-        """True while a taint is there that whoever makes the node ready takes away."""
+        """True while the node has a startup taint."""
         return any(map(is_startup, self.taints))
 
     def condition(self) -> str | None:
-        """A node at a version is one fact."""
+        """One fact per node and version."""
         return f"node_observed/{self.node_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
@@ -58,14 +58,14 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
 
 
 class NodeGone(Versioned, frozen=True, kw_only=True):
-    """The node's object is gone from Kubernetes; its instance may still cost money."""
+    """The node object was deleted from Kubernetes; its instance may still be billed."""
 
     node_uid: NodeUid
     name: str
     provider_id: ProviderId | None = None
 
     def condition(self) -> str | None:
-        """A node object goes once."""
+        """One fact per node object."""
         return f"node_gone/{self.node_uid}"
 
     def entity(self) -> str | None:
@@ -74,23 +74,23 @@ class NodeGone(Versioned, frozen=True, kw_only=True):
 
 
 class NodeListed(Versioned, frozen=True, kw_only=True):
-    """A whole list was read: nodes of older versions that are not in it are gone. Also the watch's sign of life."""
+    """A complete list was read: older nodes missing in it are gone. Also a heartbeat of the watch."""
 
     node_uids: tuple[NodeUid, ...]
     listed_at: Instant
 
 
 class NodeWatched(Versioned, frozen=True, kw_only=True):
-    """The watch was alive and complete up to this version at this instant (a bookmark)."""
+    """The watch was complete up to this version at this time (a bookmark)."""
 
     watched_at: Instant
 
 
 class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
-    """The cloud shows an instance with our tag in this state; `version` is the state's place in life."""
+    """The cloud reports an instance with our tag in this state; `version` is the order of the state."""
 
     provider_id: ProviderId
-    action_id: ActionId | None  # its tag; None: the tag could not be read
+    action_id: ActionId | None  # its tag; None: unreadable
     state: InstanceState
     instance_type: str
     zone: str
@@ -98,10 +98,10 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
     price_micro_usd_per_hour: int | None
     launched_at: Instant  # billing starts
     terminated_at: Instant | None = None  # billing ends
-    is_taken: bool = False  # of one that ends: by the cloud's choice, under its notice or without a word of ours
+    is_reclaimed: bool = False  # of one that ends: the cloud reclaimed it, with its notice or without an action of ours
 
     def condition(self) -> str | None:
-        """An instance enters a state once."""
+        """One fact per instance and state."""
         return f"node_instance_observed/{self.provider_id}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
@@ -110,7 +110,7 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
 
 
 class NodeInstanceListed(Fact, frozen=True, kw_only=True):
-    """Every instance with our tag was listed at this instant; only a fresh list can prove an absence."""
+    """All instances with our tag at this time; only a fresh list proves that an instance is absent."""
 
     provider_ids: tuple[ProviderId, ...]
     listed_at: Instant

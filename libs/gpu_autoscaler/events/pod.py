@@ -1,4 +1,4 @@
-"""Facts about pods and disruption budgets, as the pod watcher saw them in Kubernetes."""
+"""Facts about pods and PodDisruptionBudgets, as the pod watcher reads them from Kubernetes."""
 
 from typing import Literal
 
@@ -9,8 +9,8 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import (
     NO_DEMANDS,
     LabelRequirement,
-    NeighbourDemands,
     NodeDemands,
+    PodAffinitySpec,
     Preferences,
 )
 
@@ -18,7 +18,7 @@ PodPhase = Literal["pending", "running", "succeeded", "failed", "unknown"]
 
 
 class PodObserved(Versioned, frozen=True, kw_only=True):
-    """A pod is like this at this resourceVersion. Whole, not a difference: the last one says all."""
+    """The complete state of a pod at this resourceVersion."""
 
     pod_uid: PodUid
     namespace: str
@@ -30,30 +30,30 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
     is_ready: bool = False
     unschedulable_since: Instant | None = None  # PodScheduled=False with reason Unschedulable
     unschedulable_message: str = ""
-    is_gated: bool = False  # schedulingGates are set: nobody wants a node for it yet
+    is_gated: bool = False  # schedulingGates are set: it needs no node yet
     started_at: Instant | None = None
     finished_at: Instant | None = None
     deleting_since: Instant | None = None
     priority: int = 0  # Kubernetes' spec.priority
     demands: NodeDemands = NO_DEMANDS
-    neighbours: NeighbourDemands | None = None  # None: other pods do not matter to it
-    gpu_model: str | None = None  # asked for by label or affinity; None: any, or one of several
-    gpu_models: tuple[str, ...] = ()  # any of these will do; empty: see gpu_model
-    gpu_memory_bytes_min: int | None = None  # of one GPU; None: as its model has it
+    pod_affinity: PodAffinitySpec | None = None  # None: no required rules
+    gpu_model: str | None = None  # requested by label or affinity; None: any, or one of several
+    gpu_models: tuple[str, ...] = ()  # acceptable models; empty: see gpu_model
+    gpu_memory_bytes_min: int | None = None  # of one GPU; None: no minimum
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
-    annotations: tuple[tuple[str, str], ...] = ()  # those that we honour, sorted by key
+    annotations: tuple[tuple[str, str], ...] = ()  # those that we use, sorted by key
     owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...
     owner_uid: str | None = None
     has_local_storage: bool = False  # emptyDir or hostPath that is lost with the node
     grace_seconds: float = 30.0
     job_id: JobId | None = None
-    volume_trouble: str = ""  # why no node helps before one of its volumes is there; empty: one would
-    device_trouble: str = ""  # why what it claims of devices cannot be bought; empty: it can, or it claims none
-    group_count_min: int | None = None  # pods of its group that start together; None: the group does not say
-    preferences: Preferences | None = None  # None: it would as soon be anywhere
+    volume_trouble: str = ""  # why no node helps before a volume is ready; empty: volumes are no obstacle
+    device_trouble: str = ""  # why its device claims cannot be evaluated; empty: they can, or it has none
+    group_count_min: int | None = None  # minimum of pods of its group that start together; None if unknown
+    preferences: Preferences | None = None  # None: no preferences
 
     def condition(self) -> str | None:
-        """A pod at a version is one fact."""
+        """One fact per pod and version."""
         return f"pod_observed/{self.pod_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
@@ -62,17 +62,17 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
 
 
 class PodGone(Versioned, frozen=True, kw_only=True):
-    """The pod's object is gone from Kubernetes."""
+    """The pod object was deleted from Kubernetes."""
 
     pod_uid: PodUid
     namespace: str
     name: str
     node_name: str | None = None
     job_id: JobId | None = None
-    phase: PodPhase | None = None  # its last one: what ended before it went has lost nothing. None: not known
+    phase: PodPhase | None = None  # its last phase: a pod that had ended loses nothing. None if unknown
 
     def condition(self) -> str | None:
-        """A pod goes once."""
+        """One fact per pod."""
         return f"pod_gone/{self.pod_uid}"
 
     def entity(self) -> str | None:
@@ -81,48 +81,48 @@ class PodGone(Versioned, frozen=True, kw_only=True):
 
 
 class PodListed(Versioned, frozen=True, kw_only=True):
-    """A whole list was read: pods of older versions that are not in it are gone. Also the watch's sign of life."""
+    """A complete list was read: older pods missing in it are gone. Also a heartbeat of the watch."""
 
     pod_uids: tuple[PodUid, ...]
     listed_at: Instant
 
 
 class PodWatched(Versioned, frozen=True, kw_only=True):
-    """The watch was alive and complete up to this version at this instant (a bookmark)."""
+    """The watch was complete up to this version at this time (a bookmark)."""
 
     watched_at: Instant
 
 
 class PodBudgetObserved(Versioned, frozen=True, kw_only=True):
-    """A PodDisruptionBudget is like this at this resourceVersion."""
+    """The complete state of a PodDisruptionBudget at this resourceVersion."""
 
     budget_uid: str
     namespace: str
     name: str
-    match_labels: tuple[LabelRequirement, ...]  # its selector, all of which must hold; empty selects every pod
+    match_labels: tuple[LabelRequirement, ...]  # its selector; all must hold; empty selects every pod
     disruptions_allowed: int
     pods_healthy_count: int = 0
     pods_healthy_count_min: int = 0
 
     def condition(self) -> str | None:
-        """A budget at a version is one fact."""
+        """One fact per budget and version."""
         return f"pod_budget_observed/{self.budget_uid}/{self.epoch}/{self.version}"
 
 
 class PodBudgetGone(Versioned, frozen=True, kw_only=True):
-    """The budget's object is gone from Kubernetes."""
+    """The PodDisruptionBudget was deleted from Kubernetes."""
 
     budget_uid: str
     namespace: str
     name: str
 
     def condition(self) -> str | None:
-        """A budget goes once."""
+        """One fact per budget."""
         return f"pod_budget_gone/{self.budget_uid}"
 
 
 class PodBudgetListed(Versioned, frozen=True, kw_only=True):
-    """A whole list of budgets was read: older ones that are not in it are gone."""
+    """A complete list of budgets was read: older ones that are missing in it are gone."""
 
     budget_uids: tuple[str, ...]
     listed_at: Instant

@@ -1,4 +1,4 @@
-"""Facts about how is to be decided: what people overrule for a while, and which policies are in force."""
+"""Facts about the rules of decisions: directives of operators and active policies."""
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.directives import AnyDirective
@@ -7,13 +7,13 @@ from gpu_autoscaler.model.policy_documents import PolicyDocument
 
 
 class PolicyDirectiveGiven(Fact, frozen=True, kw_only=True):
-    """Somebody overrules the policy until an instant. Of one key the last word counts."""
+    """An operator overrules the policy until a time. The latest directive of a key replaces earlier ones."""
 
     directive: AnyDirective
-    reason: str  # in their words
+    reason: str  # as the operator states it
     given_by: str
     given_at: Instant
-    until: Instant  # over then, by itself
+    until: Instant  # expires then
 
     def entity(self) -> str | None:
         """The directive."""
@@ -21,7 +21,7 @@ class PolicyDirectiveGiven(Fact, frozen=True, kw_only=True):
 
 
 class PolicyDirectiveLifted(Fact, frozen=True, kw_only=True):
-    """Somebody takes a directive back before its time is over."""
+    """An operator ended a directive early."""
 
     key: str  # of the directive: freeze, pause/<pool>, override/<scope>
     lifted_by: str
@@ -34,7 +34,7 @@ class PolicyDirectiveLifted(Fact, frozen=True, kw_only=True):
 
 
 class PolicyChanged(Fact, frozen=True, kw_only=True):
-    """The scaler decides by another policy from now on: its file was changed, and what it says can be followed."""
+    """The scaler uses a changed, valid policy from now on."""
 
     policy_digest: str
     before_digest: str
@@ -44,9 +44,9 @@ class PolicyChanged(Fact, frozen=True, kw_only=True):
 
 
 class PolicyDocumentsAccepted(Fact, frozen=True, kw_only=True):
-    """These policies of Kubernetes are in force from now on, merged under the policy file: all of them, and no other.
+    """Exactly these policy objects of Kubernetes are active from now on, merged under the policy file.
 
-    Each stands there as it was accepted last, which may be an older generation than people see.
+    Each is the generation accepted last, which may be older than the one in Kubernetes.
     """
 
     documents: tuple[PolicyDocument, ...]  # the oldest first

@@ -1,6 +1,6 @@
-"""Facts about the size of the cluster: plans, and each step of giving them effect.
+"""Facts about the size of the cluster: plans, and each step of executing them.
 
-Steps of one action carry `step`, its place in the action's life, so that repeats and late arrivals change nothing.
+Steps of one action are ordered by `STEP`, so that repeated and late facts change nothing.
 """
 
 from typing import ClassVar, Literal
@@ -25,7 +25,7 @@ class ScalingPlanMade(Fact, frozen=True, kw_only=True):
     service_version: str = ""
 
     def condition(self) -> str | None:
-        """A plan is made once."""
+        """One fact per plan."""
         return f"plan/{self.plan_id}"
 
     def entity(self) -> str | None:
@@ -34,9 +34,9 @@ class ScalingPlanMade(Fact, frozen=True, kw_only=True):
 
 
 class ScalingDecisionsRestored(Fact, frozen=True, kw_only=True):
-    """The stream began anew: these decisions of before were open, by the store of record, Kubernetes and the cloud.
+    """The stream was lost: these earlier decisions were still open, by the store of record, Kubernetes and the cloud.
 
-    Said once, before the first plan, also where nothing was open. They are carried out further under their own tokens.
+    Published once, before the first plan, also without open decisions. Their execution continues under their tokens.
     """
 
     past: tuple[PastDecision, ...]
@@ -52,7 +52,7 @@ class _Step(Fact, frozen=True, kw_only=True):
     plan_id: PlanId
 
     def condition(self) -> str | None:
-        """A step of an action happens once."""
+        """One fact per step and action."""
         return f"{self.subject_root()}/{self.action_id}"
 
     def entity(self) -> str | None:
@@ -64,7 +64,7 @@ class _Step(Fact, frozen=True, kw_only=True):
 
 
 class ScalingNodeOrdered(_Step, frozen=True, kw_only=True):
-    """The order is about to be placed with the cloud, under the action's token."""
+    """The order is about to be placed with the cloud, under the token of the action."""
 
     STEP: ClassVar[int] = 1
 
@@ -77,12 +77,12 @@ class ScalingNodeOrdered(_Step, frozen=True, kw_only=True):
 
     @property
     def promised(self) -> Resources:
-        """What the node is to hold for pods."""
+        """The capacity of the node for pods."""
         return self.offer.cut_into(self.slices)
 
 
 class ScalingNodeLaunched(_Step, frozen=True, kw_only=True):
-    """The cloud made the instance; billing runs from `launched_at`."""
+    """The cloud launched the instance; it is billed from `launched_at`."""
 
     STEP: ClassVar[int] = 2
 
@@ -90,28 +90,28 @@ class ScalingNodeLaunched(_Step, frozen=True, kw_only=True):
     instance_type: str
     zone: str
     capacity_type: CapacityType
-    price_micro_usd_per_hour: int | None  # as the cloud's answer says; None: it did not say
+    price_micro_usd_per_hour: int | None  # from the response of the cloud; None if unknown
     launched_at: Instant
 
 
 class ScalingLaunchRefused(_Step, frozen=True, kw_only=True):
-    """The cloud said no; nothing was made. The next plan goes elsewhere."""
+    """The cloud refused the launch; there is no instance. The offer is unavailable for the next plans."""
 
     STEP: ClassVar[int] = 2
 
     offer: Offer
-    code: str  # the cloud's own word, e.g. InsufficientInstanceCapacity
+    code: str  # the error code of the cloud, e.g. InsufficientInstanceCapacity
     message: str
     scope: Literal["offer", "zone", "region"]  # how far the refusal reaches
     refused_at: Instant
-    retry_at: Instant  # not to be asked again before
+    retry_at: Instant  # end of the back-off
 
 
 # ---- removing
 
 
 class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
-    """The node is cordoned: nothing new lands on it."""
+    """The node is cordoned: no new pod is scheduled on it."""
 
     STEP: ClassVar[int] = 1
 
@@ -124,7 +124,7 @@ class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
 
 
 class ScalingCheckpointRequested(_Step, frozen=True, kw_only=True):
-    """The pods of a node that has to go were told, by annotation, to save their work by the deadline."""
+    """The pods of a node to be removed were asked, by annotation, to save a checkpoint by the deadline."""
 
     STEP: ClassVar[int] = 1
 
@@ -136,7 +136,7 @@ class ScalingCheckpointRequested(_Step, frozen=True, kw_only=True):
 
 
 class ScalingPodEvicted(Fact, frozen=True, kw_only=True):
-    """A pod was told to go; it is gone when Kubernetes says so."""
+    """A pod was evicted; `pod.gone` follows once Kubernetes has deleted it."""
 
     action_id: ActionId
     plan_id: PlanId
@@ -147,7 +147,7 @@ class ScalingPodEvicted(Fact, frozen=True, kw_only=True):
     evicted_at: Instant
 
     def condition(self) -> str | None:
-        """An action evicts a pod once; forcing it is another fact."""
+        """One fact per action and pod; a forced deletion is another."""
         return f"pod_evicted/{self.action_id}/{self.pod_uid}/{self.is_forced}"
 
     def entity(self) -> str | None:
@@ -175,11 +175,11 @@ class ScalingDrainCancelled(_Step, frozen=True, kw_only=True):
     node_uid: NodeUid
     node_name: str
     cancelled_at: Instant
-    abandoned_because: str = ""  # what was in the way; empty: a plan called it back
+    abandoned_because: str = ""  # what blocked the drain; empty: a plan canceled it
 
 
 class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
-    """The cloud confirmed that the instance is gone, or that it never was; billing ended at `terminated_at`."""
+    """The cloud confirmed that the instance is terminated or never existed; billing ended at `terminated_at`."""
 
     STEP: ClassVar[int] = 3
 
@@ -190,16 +190,16 @@ class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
 
 
 class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
-    """We deleted the Kubernetes object of a node: its instance had ended, by the cloud's word about this very one."""
+    """We deleted the Kubernetes node object: the cloud had confirmed that exactly its instance is terminated."""
 
     node_uid: NodeUid
     node_name: str
     provider_id: ProviderId
-    asked_at: Instant  # when the cloud was first asked for it, and said that it is gone
-    removed_at: Instant  # it said so again just before
+    asked_at: Instant  # when the cloud first confirmed the termination
+    removed_at: Instant  # after a second confirmation
 
     def condition(self) -> str | None:
-        """A node's object goes once."""
+        """One fact per node object."""
         return f"{self.subject_root()}/{self.node_uid}"
 
     def entity(self) -> str | None:
@@ -207,26 +207,26 @@ class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
         return f"node/{self.node_uid}"
 
 
-# ---- foreseeing
+# ---- forecast
 
 
 class ScalingDemandSampled(Fact, frozen=True, kw_only=True):
-    """How many GPUs were asked for in this minute, running or waiting, by model; `any` where no model was asked for."""
+    """GPUs requested in this minute by running and waiting work, by model; `any` for requests without a model."""
 
     minute: int  # since 1970
-    gpu_counts: tuple[tuple[str, int], ...]  # sorted by model; a model that is not named was not asked for
+    gpu_counts: tuple[tuple[str, int], ...]  # sorted by model; missing models were not requested
 
     def condition(self) -> str | None:
-        """A minute is sampled once."""
+        """One fact per minute."""
         return f"demand_sampled/{self.minute}"
 
 
 class ScalingForecastScored(Fact, frozen=True, kw_only=True):
-    """How right the forecast for one hour and GPU model was."""
+    """Accuracy of the forecast for one hour and GPU model."""
 
     kind: str  # GPU model, or any
     score: Score
 
     def condition(self) -> str | None:
-        """An hour is scored once."""
+        """One fact per hour and model."""
         return f"forecast_scored/{self.kind}/{self.score.hour}"

@@ -1,4 +1,4 @@
-"""Facts about a policy that runs in shadow: what it would decide. Nobody acts on them."""
+"""Facts about a shadow policy: what it would decide. Nothing acts on them."""
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
@@ -6,26 +6,28 @@ from gpu_autoscaler.model.ids import PlanId
 
 
 class ShadowPlanMade(Fact, frozen=True, kw_only=True):
-    """What another policy would decide of the real state, and where the policy in force decides otherwise.
+    """What another policy would decide in the real state, and where the active policy decides differently.
 
-    Said when that changes. Both plans are of one state and one instant: that of a real plan, or of the shadow's own
-    tick. The state is the real one, so a difference is about what would be done now, not about the fleet that the other
-    policy would have had by now (`replay --policy`).
+    Published when that changes. Both plans have the same state and time: those of a real plan, or of the shadow's own
+    tick. The state is the real one: differences are about the next decisions, not about the fleet that the other policy
+    would have by now (`replay --policy`).
     """
 
     plan_id: PlanId
-    parent_sequence: int  # of the shadow's own last plan in its stream; 0: none. Not `plan.parent_sequence`, a real one
+    parent_sequence: (
+        int  # of the previous shadow plan in its stream; 0: none. `plan.parent_sequence` is that of a real plan
+    )
     plan: Plan
     cut: Cut
-    policy_digest: str  # of the policy in shadow
-    real_policy_digest: str  # of the one in force, that it is compared with
+    policy_digest: str  # of the shadow policy
+    real_policy_digest: str  # of the active policy
     core_digest: str
-    real_plan_id: PlanId | None = None  # the real plan that it stands beside; None: a tick without one
-    differences: tuple[Difference, ...] = ()  # in what is done; `made` is the policy in force, `other` the shadow
+    real_plan_id: PlanId | None = None  # the real plan compared with; None: a tick without one
+    differences: tuple[Difference, ...] = ()  # in decisions; `made` is the active policy, `other` the shadow policy
     service_version: str = ""
 
     def condition(self) -> str | None:
-        """A plan is made once."""
+        """One fact per plan."""
         return f"shadow_plan/{self.plan_id}"
 
     def entity(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Kubernetes over HTTP: reads and the few writes. Decides nothing, remembers nothing, retries nothing."""
+"""HTTP client of the Kubernetes API: reads and a few writes. No decisions, no cache, no retries."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gpu_autoscaler.kube.api_errors import read_status, refusal, retry_after_seconds
+from gpu_autoscaler.kube.api_errors import error_from_status, read_status, retry_after_seconds
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.credentials import ended_at
 from gpu_autoscaler.kube.protocol import (
@@ -26,12 +26,12 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
     decoded,
 )
-from gpu_autoscaler.kube.watch import read_for_ever
+from gpu_autoscaler.kube.watch import list_and_watch
 from gpu_autoscaler.kube.wire import core, workloads
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
 CALL_SECONDS_MAX = 10.0  # wall time of one read or write
-# A real API server tries for ten seconds by itself before it says 409 to an eviction of a pod with another uid.
+# The API server retries for ten seconds before it answers 409 to an eviction of a pod with another uid.
 EVICTION_SECONDS_MAX = 20.0
 CONNECTIONS_COUNT_MAX = 32
 MERGE_PATCH = "application/merge-patch+json"
@@ -41,15 +41,15 @@ _LIST_PAGE_COUNT_MAX = 500
 
 
 def read_only() -> None:
-    """A `before_write` of clients that only look on. Raises PermanentError."""
-    raise PermanentError("this process only reads (kube.is_read_only): the write was not sent")
+    """The `before_write` of read-only clients. Raises PermanentError."""
+    raise PermanentError("read-only process (kube.is_read_only): write not sent")
 
 
 class KubeClient:
-    """A `KubeApi` on one HTTP session. Use it inside one event loop; `close` it at the end."""
+    """A `KubeApi` on one HTTP session. Use in one event loop; `close` at the end."""
 
     def __init__(self, connection: Connection, *, now: Now, before_write: Callable[[], None] = lambda: None) -> None:
-        """`now` stamps what is seen with cluster time; `before_write` may refuse a write by raising TransientError."""
+        """`now` is the cluster time of observations; `before_write` may refuse a write by raising TransientError."""
         self._before_write = before_write
         self._connection = connection
         self._now = now
@@ -58,11 +58,11 @@ class KubeClient:
     # ---- reading
 
     def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
-        """List, then watch, for ever."""
-        return read_for_ever(self, kind, label_selector=label_selector, now=self._now)
+        """List, then watch, without an end."""
+        return list_and_watch(self, kind, label_selector=label_selector, now=self._now)
 
     async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> core.Page:
-        """Return one page of a list across all namespaces. Raises HistoryLost where its continuation is too old."""
+        """Return one page of a list across all namespaces. Raises HistoryLost when the continuation expired."""
         page = {"limit": str(_LIST_PAGE_COUNT_MAX), **query}
         body = await self._call("GET", kind.path(), f"list {kind.plural}", query=page)
         return decoded(core.Page, body, f"list {kind.plural}")
@@ -70,7 +70,7 @@ class KubeClient:
     async def open_watch(
         self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
     ) -> aiohttp.ClientResponse:
-        """Open a watch. No bytes for `read_seconds_max` of wall time means the connection is dead."""
+        """Open a watch. It is dead after `read_seconds_max` of wall time without data."""
         what = f"watch {kind.plural}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS_MAX, sock_read=read_seconds_max)
         headers = await self._headers()
@@ -85,18 +85,20 @@ class KubeClient:
             if response.status == 200:
                 return response
             async with response:
-                self._check_who_we_are(response, headers, what)
+                self._check_authentication(response, headers, what)
                 body = await asyncio.wait_for(response.read(), CALL_SECONDS_MAX)
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise self._no_answer(what, exc) from exc
-        raise refusal(response.status, read_status(response.status, body), response.headers, what)
+            raise self._connection_error(what, exc) from exc
+        raise error_from_status(response.status, read_status(response.status, body), response.headers, what)
 
     async def cluster(self) -> Cluster:
-        """Return which cluster this is."""
+        """Return the identity of the cluster."""
         namespace = await self.get(NAMESPACES, "", "kube-system")
         created = namespace.metadata.creation_timestamp
         if created is None:
-            raise PermanentError("namespace kube-system carries no creationTimestamp: is this a Kubernetes API?")
+            raise PermanentError(
+                "namespace kube-system has no creationTimestamp; check that kube.url is a Kubernetes API"
+            )
         return Cluster(installation=namespace.metadata.uid, epoch=int(created.timestamp()))
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
@@ -105,34 +107,34 @@ class KubeClient:
         return kind.decode(body, "get")
 
     async def serves(self, kind: Kind[Any]) -> bool:
-        """True where the kind is installed, by what the server says that it serves."""
+        """True when the kind is installed, by API discovery."""
         try:
-            answer = await self._call("GET", kind.api, f"ask for {kind.plural}")
+            answer = await self._call("GET", kind.api, f"discover {kind.plural}")
         except NotFound:
             return False
         served = decoded(workloads.Served, answer, kind.api)
-        return any(one.name == kind.plural for one in served.resources)
+        return any(resource.name == kind.plural for resource in served.resources)
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
         """Return the pods bound to this node."""
         return await self._selected(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
 
-    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
+    async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the nodes with these labels."""
         return await self._selected(NODES, {"labelSelector": label_selector})
 
     async def _selected(self, kind: Kind[ObjectT], query: Mapping[str, str]) -> Sequence[ObjectT]:
-        found: list[ObjectT] = []
-        asked = dict(query)
+        objects: list[ObjectT] = []
+        page_query = dict(query)
         while True:
-            page = await self.list_page(kind, asked)
-            found += [kind.decode(item, "list") for item in page.items or ()]
+            page = await self.list_page(kind, page_query)
+            objects += [kind.decode(item, "list") for item in page.items or ()]
             if not page.metadata.continue_:
-                return found
-            asked["continue"] = page.metadata.continue_
+                return objects
+            page_query["continue"] = page.metadata.continue_
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:
-        """Return the volumes that are attached to this node. The server cannot select by node: all are listed."""
+        """Return the volumes attached to this node. All are listed, as the server cannot filter by node."""
         names: list[str] = []
         query: dict[str, str] = {}
         while True:
@@ -140,9 +142,12 @@ class KubeClient:
                 page = await self.list_page(ATTACHMENTS, query)
             except NotFound:
                 return names
-            found = (ATTACHMENTS.decode(item, "list") for item in page.items or ())
-            own = (each for each in found if each.spec.node_name == node_name)
-            names += [each.spec.source.persistent_volume_name or each.metadata.name for each in own]
+            attachments = (ATTACHMENTS.decode(item, "list") for item in page.items or ())
+            names += [
+                attachment.spec.source.persistent_volume_name or attachment.metadata.name
+                for attachment in attachments
+                if attachment.spec.node_name == node_name
+            ]
             if not page.metadata.continue_:
                 return names
             query = {"continue": page.metadata.continue_}
@@ -154,12 +159,12 @@ class KubeClient:
         return await self._patch(NODES, "", name, patch)
 
     async def delete_node(self, node: core.Node) -> bool:
-        """Delete that very node in the version that was seen: one that its kubelet has spoken for since stays."""
-        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
-        return await self._delete(NODES, node, {"propagationPolicy": "Background", "preconditions": seen})
+        """Delete exactly this node in the observed version: a node that its kubelet updated since is kept."""
+        preconditions = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        return await self._delete(NODES, node, {"propagationPolicy": "Background", "preconditions": preconditions})
 
     async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
-        """Set annotations; False where that very pod is gone (the UID in the patch is a precondition)."""
+        """Set annotations; False when exactly this pod no longer exists (the UID is a precondition)."""
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": dict(annotations)}}
         try:
             await self._patch(PODS, pod.metadata.namespace, pod.metadata.name, patch)
@@ -168,7 +173,7 @@ class KubeClient:
         return True
 
     async def evict_pod(self, pod: core.Pod) -> Eviction:
-        """Ask for that very pod's eviction.
+        """Request the eviction of exactly this pod.
 
         Source: Kubernetes, "API-initiated Eviction" (read 2026-11-21), and recorded answers: the budget's 429 has a
         cause `DisruptionBudget`, several budgets on one pod are a 500 without a reason.
@@ -181,35 +186,35 @@ class KubeClient:
             "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
         }
         path = f"{PODS.path(pod.metadata.namespace, name)}/eviction"
-        code, headers, body = await self._ask("POST", path, what, body=eviction, seconds_max=EVICTION_SECONDS_MAX)
+        code, headers, body = await self._request("POST", path, what, body=eviction, seconds_max=EVICTION_SECONDS_MAX)
         if code < 300:
             return Eviction(answer="accepted")
         if code in (404, 409):
             return Eviction(answer="gone")
         status = read_status(code, body)
         if code == 429 and any(cause.reason == "DisruptionBudget" for cause in status.details.causes):
-            why = "; ".join(cause.message for cause in status.details.causes)
-            return Eviction(answer="blocked", message=why, retry_after_seconds=retry_after_seconds(status, headers))
+            message = "; ".join(cause.message for cause in status.details.causes)
+            return Eviction(answer="blocked", message=message, retry_after_seconds=retry_after_seconds(status, headers))
         if code == 500 and "more than one PodDisruptionBudget" in status.message:
             return Eviction(answer="refused", message=status.message)
-        raise refusal(code, status, headers, what)
+        raise error_from_status(code, status, headers, what)
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
-        """Delete that very pod; a grace of 0 would break the promise that a pod runs at most once.
+        """Delete exactly this pod; a grace period of 0 would break the guarantee that a pod runs at most once.
 
-        Unlike an eviction a deletion does not mark the pod as disrupted, and its Job would count it as a failure; so
-        it is marked first, as the node life-cycle controllers do (Kubernetes, "Pod disruption conditions", read
+        Unlike an eviction a deletion does not mark the pod as disrupted, and its Job would count a failure. So the pod
+        is marked first, as by the node life-cycle controllers (Kubernetes, "Pod disruption conditions", read
         2026-11-21).
         """
-        mark = {
+        disruption = {
             "type": "DisruptionTarget",
             "status": "True",
             "reason": "DeletionAtDeadline",
-            "message": "gpu-autoscaler: the node goes before the pod could be evicted",
+            "message": "gpu-autoscaler: the node is removed before the pod could be evicted",
             "lastTransitionTime": self._now(),
         }
         path = PODS.path(pod.metadata.namespace, pod.metadata.name)
-        body = {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [mark]}}
+        body = {"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [disruption]}}
         what = f"mark pod {pod.metadata.namespace}/{pod.metadata.name} as disrupted"
         try:
             await self._call("PATCH", f"{path}/status", what, body=body, content_type=STRATEGIC_PATCH)
@@ -227,24 +232,24 @@ class KubeClient:
         return await self._patch(kind, namespace, name, patch)
 
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
-        """Delete that very object; without a policy its pods would stay (recorded: batch/v1 Jobs orphan by default)."""
+        """Delete exactly this object and its dependents (by default batch/v1 Jobs orphan their pods; recorded)."""
         return await self._delete(kind, thing, {"propagationPolicy": "Foreground" if is_last else "Background"})
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create an object of a kind that has no struct of its own (a TokenReview, an Event); return the answer."""
+        """Create an object of a kind without a struct (a TokenReview, an Event); return the answer."""
         kind = str(body.get("kind", "object"))
         return msgspec.json.decode(await self._call("POST", path, f"create {kind}", body=body), type=dict[str, Any])
 
     async def read(self, path: str) -> Mapping[str, Any]:
-        """Return an object of a kind that has no struct of its own. Raises NotFound."""
+        """Return an object of a kind without a struct. Raises NotFound."""
         return msgspec.json.decode(await self._call("GET", path, f"read {path}"), type=dict[str, Any])
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> None:
-        """Apply a merge patch to an object of a kind that has no struct of its own. Raises NotFound, Conflict."""
+        """Apply a merge patch to an object of a kind without a struct. Raises NotFound, Conflict."""
         await self._call("PATCH", path, f"patch {path}", body=body, content_type=MERGE_PATCH)
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -283,12 +288,14 @@ class KubeClient:
         body: Patch | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        code, headers, answer = await self._ask(method, path, what, query=query, body=body, content_type=content_type)
+        code, headers, answer = await self._request(
+            method, path, what, query=query, body=body, content_type=content_type
+        )
         if code >= 300:
-            raise refusal(code, read_status(code, answer), headers, what)
+            raise error_from_status(code, read_status(code, answer), headers, what)
         return answer
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -301,7 +308,7 @@ class KubeClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = await self._headers()
         if method != "GET":
-            self._before_write()  # as late as can be: a process may be paused at any await
+            self._before_write()  # as late as possible: a process may be paused at any await
         if body is not None:
             headers["Content-Type"] = content_type
         try:
@@ -314,30 +321,32 @@ class KubeClient:
                 server_hostname=self._connection.tls_server_name,
                 timeout=aiohttp.ClientTimeout(total=seconds_max),
             ) as response:
-                self._check_who_we_are(response, headers, what)
+                self._check_authentication(response, headers, what)
                 return response.status, response.headers, await response.read()
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as exc:
-            raise self._no_answer(what, exc) from exc
+            raise self._connection_error(what, exc) from exc
 
-    def _check_who_we_are(self, response: aiohttp.ClientResponse, headers: Mapping[str, str], what: str) -> None:
-        """401 is worth another try: tokens and certificates change under way, and what is remembered is given up."""
+    def _check_authentication(self, response: aiohttp.ClientResponse, headers: Mapping[str, str], what: str) -> None:
+        """Raise TransientError for a 401, and drop cached credentials: tokens and certificates are rotated."""
         if response.status != 401:
             return
-        response.close()  # the connection goes with the certificate that it was opened with
-        self._connection.credentials.refused()
-        end = ended_at(headers.get("Authorization"))
-        why = (
-            "expired, revoked, or of another cluster" if end is None else f"the token ended at {end:%Y-%m-%d %H:%M:%SZ}"
+        response.close()  # closes the connection, which was opened with the rejected certificate
+        self._connection.credentials.invalidate()
+        expiry = ended_at(headers.get("Authorization"))
+        reason = (
+            "expired, revoked, or of another cluster"
+            if expiry is None
+            else f"token expired at {expiry:%Y-%m-%d %H:%M:%SZ}"
         )
-        here = self._connection
-        raise TransientError(f"{what}: 401: {here.base_url} does not accept {here.source}: {why}; renew it")
+        connection = self._connection
+        raise TransientError(f"{what}: 401: {connection.base_url} rejects {connection.source}: {reason}; renew it")
 
-    def _no_answer(self, what: str, exc: Exception) -> AutoscalerError:
-        """A certificate that is not to be trusted stays so; all else may pass."""
+    def _connection_error(self, what: str, exc: Exception) -> AutoscalerError:
+        """Return PermanentError for an untrusted certificate, TransientError for everything else."""
         url = self._connection.base_url
         if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-            why = getattr(exc.certificate_error, "verify_message", "") or exc.certificate_error
-            return PermanentError(f"{what}: the certificate of {url} is not to be trusted ({why}); give its authority")
+            reason = getattr(exc.certificate_error, "verify_message", "") or exc.certificate_error
+            return PermanentError(f"{what}: untrusted certificate of {url} ({reason}); configure its authority")
         return TransientError(f"{what}: {url} does not answer: {exc!r}")
 
     async def _headers(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Reads kubeconfig files as kubectl does: which cluster, as which user. Called by `connection`; asks nobody.
+"""Reads kubeconfig files like kubectl: which cluster, as which user. Used by `connection`; makes no calls.
 
-What we cannot do as the file says is refused by name: to leave it out would be to act as somebody else.
+Unsupported settings are errors: to ignore one could mean acting as another user.
 Source: Kubernetes documentation, "kubeconfig (v1)" and "Organizing Cluster Access Using kubeconfig Files"
 (read 2026-11-21).
 """
@@ -19,11 +19,11 @@ EntryT = TypeVar("EntryT", bound="_Entry")
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """Base of what has a name in a kubeconfig: kebab-case keys, unknown ones ignored."""
+    """Base of the entries of a kubeconfig: kebab-case keys, unknown ones ignored."""
 
 
 class ClusterEntry(_Entry, frozen=True, kw_only=True):
-    """Where a cluster is, and whom to trust that it is there."""
+    """Address and certificate authority of a cluster."""
 
     server: str = ""
     certificate_authority: str | None = None
@@ -34,14 +34,14 @@ class ClusterEntry(_Entry, frozen=True, kw_only=True):
 
 
 class ExecVariable(msgspec.Struct, frozen=True):
-    """A variable of a plugin's environment."""
+    """An environment variable of a plugin."""
 
     name: str
     value: str
 
 
 class ExecEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A program that knows the credentials."""
+    """A credential plugin."""
 
     command: str
     api_version: str
@@ -53,7 +53,7 @@ class ExecEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class UserEntry(_Entry, frozen=True, kw_only=True):
-    """How a user shows who they are."""
+    """Credentials of a user."""
 
     token: str | None = None
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
@@ -68,18 +68,18 @@ class UserEntry(_Entry, frozen=True, kw_only=True):
 
 
 class ContextEntry(_Entry, frozen=True, kw_only=True):
-    """A user at a cluster."""
+    """A cluster and a user."""
 
     cluster: str = ""
     user: str = ""
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kubeconfig says of one context. Paths are absolute."""
+    """The cluster and user of one context. Paths are absolute."""
 
     cluster: ClusterEntry
     user: UserEntry
-    source: str  # as it is named in messages: the user and the file
+    source: str  # user and file, as shown in messages
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -97,56 +97,60 @@ class _Document(_Entry, frozen=True, kw_only=True):
 
 
 def paths(named: str | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the files to read: the one that is named, those of $KUBECONFIG, or the user's own, in this order."""
+    """Return the files to read: the named one, otherwise those of $KUBECONFIG, otherwise ~/.kube/config."""
     if named:
         return (Path(named).expanduser(),)
-    listed = [Path(one) for one in environment.get("KUBECONFIG", "").split(os.pathsep) if one]
+    listed = [Path(path) for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]
     return tuple(listed) or (Path("~/.kube/config").expanduser(),)
 
 
 def read(files: Sequence[Path], context: str | None) -> Chosen:
-    """Return what these files say of a context, the current one where none is named. Raises ConfigError.
+    """Return a context of these files, by default the current one. Raises ConfigError.
 
-    Of several files the first that has a name has the last word on it, as with kubectl; files of a list may be missing.
+    As in kubectl, the first file that defines a name takes precedence, and files of a list may be missing.
     """
-    there = [path for path in files if path.is_file()]
-    told = ", ".join(map(str, files))
-    if not there:
-        raise refused(f"no kubeconfig at {told}; set kube.kubeconfig_path (or $KUBECONFIG) to one, or kube.url")
-    documents = [(path, _document(path)) for path in there]
-    wanted = context or next((one.current_context for _, one in documents if one.current_context), None)
-    if not wanted:
-        raise refused(f"{told} has no current-context; set kube.context to one of {_names(documents, 'contexts')}")
-    chosen = _find(documents, "contexts", wanted, lambda named, _: named.context)
+    existing = [path for path in files if path.is_file()]
+    names = ", ".join(map(str, files))
+    if not existing:
+        raise config_error(f"no kubeconfig at {names}; set kube.kubeconfig_path (or $KUBECONFIG) to one, or kube.url")
+    documents = [(path, _document(path)) for path in existing]
+    context_name = context or next(
+        (document.current_context for _, document in documents if document.current_context), None
+    )
+    if not context_name:
+        raise config_error(
+            f"{names} has no current-context; set kube.context to one of {_names(documents, 'contexts')}"
+        )
+    chosen = _find(documents, "contexts", context_name, lambda named, _: named.context)
     cluster = _find(documents, "clusters", chosen.cluster, _cluster)
-    # A context without a user is one of a server that asks for nobody, such as `kubectl proxy`.
+    # A context without a user is for a server without authentication, such as `kubectl proxy`.
     user = _find(documents, "users", chosen.user, _user) if chosen.user else UserEntry()
-    source = f"user {chosen.user!r} of {told}"
-    if mistakes := _mistakes(chosen.cluster, cluster, chosen.user, user):
-        raise ConfigError(f"kubernetes ({told}, context {wanted!r})", mistakes)
+    source = f"user {chosen.user!r} of {names}"
+    if errors := _unsupported(chosen.cluster, cluster, chosen.user, user):
+        raise ConfigError(f"kubernetes ({names}, context {context_name!r})", errors)
     return Chosen(cluster=cluster, user=user, source=source)
 
 
-def refused(mistake: str) -> ConfigError:
-    """Return the error that stands for one mistake in what says how to reach Kubernetes."""
-    return ConfigError("kubernetes", [mistake])
+def config_error(error: str) -> ConfigError:
+    """Return a ConfigError about the connection to Kubernetes."""
+    return ConfigError("kubernetes", [error])
 
 
 def _document(path: Path) -> _Document:
     try:
         return msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, _Document)
     except (OSError, yaml.YAMLError, msgspec.ValidationError) as exc:
-        told = " ".join(str(exc).split())
-        raise refused(f"{path} is no kubeconfig that can be read: {told}; `kubectl config view` says more") from exc
+        detail = " ".join(str(exc).split())
+        raise config_error(f"{path} is not a valid kubeconfig: {detail}; check it with `kubectl config view`") from exc
 
 
-def _find(documents: Any, section: str, name: str, of: Any) -> Any:  # noqa: ANN401 - one of three kinds of entry
+def _find(documents: Any, section: str, name: str, of: Any) -> Any:  # noqa: ANN401 - one of three entry types
     for path, document in documents:
         for named in getattr(document, section) or ():
             if named.name == name and (entry := of(named, path.parent)) is not None:
                 return entry
     known = _names(documents, section)
-    raise refused(f"{', '.join(str(path) for path, _ in documents)}: {section} has no {name!r}; there is {known}")
+    raise config_error(f"{', '.join(str(path) for path, _ in documents)}: {section} has no {name!r}; defined: {known}")
 
 
 def _names(documents: Iterable[tuple[Path, _Document]], section: str) -> str:
@@ -169,32 +173,31 @@ def _user(named: _Named, folder: Path) -> UserEntry | None:
 
 
 def _absolute(entry: EntryT, folder: Path, fields: Iterable[str]) -> EntryT:
-    """Paths in a kubeconfig begin where the file is."""
-    found = {name: str((folder / value).absolute()) for name in fields if (value := getattr(entry, name))}
-    return msgspec.structs.replace(entry, **found)
+    """Resolve paths, which are relative to the kubeconfig's folder."""
+    resolved = {name: str((folder / value).absolute()) for name in fields if (value := getattr(entry, name))}
+    return msgspec.structs.replace(entry, **resolved)
 
 
-def _mistakes(cluster_name: str, cluster: ClusterEntry, user_name: str, user: UserEntry) -> list[str]:
+def _unsupported(cluster_name: str, cluster: ClusterEntry, user_name: str, user: UserEntry) -> list[str]:
     cluster_at, user_at = f"cluster {cluster_name!r}", f"user {user_name!r}"
-    found = []
+    errors = []
     if not cluster.server.startswith(("https://", "http://")):
-        found.append(f"{cluster_at}: server {cluster.server!r} is no https:// address; correct it")
+        errors.append(f"{cluster_at}: server {cluster.server!r} is not an https:// address; correct it")
     if cluster.insecure_skip_tls_verify:
-        found.append(
-            f"{cluster_at}: insecure-skip-tls-verify would let anybody answer in the server's place; "
-            "give certificate-authority-data instead"
+        errors.append(
+            f"{cluster_at}: insecure-skip-tls-verify would accept any server; set certificate-authority-data instead"
         )
     if cluster.proxy_url:
-        found.append(f"{cluster_at}: proxy-url is not supported; reach the server directly or through a tunnel")
+        errors.append(f"{cluster_at}: proxy-url is not supported; reach the server directly or through a tunnel")
     if user.as_:
-        found.append(f"{user_at}: impersonation (as: {user.as_}) is not supported; give us a user of our own")
+        errors.append(f"{user_at}: impersonation (as: {user.as_}) is not supported; create a user for gpu-autoscaler")
     if user.auth_provider is not None:
         kind = user.auth_provider.get("name", "without a name")
-        found.append(f"{user_at}: auth-provider {kind} is not supported; use an exec plugin (kubelogin, gke-gcloud)")
+        errors.append(f"{user_at}: auth-provider {kind} is not supported; use an exec plugin (kubelogin, gke-gcloud)")
     if user.username:
-        found.append(f"{user_at}: Kubernetes has no passwords since 1.19; use a token, a certificate or a plugin")
+        errors.append(f"{user_at}: Kubernetes has no passwords since 1.19; use a token, a certificate or a plugin")
     if user.exec is not None and user.exec.interactive_mode == "Always":
-        found.append(
-            f"{user_at}: the plugin {user.exec.command} wants to ask somebody, and nobody is here; use another"
+        errors.append(
+            f"{user_at}: plugin {user.exec.command} needs interactive input, which is unavailable; use another"
         )
-    return found
+    return errors

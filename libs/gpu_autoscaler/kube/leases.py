@@ -1,6 +1,6 @@
-"""Who leads, as clusters like to see it: a Lease of coordination.k8s.io beside the lease that decides.
+"""Mirrors the leader as a Lease of coordination.k8s.io, where operators expect it.
 
-It decides nothing: whoever holds the lease on the bus writes it, and nobody reads it here. Source: Kubernetes API
+It decides nothing: the holder of the lease on the bus writes it, and nothing reads it here. Source: Kubernetes API
 reference v1.36, "Lease"; Kubernetes, "Leases" (read 2026-11-21).
 """
 
@@ -16,54 +16,54 @@ from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.protocol import Conflict, NotFound, Now
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 
-# As leaders of Kubernetes' own controllers do it: good for 15 s, told anew well before (client-go, "leaderelection").
+# As leaders of Kubernetes' own controllers: valid for 15 s, renewed well before (client-go, "leaderelection").
 DURATION_SECONDS = 15
 RENEWAL_SECONDS = 5.0  # wall time
 
 log = structlog.get_logger()
 
 
-class Held(Protocol):
-    """The lease that decides."""
+class HeldLease(Protocol):
+    """The authoritative lease."""
 
     holder: str
 
     @property
     def is_held(self) -> bool:
-        """True while it is ours."""
+        """True while this process holds it."""
         ...
 
 
-class ShownLease:
-    """One Lease object, written by its holder alone."""
+class LeaseMirror:
+    """One Lease object, written only by its holder."""
 
     def __init__(self, kube: KubeClient, namespace: str, name: str) -> None:
         self._kube = kube
-        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
 
-    async def show(self, holder: str, now: datetime) -> None:
-        """Say that the holder leads. Raises TransientError, PermanentError; Conflict where another was first."""
+    async def write(self, holder: str, now: datetime) -> None:
+        """Write the holder. Raises TransientError, PermanentError; Conflict when another process wrote first."""
         at = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        said = {"holderIdentity": holder, "renewTime": at, "leaseDurationSeconds": DURATION_SECONDS}
+        spec = {"holderIdentity": holder, "renewTime": at, "leaseDurationSeconds": DURATION_SECONDS}
         try:
-            known = await self._kube.read(f"{self._all}/{self._name}")
+            known = await self._kube.read(f"{self._path}/{self._name}")
         except NotFound:
-            new = {**said, "acquireTime": at, "leaseTransitions": 0}
+            new = {**spec, "acquireTime": at, "leaseTransitions": 0}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
-            await self._kube.create(self._all, {**body, "spec": new})
+            await self._kube.create(self._path, {**body, "spec": new})
             return
         before: dict[str, Any] = known.get("spec") or {}
         if before.get("holderIdentity") != holder:
-            said |= {"acquireTime": at, "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
+            spec |= {"acquireTime": at, "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
         version = known["metadata"]["resourceVersion"]
-        await self._kube.patch(f"{self._all}/{self._name}", {"metadata": {"resourceVersion": version}, "spec": said})
+        await self._kube.patch(f"{self._path}/{self._name}", {"metadata": {"resourceVersion": version}, "spec": spec})
 
 
 @contextlib.asynccontextmanager
-async def showing(shown: ShownLease, lease: Held, now: Now) -> AsyncIterator[None]:
-    """Show the lease while it is held and the context is open. What cannot be written is told, and stops nothing."""
-    task = asyncio.create_task(_show(shown, lease, now))
+async def mirroring(mirror: LeaseMirror, lease: HeldLease, now: Now) -> AsyncIterator[None]:
+    """Mirror the lease while it is held and the context is open. A failed write is logged and retried."""
+    task = asyncio.create_task(_mirror(mirror, lease, now))
     try:
         yield
     finally:
@@ -71,12 +71,12 @@ async def showing(shown: ShownLease, lease: Held, now: Now) -> AsyncIterator[Non
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _show(shown: ShownLease, lease: Held, now: Now) -> None:
+async def _mirror(mirror: LeaseMirror, lease: HeldLease, now: Now) -> None:
     while True:
         if lease.is_held:
             try:
-                await shown.show(lease.holder, now())
+                await mirror.write(lease.holder, now())
             except (TransientError, PermanentError) as exc:
-                say = log.debug if isinstance(exc, Conflict) else log.warning
-                say("cannot show who leads; the lease on the bus stands, and this is tried again", error=str(exc))
+                write = log.debug if isinstance(exc, Conflict) else log.warning
+                write("lease mirror not updated, retry scheduled", error=str(exc))
         await asyncio.sleep(RENEWAL_SECONDS)

@@ -1,7 +1,7 @@
-"""What we ask of Kubernetes: some kinds to watch, a handful of writes. Implemented by `kube/client.py`.
+"""The interface to Kubernetes: some kinds to watch, and a few writes. Implemented by `kube/client.py`.
 
-All methods raise TransientError when the server is away, throttles or fails, NotFound and Conflict where the object
-says no, PermanentError for every other refusal. Every call has a time limit of its own.
+All methods raise TransientError when the server is away, throttles or fails, NotFound and Conflict because of the
+object, PermanentError for every other refusal. Every call has its own time limit.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,48 +22,48 @@ ObjectT = TypeVar("ObjectT", bound=core.Object)
 
 
 class NotFound(PermanentError):
-    """The object is not there (any more)."""
+    """The object does not exist."""
 
 
 class Conflict(PermanentError):
-    """The object is not the one that was meant: it exists already, has another UID, or changed meanwhile."""
+    """The object already exists, has another UID, or changed meanwhile."""
 
 
 class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):
     """A kind of object that can be listed and watched across all namespaces."""
 
-    plural: str  # as in the path, e.g. pods
+    plural: str  # as in paths, e.g. pods
     api: str  # path prefix, e.g. /apis/batch/v1
     type: type[ObjectT]
-    is_optional: bool = False  # installed in some clusters alone: where it is not, there is none of it
+    is_optional: bool = False  # installed in some clusters only; otherwise its list is empty
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Path of the whole kind, of a namespace's, or of one object."""
+        """Return the path of the kind, of its objects in a namespace, or of one object."""
         middle = f"/namespaces/{namespace}" if namespace else ""
         return f"{self.api}{middle}/{self.plural}" + (f"/{name}" if name else "")
 
     @property
     def crd(self) -> str:
-        """Name of the CustomResourceDefinition that brings the kind, for one of others."""
+        """Return the name of the kind's CustomResourceDefinition."""
         return f"{self.plural}.{self.api.split('/')[2]}"
 
     def decode(self, body: bytes | msgspec.Raw, what: str) -> ObjectT:
-        """Return the object in an answer. Raises PermanentError where it is not what the API describes."""
+        """Return the object in an answer. Raises PermanentError when it does not match the API."""
         return decoded(self.type, body, f"{what} {self.plural}")
 
 
 @cache
-def _decoder(wanted: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(wanted)
+def _decoder(schema: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(schema)
 
 
-def decoded(wanted: type[T], body: bytes | msgspec.Raw, what: str) -> T:
-    """Return the struct in an answer. Raises PermanentError where it is not what the API describes."""
+def decoded(schema: type[T], body: bytes | msgspec.Raw, what: str) -> T:
+    """Return the struct in an answer. Raises PermanentError when it does not match the API."""
     try:
-        thing: T = _decoder(wanted).decode(body)  # type: ignore[arg-type]  # a type is hashable
+        value: T = _decoder(schema).decode(body)  # type: ignore[arg-type]  # a type is hashable
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise PermanentError(f"{what}: the server's answer is not what the API describes: {exc}") from exc
-    return thing
+        raise PermanentError(f"{what}: answer does not match the API: {exc}") from exc
+    return value
 
 
 PODS = Kind(plural="pods", api="/api/v1", type=core.Pod)
@@ -93,7 +93,7 @@ POLICIES = Kind(
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=core.Object)
 SERVICES = Kind(plural="services", api="/api/v1", type=core.Object)
-# Kinds that others bring, in which members of a job can be made.
+# Third-party kinds that can carry the members of a job.
 JOBSETS = Kind(plural="jobsets", api="/apis/jobset.x-k8s.io/v1alpha2", type=workloads.JobSet, is_optional=True)
 PYTORCHJOBS = Kind(plural="pytorchjobs", api="/apis/kubeflow.org/v1", type=workloads.PyTorchJob, is_optional=True)
 RAYJOBS = Kind(plural="rayjobs", api="/apis/ray.io/v1", type=workloads.RayJob, is_optional=True)
@@ -101,7 +101,7 @@ VOLCANO_JOBS = Kind(plural="jobs", api="/apis/batch.volcano.sh/v1alpha1", type=w
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of a kind at one version."""
+    """All objects of a kind at one version."""
 
     kind: Kind[Any]
     objects: tuple[core.Object, ...]
@@ -110,7 +110,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """An object is like this now."""
+    """The new state of an object."""
 
     kind: Kind[Any]
     object: core.Object
@@ -118,7 +118,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """An object is gone; `object` is its last state, at the version of its deletion."""
+    """A deleted object; `object` is its last state, at the version of its deletion."""
 
     kind: Kind[Any]
     object: core.Object
@@ -126,7 +126,7 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bookmark(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing happened up to this version that was not told: a sign of life."""
+    """All changes up to this version were delivered; also a heartbeat."""
 
     kind: Kind[Any]
     version: int
@@ -137,7 +137,7 @@ WatchItem = Listed | Changed | Deleted | Bookmark
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cluster this is. A restored or rebuilt one has another kube-system namespace, so it differs in both."""
+    """The identity of a cluster. A restored or rebuilt one has another kube-system namespace and differs in both."""
 
     installation: str  # UID of the kube-system namespace
     epoch: int  # its creation in Unix seconds
@@ -146,24 +146,24 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to an eviction.
 
-    `accepted`: the pod has its grace period now. `gone`: it was gone already, or another took its name.
-    `blocked`: a disruption budget says not now. `refused`: the budgets contradict each other; asking again is vain.
+    `accepted`: the pod's grace period started. `gone`: the pod no longer exists, or another has its name.
+    `blocked`: a PodDisruptionBudget denies it now. `refused`: several budgets select the pod; retrying cannot help.
     """
 
     answer: Literal["accepted", "gone", "blocked", "refused"]
     message: str = ""
-    retry_after_seconds: float | None = None  # wall time; only where the server said so
+    retry_after_seconds: float | None = None  # wall time; None without a Retry-After
 
 
 class KubeApi(Protocol):
-    """Kubernetes, as far as we need it."""
+    """The calls to Kubernetes that services make."""
 
     def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
-        """List, then watch, for ever: lists again where history is lost, waits where the server is away."""
+        """List, then watch, without an end: list again when history is lost, wait while the server is away."""
         ...
 
     async def cluster(self) -> Cluster:
-        """Return which cluster this is."""
+        """Return the identity of the cluster."""
         ...
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
@@ -171,19 +171,19 @@ class KubeApi(Protocol):
         ...
 
     async def serves(self, kind: Kind[Any]) -> bool:
-        """True where the kind is installed."""
+        """True when the kind is installed."""
         ...
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
-        """Return the pods bound to this node, as the server knows them now, finished ones included."""
+        """Return the current pods bound to this node, finished ones included."""
         ...
 
-    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
-        """Return the nodes with these labels (`key=value`), as the server knows them now."""
+    async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
+        """Return the current nodes with these labels (`key=value`)."""
         ...
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:
-        """Return the volumes that are attached to this node, by name; none where the server knows no attachments."""
+        """Return the names of the volumes attached to this node; none without the VolumeAttachment API."""
         ...
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
@@ -191,23 +191,26 @@ class KubeApi(Protocol):
         ...
 
     async def delete_node(self, node: core.Node) -> bool:
-        """Delete that very node as it was seen; False where it is gone, or has changed since."""
+        """Delete exactly this node as observed; False when it was deleted or has changed since."""
         ...
 
     async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
-        """Set annotations; False where that very pod is gone."""
+        """Set annotations; False when exactly this pod no longer exists."""
         ...
 
     async def evict_pod(self, pod: core.Pod) -> Eviction:
-        """Ask for that very pod's eviction; budgets are respected."""
+        """Request the eviction of exactly this pod, subject to PodDisruptionBudgets."""
         ...
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
-        """Delete that very pod whatever its budgets say; False where it is gone. `grace_seconds` is at least 1."""
+        """Delete exactly this pod regardless of PodDisruptionBudgets; False when it no longer exists.
+
+        `grace_seconds` is at least 1.
+        """
         ...
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
-        """Create the object. Raises Conflict where its name is taken, NotFound where the kind is not installed."""
+        """Create the object. Raises Conflict when its name is taken, NotFound when the kind is not installed."""
         ...
 
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
@@ -215,17 +218,17 @@ class KubeApi(Protocol):
         ...
 
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
-        """Delete that very object and what it made in the background; False where it is gone."""
+        """Delete exactly this object and, in the background, its dependents; False when it no longer exists."""
         ...
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         ...
 
 
 class Now(Protocol):
-    """Cluster time, handed in from the runtime."""
+    """Returns cluster time."""
 
     def __call__(self) -> datetime:
-        """The instant, UTC."""
+        """Return the current time, UTC."""
         ...

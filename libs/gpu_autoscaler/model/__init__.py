@@ -1,1 +1,1 @@
-"""Nouns of the whole system. Imports msgspec and the standard library, nothing of ours, does no IO."""
+"""The domain model: imports only msgspec and the standard library, and does no IO."""

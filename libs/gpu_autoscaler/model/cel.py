@@ -1,11 +1,11 @@
-"""Conditions on devices in CEL, as far as they can be judged exactly: true, false, or not known. Pure.
+"""Evaluates CEL conditions on devices in three-valued logic: true, false or unknown. Pure.
 
-A condition is asked about a device that is there, or about one that could be bought, of which not everything is known.
-Whatever follows from what is known is answered; the rest is None, and never guessed. What this reader does not know
-(arithmetic, macros, regular expressions) is refused by name. No CEL library of the package index knows Kubernetes'
-quantities and versions, or values that are not known. Source: cel-spec, "Language Definition" (logical operators take a
-known side over an error); Kubernetes, "Common Expression Language in Kubernetes", quantity and semver libraries;
-`k8s.io/dynamic-resource-allocation/cel` (read 2026-11-22).
+A device may exist already, or be one that could be bought and whose attributes are only partly known. The result is
+None where it depends on an unknown value. Unsupported syntax (arithmetic, macros, regular expressions) is rejected by
+name. No CEL library of the package index supports Kubernetes' quantities and versions together with unknown values.
+Source: cel-spec, "Language Definition" (logical operators prefer a known side over an error); Kubernetes, "Common
+Expression Language in Kubernetes", quantity and semver libraries; `k8s.io/dynamic-resource-allocation/cel` (read
+2026-11-22).
 """
 
 import re
@@ -34,22 +34,22 @@ _DEPTH_MAX = 40
 _QUOTED_CHARACTERS = 120
 
 
-class CelUnread(ValueError):
-    """The condition says more than this reader knows."""
+class CelUnsupported(ValueError):
+    """The condition uses unsupported syntax."""
 
 
 class Condition(NamedTuple):
-    """A condition that was read."""
+    """A parsed condition."""
 
     judge: Callable[[Device], bool | None]
-    words: tuple[str, ...]  # every word in quotes
+    words: tuple[str, ...]  # every quoted string
 
 
 _Judge = Callable[[Device], Value]
 
 
 def condition(expression: str) -> Condition:
-    """Return the condition. Raises CelUnread with what is not understood."""
+    """Parse a condition. Raises CelUnsupported naming what is not understood."""
     reader = _Reader(expression)
     judge = reader.whole()
 
@@ -61,7 +61,7 @@ def condition(expression: str) -> Condition:
 
 
 class _Reader:
-    """A recursive descent over one condition."""
+    """A recursive-descent parser of one condition."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -71,24 +71,24 @@ class _Reader:
         self.words: list[str] = []
 
     def whole(self) -> _Judge:
-        """The whole of it."""
-        found = self._either()
+        """Parse the whole condition."""
+        judge = self._or()
         if self._at < len(self._tokens):
-            raise self._unread()
-        return found
+            raise self._unsupported()
+        return judge
 
     def _split(self) -> Iterator[tuple[str, str]]:
         at, text = 0, self._expression.rstrip()
         while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None or found.lastgroup is None:
-                raise CelUnread(f"a condition is not understood at {text[at:].strip()[:_QUOTED_CHARACTERS]}")
-            yield found.lastgroup, found[found.lastgroup]
-            at = found.end()
+            token = _TOKEN.match(text, at)
+            if token is None or token.lastgroup is None:
+                raise CelUnsupported(f"a condition is not understood at {text[at:].strip()[:_QUOTED_CHARACTERS]}")
+            yield token.lastgroup, token[token.lastgroup]
+            at = token.end()
 
-    def _unread(self) -> CelUnread:
+    def _unsupported(self) -> CelUnsupported:
         rest = "".join(text for _, text in self._tokens[self._at :]) or "its end"
-        return CelUnread(
+        return CelUnsupported(
             f"a condition is not understood at {rest[:_QUOTED_CHARACTERS]}: "
             f"{self._expression.strip()[:_QUOTED_CHARACTERS]}"
         )
@@ -101,7 +101,7 @@ class _Reader:
 
     def _need(self, sign: str) -> None:
         if self._take(sign) is None:
-            raise self._unread()
+            raise self._unsupported()
 
     def _next(self, kind: str) -> str | None:
         if self._at < len(self._tokens) and self._tokens[self._at][0] == kind:
@@ -109,53 +109,53 @@ class _Reader:
             return self._tokens[self._at - 1][1]
         return None
 
-    # ---- operators, the weakest first
+    # ---- operators, lowest precedence first
 
-    def _either(self) -> _Judge:
+    def _or(self) -> _Judge:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise CelUnread("a condition is nested too deeply")
-        sides = [self._both()]
+            raise CelUnsupported("a condition is nested too deeply")
+        sides = [self._and()]
         while self._take("||"):
-            sides.append(self._both())
+            sides.append(self._and())
         self._depth -= 1
         return sides[0] if len(sides) == 1 else lambda device: any_of(side(device) for side in sides)
 
-    def _both(self) -> _Judge:
-        sides = [self._compared()]
+    def _and(self) -> _Judge:
+        sides = [self._comparison()]
         while self._take("&&"):
-            sides.append(self._compared())
+            sides.append(self._comparison())
         return sides[0] if len(sides) == 1 else lambda device: not_of(any_of(not_of(side(device)) for side in sides))
 
-    def _compared(self) -> _Judge:
-        left = self._one()
+    def _comparison(self) -> _Judge:
+        left = self._unary()
         sign = self._take("==", "!=", "<=", ">=", "<", ">", "in")
         if sign is None:
             return left
-        right = self._one()
+        right = self._unary()
         if sign == "in":
             return lambda device: is_in(left(device), right(device))
         return lambda device: compare(sign, left(device), right(device))
 
-    def _one(self) -> _Judge:
+    def _unary(self) -> _Judge:
         if self._take("!"):
-            inner = self._one()
+            inner = self._unary()
             return lambda device: not_of(inner(device))
         if self._take("-"):
             digits = self._next("number")
             if digits is None:
-                raise self._unread()
+                raise self._unsupported()
             return _constant(-int(digits))
-        return self._parts(self._start())
+        return self._postfix(self._primary())
 
-    def _start(self) -> _Judge:
+    def _primary(self) -> _Judge:
         if (quoted := self._next("word")) is not None:
             self.words.append(quoted[1:-1])
             return _constant(quoted[1:-1])
         if (digits := self._next("number")) is not None:
             return _constant(int(digits))
         if self._take("("):
-            inner = self._either()
+            inner = self._or()
             self._need(")")
             return inner
         if self._take("["):
@@ -167,30 +167,30 @@ class _Reader:
             return lambda device: device
         if (name := self._take("quantity", "semver")) is not None:
             self._need("(")
-            (said,) = self._arguments(1)
+            (argument,) = self._arguments(1)
             make = amount_of if name == "quantity" else version_of
-            return lambda device: make(said(device))
+            return lambda device: make(argument(device))
         if self._take("has"):
             return self._has()
-        raise self._unread()
+        raise self._unsupported()
 
-    def _parts(self, whole: _Judge) -> _Judge:
+    def _postfix(self, whole: _Judge) -> _Judge:
         """What follows a value: .name, [name], .method(...)."""
         while True:
             if self._take("["):
-                key = self._either()
+                key = self._or()
                 self._need("]")
                 whole = _member(whole, key)
             elif self._take("."):
                 name = self._next("name")
                 if name is None:
-                    raise self._unread()
+                    raise self._unsupported()
                 if not self._take("("):
                     whole = _member(whole, _constant(name))
                     continue
                 if name not in METHODS:
                     self._at -= 2
-                    raise self._unread()
+                    raise self._unsupported()
                 count, method = METHODS[name]
                 whole = _called(method, whole, self._arguments(count))
             else:
@@ -198,37 +198,37 @@ class _Reader:
 
     def _has(self) -> _Judge:
         self._need("(")
-        whole = self._start()
+        whole = self._primary()
         keys: list[_Judge] = []
         while not self._take(")"):
             if self._take("["):
-                keys.append(self._either())
+                keys.append(self._or())
                 self._need("]")
                 continue
             self._need(".")
             name = self._next("name")
             if name is None:
-                raise self._unread()
+                raise self._unsupported()
             keys.append(_constant(name))
         if not keys:
-            raise self._unread()
+            raise self._unsupported()
         for key in keys[:-1]:
             whole = _member(whole, key)
         return lambda device: is_in(keys[-1](device), whole(device))
 
     def _listed(self, end: str) -> list[_Judge]:
-        found: list[_Judge] = []
+        items: list[_Judge] = []
         while not self._take(end):
-            if found:
+            if items:
                 self._need(",")
-            found.append(self._either())
-        return found
+            items.append(self._or())
+        return items
 
     def _arguments(self, count: int) -> list[_Judge]:
-        found = self._listed(")")
-        if len(found) != count:
-            raise self._unread()
-        return found
+        arguments = self._listed(")")
+        if len(arguments) != count:
+            raise self._unsupported()
+        return arguments
 
 
 def _constant(value: Value) -> _Judge:
@@ -240,4 +240,4 @@ def _member(whole: _Judge, key: _Judge) -> _Judge:
 
 
 def _called(method: Callable[..., Value], whole: _Judge, arguments: list[_Judge]) -> _Judge:
-    return lambda device: method(whole(device), *(each(device) for each in arguments))
+    return lambda device: method(whole(device), *(argument(device) for argument in arguments))

@@ -1,7 +1,4 @@
-"""Values that conditions on devices are about, and what is true of them: true, false, or not known (None). Pure.
-
-Used by `cel.py`, which reads the conditions, and by whoever describes a device.
-"""
+"""Values in conditions on devices, and operations on them in three-valued logic; None is unknown. Pure."""
 
 import re
 from abc import ABC, abstractmethod
@@ -14,7 +11,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class Amount(NamedTuple):
-    """A quantity in thousandths, between these two."""
+    """A quantity in thousandths, within this range."""
 
     low_milli: int
     high_milli: int
@@ -28,29 +25,29 @@ class Version(NamedTuple):
     patch: int
 
 
-class VagueWord(ABC):
-    """A word of which not everything is known."""
+class PartialString(ABC):
+    """A string that is only partly known."""
 
     @abstractmethod
     def is_word(self, word: str) -> bool | None:
-        """Whether it is this one; None: it may be."""
+        """Whether it equals `word`; None if unknown."""
 
     @abstractmethod
     def has_part(self, part: str) -> bool | None:
-        """Whether it contains this; None: it may."""
+        """Whether it contains `part`; None if unknown."""
 
 
-Value = object | None  # bool, int, str, Amount, Version, VagueWord, Items; None: not known
+Value = object | None  # bool, int, str, Amount, Version, PartialString, Items; None: unknown
 Names = Mapping[str, Value]
 
 
 class Device(NamedTuple):
-    """What is known of a device, its attributes and capacity by the domain and their name in it."""
+    """What is known of a device: attributes and capacity by domain and name."""
 
     driver: str
     attributes: Mapping[str, Names]
     capacity: Mapping[str, Names]
-    is_all: bool  # it has nothing else; False: it may
+    is_all: bool  # False: it may have others
 
 
 class OneDomain(NamedTuple):
@@ -84,12 +81,12 @@ def amount(text: str) -> Amount:
 
 def version(text: str) -> Version | None:
     """Return the version; None for one with more than three numbers."""
-    found = _VERSION.fullmatch(text)
-    return None if found is None else Version(int(found[1]), int(found[2]), int(found[3]))
+    match = _VERSION.fullmatch(text)
+    return None if match is None else Version(int(match[1]), int(match[2]), int(match[3]))
 
 
 def part_of(whole: Value, key: Value) -> Value:
-    """Return what a value has by this name; None: not known, or an error in CEL."""
+    """Return the member of a value by name; None if unknown, or an error in CEL."""
     if not isinstance(key, str):
         return None
     match whole:
@@ -108,7 +105,7 @@ def part_of(whole: Value, key: Value) -> Value:
 
 
 def any_of(values: Iterable[Value]) -> bool | None:
-    """True where one is, whatever of the others is not known."""
+    """True if any value is true, even if others are unknown."""
     is_known = True
     for value in values:
         if value is True:
@@ -118,7 +115,7 @@ def any_of(values: Iterable[Value]) -> bool | None:
 
 
 def not_of(value: Value) -> bool | None:
-    """Return the opposite, where it is known."""
+    """Return the negation; None if unknown."""
     return not value if isinstance(value, bool) else None
 
 
@@ -130,12 +127,12 @@ def is_in(item: Value, whole: Value) -> bool | None:
         case AllDomains():
             return True if item in whole.domains else False if whole.is_all and isinstance(item, str) else None
         case Items():
-            return any_of(compare("==", item, each) for each in whole.items)
+            return any_of(compare("==", item, other) for other in whole.items)
     return None
 
 
 def compare(sign: str, left: Value, right: Value) -> bool | None:
-    """Return what a comparison says of two values."""
+    """Return the result of a comparison; None if unknown."""
     if sign == "!=":
         return not_of(compare("==", left, right))
     if sign == "==":
@@ -166,7 +163,7 @@ def _is_same(left: Value, right: Value) -> bool | None:
         return _order(left, right).than("==", 0)
     if isinstance(left, _Order) and isinstance(right, int):
         return left.than("==", right)
-    if isinstance(left, VagueWord) and isinstance(right, str):
+    if isinstance(left, PartialString) and isinstance(right, str):
         return left.is_word(right)
     if type(left) is not type(right) or not isinstance(left, bool | int | str | Version):
         return None
@@ -174,14 +171,14 @@ def _is_same(left: Value, right: Value) -> bool | None:
 
 
 class _Order(NamedTuple):
-    """What one is to another: -1, 0 or 1, or one of several of these."""
+    """The possible results of a comparison: -1, 0, 1."""
 
     may_be: frozenset[int]
 
     def than(self, sign: str, number: int) -> bool | None:
-        """How this compares with a number."""
-        found = {_holds(sign, each, number) for each in self.may_be}
-        return found.pop() if len(found) == 1 else None
+        """Compare with a number; None if the possible results disagree."""
+        results = {_holds(sign, result, number) for result in self.may_be}
+        return results.pop() if len(results) == 1 else None
 
 
 def _order(left: Value, right: Value) -> _Order:
@@ -191,23 +188,23 @@ def _order(left: Value, right: Value) -> _Order:
             0: left.low_milli <= right.high_milli and right.low_milli <= left.high_milli,
             1: left.high_milli > right.low_milli,
         }
-        return _Order(frozenset(each for each, is_possible in may_be.items() if is_possible))
+        return _Order(frozenset(result for result, is_possible in may_be.items() if is_possible))
     if isinstance(left, Version) and isinstance(right, Version):
         return _Order(frozenset({(left > right) - (left < right)}))
     return _Order(frozenset({-1, 0, 1}))
 
 
-def amount_of(said: Value) -> Amount | None:
-    """Return `quantity(said)`."""
+def amount_of(text: Value) -> Amount | None:
+    """Return `quantity(text)`."""
     try:
-        return amount(said) if isinstance(said, str) else None
+        return amount(text) if isinstance(text, str) else None
     except ValueError:
         return None
 
 
-def version_of(said: Value) -> Version | None:
-    """Return `semver(said)`."""
-    return version(said) if isinstance(said, str) else None
+def version_of(text: Value) -> Version | None:
+    """Return `semver(text)`."""
+    return version(text) if isinstance(text, str) else None
 
 
 def _has_part(whole: Value, part: Value) -> bool | None:
@@ -215,7 +212,7 @@ def _has_part(whole: Value, part: Value) -> bool | None:
         return None
     if isinstance(whole, str):
         return part in whole
-    return whole.has_part(part) if isinstance(whole, VagueWord) else None
+    return whole.has_part(part) if isinstance(whole, PartialString) else None
 
 
 def _on_words(judge: Callable[[str, str], bool]) -> Callable[[Value, Value], bool | None]:

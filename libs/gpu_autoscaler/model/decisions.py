@@ -169,4 +169,4 @@ class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The facts a state was folded from: the last sequence of each stream, and the dead letters among them."""
 
     last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream
-    set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of messages that were no valid facts
+    set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of dead letters

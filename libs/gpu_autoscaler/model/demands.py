@@ -1,10 +1,10 @@
-"""What a member of work needs, as people write it: for wishes that are neither a job nor a pod."""
+"""The shape of reported demand: what one member needs, as people write it."""
 
 import msgspec
 
 
 class DemandShape(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Room for one member. Quantities are Kubernetes': `8`, `500m`, `64Gi`."""
+    """Capacity for one member. Quantities as in Kubernetes: `8`, `500m`, `64Gi`."""
 
     gpu_count: int
     gpu_type: str | None = None  # a GPU model by name; None: any

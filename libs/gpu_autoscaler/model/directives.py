@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gpu_autoscaler.model.format import instant
+from gpu_autoscaler.model.format import counted, instant
 from gpu_autoscaler.model.observed import Instant
 
 PERMANENT = datetime(9999, 1, 1, tzinfo=UTC)  # the end of a directive that the policy itself sets
@@ -76,12 +76,13 @@ class Attribution(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         until = "" if self.until >= PERMANENT else f" until {instant(self.until)}"
         return f"by {self.by}{until} ({self.why.strip().rstrip('.')})"
 
-    def scope(self) -> str:
-        """What an override counts: `in pool training`, `of GPU model A100`, `in the cluster`."""
+    def override(self, bound: str, limit: int, unit: str, count: int) -> str:
+        """`an override requires at least 4 nodes in pool training (now: 1), set by ...`; `bound`: requires at least."""
         parts = self.key.split("/")[1:]
         words = {"pool": "in pool", "kind": "of GPU model"}
         named = [f"{words.get(kind, kind)} {name}" for kind, name in zip(parts[::2], parts[1::2], strict=False)]
-        return " ".join(named) or "in the cluster"
+        scope = " ".join(named) or "in the cluster"
+        return f"an override {bound} {counted(limit, unit)} {scope} (now: {count}), set {self.text()}"
 
     def remedy(self) -> str:
         """How the directive ends."""

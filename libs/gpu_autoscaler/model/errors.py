@@ -2,13 +2,13 @@
 
     AutoscalerError
     ├── TransientError      later: the message is delivered again after `retry_after_seconds`
-    ├── PermanentError      never: the message becomes a dead letter with this reason
-    │   └── InvalidFact     a message that is no valid fact: names field and reason
+    ├── PermanentError      not retried: the message becomes a dead letter with this reason
+    │   └── InvalidFact     a message that is not a valid fact: names field and reason
     │       └── UnknownType a well-formed event of a type that this version does not know
-    ├── ConfigError         refuse to start; lists every mistake at once
-    └── StalePlan           the plan's parent is no longer the last plan: plan again
+    ├── ConfigError         refuse to start; lists all violations at once
+    └── StalePlan           the plan's parent is no longer the latest plan: plan again
 
-Anything else that escapes a door is our bug: retried up to the limit, then a dead letter.
+Any other exception is our bug: the message is retried up to the limit, then becomes a dead letter.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class AutoscalerError(Exception):
 
 
 class TransientError(AutoscalerError):
-    """Something outside did not work now and may work later.
+    """An outside system failed; a retry may succeed.
 
     `retry_after_seconds` is wall time; None leaves the wait to the caller's back-off.
     """
@@ -30,7 +30,7 @@ class TransientError(AutoscalerError):
 
 
 class PermanentError(AutoscalerError):
-    """Trying again cannot help; set the work aside and tell someone."""
+    """A retry cannot succeed; the message becomes a dead letter."""
 
 
 class InvalidFact(PermanentError):
@@ -38,18 +38,18 @@ class InvalidFact(PermanentError):
 
 
 class UnknownType(InvalidFact):
-    """A well-formed event whose type this version does not know; set aside, not lost."""
+    """A well-formed event whose type this version does not know; kept as a dead letter."""
 
 
 class StalePlan(AutoscalerError):
-    """Another plan was accepted since this one's parent. Fold it and plan again."""
+    """Another plan was accepted after this one's parent. Fold it and plan again."""
 
 
 class ConfigError(AutoscalerError):
-    """Settings or policy that cannot be run with. Lists all mistakes, one a line."""
+    """Invalid settings or policy. Lists all violations, one a line."""
 
-    def __init__(self, source: str, mistakes: Sequence[str]) -> None:
+    def __init__(self, source: str, violations: Sequence[str]) -> None:
         self.source = source
-        self.mistakes = tuple(mistakes)
-        lines = "\n".join(f"  - {mistake}" for mistake in self.mistakes)
-        super().__init__(f"{source}: {len(self.mistakes)} mistake(s), nothing was started\n{lines}")
+        self.violations = tuple(violations)
+        lines = "\n".join(f"  - {violation}" for violation in self.violations)
+        super().__init__(f"{source}: {len(self.violations)} error(s), nothing was started\n{lines}")

@@ -1,4 +1,4 @@
-"""Names of things, and how a name is derived from its cause. Used by everything; knows nothing."""
+"""Identifiers, and ids derived from their cause. Imports nothing of this project."""
 
 import hashlib
 from typing import NewType

@@ -1,4 +1,4 @@
-"""A job as it was asked for, as it was accepted, and the states it passes through."""
+"""A job as requested, as accepted, and its states."""
 
 import enum
 
@@ -10,11 +10,14 @@ from gpu_autoscaler.model.resources import Resources
 
 
 class JobState(enum.StrEnum):
-    """The eight names of S34. `preempted` passes: the job is queued again until its retries end."""
+    """The states of a job. `preempted` is transient: the job is queued again until its retries are used up.
 
-    PENDING = "pending"  # accepted, waiting for room in the queue
+    Source: docs/decisions.md#job-states.
+    """
+
+    PENDING = "pending"  # accepted, waiting for capacity in the queue
     QUEUED = "queued"  # admitted to the run queue
-    PROVISIONING = "provisioning"  # nodes are being made for it
+    PROVISIONING = "provisioning"  # nodes are being launched for it
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -24,13 +27,13 @@ class JobState(enum.StrEnum):
 
 FINAL_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
-# Higher goes first, 0..1000 (CHECKLIST, Decisions, "priority").
+# Higher goes first, 0..1000. Source: docs/decisions.md#priority.
 PRIORITY_NAMES = {"low": 100, "medium": 500, "high": 1000}
 PRIORITY_DEFAULT = PRIORITY_NAMES["medium"]
 
 
 class Runtime(enum.StrEnum):
-    """What the members are made by in Kubernetes. All but the first are kinds that others bring, each with a CRD."""
+    """The Kubernetes object that creates the members. All but the first are custom resources of other projects."""
 
     JOB = "job"  # batch/v1 Job: part of Kubernetes
     JOBSET = "jobset"  # jobset.x-k8s.io/v1alpha2 JobSet
@@ -40,25 +43,25 @@ class Runtime(enum.StrEnum):
 
 
 class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What each member of the job needs of GPUs (S32)."""
+    """The GPUs that each member of the job needs. Source: docs/decisions.md#job-fields."""
 
     gpu_count: int
-    # A GPU model by name, or several of which any will do, the best first; None: any. Of equal cost the best is taken.
+    # A GPU model by name, or several, preferred first; None: any. At equal cost the preferred one is used.
     gpu_type: str | tuple[str, ...] | None = None
     gpu_memory_gb: float | None = None  # of one GPU, or of the part of one, in GiB; None: any
-    gpu_fraction: float | None = None  # a part of one GPU with this share of its memory will do; None: whole GPUs
-    is_shared: bool = False  # a part of one GPU with `gpu_memory_gb` of memory will do
+    gpu_fraction: float | None = None  # a part of one GPU with this share of its memory suffices; None: whole GPUs
+    is_shared: bool = False  # a part of one GPU with `gpu_memory_gb` of memory suffices
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """The models that are asked for, the best first; empty: any."""
+        """The requested models, preferred first; empty: any."""
         if isinstance(self.gpu_type, tuple):
             return self.gpu_type
         return () if self.gpu_type is None else (self.gpu_type,)
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What to run (S32)."""
+    """The container to run."""
 
     image: str
     command: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """CPU, memory and disk of each member, as Kubernetes quantities (S32): `8`, `64Gi`."""
+    """CPU, memory and disk of each member, as Kubernetes quantities: `8`, `64Gi`."""
 
     cpu: str = "1"
     memory: str = "4Gi"
@@ -74,22 +77,22 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Violation(msgspec.Struct, frozen=True, gc=False):
-    """One thing wrong with a request: the field by its path, and the reason in a sentence."""
+    """One invalid field of a request: its path, and the reason in a sentence."""
 
     field: str
     reason: str
 
 
 class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An accepted job: checked, in our units, with every default filled in."""
+    """An accepted job: validated, in our units, with all defaults filled in."""
 
     job_id: JobId
     job_name: str
     project_id: str
     priority: int  # 0..1000, higher goes first
-    member_count: int  # pods of the gang: all of them run or none, unless fewer are enough
+    member_count: int  # pods of the gang: all run or none, unless `member_count_min` is lower
     member_resources: Resources  # of each
-    gpu_model: str | None  # the only one that will do; None: any, or one of several
+    gpu_model: str | None  # the only acceptable one; None: any, or one of several
     gpu_memory_bytes_min: int | None  # of one GPU
     image: str
     command: tuple[str, ...]
@@ -99,21 +102,21 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     budget_limit_micro_usd: int | None
     duration_seconds_max: float
     requested_at: Instant
-    run_seconds: float | None = None  # how long the work takes where that is known (traces, demo); None in real life
-    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
-    within: str | None = None  # label of nodes whose value all members share; None: they may be apart
-    gpu_models: tuple[str, ...] = ()  # any of these will do, the best first; empty: see gpu_model
+    run_seconds: float | None = None  # how long the work takes; only known in traces and the demo
+    start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
+    within: str | None = None  # label of nodes whose value all members must share; None: no constraint
+    gpu_models: tuple[str, ...] = ()  # acceptable models, preferred first; empty: see gpu_model
     runtime: Runtime = Runtime.JOB
-    member_count_min: int | None = None  # so many are enough to start and to go on; None: all
+    member_count_min: int | None = None  # minimum number of members to start and to keep running; None: all
     pod_labels: dict[str, str] = {}  # besides our own
     pod_annotations: dict[str, str] = {}
 
     @property
     def gang_count(self) -> int:
-        """Members that start together or not at all; those beyond come and go as there is room."""
+        """Members that start together or not at all; the elastic members beyond follow as capacity allows."""
         return self.member_count if self.member_count_min is None else self.member_count_min
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The GPU models that will do, the best first; empty: any."""
+        """The acceptable GPU models, preferred first; empty: any."""
         return self.gpu_models or (() if self.gpu_model is None else (self.gpu_model,))

@@ -1,4 +1,4 @@
-"""Label, annotation and tag keys that we read or write. Contracts: kept to the letter (S77, S79, S109, S111)."""
+"""Label, annotation and tag keys that we read or write. They are contracts: none may change."""
 
 import re
 
@@ -11,31 +11,31 @@ GPU_MODEL = f"{PREFIX}/gpu-model"
 CAPACITY_TYPE = f"{PREFIX}/capacity-type"
 WORKLOAD_TYPE = f"{PREFIX}/workload-type"
 JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
-MIN_MEMBERS = f"{PREFIX}/min-members"  # on Kubernetes Jobs: an annotation, as many members as are enough; none: all
-TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder deletes to make them anew: their end is not the job's
-PROJECT_ID = f"{PREFIX}/project-id"  # ... and on nodes: the project that they were bought for
-EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first (S77)
+MIN_MEMBERS = f"{PREFIX}/min-members"  # annotation of Kubernetes Jobs: minimum number of members; none: all
+TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder recreates: their end is not the job's
+PROJECT_ID = f"{PREFIX}/project-id"  # also on nodes: the project that they were bought for
+EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 # On nodes whose GPUs have replicas: MiB of GPU memory that one replica can count on.
 GPU_SHARE_MEMORY = f"{PREFIX}/gpu-share-memory"
-CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline by which to have saved
-CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path to be told by as well, as `:8080/checkpoint`
+CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline for saving a checkpoint
+CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path of a checkpoint hook, as `:8080/checkpoint`
 CHECKPOINT_HOOK_FORM = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
-CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 instant of the last save; empty: none yet
-EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 instant at which their work is done, as far as they know
-# On nodes, to try what an interruption does (S79): only with the policy's `spot.is_test_annotation_on`.
+CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 time of the last checkpoint; empty: none yet
+EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 time at which their work is expected to end
+# On nodes, to test an interruption: only with the policy's `spot.is_test_annotation_on`.
 SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"
 SPOT_TERMINATION_TIME = f"{PREFIX}/spot-termination-time"  # RFC 3339; without it two minutes
 TERMINATION_FINALIZER = f"{PREFIX}/termination"
 
-# Other people's keys that we honour.
+# Keys of other projects that we honor.
 KARPENTER_DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
-# On nodes of Karpenter's, from the first moment until it has taken them up, and from then on (Karpenter,
+# On Karpenter's nodes, until it has registered them and from then on (Karpenter,
 # `pkg/apis/v1/labels.go` and `taints.go`, v1.12.1; read 2026-11-22).
 KARPENTER_UNREGISTERED_TAINT = "karpenter.sh/unregistered"
 KARPENTER_REGISTERED = "karpenter.sh/registered"
-# On nodes that load balancers are to send nothing to any more, whatever its value (Kubernetes, "Well-Known Labels,
-# Annotations and Taints"; read 2026-11-22). By the value we know which is ours to take off.
+# On nodes that load balancers must exclude, whatever its value (Kubernetes, "Well-Known Labels,
+# Annotations and Taints"; read 2026-11-22). The value marks the ones that we set.
 EXCLUDE_FROM_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
 EXCLUDED_BY_US = "gpu-autoscaler"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -50,16 +50,16 @@ POD_GROUP_LABELS = (
     "kueue.x-k8s.io/pod-group-name",
 )
 POD_GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
-# How many pods the group has, on each of them (Kueue), or how many start together (Coscheduling before its CRD).
+# Total pods of the group (Kueue), or the pods that start together (Coscheduling before its CRD); on each pod.
 POD_GROUP_TOTAL_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 POD_GROUP_MIN_AVAILABLE = ("pod-group.scheduling.sigs.k8s.io/min-available", "scheduling.x-k8s.io/min-available")
-# On pods of a gang: the label of nodes whose value all of them share, an NVLink domain, rack or zone. Ours, and Kueue's
+# On pods of a gang: the node label whose value all of them must share, an NVLink domain, rack or zone. Ours and Kueue's
 # (Kueue, "Topology Aware Scheduling"; read 2026-11-21).
 GANG_WITHIN = (f"{PREFIX}/gang-within", "kueue.x-k8s.io/podset-required-topology")
 START_BY = (
     f"{PREFIX}/start-by"  # on pods: RFC 3339 instant by which they are to start; of equal priority the earliest first
 )
-# Volcano gives pods that name no group one of their controller's, with a minimum of one: they are no gang.
+# Volcano generates groups with a minimum of one for pods that name none: these are not gangs.
 POD_GROUP_GENERATED_PREFIX = "podgroup-"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE = "topology.kubernetes.io/zone"

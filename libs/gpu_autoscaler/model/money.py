@@ -1,4 +1,4 @@
-"""Money is whole micro-dollars: exact, and the same in any order of addition."""
+"""Money in whole micro-dollars: exact, and equal in any order of addition."""
 
 from collections.abc import Sequence
 from datetime import timedelta

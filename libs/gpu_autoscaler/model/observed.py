@@ -1,4 +1,4 @@
-"""A value together with when it was seen. Unknown and stale are values, never zero."""
+"""A value with the time of its observation. Unknown and stale are distinct from zero."""
 
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Observed(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """What was seen, and when. `None` in place of an Observed means that nothing was ever seen."""
+    """An observed value and its time. `None` in place of an Observed: never observed."""
 
     value: T
     seen_at: Instant

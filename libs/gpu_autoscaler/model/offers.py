@@ -10,32 +10,32 @@ from gpu_autoscaler.model.scheduling import Taint
 
 
 class CapacityType(enum.StrEnum):
-    """How capacity is bought. One word for each, whatever a cloud calls it (preemptible and low-priority are spot)."""
+    """How capacity is bought. One name for all clouds: preemptible and low-priority are spot."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"
 
 
-class Bar(enum.StrEnum):
-    """What keeps an offer from being had, known before it is asked for; in words as a cloud's own for a refusal are."""
+class UnavailabilityCause(enum.StrEnum):
+    """Why an offer is known to be unavailable without a launch attempt; the values resemble the clouds' error codes."""
 
     QUOTA = "QuotaTooSmall"
     RESERVATION = "ReservationUsedUp"
-    CEILING = "AboveSpotCeiling"  # it costs more than the settings let spot cost
-    NO_RESERVATION = "ReservationNotUsable"  # there is none of the name, or nothing is made from it yet, or any more
+    CEILING = "AboveSpotCeiling"  # it costs more than the spot price ceiling of the settings
+    NO_RESERVATION = "ReservationNotUsable"  # it does not exist, or is not active yet or any more
 
 
 class NodeMarks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a node of an offer has of its own when it comes for one pool: its group says so, and no order can."""
+    """Labels and taints that the node group of an offer gives its nodes in one pool; an order cannot change them."""
 
     pool: str
     labels: tuple[tuple[str, str], ...] = ()
-    taints: tuple[Taint, ...] = ()  # those that stay
+    taints: tuple[Taint, ...] = ()  # without startup taints
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One purchase that is possible: what a node of it would hold, and what an hour of it costs."""
+    """One possible purchase: the capacity of its node and the price per hour."""
 
     instance_type: str
     zone: str
@@ -43,26 +43,26 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     resources: Resources  # allocatable to pods, after what the kubelet and DaemonSets take
     gpu_model: str | None = None  # None: no GPU
     gpu_memory_bytes: int | None = None  # of one GPU
-    price_micro_usd_per_hour: int | None = None  # None: unknown, which is not free; such an offer is not bought
-    price_source: str | None = None  # who said it, in the driver's words; None: not told
-    priced_at: Instant | None = None  # when that was, where it is hours before the list; None: with the list
+    price_micro_usd_per_hour: int | None = None  # None: unknown; such an offer is not bought
+    price_source: str | None = None  # where the price comes from; None: unknown
+    priced_at: Instant | None = None  # time of the price if it is hours older than the list; None: that of the list
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
-    paid_from: Instant | None = None  # paid for from then on, used or not; None: paid while it runs
-    paid_until: Instant | None = None  # every node of it has to be gone by then
-    barred_because: str | None = None  # known not to be had before it is asked for, as under a quota of zero; None: no
-    barred_by: Bar | None = None  # None for one that is barred: by a quota, as facts without this field had it
-    marks: tuple[NodeMarks, ...] = ()  # by pool, of groups that give their nodes labels and taints
-    interruption_ratio: float | None = None  # of spot: the share that is taken, as the cloud publishes it; None: unsaid
+    paid_from: Instant | None = None  # paid for from then on, used or not (reservations); None: paid while it runs
+    paid_until: Instant | None = None  # every node of it must be terminated by then
+    unavailable_because: str | None = None  # why it is unavailable, as with a quota of zero; None: available
+    unavailable_by: UnavailabilityCause | None = None  # None for an unavailable offer: a quota
+    marks: tuple[NodeMarks, ...] = ()  # per pool, for node groups that set labels and taints
+    interruption_ratio: float | None = None  # of spot: share interrupted, as the cloud publishes it; None: unknown
 
     def cut_into(self, slices: Slices) -> Resources:
-        """What the node holds once its GPUs are shared as these slices; none: they stay whole."""
+        """The capacity of the node with its GPUs shared as these slices; none: whole GPUs."""
         return msgspec.structs.replace(self.resources, gpu_count=0, slices=slices) if slices else self.resources
 
     def marks_in(self, pool: str) -> NodeMarks:
-        """What its node has of its own in this pool; none of either where no group says anything."""
+        """The labels and taints of its node group in this pool; empty without any."""
         return next((marks for marks in self.marks if marks.pool == pool), NodeMarks(pool=pool))
 
     @property
     def key(self) -> str:
-        """The offer's name: `p4d.24xlarge/eu-west-1a/spot`."""
+        """The key of the offer: `p4d.24xlarge/eu-west-1a/spot`."""
         return f"{self.instance_type}/{self.zone}/{self.capacity_type}"

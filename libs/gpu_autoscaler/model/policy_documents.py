@@ -1,4 +1,4 @@
-"""Policies that people keep as objects of Kubernetes (`AutoscalingPolicy`), in our words: ratios, whole names."""
+"""Policies kept as Kubernetes objects (`AutoscalingPolicy`), in our units and names."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ from gpu_autoscaler.model.offers import CapacityType
 
 
 class DocumentPool(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool as a policy describes it. Empty filters allow everything that is for sale."""
+    """A pool of a policy object. Empty filters allow every offer."""
 
     name: str
     nodes_count_min: int = 0
-    nodes_count_max: int | None = None  # none: as many as the policy's
+    nodes_count_max: int | None = None  # none: the limit of the policy
     gpu_models: tuple[str, ...] = ()
     instance_types: tuple[str, ...] = ()
     capacity_type: CapacityType | None = None  # none: mixed
@@ -22,13 +22,13 @@ class DocumentPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy at one generation. None: it does not say, and the policy file's word stands."""
+    """One policy object at one generation. None: unset, the policy file applies."""
 
     name: str
     uid: str
     generation: int
     created_at: Instant
-    is_enabled: bool = True  # False: nothing is bought for its pools, and none of their nodes goes by choice
+    is_enabled: bool = True  # False: its pools are neither scaled up nor down voluntarily
     provider: str | None = None
     high_ratio: float | None = None
     low_ratio: float | None = None
@@ -45,5 +45,5 @@ class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age_key(self) -> tuple[Instant, str]:
-        """Older ones come first, and names decide between those of one second."""
+        """Sort key: oldest first, then by name."""
         return self.created_at, self.name

@@ -1,4 +1,4 @@
-"""Amounts of the things that pods ask for and nodes have."""
+"""Amounts of resources that pods request and nodes have."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 GPU_RESOURCE = "nvidia.com/gpu"  # the extended resource of NVIDIA's device plugin; integers only
-# Replicas of a GPU that several pods share, by time-slicing or MPS, where the plugin names them apart from whole GPUs
+# Replicas of a GPU that pods share by time-slicing or MPS, where the plugin names them differently from whole GPUs
 # (NVIDIA k8s-device-plugin, "Shared Access to GPUs", `renameByDefault`; read 2026-11-21).
 SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
 # Slices of GPUs in MIG mode, under the plugin's mixed strategy: `nvidia.com/mig-1g.5gb` (the same, "mig-strategy").
@@ -47,48 +47,48 @@ class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def gpus(self) -> "Resources":
-        """The whole GPUs and the parts of GPUs alone."""
+        """The whole GPUs and the GPU slices alone."""
         return Resources(gpu_count=self.gpu_count, slices=self.slices)
 
-    def fits_in(self, room: "Resources") -> bool:
-        """True when every amount is at most the room's."""
+    def fits_in(self, free: "Resources") -> bool:
+        """True when every amount is at most that of `free`."""
         return (
-            self.gpu_count <= room.gpu_count
-            and self.cpu_milli <= room.cpu_milli
-            and self.memory_bytes <= room.memory_bytes
-            and self.ephemeral_storage_bytes <= room.ephemeral_storage_bytes
-            and self.pod_count <= room.pod_count
-            and (not self.slices or _are_in(self.slices, room.slices))
+            self.gpu_count <= free.gpu_count
+            and self.cpu_milli <= free.cpu_milli
+            and self.memory_bytes <= free.memory_bytes
+            and self.ephemeral_storage_bytes <= free.ephemeral_storage_bytes
+            and self.pod_count <= free.pod_count
+            and (not self.slices or _are_in(self.slices, free.slices))
         )
 
     @property
     def has_gpus(self) -> bool:
-        """True for an amount of whole GPUs, or of parts of them."""
+        """True with whole GPUs or GPU slices."""
         return self.gpu_count > 0 or bool(self.slices)
 
-    def gpus_fit_in(self, room: "Resources") -> bool:
-        """True when the whole GPUs and the parts of GPUs are at most the room's, whatever else."""
-        return self.gpu_count <= room.gpu_count and (not self.slices or _are_in(self.slices, room.slices))
+    def gpus_fit_in(self, free: "Resources") -> bool:
+        """True when whole GPUs and GPU slices are at most those of `free`; ignores other resources."""
+        return self.gpu_count <= free.gpu_count and (not self.slices or _are_in(self.slices, free.slices))
 
 
 NO_RESOURCES = Resources()
 
 
 def is_slice(resource: str) -> bool:
-    """True for the name of a resource that is a part of a GPU."""
+    """True for the resource name of a GPU slice."""
     return resource == SHARED_GPU_RESOURCE or resource.startswith(MIG_RESOURCE_PREFIX)
 
 
-def _added(one: Slices, other: Slices, sign: int) -> Slices:
-    total = Counter(dict(one))
-    for name, count in other:
+def _added(left: Slices, right: Slices, sign: int) -> Slices:
+    total = Counter(dict(left))
+    for name, count in right:
         total[name] += sign * count
     return tuple(sorted((name, count) for name, count in total.items() if count))
 
 
-def _are_in(asked: Slices, there: Slices) -> bool:
-    room = dict(there)
-    return all(count <= room.get(name, 0) for name, count in asked)
+def _are_in(requested: Slices, free: Slices) -> bool:
+    free_counts = dict(free)
+    return all(count <= free_counts.get(name, 0) for name, count in requested)
 
 
 _SUFFIX_MILLI = {"": 10**3, "m": 1} | {

@@ -1,4 +1,4 @@
-"""What a pod demands of its node, and what a node shows: selectors, affinity, taints, tolerations."""
+"""Scheduling constraints of pods and taints of nodes: selectors, affinity, topology spread, taints, tolerations."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 
 
 class LabelRequirement(msgspec.Struct, frozen=True, gc=False):
-    """One condition on labels, with Kubernetes' operators."""
+    """One condition on labels, with the operators of Kubernetes."""
 
     key: str
     operator: Operator
@@ -16,22 +16,22 @@ class LabelRequirement(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False):
-    """Conditions that hold together. Terms of a pod are alternatives: one that holds is enough."""
+    """Conditions that must all hold. The terms of a pod are alternatives."""
 
     requirements: tuple[LabelRequirement, ...]
 
 
 class Taint(msgspec.Struct, frozen=True, gc=False):
-    """A mark on a node that keeps pods away."""
+    """A taint of a node."""
 
     key: str
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
     value: str = ""
 
 
-# Taints that a node begins with, and that whoever is to make it ready takes away: the cluster's own, those of network
+# Taints that a node registers with and that the component making it ready removes: the cluster's own, those of network
 # and storage agents, of Karpenter, and by cluster-autoscaler's convention whatever a pool's nodes are registered with
-# under its prefix, or ours. Sources: Kubernetes, "Well-Known Labels, Annotations and Taints"; Cilium, "Considerations
+# under its prefix or ours. Sources: Kubernetes, "Well-Known Labels, Annotations and Taints"; Cilium, "Considerations
 # on node pool taints"; EBS and EFS CSI drivers, "Node Startup Taint"; Karpenter, "NodePools", startupTaints;
 # cluster-autoscaler FAQ, "startup taints" (read 2026-11-21).
 STARTUP_TAINTS = frozenset(
@@ -53,14 +53,14 @@ STARTUP_PREFIXES = (
 
 
 def is_startup(taint: Taint) -> bool:
-    """True for a taint that is expected to vanish before the node is of use."""
+    """True for a taint that is removed before the node is usable."""
     return taint.effect != "PreferNoSchedule" and (
         taint.key in STARTUP_TAINTS or taint.key.startswith(STARTUP_PREFIXES)
     )
 
 
 class Toleration(msgspec.Struct, frozen=True, gc=False):
-    """A pod's permission to ignore a taint. An empty key with Exists tolerates all; an empty effect, every effect."""
+    """A toleration of a pod. An empty key with Exists tolerates all taints; an empty effect, every effect."""
 
     key: str = ""
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -69,7 +69,7 @@ class Toleration(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a pod requires of its node besides room."""
+    """What a pod requires of its node besides resources."""
 
     node_selector: tuple[tuple[str, str], ...] = ()  # sorted by key
     node_affinity: tuple[NodeSelectorTerm, ...] = ()  # alternatives; empty means no condition
@@ -80,53 +80,53 @@ NO_DEMANDS = NodeDemands()
 
 
 class PodGroup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Pods known by their labels."""
+    """Pods selected by namespace and labels."""
 
     namespaces: tuple[str, ...]  # sorted; empty: those of every namespace
-    requirements: tuple[LabelRequirement, ...]  # hold together; empty selects every pod
+    requirements: tuple[LabelRequirement, ...]  # must all hold; empty selects every pod
 
 
-class Nearness(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Pods of a group, and the label whose value two nodes share that are near each other."""
+class AffinitySelector(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Pods of a group, and the topology label that defines their domain."""
 
     topology_key: str
     group: PodGroup
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Pods of a group are spread evenly over the values of a node label."""
+    """A topology spread constraint: pods of a group are spread over the values of a node label."""
 
     topology_key: str
     group: PodGroup
-    skew_count_max: int = 1  # between the values with the most and the fewest such pods
+    skew_count_max: int = 1  # maximum difference between the values with the most and the fewest such pods
 
 
-class NeighbourDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a pod requires of the pods near it. What it would merely like is in `Preferences`."""
+class PodAffinitySpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Required pod affinity, anti-affinity and topology spread. Preferred rules are in `Preferences`."""
 
     spreads: tuple[Spread, ...] = ()
-    apart: tuple[Nearness, ...] = ()  # no pod of these is near
-    together: tuple[Nearness, ...] = ()  # a pod of each of these is near, unless the pod is its group's first
+    apart: tuple[AffinitySelector, ...] = ()  # anti-affinity: no such pod in the same domain
+    together: tuple[AffinitySelector, ...] = ()  # affinity: a pod of each in the same domain, but for the first pod
 
 
 class NodePreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Nodes that a pod would rather be on."""
+    """A preferred node affinity of a pod."""
 
-    weight: int  # 1..100, as in Kubernetes; those that hold are added up
+    weight: int  # 1..100, as in Kubernetes; the weights of matching terms add up
     term: NodeSelectorTerm
 
 
-class NearPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Pods that a pod would rather be near to, or far from."""
+class AffinityPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A preferred pod affinity or anti-affinity."""
 
     weight: int  # 1..100, as in Kubernetes
-    nearness: Nearness
+    selector: AffinitySelector
 
 
 class Preferences(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a pod would like of its node and of the pods near it. They bind nobody: `core/preferences.py` says when."""
+    """Preferred node affinity, pod affinity and topology spread: used where they cost nothing."""
 
     nodes: tuple[NodePreference, ...] = ()
     spreads: tuple[Spread, ...] = ()  # ScheduleAnyway
-    apart: tuple[NearPreference, ...] = ()
-    together: tuple[NearPreference, ...] = ()
+    apart: tuple[AffinityPreference, ...] = ()
+    together: tuple[AffinityPreference, ...] = ()

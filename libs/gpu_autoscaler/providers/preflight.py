@@ -64,5 +64,5 @@ def unpriced_findings(offers: Sequence[Offer], next_step: str) -> list[Finding]:
     )
     if not names:
         return []
-    message = f"unknown for {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; such offers are not bought"
+    message = f"unknown for {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; such offers are not used"
     return [warning("prices", message, next_step)]

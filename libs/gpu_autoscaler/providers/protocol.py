@@ -4,7 +4,7 @@ A provider chooses nothing: the order names the offer and carries the token. It 
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -28,6 +28,11 @@ RETRY_AFTER_SECONDS: Mapping[RefusalKind, float] = {
     "permission": 600.0,
     "configuration": 600.0,
 }
+
+
+def wall_clock() -> datetime:
+    """Return the current time: the default clock of drivers."""
+    return datetime.now(UTC)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

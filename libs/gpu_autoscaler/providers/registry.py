@@ -1,7 +1,7 @@
 """All providers by name. A new cloud adds one entry to PROVIDERS."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 
@@ -10,9 +10,9 @@ from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
 from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
 from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
-from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitedCapacity
+from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitsModeCapacity
 from gpu_autoscaler.providers.preflight import Finding, error, ok
-from gpu_autoscaler.providers.protocol import CapacityProvider
+from gpu_autoscaler.providers.protocol import CapacityProvider, wall_clock
 from gpu_autoscaler.providers.sim import SimCapacity
 
 
@@ -22,7 +22,7 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
     installation: str  # UID of the kube-system namespace: owner of the instances
     url: str | None = None
     call_seconds_max: float = 30.0  # wall time
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # cluster time
+    now: Callable[[], datetime] = wall_clock  # cluster time
     aws: AwsOptions = AwsOptions()
     azure: AzureOptions = AzureOptions()
     karpenter: KarpenterOptions = KarpenterOptions()
@@ -32,52 +32,39 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _sim(options: ProviderOptions) -> CapacityProvider:
     if options.url is None:
-        raise ConfigError("provider sim", ["url: is needed; set it to the address of simcluster"])
+        raise ConfigError("provider sim", ["url: is required; set it to the address of simcluster"])
     return SimCapacity(options.url, installation=options.installation, call_seconds_max=options.call_seconds_max)
 
 
-def _aws(options: ProviderOptions) -> CapacityProvider:
-    return AwsCapacity(
-        options.aws,
-        installation=options.installation,
-        url=options.url,
-        call_seconds_max=options.call_seconds_max,
-        now=options.now,
-    )
+def _cloud(
+    driver: Callable[..., CapacityProvider], settings: Callable[[ProviderOptions], msgspec.Struct]
+) -> Callable[[ProviderOptions], CapacityProvider]:
+    """Return a factory of a cloud's driver with its own settings."""
 
+    def open_driver(options: ProviderOptions) -> CapacityProvider:
+        return driver(
+            settings(options),
+            installation=options.installation,
+            url=options.url,
+            call_seconds_max=options.call_seconds_max,
+            now=options.now,
+        )
 
-def _azure(options: ProviderOptions) -> CapacityProvider:
-    return AzureCapacity(
-        options.azure,
-        installation=options.installation,
-        url=options.url,
-        call_seconds_max=options.call_seconds_max,
-        now=options.now,
-    )
+    return open_driver
 
 
 def _karpenter(options: ProviderOptions) -> CapacityProvider:
     if options.kube is None:
-        raise ConfigError("provider karpenter", ["kube: is needed; it makes NodeClaims in a cluster"])
-    kind = LimitedCapacity if options.karpenter.mode == "limits" else KarpenterCapacity
+        raise ConfigError("provider karpenter", ["kube: is required: NodeClaims are made in a cluster"])
+    kind = LimitsModeCapacity if options.karpenter.mode == "limits" else KarpenterCapacity
     return kind(options.karpenter, options.kube(), installation=options.installation, now=options.now)
 
 
-def _gcp(options: ProviderOptions) -> CapacityProvider:
-    return GcpCapacity(
-        options.gcp,
-        installation=options.installation,
-        url=options.url,
-        call_seconds_max=options.call_seconds_max,
-        now=options.now,
-    )
-
-
 PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
-    "aws": _aws,
-    "azure": _azure,
+    "aws": _cloud(AwsCapacity, lambda options: options.aws),
+    "azure": _cloud(AzureCapacity, lambda options: options.azure),
     "karpenter": _karpenter,
-    "gcp": _gcp,
+    "gcp": _cloud(GcpCapacity, lambda options: options.gcp),
     "sim": _sim,
 }
 

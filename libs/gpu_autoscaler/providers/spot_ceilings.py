@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
-from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.providers.preflight import Finding, ok, warning
 from gpu_autoscaler.providers.unavailability import AVAILABLE, Unavailable
 
@@ -33,12 +33,12 @@ class SpotCeilings:
         return min(ceilings, default=None)
 
     def check(self, instance_type: str, capacity_type: CapacityType, price_micro_usd: int | None) -> Unavailable:
-        """Return whether the price exceeds the ceiling. An offer without a price is not bought anyway."""
+        """Return whether the price exceeds the ceiling. An offer without a price is not launched anyway."""
         ceiling = self.of(instance_type) if capacity_type is CapacityType.SPOT else None
         if ceiling is None or price_micro_usd is None or price_micro_usd <= ceiling:
             return AVAILABLE
         message = f"price ${usd_text(price_micro_usd)} per hour exceeds the ceiling of ${usd_text(ceiling)}"
-        return Unavailable(Bar.CEILING, f"{message} (spot_ceilings)")
+        return Unavailable(UnavailabilityCause.CEILING, f"{message} (spot_ceilings)")
 
 
 def ceiling_violations(setting: str, entries: Sequence[str]) -> Iterator[str]:
@@ -56,7 +56,7 @@ def ceiling_findings(entries: Sequence[str], setting: str, offers: Sequence[Offe
     spot = [offer for offer in offers if offer.capacity_type is CapacityType.SPOT]
     for pattern in (_read(entry)[0] for entry in entries):
         matching = [offer for offer in spot if fnmatchcase(offer.instance_type, pattern)]
-        excluded_count = sum(1 for offer in matching if offer.barred_by is Bar.CEILING)
+        excluded_count = sum(1 for offer in matching if offer.unavailable_by is UnavailabilityCause.CEILING)
         if not matching:
             yield warning(f"{setting} {pattern}", "matches no spot offer", "correct or remove it")
         elif excluded_count:

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from gpu_autoscaler.model.offers import Bar
+from gpu_autoscaler.model.offers import UnavailabilityCause
 
 
 class Unavailable(msgspec.Struct, frozen=True):
     """Why an offer cannot be bought: kind and sentence. Both are None if it is available."""
 
-    by: Bar | None = None
+    by: UnavailabilityCause | None = None
     because: str | None = None
 
 
@@ -22,4 +22,4 @@ def first_unavailable(*bars: Unavailable) -> Unavailable:
 
 def unavailable_by_quota(because: str | None) -> Unavailable:
     """Return AVAILABLE if `because` is None, else a quota shortage."""
-    return AVAILABLE if because is None else Unavailable(Bar.QUOTA, because)
+    return AVAILABLE if because is None else Unavailable(UnavailabilityCause.QUOTA, because)

@@ -118,23 +118,25 @@ class _Rerunner:
         self._loop = VirtualLoop(script.from_at)
         self._faults = Faults(0, kinds=())
         self._faults.clock = self._loop.time
-        self._record = SimBus(self._loop)
+        self._bus = SimBus(self._loop)
         self._cluster = Kubernetes(self._loop.now)
         self._workloads = Workloads(self._cluster, self._loop, random.Random(f"{SEED}/workloads"))  # noqa: S311 - reproducible by its seed
         self._replica_sets = ReplicaSets(self._workloads)
         self._cloud = _RecordedCloud(self._workloads, random.Random(f"{SEED}/cloud"), script)  # noqa: S311 - reproducible by its seed
         identity = Cluster(installation=derive_id("installation", SEED), epoch=int(script.from_at.timestamp()))
-        self._outside = AdapterFactory(identity, self._workloads, self._replica_sets, self._cloud, _NoMonitor())
+        self._adapter_factory = AdapterFactory(
+            identity, self._workloads, self._replica_sets, self._cloud, _NullObserver()
+        )
         self._facts: list[Stored] = []
         self._failed: list[str] = []
 
     def run(self) -> Rerun:
         asyncio.set_event_loop(self._loop)
-        self._record.listen(self._keep)
+        self._bus.listen(self._keep)
         processes = ProcessPool(
             self._loop,
             self._faults,
-            self._record,
+            self._bus,
             tick_inputs_of_roles(self._roles, lambda: self._policy, skips_ticks=True),
             self._compose,
             lambda role, error: self._fails(f"{role}: {error!r}"),
@@ -152,9 +154,9 @@ class _Rerunner:
         return Rerun(facts=tuple(self._facts), modeled=dict(self._cloud.modeled))
 
     def _compose(self, process: Process) -> Service:
-        refused = "a plan was refused by the second opinion"
-        seat = self._outside.seat(process, self._policy, on_refused_plan=lambda: self._fails(refused))
-        return self._roles[process.role].compose(seat)
+        refused = "the plan check refused a plan"
+        bundle = self._adapter_factory.bundle(process, self._policy, on_refused_plan=lambda: self._fails(refused))
+        return self._roles[process.role].compose(bundle)
 
     def _fails(self, what: str) -> None:
         self._failed.append(what)
@@ -193,7 +195,7 @@ class _Rerunner:
 
     def _say(self, fact: Fact) -> None:
         fact_id = FactId(fact.condition() or derive_id(SEED, len(self._facts)))
-        self._record.publish(Envelope(id=fact_id, source="/replay", time=self._loop.now(), fact=fact))
+        self._bus.publish(Envelope(id=fact_id, source="/replay", time=self._loop.now(), fact=fact))
 
     def _serve(self, replicas: Replicas, name: str) -> None:
         amounts = dict(amounts_text(replicas.requests.cpu_milli, replicas.requests.memory_bytes, 0))
@@ -215,19 +217,19 @@ class _Rerunner:
             self._at(reclaim.withdrawn_at, self._cloud.withdraw, machine)
 
 
-class _NoMonitor:
-    """Invariant monitor that checks nothing: invariants are checked by the simulator's own runs."""
+class _NullObserver:
+    """An observer that checks nothing: invariants are checked by the simulator's own runs."""
 
-    def asked(self, order: Order, known_to: int) -> None:
+    def launch_requested(self, order: Order, reported_up_to: int) -> None:
         """Ignore a launch request."""
 
-    def disturbed(self, pod: core.Pod, *, is_forced: bool) -> None:
+    def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
         """Ignore an eviction."""
 
-    def ended(self, machine: Machine) -> None:
+    def machine_terminated(self, machine: Machine) -> None:
         """Ignore a termination."""
 
-    def removed(self, node: core.Node) -> None:
+    def node_deleted(self, node: core.Node) -> None:
         """Ignore a node deletion."""
 
 

@@ -180,7 +180,7 @@ async def from_snapshot(
     state = await state_of(store, row, label)
     if isinstance(state, Refusal):
         return state
-    name = f"the snapshot of {row.kept_at:%Y-%m-%d %H:%M:%S} UTC and "
+    name = f"the snapshot of {row.saved_at:%Y-%m-%d %H:%M:%S} UTC and "
     return Start(name=name, state=state, sequences=dict(label.cut.last_sequences))
 
 

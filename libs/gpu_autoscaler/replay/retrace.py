@@ -174,12 +174,12 @@ class _Retracer:
         replanned = plan(state, effective_policy(self._policy, state.policy_documents), as_of)
         self._equal_count += msgspec.json.encode(replanned) == msgspec.json.encode(fact.plan)
         self._last_inputs = None
-        found = {
+        by_key = {
             (difference.subject, difference.kind): difference for difference in differences(fact.plan, replanned, state)
         }
-        for key in [key for key in self._open_deviations if key not in found]:
+        for key in [key for key in self._open_deviations if key not in by_key]:
             self._close(key)
-        for key, difference in found.items():
+        for key, difference in by_key.items():
             deviation = self._open(key, difference, as_of, fact.plan_id)
             deviation.plans_count += 1
             deviation.is_certain = True
@@ -216,15 +216,15 @@ class _Retracer:
             self._last_inputs = inputs
             nothing = msgspec.structs.replace(last, decisions=())
             replanned = plan(state, policy, at)
-            found = {
+            by_key = {
                 (difference.subject, difference.kind): difference
                 for difference in differences(nothing, replanned, state)
                 if difference.is_decision
             }
             for key, deviation in tuple(self._open_deviations.items()):
-                if deviation.difference.is_decision and key not in found:
+                if deviation.difference.is_decision and key not in by_key:
                     self._close(key)
-            for key, difference in found.items():
+            for key, difference in by_key.items():
                 self._open(key, difference, at, None)
         for deviation in self._open_deviations.values():
             if deviation.difference.is_decision:

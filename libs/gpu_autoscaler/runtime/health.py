@@ -75,7 +75,7 @@ class HealthServer:
             await runner.cleanup()
             raise ConfigError(
                 "http",
-                [f"http.port: cannot listen on {host}:{port} ({exc.strerror}); free the port or set another one"],
+                [f"cannot listen on {host}:{port} ({exc.strerror}); free the port or set http.port"],
             ) from exc
         self._runner = runner
         return int(runner.addresses[0][1])

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpu_autoscaler.core.nodes.views import NodePhase, NodeView, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.offers import oldest_seconds
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued

@@ -69,7 +69,7 @@ class PolicyFile:
         try:
             policy = load_policy(self.path)
         except ConfigError as error:
-            self.errors = tuple(error.mistakes)
+            self.errors = tuple(error.violations)
             return False
         self.errors = ()
         is_changed = policy != self.now

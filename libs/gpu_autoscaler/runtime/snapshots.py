@@ -99,7 +99,7 @@ class Snapshots:
             if isinstance(usable, Refusal):
                 log.warning(
                     "snapshot refused",
-                    snapshot=row.number, kept_at=row.kept_at.isoformat(), reason=usable.reason, error=usable.detail,
+                    snapshot=row.number, saved_at=row.saved_at.isoformat(), reason=usable.reason, error=usable.detail,
                 )  # fmt: skip
                 self._metrics.snapshots_refused.labels(usable.reason).inc()
                 if usable.reason in _LOST_STREAM_REASONS and self.lost_state is EMPTY_STATE:
@@ -150,7 +150,7 @@ class Snapshots:
                 label = await self._label(cut)
                 encoded, body = await asyncio.to_thread(encode_snapshot, label, state)
                 now = self._clock.wall_now()
-                await self._store.save_snapshot(label=encoded, body=body, kept_at=now)
+                await self._store.save_snapshot(label=encoded, body=body, saved_at=now)
                 await self._store.delete_snapshots(outdated(await self._store.snapshots(), now))
         except (TransientError, PermanentError, TimeoutError) as exc:
             self._metrics.snapshots.labels("not_saved").inc()
@@ -269,11 +269,11 @@ def outdated(rows: Sequence[SnapshotRow], now: datetime) -> list[int]:
     kept: set[int] = set()
     first_of_hour: dict[datetime, int] = {}
     for row in rows:
-        age = now - row.kept_at
+        age = now - row.saved_at
         if age < DENSE_AGE:
             kept.add(row.number)
         elif age < AGE_MAX:
-            first_of_hour[row.kept_at.replace(minute=0, second=0, microsecond=0)] = row.number
+            first_of_hour[row.saved_at.replace(minute=0, second=0, microsecond=0)] = row.number
     kept.update(first_of_hour.values())
     kept = set(sorted(kept, reverse=True)[:ROWS_COUNT_MAX])
     return [row.number for row in rows if row.number not in kept]

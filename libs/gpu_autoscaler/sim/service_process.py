@@ -66,7 +66,7 @@ class Process:
         self.view = StateView()
         self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
         self.boundary = CallBoundary(loop, faults, self)
-        self.lag_until: dict[str, float] = {}  # by stream: no fact of it arrives earlier
+        self.delayed_until: dict[str, float] = {}  # by stream: no fact of it arrives earlier
         self._loop = loop
         self._faults = faults
         self.bus = bus
@@ -76,8 +76,8 @@ class Process:
         self._last_inputs: Hashable = None  # of the last tick that published nothing
         self._limits = Limits()
         self._service: Service
-        self._fold_door: FoldInput | None = None
-        self._fact_door: FactInput | None = None  # checked once: isinstance with a protocol is slow
+        self._fold_input: FoldInput | None = None
+        self._fact_input: FactInput | None = None  # checked once: isinstance with a protocol is slow
         self._folds: frozenset[Any] = frozenset()
         self._is_urgent: Callable[[Any], bool] = bool
         self._streams: frozenset[str] = frozenset()
@@ -96,37 +96,37 @@ class Process:
 
     # ---- life cycle
 
-    def begin(self, make: ServiceFactory, snapshots: Snapshots | None, *, keeps: bool) -> None:
+    def begin(self, factory: ServiceFactory, snapshots: Snapshots | None, *, keeps: bool) -> None:
         """Start the service, from the newest snapshot if it keeps snapshots."""
         if snapshots is None:
-            self.start(make(self))
+            self.start(factory(self))
         else:
-            self._spawn(self._resume(make, snapshots, keeps=keeps))
+            self._spawn(self._resume(factory, snapshots, keeps=keeps))
 
-    async def _resume(self, make: ServiceFactory, snapshots: Snapshots, *, keeps: bool) -> None:
+    async def _resume(self, factory: ServiceFactory, snapshots: Snapshots, *, keeps: bool) -> None:
         await resume(snapshots, self.boundary)
         self.seed = snapshots.lost_state
-        self.start(make(self))
+        self.start(factory(self))
         if keeps:
             self._spawn(keep(snapshots, self.boundary))
 
     def start(self, service: Service) -> None:
         """Read the streams, then start consumers, ticks and sources."""
         self._service = service
-        self._fold_door = service if isinstance(service, FoldInput) else None
+        self._fold_input = service if isinstance(service, FoldInput) else None
         self._folds = frozenset(service.folds)
         self._is_urgent = urgency_filter(service)
         self._streams = frozenset(fact.stream() for fact in service.folds)
         self._concurrency = getattr(service, "concurrency_max", 1)
         self._catch_up(service)
-        if self._fold_door is not None:
-            self._fold_door.on_folded(self.bus.since({}, self._folds))
+        if self._fold_input is not None:
+            self._fold_input.on_folded(self.bus.since({}, self._folds))
         for spec in consumers_for(service.name, service.consumes):
             self._consumers[spec.durable] = (spec, self.bus.consumer(spec))
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
-        self._fact_door = service if isinstance(service, FactInput) else None
+        self._fact_input = service if isinstance(service, FactInput) else None
         if service.tick_seconds is not None:
-            assert isinstance(service, TickInput)  # noqa: S101 - as the runner has it
+            assert isinstance(service, TickInput)  # noqa: S101 - like the runner
             self._spawn(self._tick_forever(service, service.tick_seconds))
         if isinstance(service, WatchInput):
             semaphore = asyncio.Semaphore(1)
@@ -135,7 +135,7 @@ class Process:
         self.pump()
 
     def _catch_up(self, service: Service) -> None:
-        """Fold all facts. From a snapshot only later facts are folded, and the result must equal the fold of all facts."""
+        """Fold all facts. From a snapshot only later facts are folded; the result must equal the fold of all."""
         places, (cursors, state) = dict(self.view.cut.last_sequences), self.bus.folded(service.folds)
         from_snapshot = self.view.state if places else None
         if (
@@ -174,7 +174,7 @@ class Process:
         """The stream has a new fact."""
         if stream in self._streams and stream not in self._arriving:
             self._arriving.add(stream)
-            at = max(self._loop.time() + self._transit_seconds(), self.lag_until.get(stream, 0.0))
+            at = max(self._loop.time() + self._transit_seconds(), self.delayed_until.get(stream, 0.0))
             self._loop.call_at(at, self._fold, stream)
 
     def _transit_seconds(self) -> float:
@@ -196,12 +196,12 @@ class Process:
         ]
         state = fold(self.view.state, new_facts) if new_facts else self.view.state
         self.view.advance(state, {stream: len(facts)})
-        if new_facts and self._fold_door is not None:
-            self._fold_door.on_folded(new_facts)
+        if new_facts and self._fold_input is not None:
+            self._fold_input.on_folded(new_facts)
         self._folded.set()
         self._folded.clear()
         if count := sum(self._is_urgent(recorded.fact) for recorded in new_facts):
-            self._urgency.bus(count, self._loop.time())
+            self._urgency.record(count, self._loop.time())
             self._schedule_urgent_tick()
 
     async def _until_folded(self, stream: str, sequence: int) -> bool:
@@ -219,7 +219,7 @@ class Process:
 
     # ---- ticks
 
-    async def _tick_forever(self, door: TickInput, tick_seconds: float) -> None:
+    async def _tick_forever(self, service: TickInput, tick_seconds: float) -> None:
         failures_count, was_stale = 0, False
         while True:
             was_stale, interval = False, tick_seconds
@@ -228,13 +228,13 @@ class Process:
             try:
                 inputs = None if self._tick_inputs is None else self._tick_inputs(self.view, now)
                 if inputs is None or inputs != self._last_inputs:
-                    interval = await self._tick(door, now, inputs) or tick_seconds
+                    interval = await self._tick(service, now, inputs) or tick_seconds
                 failures_count = 0
             except StalePlan:
                 was_stale = True
             except TransientError:
                 failures_count += 1
-            except Exception as exc:  # noqa: BLE001 - whatever a door raises is told and tried again
+            except Exception as exc:  # noqa: BLE001 - any error of a service is reported and retried
                 failures_count += 1
                 self._on_bug(self.role, exc)
             await self.boundary.continue_if_alive()
@@ -244,9 +244,9 @@ class Process:
             self._has_failed = failures_count > 0
             await self._wait_for_tick(interval)
 
-    async def _tick(self, door: TickInput, now: datetime, inputs: Hashable) -> float | None:
+    async def _tick(self, service: TickInput, now: datetime, inputs: Hashable) -> float | None:
         self._last_inputs = None
-        outcome = as_outcome(await door.on_tick(now))
+        outcome = as_outcome(await service.on_tick(now))
         sequence = await self._publish(outcome, None)
         if outcome.expected_last_sequence is not None:
             await self._until_folded(outcome.facts[0].stream(), sequence)
@@ -276,14 +276,16 @@ class Process:
 
     # ---- sources
 
-    async def _watch_forever(self, door: WatchInput, source: AsyncIterator[Any], semaphore: asyncio.Semaphore) -> None:
+    async def _watch_forever(
+        self, service: WatchInput, source: AsyncIterator[Any], semaphore: asyncio.Semaphore
+    ) -> None:
         async for item in source:
             await self.boundary.continue_if_alive()
             tries = 0
             while True:
                 try:
                     async with semaphore:
-                        outcome = as_outcome(await door.on_item(item))
+                        outcome = as_outcome(await service.on_item(item))
                     await self._publish(outcome, None)
                     break
                 except TransientError as exc:
@@ -291,7 +293,7 @@ class Process:
                     await self.boundary.sleep(self._backoff_seconds(tries, exc))
                 except PermanentError:
                     break
-                except Exception as exc:  # noqa: BLE001 - as above
+                except Exception as exc:  # noqa: BLE001 - as in ticks
                     self._on_bug(self.role, exc)
                     break
 
@@ -329,7 +331,7 @@ class Process:
             again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgement was lost
         if again_seconds is None:
             self._tries.pop(key, None)
-            consumer.settle(sequence)
+            consumer.complete(sequence)
         else:
             consumer.postpone(sequence, self._loop.now() + timedelta(seconds=again_seconds))
             self._loop.call_later(again_seconds, self.pump)
@@ -346,16 +348,16 @@ class Process:
         except PermanentError as exc:
             self.bus.dead_letters.append(DeadLetter(recorded, self._service.name, exc))
             return None
-        except Exception as exc:  # noqa: BLE001 - as above
+        except Exception as exc:  # noqa: BLE001 - as in ticks
             self._on_bug(self.role, exc)
             return self._failed(key, exc)
 
     async def _effect(self, recorded: Recorded) -> float | None:
         """Call the service and publish its outcome. Return the seconds after which it wants the fact again, or None."""
-        assert self._fact_door is not None  # noqa: S101 - as the runner has it
+        assert self._fact_input is not None  # noqa: S101 - like the runner
         if type(recorded.fact) in self._folds and not await self._until_folded(recorded.stream, recorded.sequence):
             raise TransientError("the state does not include the fact yet")
-        outcome = as_outcome(await self._fact_door.on_fact(recorded))
+        outcome = as_outcome(await self._fact_input.on_fact(recorded))
         await self._publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)

@@ -40,7 +40,7 @@ class _Attempts:
         if self._left_count == 0 or self._now() >= self._until:
             return False
         self._left_count -= 1
-        result = self._run(replace(setting, ends_at_hours=self._ends_at_hours))
+        result = self._run(replace(setting, ends_at_hours=self._ends_at_hours, record_path=None))
         if result.invariant != self._invariant:
             return False
         self.smallest, self.result = setting, result
@@ -68,11 +68,11 @@ def shrink(
 
 def with_only_faults(setting: Setting, kept: Sequence[Occurrence]) -> Setting:
     """Return the same run with only these faults."""
-    return replace(setting, kinds=tuple(sorted({kind for kind, _ in kept})), with_only_faults=tuple(kept))
+    return replace(setting, kinds=tuple(sorted({kind for kind, _ in kept})), only=tuple(kept))
 
 
 def _minimize(items: Sequence[T], reproduces: Callable[[Sequence[T]], bool]) -> Sequence[T]:
-    """Return a subsequence of `things` from which no chunk can be removed; all of them at worst."""
+    """Return a subsequence of `items` from which no chunk can be removed; all of them at worst."""
     if not items or reproduces(()):
         return ()
     chunks_count = 2

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 
@@ -38,6 +39,7 @@ from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
 from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
+from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
@@ -85,6 +87,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     ends_at_hours: float | None = None  # work still open then is not judged; None: the run ends at quiescence
     skips_ticks: bool = True  # skip ticks whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # encode and decode each fact on its way
+    record_path: str | None = None  # write all facts to this file, an envelope as JSON per line
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -220,6 +223,10 @@ class Simulation:
         finally:
             self._close()
 
+    def write_record(self, path: Path) -> None:
+        """Write all facts, an envelope as JSON per line."""
+        path.write_bytes(b"".join(encode(recorded.envelope) + b"\n" for recorded in self.bus.published))
+
     # ---- parts
 
     def _new_monitor(self) -> InvariantMonitor:
@@ -268,11 +275,11 @@ class Simulation:
         return role.snapshots(bundle), role.keeps_snapshots
 
     def _on_bug(self, role: str, error: Exception) -> None:
-        invariant = "plans are recomputable" if isinstance(error, SnapshotDiffers) else BUG
+        invariant = PLANS_RECOMPUTABLE if isinstance(error, SnapshotDiffers) else BUG
         self.monitor.report(invariant, f"{role}: {error!r}")
 
     def _on_refused_plan(self) -> None:
-        self.monitor.report("plan check", "the plan check refused a plan")
+        self.monitor.report(PLAN_CHECK, "the plan check refused a plan")
 
     @property
     def _ends_at_hours(self) -> float:
@@ -301,13 +308,13 @@ class Simulation:
 
     def _result(self, seconds: float) -> Result:
         digest = hashlib.blake2b(digest_size=16)
-        for recorded in self.bus.order:
+        for recorded in self.bus.published:
             digest.update(encode(recorded.envelope))
         violations = self.monitor.violations
         return Result(
             seed=self.setting.seed,
             cluster_hours=seconds / 3600.0,
-            facts_count=len(self.bus.order),
+            facts_count=len(self.bus.published),
             plans_count=self.reason_coverage.plans_count,
             nodes_mean=self._mean_nodes(seconds),
             pods_count=self._pods_count(seconds),
@@ -325,7 +332,7 @@ class Simulation:
         """Return the most recent facts, without signs of life and telemetry."""
         shown = (
             recorded
-            for recorded in reversed(self.bus.order)
+            for recorded in reversed(self.bus.published)
             if recorded.stream != "GPU" and not recorded.envelope.type.partition(".v")[0].endswith(SIGNS_OF_LIFE)
         )
         return tuple(map(_fact_line, reversed(list(itertools.islice(shown, LAST_FACTS_COUNT)))))
@@ -353,7 +360,11 @@ def run(setting: Setting, roles: Roles) -> Result:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        return Simulation(setting, roles).run()
+        simulation = Simulation(setting, roles)
+        result = simulation.run()
+        if setting.record_path is not None:
+            simulation.write_record(Path(setting.record_path))
+        return result
     finally:
         if was_on:
             gc.enable()

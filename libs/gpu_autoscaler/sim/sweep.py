@@ -158,7 +158,7 @@ def summarize(runs: Sequence[tuple[Setting, Result]], run: Run, *, commit: str, 
         faults_never_struck=_never(faults),
         reasons=reasons_given,
         reasons_never_given=_never(reasons_given),
-        violations=tuple(
+        broken=tuple(
             failure_of(result, setting, run, is_shrunk=number < SHRUNK_COUNT_MAX, options=options)
             for number, (result, setting) in enumerate(failing)
         ),
@@ -183,7 +183,7 @@ def failure_of(result: Result, setting: Setting, run: Run, *, is_shrunk: bool, o
     smallest, small = shrink(setting, result, run) if is_shrunk else (setting, result)
     return Failure(
         seed=result.seed,
-        promise=result.promise,
+        promise=result.invariant,
         what=result.violations[0],
         faults=small.happened,
         is_shrunk=smallest != setting,

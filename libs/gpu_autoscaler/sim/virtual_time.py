@@ -73,11 +73,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __del__(self) -> None:
         """Nothing to release."""
 
-    def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot say again
+    def call_at(  # type: ignore[override]  # typed by position in typeshed, which a plain signature cannot repeat
         self,
         when: float,
         callback: Callable[..., object],
-        *args: Any,  # noqa: ANN401 - whatever the callback takes
+        *args: Any,  # noqa: ANN401 - arguments of the callback
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule like asyncio, with a defined order of equal instants."""
@@ -110,9 +110,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(  # type: ignore[override]  # typed by position in typeshed
         self,
-        executor: object,  # noqa: ARG002 - as asyncio has it
+        executor: object,  # noqa: ARG002 - as in asyncio
         func: Callable[..., T],
-        *args: Any,  # noqa: ANN401 - whatever it takes
+        *args: Any,  # noqa: ANN401 - arguments of func
     ) -> asyncio.Future[T]:
         """Run the function at once: work that live services hand to a thread takes no time here."""
         done: asyncio.Future[T] = self.create_future()
@@ -142,10 +142,10 @@ class VirtualClock(Clock):
         self._skew = timedelta(seconds=skew_seconds)
         super().__init__(1.0, ORIGIN)
 
-    def wall_now(self) -> datetime:  # type: ignore[override]  # there is no wall here
+    def wall_now(self) -> datetime:  # type: ignore[override]  # virtual time
         """The instant by this process's clock."""
         return self._loop.now() + self._skew
 
-    def monotonic_seconds(self) -> float:  # type: ignore[override]  # as above
+    def monotonic_seconds(self) -> float:  # type: ignore[override]  # like wall_now
         """Seconds since the run began."""
         return self._loop.time()

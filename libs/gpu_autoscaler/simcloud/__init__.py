@@ -1,1 +1,1 @@
-"""Clouds to try a driver against: the calls that we make, answered as the real ones do, with faults. Extra `fakes`."""
+"""Fake clouds for tests of drivers: the API calls that drivers make, answered like the real ones, with faults."""

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.simcloud.fleet_emulator import Park
-from gpu_autoscaler.simcloud.seeded import Standing
+from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
+from gpu_autoscaler.simcloud.seeded import SeededCloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
-# Loaded when asked for: each needs packages that the others do without. A new cloud is one line here.
+# Loaded on demand: each needs packages that the others do not. A new cloud is one line here.
 CLOUDS = {
     "aws": "gpu_autoscaler.simcloud.aws.seeded",
     "azure": "gpu_autoscaler.simcloud.azure.seeded",
@@ -37,17 +37,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     clock = Clock.from_environment()
     module = importlib.import_module(CLOUDS[options.cloud])
-    standing: Standing = module.stand(clock.now, options.settings)
-    options.settings.write_bytes(msgspec.json.encode(standing.settings))
-    asyncio.run(_serve(standing, clock, options.port, options.cloud_port))
+    seeded: SeededCloud = module.seed(clock.now, options.settings)
+    options.settings.write_bytes(msgspec.json.encode(seeded.settings))
+    asyncio.run(_serve(seeded, clock, options.port, options.cloud_port))
     return 0
 
 
-async def _serve(standing: Standing, clock: Clock, port: int, cloud_port: int) -> None:
+async def _serve(seeded: SeededCloud, clock: Clock, port: int, cloud_port: int) -> None:
     world = World(clock, tick_seconds=TICK_SECONDS * clock.factor)
-    cloud, cloud_routes = attach_cloud(world, standing.catalogue)
-    world.add_controller(Park(standing.books, cloud))
-    async with standing.serving(cloud_port) as cloud_url:
+    cloud, cloud_routes = attach_cloud(world, seeded.catalog)
+    world.add_controller(FleetEmulator(seeded.fleet, cloud))
+    async with seeded.serving(cloud_port) as cloud_url:
         runner, url = await start(world, port=port, extensions=[cloud_routes])
         sys.stdout.write(f"{url} {cloud_url}\n")
         sys.stdout.flush()

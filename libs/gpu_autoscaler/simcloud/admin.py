@@ -1,9 +1,9 @@
-"""The door by which a fake cloud is made to misbehave from outside, and tells what it was asked.
+"""Admin API of a fake cloud: faults, and the calls it received.
 
 GET    /admin/asked    calls, oldest first, with their parameters
-GET    /admin/faults   what stands
-POST   /admin/faults   a `Fault`; 400 says what is wrong with it
-DELETE /admin/faults   nothing goes wrong any more
+GET    /admin/faults   active faults
+POST   /admin/faults   a `Fault`; 400 with the reason if it is invalid
+DELETE /admin/faults   clear all faults
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a cloud does wrong when it is told to: one list of faults, asked before each call. No cloud's words."""
+"""Faults of a fake cloud: one list, checked before each call. Independent of the cloud."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -9,23 +9,23 @@ from msgspec import Meta
 
 FAULTS_MAX = 100
 
-# refused: the error `code`, and nothing is done · lost: done, and not told · slow: told after `wait_seconds`
+# refused: error `code`, nothing executed · lost: executed, no answer · slow: answered after `wait_seconds`
 FaultKind = Literal["refused", "lost", "slow"]
 
 
 class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What calls that match meet with, until it is used up or cleared."""
+    """A fault that matching calls meet until it is used up or cleared."""
 
     kind: FaultKind
-    call: str = "*"  # pattern of the call's name
-    offer: str = "*"  # pattern of `type/zone/capacity type`; a call that buys nothing has the empty name
-    code: str = ""  # the cloud's own word, of refusals
+    call: str = "*"  # pattern of the call name
+    offer: str = "*"  # pattern of `type/zone/capacity type`; empty for calls that launch nothing
+    code: str = ""  # the cloud's error code, for refusals
     left_count: Annotated[int, Meta(ge=1)] | None = None  # None: until cleared
-    passed_count: Annotated[int, Meta(ge=0)] = 0  # calls that match, or instances of theirs, that are let through first
+    passed_count: Annotated[int, Meta(ge=0)] = 0  # matching calls, or instances of them, that pass first
     wait_seconds: Annotated[float, Meta(ge=0, le=600)] = 0.0  # wall time
 
-    def strikes(self, call: str, offer: str, count: int = 1) -> bool:
-        """Return whether it meets this call, and count it; one for several instances is let through whole, or not."""
+    def applies(self, call: str, offer: str, count: int = 1) -> bool:
+        """Return whether it applies to this call, and count it; a call for several instances passes whole or not."""
         if self.left_count == 0 or not (fnmatchcase(call, self.call) and fnmatchcase(offer, self.offer)):
             return False
         if self.passed_count >= count:
@@ -37,31 +37,31 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Faults:
-    """The faults that stand, in the order in which they were set."""
+    """Active faults, in the order in which they were set."""
 
     def __init__(self) -> None:
         self._standing: list[Fault] = []
 
     @property
     def standing(self) -> tuple[Fault, ...]:
-        """What calls may still meet with."""
+        """Return the faults that calls may still meet."""
         return tuple(fault for fault in self._standing if fault.left_count != 0)
 
     def add(self, fault: Fault) -> None:
-        """Let calls meet with it from now on. Raises ValueError at the limit."""
+        """Activate the fault. Raises ValueError at the limit."""
         self._standing = list(self.standing)
         if len(self._standing) >= FAULTS_MAX:
-            raise ValueError(f"{FAULTS_MAX} faults are set already: clear them first")
+            raise ValueError(f"{FAULTS_MAX} faults are active already: clear them first")
         self._standing.append(fault)
 
     def clear(self) -> None:
-        """Nothing goes wrong any more."""
+        """Clear all faults."""
         self._standing.clear()
 
-    def met_by(self, call: str, offer: str = "", count: int = 1) -> Iterator[Fault]:
-        """Yield what this call, for so many instances, meets with; at most one refusal."""
+    def matching(self, call: str, offer: str = "", count: int = 1) -> Iterator[Fault]:
+        """Yield the faults that this call for `count` instances meets; at most one refusal."""
         for fault in self._standing:
-            if fault.strikes(call, offer, count):
+            if fault.applies(call, offer, count):
                 yield fault
                 if fault.kind == "refused":
                     return

@@ -1,7 +1,7 @@
-"""Machines behind a fake cloud's instances: nodes of the simulated cluster, under the names that the cloud gives them.
+"""Emulates the machines behind a fake cloud's instances as nodes of the simulated cluster, with the cloud's ids.
 
-A controller of that cluster. What the fake launched joins; what it was told to end goes; what the simulated cloud takes
-back ends in the fake; refusals that were set there are the fake's. Prices and ends are those that the fake tells.
+A controller of that cluster. Launched instances join; terminated ones leave; instances reclaimed by the simulated cloud
+end in the fake, and its refusals become the fake's. Prices and end dates are the fake's.
 """
 
 from collections.abc import Callable
@@ -18,24 +18,24 @@ from gpu_autoscaler.simcluster.instances import Machine
 from gpu_autoscaler.simcluster.store import Change
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance with our tags, as the cloud itself knows it."""
+class FleetInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance with our tags, as the cloud describes it."""
 
     instance_id: str
     provider_id: ProviderId
-    order: Order  # what was ordered, as tags and start-up data tell it
+    order: Order  # reconstructed from tags and user data
     launched_at: datetime
     ended_by_user_at: datetime | None
     is_alive: bool
-    outbid_notice_seconds: float | None = None  # spot costs more by now than its launch allows: how it is told
+    outbid_notice_seconds: float | None = None  # notice, if the spot price exceeds the launch's ceiling by now
 
 
-class Books(Protocol):
-    """A fake cloud, as the park reads it."""
+class EmulatedFleet(Protocol):
+    """A fake cloud as the emulator reads it."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held while the park looks."""
+        """Return the lock that the emulator holds while reading."""
         ...
 
     def now(self) -> datetime:
@@ -43,46 +43,46 @@ class Books(Protocol):
         ...
 
     def settle(self) -> None:
-        """Bring every instance to where it is by now."""
+        """Advance every instance to the current time."""
         ...
 
-    def seen(self) -> list[Seen]:
-        """Return every instance that carries our tags, those that ended too."""
+    def seen(self) -> list[FleetInstance]:
+        """Return all instances with our tags, including ended ones."""
         ...
 
     def reclaim(self, instance_id: str) -> datetime:
-        """Take the instance back; returns the instant that the cloud dates it to."""
+        """Reclaim the instance; return the end date by the cloud."""
         ...
 
     def refuse(self, rule: RefusalRule) -> None:
-        """Refuse launches as the rule of the simulated cloud says, in the words of this one."""
+        """Apply a refusal rule of the simulated cloud, with this cloud's error codes."""
         ...
 
 
 @runtime_checkable
-class Priced(Protocol):
-    """Books whose cloud can ask other prices than its usual ones."""
+class AdjustsPrices(Protocol):
+    """A fleet whose cloud can change its prices."""
 
     def follow_prices(self, ratio_of: Callable[[str], float]) -> None:
-        """Ask so many times the usual price of an offer (`type/zone/capacity type`) from now on."""
+        """Multiply the usual price of an offer (`type/zone/capacity type`) by this ratio from now on."""
         ...
 
 
-class Park:
-    """Keeps fake and cluster together, step by step."""
+class FleetEmulator:
+    """Synchronizes fake cloud and cluster, step by step."""
 
-    def __init__(self, books: Books, cloud: Cloud) -> None:
-        self._books = books
+    def __init__(self, fleet: EmulatedFleet, cloud: Cloud) -> None:
+        self._books = fleet
         self._cloud = cloud
         self._machines: dict[str, Machine] = {}
-        if isinstance(books, Priced):
-            books.follow_prices(cloud.price_ratio_of)
+        if isinstance(fleet, AdjustsPrices):
+            fleet.follow_prices(cloud.price_ratio_of)
 
-    def hear(self, change: Change) -> None:
-        """Nothing in the cluster moves the cloud."""
+    def on_change(self, change: Change) -> None:
+        """Nothing: changes in the cluster do not affect the cloud."""
 
-    def step(self, now: datetime) -> None:  # noqa: ARG002 - both sides have the same clock
-        """Bring both sides to where the other one is."""
+    def step(self, now: datetime) -> None:  # noqa: ARG002 - both have the same clock
+        """Synchronize both sides."""
         with self._books.lock:
             self._books.settle()
             for rule in self._cloud.take_rules():
@@ -99,7 +99,7 @@ class Park:
                 elif seen.outbid_notice_seconds is not None and machine.is_alive and machine.notice is None:
                     self._cloud.give_notice(machine, seconds=seen.outbid_notice_seconds)
 
-    def _join(self, seen: Seen) -> Machine:
+    def _join(self, seen: FleetInstance) -> Machine:
         return self._cloud.join(
             seen.order, instance_id=seen.instance_id, launched_at=seen.launched_at, provider_id=seen.provider_id
         )

@@ -1,4 +1,4 @@
-"""What fakes of REST clouds have in common: each request is recorded, meets its faults, and is answered as JSON.
+"""Base of fake REST clouds: requests are recorded, checked for faults, and answered as JSON.
 
 A fake answers in the loop that serves it, one request at a time between two waits.
 """
@@ -23,15 +23,15 @@ BODY_BYTES_MAX = 2**20
 
 
 class RestCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, by the name that the cloud's own description of its API gives it."""
+    """One request, named as in the cloud's API description."""
 
     name: str  # instanceGroupManagers.createInstances
     parameters: dict[str, str]  # of path and query
-    body: Any = None  # decoded JSON; None: there was none
+    body: Any = None  # decoded JSON; None: no body
 
 
 class RestAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered."""
+    """An answer."""
 
     status: int = 200
     body: Any = None  # encoded as JSON; None: an empty body
@@ -39,7 +39,7 @@ class RestAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Exception):
-    """The request is none that the cloud would take; carries the answer."""
+    """The cloud would reject the request; carries the answer."""
 
     def __init__(self, answer: RestAnswer) -> None:
         super().__init__(str(answer.body))
@@ -47,35 +47,35 @@ class Rejected(Exception):
 
 
 class RestFake(ABC):
-    """A cloud that is asked by REST. Set faults on `faults`; what was asked stands in `asked`."""
+    """A fake REST cloud. Set faults on `faults`; received calls are in `asked`."""
 
     def __init__(self, *, now: Callable[[], datetime] | None = None) -> None:
         self.now = now or (lambda: datetime.now(UTC))
         self.faults = Faults()
-        self.clock_ahead_seconds = 0.0  # what its answers are dated by, against the true time
+        self.clock_ahead_seconds = 0.0  # of the Date header, compared to the true time
         self.asked: deque[RestCall] = deque(maxlen=ASKED_MAX)
 
     @abstractmethod
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        """Return what is asked. Raises Rejected for what the cloud's own description of its API does not allow."""
+        """Return the call. Raises Rejected if the cloud's API description does not allow it."""
 
     @abstractmethod
     def offer_of(self, call: RestCall) -> str:
-        """Return `type/zone/capacity type` of what a launch asks for, empty for other calls."""
+        """Return `type/zone/capacity type` of a launch, empty for other calls."""
 
     @abstractmethod
     def perform(self, call: RestCall) -> RestAnswer:
-        """Do it. Raises Rejected."""
+        """Execute the call. Raises Rejected."""
 
     @abstractmethod
     def refuse(self, call: RestCall, code: str) -> RestAnswer:
-        """Do nothing, or what the cloud does with a launch that fails later; answer with this code."""
+        """Return this error without executing the call, or as a launch that fails later, where the cloud does that."""
 
     @abstractmethod
     def lost(self) -> RestAnswer:
-        """What a caller sees of an answer that did not come."""
+        """Return what a caller sees of a lost answer."""
 
     def asked_of(self, name: str) -> list[RestCall]:
         """Return the calls of this name, oldest first."""
@@ -93,7 +93,7 @@ class RestFake(ABC):
         except Rejected as rejected:
             return self._response(rejected.answer)
         self.asked.append(call)
-        struck = list(self.faults.met_by(call.name, self.offer_of(call)))
+        struck = list(self.faults.matching(call.name, self.offer_of(call)))
         refused = next((fault for fault in struck if fault.kind == "refused"), None)
         try:
             answer = self.refuse(call, refused.code) if refused else self.perform(call)
@@ -114,7 +114,7 @@ class RestFake(ABC):
 
 @asynccontextmanager
 async def serving_rest(fake: RestFake, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve the fake until the block ends; yields the address."""
+    """Serve the fake until the block ends; yield the URL."""
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.router.add_route("*", "/{path:.*}", fake.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)

@@ -1,18 +1,18 @@
-"""A fake cloud that stands ready for a cluster: what is sold there, who serves it, and how a driver is led to it."""
+"""A fake cloud prepared for a cluster: its offers, its server, and the settings of a driver."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from gpu_autoscaler.simcloud.fleet_emulator import Books
+from gpu_autoscaler.simcloud.fleet_emulator import EmulatedFleet
 from gpu_autoscaler.simcluster.offers import InstanceType
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """One cloud, before it serves."""
+class SeededCloud(msgspec.Struct, frozen=True, kw_only=True):
+    """One cloud before it serves."""
 
-    books: Books
-    catalogue: tuple[InstanceType, ...]
-    settings: msgspec.Struct  # the driver's own
-    serving: Callable[[int], AbstractAsyncContextManager[str]]  # on this port; yields the address
+    fleet: EmulatedFleet
+    catalog: tuple[InstanceType, ...]
+    settings: msgspec.Struct  # of the driver
+    serving: Callable[[int], AbstractAsyncContextManager[str]]  # on this port; yields the URL

@@ -1,5 +1,5 @@
-"""A server that looks from outside like a GPU cluster in a cloud.
+"""A server that looks like a GPU cluster in a cloud from outside.
 
-One process on loopback: the Kubernetes API with the controllers that matter here, and the cloud that sells
-its nodes. Services meet it over HTTP only; tests and the demo may also drive its `World` in-process.
+One loopback process: the Kubernetes API with the relevant controllers, and the cloud that offers its nodes. Services
+use it over HTTP only; tests and the demo may also drive its `World` in-process.
 """

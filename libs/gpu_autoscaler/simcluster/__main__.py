@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
-from gpu_autoscaler.simcluster.offers import CATALOGUE, load_catalogue
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, load_catalog
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
@@ -41,7 +41,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 async def _serve(options: argparse.Namespace, clock: Clock) -> None:
     world = World(clock, tick_seconds=TICK_SECONDS * clock.factor)
-    types = load_catalogue(options.offers) if options.offers else CATALOGUE
+    types = load_catalog(options.offers) if options.offers else INSTANCE_CATALOG
     _, cloud_routes = attach_cloud(world, types)
     runner, url = await start(
         world, host=options.host, port=options.port, token=options.token, extensions=[cloud_routes]

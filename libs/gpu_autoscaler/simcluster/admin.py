@@ -1,12 +1,12 @@
-"""The admin door of simcluster: switches faults on and off over HTTP. Loopback only.
+"""Admin API of simcluster: faults switched on and off over HTTP. Loopback only.
 
 POST   /admin/watches/drop     cut every open watch
-POST   /admin/history/compact  forget history: 410 for every older watch and page
+POST   /admin/history/compact  compact history: 410 for every older watch and page
 POST   /admin/faults           {"method", "path", "status", "count", "performed", "retryAfterSeconds"}
 POST   /admin/latency          {"path", "seconds"}
-POST   /admin/programs/end     whatever runs has come to its end
-GET    /admin/faults           what is switched on
-DELETE /admin/faults           switch all off
+POST   /admin/programs/end     end all running programs
+GET    /admin/faults           active faults
+DELETE /admin/faults           clear all faults
 """
 
 import ipaddress
@@ -91,7 +91,7 @@ def add_admin_routes(app: web.Application, faults: Faults, kubelets: Kubelets) -
 
 
 def guarded(handler: Handler) -> Handler:
-    """Return the handler, closed to everybody who is not on this machine."""
+    """Return the handler, restricted to loopback."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:

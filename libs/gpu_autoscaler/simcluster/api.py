@@ -1,7 +1,7 @@
-"""What the API server does to objects: defaults, validation, versions, finalizers, graceful deletion. No HTTP.
+"""The API server's treatment of objects: defaults, validation, versions, finalizers, graceful deletion. No HTTP.
 
-The REST door and the controllers both come through here. Controllers use `modify`, which cannot conflict:
-everything runs on one event loop, and nothing in here waits.
+Used by the REST layer and the controllers. Controllers use `modify`, which cannot conflict: everything runs on one
+event loop, and nothing here waits.
 """
 
 import random
@@ -27,7 +27,7 @@ from gpu_autoscaler.simcluster.store import Record, Store
 
 ORPHAN = "orphan"
 FOREGROUND = "foregroundDeletion"
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # no vowels: the real generator spells no words either
+_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # without vowels, as the real generator
 _WITH_SPEC = (PODS, JOBS, NODES, BUDGETS, NAMESPACES)
 _CLIENT_METADATA = ("name", "generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers")
 _SERVER_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation", "generateName")
@@ -35,7 +35,7 @@ _SERVER_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteOptions:
-    """How to delete: the parts of `metav1.DeleteOptions` that are honoured."""
+    """The supported parts of `metav1.DeleteOptions`."""
 
     grace_seconds: int | None = None
     uid: str | None = None
@@ -56,7 +56,7 @@ class Api:
         store.table(PODS.table).add_index("node", _node_of)
 
     def find(self, kind: Kind, key: str) -> Json | None:
-        """Return the object, None where there is none. Look, do not touch."""
+        """Return the object, None if there is none. Read-only."""
         record = self.store.table(kind.table).records.get(key)
         return record.object if record else None
 
@@ -68,12 +68,12 @@ class Api:
         return record
 
     def objects(self, kind: Kind, namespace: str | None = None) -> list[Json]:
-        """Return all objects of a kind, in key order. Look, do not touch."""
+        """Return all objects of a kind, in key order. Read-only."""
         table = self.store.table(kind.table)
         return [table.records[key].object for key in table.keys(namespace)]
 
     def pods_on(self, node_name: str) -> list[Json]:
-        """Return the pods bound to a node, ended ones included."""
+        """Return the pods bound to a node, including finished ones."""
         return [record.object for record in self.store.table(PODS.table).indexed("node", node_name)]
 
     def owned_by(self, kind: Kind, uid: str) -> list[Json]:
@@ -136,7 +136,7 @@ class Api:
         new.pop("apiVersion", None)
         new.pop("kind", None)
         uid, given = record.object["metadata"]["uid"], new["metadata"].get("uid")
-        if given != uid:  # of a patch it is a field that changes, of a PUT a precondition
+        if given != uid:  # a patch would change the field, a PUT states a precondition
             rule = f'Invalid value: "{given}": field is immutable'
             raise answers.invalid(
                 kind, record.object["metadata"]["name"], [("metadata.uid", "FieldValueInvalid", rule)]
@@ -153,7 +153,7 @@ class Api:
         return self._commit(kind, record, new)
 
     def delete(self, kind: Kind, key: str, options: DeleteOptions | None = None) -> tuple[Record, bool]:
-        """Begin or finish the deletion: the last record, and whether it is gone. Raises ApiRefusal 404, 409."""
+        """Begin or finish the deletion; return the last record and whether it is gone. Raises ApiRefusal 404, 409."""
         options = options or DeleteOptions()
         record = self.record(kind, key)
         name = record.object["metadata"]["name"]
@@ -169,13 +169,13 @@ class Api:
         grace = _grace_seconds(kind, new, options.grace_seconds)
         _begin_deletion(kind, new, grace, self.now())
         if kind is PODS and not grace and new != record.object:
-            record = self.store.put(kind.table, key, new)  # told as a change first: pods are deleted in two steps
+            record = self.store.put(kind.table, key, new)  # published as a change first: pods are deleted in two steps
             new = clone(new)
         last = self._commit(kind, record, new)
         return last, key not in self.store.table(kind.table).records
 
     def finish_deletion(self, kind: Kind, key: str) -> None:
-        """Remove a terminating object once nothing runs any more; finalizers still hold it."""
+        """Remove a terminating object once nothing runs any more, unless finalizers hold it."""
         if key in self.store.table(kind.table).records:
             self.delete(kind, key, DeleteOptions(grace_seconds=0, propagation="Background"))
 
@@ -251,7 +251,7 @@ class Api:
         return self._commit(kind, record, new)
 
     def _commit(self, kind: Kind, record: Record, new: Json) -> Record:
-        """Store `new` if it differs; remove the object if its deletion has nothing left to wait for."""
+        """Store `new` if it differs; remove the object if its deletion waits for nothing."""
         old, metadata = record.object, new["metadata"]
         for field in ("labels", "annotations", "finalizers", "ownerReferences", "managedFields"):
             if field in metadata and (not metadata[field] or field == "managedFields"):
@@ -264,7 +264,7 @@ class Api:
 
 
 def _begin_deletion(kind: Kind, new: Json, grace_seconds: int, now: datetime) -> None:
-    """Write that the object is going, or goes sooner than was said; a later end changes nothing."""
+    """Write the deletion; a later call can only shorten the grace period."""
     metadata = new["metadata"]
     old_seconds = metadata.get("deletionGracePeriodSeconds", 0)
     if is_terminating(new):
@@ -283,7 +283,7 @@ def _begin_deletion(kind: Kind, new: Json, grace_seconds: int, now: datetime) ->
 
 def _typed(kind: Kind, item: Json) -> Json:
     """Return a copy whose fields have the types they must have, with a spec where the kind has one. Raises 400."""
-    # A null field is a field left out; but the status of a pod shows some, and keeps them.
+    # A null field is an omitted field; but a pod's status shows some, and keeps them.
     typed: Json = {key: clone(value) if key == "status" else without_nulls(value) for key, value in item.items()}
     typed = {key: value for key, value in typed.items() if value is not None}
     require_types(kind, typed)
@@ -301,7 +301,7 @@ def _held(kind: Kind, item: Json) -> bool:
 
 
 def _grace_seconds(kind: Kind, item: Json, wanted: int | None) -> int:
-    """Return how long the object may still run: only a pod that runs somewhere takes its time."""
+    """Return the grace period: only a pod that runs on a node has one."""
     if kind is not PODS or not item["spec"].get("nodeName") or is_finished(item):
         return 0
     return int(item["spec"]["terminationGracePeriodSeconds"]) if wanted is None else max(0, wanted)

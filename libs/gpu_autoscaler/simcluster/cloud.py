@@ -1,6 +1,6 @@
-"""The simulated cloud: what is for sale, who runs, who is refused, and who is taken back. No HTTP, never waits.
+"""The simulated cloud: offers, machines, refusals and reclaimed instances. No HTTP, never waits.
 
-A controller like the others: `step` does what is due in cluster time. Nodes are written by `cloud_nodes`.
+A controller like the others: `step` does what is due in cluster time. `cloud_nodes` writes the nodes.
 """
 
 import random
@@ -22,25 +22,25 @@ from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.protocol import Agenda
 from gpu_autoscaler.simcluster.instances import Machine, Notice, new_machine
 from gpu_autoscaler.simcluster.objects import phase_of
-from gpu_autoscaler.simcluster.offers import CATALOGUE, InstanceType, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, InstanceType, offers_of
 from gpu_autoscaler.simcluster.store import Change
 
-# Parts of the boot time at which each step is done; GPUs are allocatable at its end.
+# Shares of the boot time at which each step is done; GPUs are allocatable at its end.
 RUNNING_AT_RATIO = 0.2
 REGISTERED_AT_RATIO = 0.6
 READY_AT_RATIO = 0.75
 
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices" (read 2026-11-21)
-TERMINATION_SECONDS = 5.0  # fixture: from the order to end until the bill ends
-NODE_FORGOTTEN_SECONDS = 5.0  # cloud-controller-manager's --node-monitor-period, from then on the node object goes
+TERMINATION_SECONDS = 5.0  # fixture: from the termination request to the end of billing
+NODE_FORGOTTEN_SECONDS = 5.0  # cloud-controller-manager's --node-monitor-period, after which the node is deleted
 LOST_NODE_FORGOTTEN_SECONDS = (
     45.0  # a reclaimed one first has to miss its heartbeats (--node-monitor-grace-period 40 s)
 )
 TERMINATED_SHOWN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
-RETRY_AFTER_SECONDS = 180.0  # how long Karpenter leaves such an offer alone (karpenter-provider-aws, pkg/cache)
+RETRY_AFTER_SECONDS = 180.0  # as Karpenter's unavailable offerings (karpenter-provider-aws, pkg/cache)
 REFUSAL_RULES_MAX = 100
 
-# What a refusal of this code is, and how far it reaches: capacity is a matter of an offer, quotas of the region.
+# Kind and scope of each refusal code: capacity concerns an offer, quotas the region.
 REFUSALS: dict[str, tuple[RefusalKind, RefusalScope]] = {
     "InsufficientInstanceCapacity": ("capacity", "offer"),
     "UnfulfillableCapacity": ("capacity", "offer"),
@@ -54,30 +54,30 @@ REFUSALS: dict[str, tuple[RefusalKind, RefusalScope]] = {
 
 
 class NotOurs(PermanentError):
-    """An instance without the caller's installation tag: never touched."""
+    """An instance without the caller's installation tag, which must not be touched."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RefusalRule:
-    """Launches of offers whose key matches are refused: a number of times, until an instant, or both."""
+    """Refuses launches of offers whose key matches: a number of times, until an instant, or both."""
 
     pattern: str  # of `type/zone/capacity type`, with * and ?
     code: str
     left_count: int | None
     until: datetime | None
     retry_after_seconds: float = RETRY_AFTER_SECONDS
-    passed_count: int = 0  # instances that are still made before
+    passed_count: int = 0  # instances that are still launched before
 
     def hits(self, offer: Offer, now: datetime) -> bool:
-        """Return whether it refuses this launch."""
+        """Return whether the rule refuses this launch."""
         is_over = (self.until is not None and now >= self.until) or self.left_count == 0
         return not is_over and fnmatchcase(offer.key, self.pattern)
 
 
 class Cloud:
-    """All machines that ever were, and the rules of selling them."""
+    """All machines ever launched, and the rules of launching them."""
 
-    def __init__(self, api: Api, types: Iterable[InstanceType] = CATALOGUE, *, seed: int = 0) -> None:
+    def __init__(self, api: Api, types: Iterable[InstanceType] = INSTANCE_CATALOG, *, seed: int = 0) -> None:
         self._api = api
         self._types = {kind.name: kind for kind in types}
         self._offers = {offer.key: offer for offer in offers_of(self._types.values())}
@@ -87,18 +87,18 @@ class Cloud:
         self._by_id: dict[str, Machine] = {}  # in order of launch
         self._by_node: dict[str, Machine] = {}
         self.rules: list[RefusalRule] = []
-        self.price_ratios: dict[str, float] = {}  # pattern of offers: times their usual price; the last one counts
-        self.shown_after_seconds = 0.0  # from its launch until a machine is listed
+        self.price_ratios: dict[str, float] = {}  # factor of the usual price by offer pattern; the last match applies
+        self.shown_after_seconds = 0.0  # from launch until a machine is listed
         self._agenda.add(api.now(), self._beat)
 
     # ---- the capacity API
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return everything that is for sale."""
+        """Return all offers."""
         return tuple(self._priced(offer) for offer in self._offers.values())
 
     def price_ratio_of(self, offer_key: str) -> float:
-        """Return how many times its usual price an offer costs now."""
+        """Return the factor of the offer's usual price."""
         ratios = [ratio for pattern, ratio in self.price_ratios.items() if fnmatchcase(offer_key, pattern)]
         return ratios[-1] if ratios else 1.0
 
@@ -110,7 +110,7 @@ class Cloud:
         return msgspec.structs.replace(offer, price_micro_usd_per_hour=price)
 
     def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one this token made. Raises LaunchRefused, PermanentError."""
+        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError."""
         made = self._by_token.get((order.installation, order.action_id))
         if made is not None:
             if made.offer.key != order.offer.key:
@@ -123,7 +123,7 @@ class Cloud:
         return self._make(order)
 
     def launch_group(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
-        """Make all instances, or return those that were made. Raises LaunchRefused, PermanentError."""
+        """Launch all instances, or return those launched before. Raises LaunchRefused, PermanentError."""
         tokens = [(order.installation, order.action_id) for order in orders]
         made = [self._by_token[token] for token in tokens if token in self._by_token]
         if made and len(made) < len(orders):
@@ -137,7 +137,7 @@ class Cloud:
         return tuple(self._make(order) for order in orders)
 
     def _see_sold(self, key: str, count: int) -> None:
-        """Raise LaunchRefused unless so many instances of this offer are to be had."""
+        """Raise LaunchRefused unless `count` instances of this offer can be launched."""
         now = self._api.now()
         offer = self._offers.get(key)
         if offer is None:
@@ -163,7 +163,7 @@ class Cloud:
         return machine.shown()
 
     def join(self, order: Order, *, instance_id: str, launched_at: datetime, provider_id: ProviderId) -> Machine:
-        """Have the machine behind an instance that another cloud's own API made; it boots from now on."""
+        """Add the machine of an instance that another cloud's API launched; it starts to boot."""
         kind = self._types[order.offer.instance_type]
         jitter = self._random.uniform(-1, 1)
         machine = new_machine(order, kind, order.offer, len(self._by_id), launched_at, jitter)
@@ -172,7 +172,7 @@ class Cloud:
         return machine
 
     def terminate(self, instance_id: str, installation: str) -> Instance | None:
-        """Begin the instance's end; again is no error. None: it never was. Raises NotOurs."""
+        """Terminate the instance; idempotent. None: it never existed. Raises NotOurs."""
         machine = self._ours(instance_id, installation)
         if machine is None:
             return None
@@ -180,7 +180,7 @@ class Cloud:
         return machine.shown()
 
     def instance(self, instance_id: str, installation: str) -> Instance | None:
-        """Return this instance. None: it never was. Raises NotOurs."""
+        """Return this instance. None: it never existed. Raises NotOurs."""
         machine = self._ours(instance_id, installation)
         return None if machine is None else machine.shown()
 
@@ -189,12 +189,12 @@ class Cloud:
         if machine is not None and machine.installation != installation:
             raise NotOurs(
                 f"instance {instance_id} carries the tag of installation {machine.installation!r}, not "
-                f"{installation!r}: it is left alone"
+                f"{installation!r}: it is left untouched"
             )
         return machine
 
     def instances(self, installation: str) -> Sequence[Instance]:
-        """Return this installation's instances, those terminated within the last hour included."""
+        """Return this installation's instances, including those terminated within the last hour."""
         now = self._api.now()
         oldest = now - timedelta(seconds=TERMINATED_SHOWN_SECONDS)
         return [
@@ -205,11 +205,11 @@ class Cloud:
             and (machine.terminated_at is None or machine.terminated_at >= oldest)
         ]
 
-    # ---- what only the cloud itself and its admin door know
+    # ---- known to the cloud and its admin API only
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Every machine that ever was, in order of launch."""
+        """All machines ever launched, in order of launch."""
         return tuple(self._by_id.values())
 
     def machine_of(self, node_name: str) -> Machine | None:
@@ -263,12 +263,12 @@ class Cloud:
         self._end(machine, NODE_FORGOTTEN_SECONDS)
         machine.terminated_at = charged_until
 
-    def let_die(self, machine: Machine) -> None:
-        """End the machine on its own, without a notice."""
+    def end_unexpectedly(self, machine: Machine) -> None:
+        """End the machine from within, without a notice."""
         self._end(machine, LOST_NODE_FORGOTTEN_SECONDS)
 
     def schedule(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do `action` in `seconds` of cluster time."""
+        """Run `action` after `seconds` of cluster time."""
 
         def act(_now: datetime) -> None:
             action()
@@ -277,8 +277,8 @@ class Cloud:
 
     # ---- the controller
 
-    def hear(self, change: Change) -> None:
-        """Nothing in the cluster moves the cloud."""
+    def on_change(self, change: Change) -> None:
+        """Nothing: changes in the cluster do not affect the cloud."""
 
     def step(self, now: datetime) -> None:
         """Do what is due."""

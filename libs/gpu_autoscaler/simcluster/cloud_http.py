@@ -2,7 +2,7 @@
 
     GET    /cloud/offers                          everything for sale
     POST   /cloud/instances                       an `Order`; 200 instance, 409 refusal
-    POST   /cloud/instances/together              `Together`: all of them or none; 200 instances, 409 refusal
+    POST   /cloud/instances/together              `GroupOrder`: all of them or none; 200 instances, 409 refusal
     GET    /cloud/instances?installation=UID      that installation's instances
     GET    /cloud/instances/ID?installation=UID   this one, as below
     DELETE /cloud/instances/ID?installation=UID   200 instance, 404 never was, 403 not that installation's
@@ -36,7 +36,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order
-from gpu_autoscaler.providers.sim.capacity import Together
+from gpu_autoscaler.providers.sim.capacity import GroupOrder
 from gpu_autoscaler.simcluster.admin import decode, guarded
 from gpu_autoscaler.simcluster.answers import bad_request, failure
 from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RETRY_AFTER_SECONDS, Cloud, NotOurs, RefusalRule
@@ -46,7 +46,7 @@ from gpu_autoscaler.simcluster.invoice import invoice
 from gpu_autoscaler.simcluster.metadata import add_metadata_routes
 from gpu_autoscaler.simcluster.metadata_azure import add_azure_metadata_routes
 from gpu_autoscaler.simcluster.metadata_gcp import add_gcp_metadata_routes
-from gpu_autoscaler.simcluster.offers import CATALOGUE, InstanceType
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, InstanceType
 from gpu_autoscaler.simcluster.server import Extension
 from gpu_autoscaler.simcluster.world import World
 
@@ -107,7 +107,7 @@ class TrueInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attach_cloud(
-    world: World, types: tuple[InstanceType, ...] = CATALOGUE, *, seed: int = 0
+    world: World, types: tuple[InstanceType, ...] = INSTANCE_CATALOG, *, seed: int = 0
 ) -> tuple[Cloud, Extension]:
     """Let a cloud sell nodes to `world`; returns it and the routes to serve it with."""
     cloud = Cloud(world.api, types, seed=seed)
@@ -164,7 +164,7 @@ def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
         body = await request.read()
 
         def made() -> tuple[Instance, ...]:
-            wanted = msgspec.json.decode(body, type=Together)
+            wanted = msgspec.json.decode(body, type=GroupOrder)
             return cloud.launch_group(wanted.transaction, wanted.orders)
 
         return _launched(made)

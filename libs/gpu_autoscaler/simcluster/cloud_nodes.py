@@ -1,6 +1,6 @@
-"""What kubelets and the node life cycle write about simulated machines: nodes that register, get ready, and go.
+"""Node objects of simulated machines as kubelets and the node life cycle write them: registration, readiness, removal.
 
-Called by `cloud` only. A node that somebody deleted meanwhile is left deleted.
+Called by `cloud` only. Nodes deleted by somebody else stay deleted.
 """
 
 from datetime import datetime
@@ -59,7 +59,7 @@ def register(api: Api, machine: Machine, now: datetime) -> None:
 
 
 def make_ready(api: Api, machine: Machine, now: datetime) -> None:
-    """Say that the kubelet is ready; the taint that kept pods off goes with it."""
+    """Mark the node ready and remove the taint that kept pods off."""
     _say_ready(api, machine, now, status="True", reason="KubeletReady", message="kubelet is posting ready status")
 
 
@@ -80,7 +80,7 @@ def show_gpus(api: Api, machine: Machine) -> None:
 
 
 def shut_down(api: Api, machine: Machine, now: datetime) -> None:
-    """Say that the node is going, as a kubelet with graceful node shutdown does; nothing runs there any more."""
+    """Mark the node as shutting down, as a kubelet with graceful node shutdown does; its pods end."""
     _say_ready(api, machine, now, status="False", reason="KubeletNotReady", message="node is shutting down")
 
 
@@ -104,7 +104,7 @@ def _say_ready(api: Api, machine: Machine, now: datetime, **said: str) -> None:
 
 
 def _labels(machine: Machine) -> dict[str, str]:
-    """Return the order's labels, then those that the machine knows of itself."""
+    """Return the order's labels, then those of the machine."""
     known = {
         "kubernetes.io/arch": "amd64",
         "kubernetes.io/os": "linux",
@@ -122,7 +122,7 @@ def _labels(machine: Machine) -> dict[str, str]:
 
 
 def _amounts(resources: Resources) -> dict[str, str]:
-    """Return the amounts that a kubelet shows before any device plugin has spoken."""
+    """Return the resources that a kubelet reports before any device plugin registers."""
     return {
         "cpu": f"{resources.cpu_milli}m" if resources.cpu_milli % 1000 else str(resources.cpu_milli // 1000),
         "memory": f"{resources.memory_bytes // 1024}Ki",

@@ -1,7 +1,7 @@
-"""What the server writes into an object that a client left open, kind by kind.
+"""Defaults that the server writes into new objects, by kind.
 
-Only defaults that somebody reads are here. Source: `SetDefaults_*` and the strategies' `PrepareForCreate` of
-Kubernetes 1.36 (read 2026-11-21), compared with recorded answers.
+Only defaults that are read somewhere. Source: `SetDefaults_*` and the strategies' `PrepareForCreate` of Kubernetes 1.36
+(read 2026-11-21), compared with recorded answers.
 """
 
 from datetime import datetime
@@ -115,7 +115,7 @@ def _job(job: Json) -> None:
     spec.setdefault("completionMode", "NonIndexed")
     spec.setdefault("suspend", False)
     spec.setdefault("manualSelector", False)
-    # With a failure policy a pod is replaced only once it has failed for good.
+    # With a failure policy a pod is replaced only after its final failure.
     spec.setdefault("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")
     template = spec["template"]
     labels = template.setdefault("metadata", {}).setdefault("labels", {})
@@ -128,7 +128,7 @@ def _job(job: Json) -> None:
 
 
 def _node(node: Json) -> None:
-    # The admission plugin TaintNodesByCondition keeps pods off a node that nobody has called ready yet.
+    # The admission plugin TaintNodesByCondition keeps pods off a node that is not ready yet.
     taints = node.setdefault("spec", {}).setdefault("taints", [])
     if not any(taint["key"] == NOT_READY for taint in taints):
         taints.append({"key": NOT_READY, "effect": "NoSchedule"})

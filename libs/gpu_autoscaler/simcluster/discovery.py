@@ -1,9 +1,9 @@
-"""What the server says it serves: /api, /apis, and the resource list of each group and version."""
+"""API discovery: /api, /apis, and the resource list of each group and version."""
 
 from gpu_autoscaler.simcluster.kinds import Kind, Registry
 from gpu_autoscaler.simcluster.objects import Json
 
-KUBERNETES_MINOR = "36"  # the release whose answers were recorded and are kept to
+KUBERNETES_MINOR = "36"  # the release whose recorded answers are imitated
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _STATUS_VERBS = ["get", "patch", "update"]
 
@@ -28,7 +28,7 @@ def version() -> Json:
 
 
 def describe(registry: Registry, parts: list[str]) -> Json | None:
-    """Return the discovery document at a path, None where the path is none."""
+    """Return the discovery document at a path, None for an unknown path."""
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["apis"]:

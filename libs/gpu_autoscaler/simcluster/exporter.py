@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from gpu_autoscaler.model.gpu import GPU_TABLE, GpuModel, gpu_sizes
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.model.resources import GPU_RESOURCE, is_slice
 from gpu_autoscaler.simcluster.objects import Json, is_finished, phase_of, requests_milli
@@ -18,40 +19,38 @@ from gpu_autoscaler.simcluster.offers import InstanceType
 
 TelemetryFault = Literal["silent", "frozen", "zero", "absurd"]
 
-NOISE_SECONDS = 10  # values move once in this long, as a scrape sees them
+NOISE_SECONDS = 10  # interval in which values change
 DRIVER_VERSION = "580.95.05"
 BLANK_INT64 = 9223372036854775794  # DCGM_INT64_BLANK of dcgm_structs.h: "no value"
-ABSURD_UTILIZATION = 4294967295  # an unsigned -1, as users have reported it
+ABSURD_UTILIZATION = 4294967295  # an unsigned -1, as reported by users
 AMBIENT_CELSIUS = 27.0
 RESERVED_RATIO = 0.02  # of the memory, kept by the driver
 
-# Product name, idle and full power in watts (NVIDIA's data sheets of each product, read 2026-11-21).
-_PRODUCTS: dict[tuple[str, int], tuple[str, float, float]] = {
-    ("A100", 40): ("NVIDIA A100-SXM4-40GB", 52.0, 400.0),
-    ("A100", 80): ("NVIDIA A100-SXM4-80GB", 60.0, 400.0),
-    ("A10G", 24): ("NVIDIA A10G", 20.0, 300.0),
-    ("H100", 80): ("NVIDIA H100 80GB HBM3", 70.0, 700.0),
-    ("H200", 141): ("NVIDIA H200", 75.0, 700.0),
-    ("L4", 24): ("NVIDIA L4", 16.0, 72.0),
-    ("L40S", 48): ("NVIDIA L40S", 35.0, 350.0),
-    ("T4", 16): ("Tesla T4", 9.0, 70.0),
-    ("V100", 16): ("Tesla V100-SXM2-16GB", 40.0, 300.0),
-}
+
+def gpu_products(table: Iterable[GpuModel] = GPU_TABLE) -> dict[tuple[str, int], tuple[str, float, float]]:
+    """Return device name, idle and maximum power in watts, by model and memory in GiB."""
+    return {
+        (model.name, size.memory_gib): (size.device_name or f"NVIDIA {model.name}", size.idle_watts, size.max_watts)
+        for model, size in gpu_sizes(table)
+    }
+
+
+_PRODUCTS = gpu_products()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sickness:
-    """What ails one GPU. The XID stays in its gauge until the driver is loaded again, as the real one does."""
+    """Defects of one GPU. The XID stays in its gauge until the driver is reloaded, as in reality."""
 
     xid: int = 0
-    celsius: float | None = None  # hotter than its work makes it
+    celsius: float | None = None  # minimum temperature
     ecc_double_bit_count: int = 0
     is_row_remap_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What a GPU is doing at an instant; ratios run 0 to 1."""
+    """State of a GPU at an instant; ratios are 0 to 1."""
 
     busy_ratio: float
     memory_ratio: float
@@ -75,7 +74,7 @@ class _Counter:
 
 
 def _watts(load: _Load, card: _Card) -> float:
-    # A real sensor never reads the same for long, also on an idle GPU: that is how a frozen one is told.
+    # A real sensor's value always fluctuates, even on an idle GPU, which distinguishes it from a frozen one.
     wobble = (math.floor(load.seconds / NOISE_SECONDS) * 7919 % 101) / 1000
     return card.idle_watts + (card.full_watts - card.idle_watts) * load.busy_ratio * 0.9 + wobble
 
@@ -125,7 +124,7 @@ COUNTERS = (
     _Counter(
         "DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the last XID error encountered.", lambda at, _: at.sickness.xid
     ),
-    # Not among the defaults: who wants it adds it to the counters file.
+    # Not a default counter: it has to be added to the counters file.
     _Counter(
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
         "counter",
@@ -193,7 +192,7 @@ COUNTERS = (
 
 
 class Telemetry:
-    """The exporter of one node: which pod holds which GPU, and what is wrong with it."""
+    """The exporter of one node: the pods on its GPUs, and its faults."""
 
     def __init__(self, node_name: str, kind: InstanceType) -> None:
         product, idle_watts, full_watts = _PRODUCTS.get(
@@ -214,16 +213,16 @@ class Telemetry:
 
     @property
     def fault(self) -> TelemetryFault | None:
-        """What is wrong; None: nothing."""
+        """The active telemetry fault; None: none."""
         return self._fault
 
     def break_with(self, fault: TelemetryFault | None) -> None:
-        """Be broken like this from now on; None: work again."""
+        """Set the telemetry fault; None: works again."""
         self._fault = fault
         self._frozen_page = None
 
     def sicken(self, gpu: int, sickness: Sickness | None) -> None:
-        """Let the GPU of this index be sick like this from now on; None: well. Raises IndexError."""
+        """Set defects of the GPU with this index; None: none. Raises IndexError."""
         if not 0 <= gpu < len(self._holders):
             raise IndexError(f"GPU {gpu}: the node has {len(self._holders)}")
         self._sick.pop(gpu, None)
@@ -241,7 +240,7 @@ class Telemetry:
         return self._render(now)
 
     def _hand_out(self, pods: Iterable[Json]) -> None:
-        """Keep each running pod on the GPUs it has; new ones get the lowest that are free, as a device plugin does."""
+        """Keep each running pod on its GPUs; new ones get the lowest free GPUs, as from a device plugin."""
         wanted = {
             pod["metadata"]["uid"]: pod
             for pod in pods
@@ -292,7 +291,7 @@ class Telemetry:
 
 
 def _gpus_of(pod: Json) -> int:
-    """How many GPUs the pod works on; whoever holds a part of one works on that one."""
+    """Return the pod's GPUs; a pod with part of a GPU counts one."""
     requests = requests_milli(pod)
     return requests.get(GPU_RESOURCE, 0) // 1000 or int(any(is_slice(name) and requests[name] for name in requests))
 

@@ -1,6 +1,6 @@
-"""Faults that a test or a demo switches on: dropped watches, lost history, refusals, slow answers.
+"""Faults of the API server for tests and demos: dropped watches, compacted history, refusals, slow answers.
 
-Kept apart from the API's rules, so that what is right stays readable; the REST door asks here first.
+Kept apart from the API's rules for readability; the REST layer checks them first.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ class Refusal:
     path_prefix: str
     status: int
     left_count: int
-    performed: bool = False  # do it, then lose the answer: the fault that idempotence is for
+    performed: bool = False  # execute the request, then lose the answer
     retry_after_seconds: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Latency:
-    """Every request of this path prefix waits first, in wall seconds, until it is removed."""
+    """Every request of this path prefix waits this long first, in wall seconds, until it is removed."""
 
     path_prefix: str
     wait_seconds: float
@@ -35,22 +35,22 @@ class Latency:
 
 @dataclass(slots=True)
 class Faults:
-    """What is wrong at the moment. Empty: nothing."""
+    """Active faults."""
 
     store: Store
     refusals: list[Refusal] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
-    watches: set[Callable[[], None]] = field(default_factory=set)  # how to cut each open watch
+    watches: set[Callable[[], None]] = field(default_factory=set)  # callbacks that cut open watches
 
     def drop_watches(self) -> int:
-        """Cut every open watch in the middle of its answer. Returns how many there were."""
+        """Cut every open watch in the middle of its answer. Return their number."""
         cuts = list(self.watches)
         for cut in cuts:
             cut()
         return len(cuts)
 
     def compact(self) -> int:
-        """Forget all history: watches from before are too old. Returns the version it is compacted to."""
+        """Compact all history: older watches are too old. Return the version."""
         self.store.compact()
         return self.store.version
 
@@ -66,12 +66,12 @@ class Faults:
         self.latencies.append(latency)
 
     def clear(self) -> None:
-        """Nothing is wrong any more. Dropped watches and lost history stay as they are."""
+        """Clear refusals and latencies. Dropped watches and lost history stay as they are."""
         self.refusals.clear()
         self.latencies.clear()
 
     def take_refusal(self, method: str, path: str) -> Refusal | None:
-        """Return the refusal that hits this request, counted down; None where none does."""
+        """Return the refusal for this request, counted down; None if there is none."""
         for refusal in self.refusals:
             if refusal.method in ("*", method) and path.startswith(refusal.path_prefix):
                 refusal.left_count -= 1
@@ -81,7 +81,7 @@ class Faults:
         return None
 
     async def wait(self, path: str) -> None:
-        """Wait as long as the longest latency for this path says."""
+        """Wait for the longest latency of this path."""
         waits = [entry.wait_seconds for entry in self.latencies if path.startswith(entry.path_prefix)]
         if waits:
             await asyncio.sleep(min(max(waits), LATENCY_SECONDS_MAX))

@@ -1,4 +1,4 @@
-"""One machine of the simulated cloud, from launch to the end of its bill, and the notices it was given."""
+"""A machine of the simulated cloud, from launch to the end of billing, with its interruption notices."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,20 +13,20 @@ from gpu_autoscaler.simcluster.exporter import Telemetry
 from gpu_autoscaler.simcluster.offers import REGION, InstanceType
 
 PROVIDER_PREFIX = "sim:///"
-BOOT_JITTER_RATIO = 0.1  # fixture: how far a machine's boot time lies from its type's
+BOOT_JITTER_RATIO = 0.1  # fixture: maximum deviation of a machine's boot time from its type's
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The cloud's word that it takes the instance back."""
+    """Interruption notice of an instance."""
 
     kind: NoticeKind
-    at: datetime  # when it will be taken
+    at: datetime  # when it will be reclaimed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Machine:
-    """An instance as the cloud itself knows it. Changed by `Cloud` only."""
+    """An instance as the cloud knows it. Changed by `Cloud` only."""
 
     instance_id: str
     node_name: str
@@ -39,9 +39,9 @@ class Machine:
     labels: tuple[tuple[str, str], ...]
     taints: tuple[Taint, ...]
     launched_at: datetime
-    boot_seconds: float  # this machine's own, near the offer's
+    boot_seconds: float  # of this machine
     telemetry: Telemetry
-    foreign_provider_id: ProviderId | None = None  # as another cloud's own API names it
+    foreign_provider_id: ProviderId | None = None  # id in another cloud's API
     state: InstanceState = "pending"
     terminated_at: datetime | None = None
     is_registered: bool = False  # its node was created
@@ -61,11 +61,11 @@ class Machine:
 
     @property
     def region(self) -> str:
-        """The one region that there is."""
+        """The only region."""
         return REGION
 
     def shown(self) -> Instance:
-        """The instance as the capacity API shows it."""
+        """The instance in the format of the capacity API."""
         return Instance(
             provider_id=self.provider_id,
             action_id=self.action_id,
@@ -80,7 +80,7 @@ class Machine:
 
 
 def new_machine(order: Order, kind: InstanceType, offer: Offer, number: int, now: datetime, jitter: float) -> Machine:
-    """Return the machine for an order: names depend on its token and its number, boot time on `jitter` (-1 to 1)."""
+    """Return the order's machine: names depend on token and number, boot time on `jitter` (-1 to 1)."""
     digest = derive_id("instance", order.installation, order.action_id, number)
     node_name = f"{kind.name.replace('.', '-').replace('_', '-').lower()}-{digest[:6]}"
     return Machine(

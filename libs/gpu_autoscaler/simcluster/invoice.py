@@ -1,6 +1,6 @@
-"""The bill that the simulated cloud writes for itself. Tests and the demo's report read it; no service does.
+"""The simulated cloud's own invoice. Tests and the demo's report read it, services do not.
 
-It knows nothing of facts or ledgers: each instance costs its price from launch to termination, once rounded.
+Independent of facts and ledgers: each instance costs its price from launch to termination, rounded once.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """All instances that ever ran, in order of launch."""
+    """All instances ever launched, in order of launch."""
 
     as_of: Instant
     total_micro_usd: int
@@ -39,7 +39,7 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def invoice(machines: Iterable[Machine], as_of: datetime) -> Invoice:
-    """Return the bill up to `as_of`. Equal machines and instant, equal bill."""
+    """Return the invoice up to `as_of`, a function of machines and instant."""
     lines = tuple(_line(machine, as_of) for machine in machines)
     return Invoice(as_of=as_of, total_micro_usd=sum(line.cost_micro_usd for line in lines), lines=lines)
 
@@ -47,7 +47,7 @@ def invoice(machines: Iterable[Machine], as_of: datetime) -> Invoice:
 def _line(machine: Machine, as_of: datetime) -> InvoiceLine:
     price = machine.offer.price_micro_usd_per_hour
     if price is None:
-        raise ValueError(f"{machine.offer.key} was sold without a price: nothing can be charged for it")
+        raise ValueError(f"{machine.offer.key} was launched without a price and cannot be charged")
     return InvoiceLine(
         provider_id=machine.provider_id,
         action_id=machine.action_id,

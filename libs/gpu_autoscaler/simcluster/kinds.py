@@ -1,8 +1,7 @@
-"""The resources that the server knows: one row each. A custom resource is one more row.
+"""The resources that the server serves: one row each. A custom resource is one more row.
 
-Rows say what the generic code cannot guess. Where the real server differs between kinds (who has a
-generation, who may be updated without a version), the row says so; source: the `strategy.go` files of
-Kubernetes 1.36, `pkg/registry` (read 2026-11-21).
+Rows hold what generic code cannot derive, such as which kinds have a generation or may be updated without a version.
+Source: the `strategy.go` files of Kubernetes 1.36, `pkg/registry` (read 2026-11-21).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +31,7 @@ EVENT_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One resource of the API: its names and its habits."""
+    """A resource of the API: its names and behavior."""
 
     group: str  # "" is the core group
     version: str = "v1"
@@ -41,14 +40,14 @@ class Kind:
     namespaced: bool = True
     has_status: bool = False  # has a /status subresource; a plain update leaves the status alone
     has_generation: bool = False
-    unconditional_update: bool = True  # PUT without resourceVersion is welcome
+    unconditional_update: bool = True  # PUT without resourceVersion is accepted
     create_on_update: bool = False  # PUT of an unknown name creates it
-    returns_deleted: bool = False  # DELETE answers the object where others answer a Status
+    returns_deleted: bool = False  # DELETE returns the object; others return a Status
     orphans_by_default: bool = False  # DELETE without a propagation policy leaves the dependents
     custom: bool = False  # its list items carry apiVersion and kind; no strategic merge
-    fields: tuple[str, ...] = ()  # what fieldSelector may ask for, beyond name and namespace
-    storage: str = ""  # set where two API groups show the same stored objects
-    view: Callable[[Json], Json] | None = None  # how this group shows what is stored
+    fields: tuple[str, ...] = ()  # supported fieldSelectors beyond name and namespace
+    storage: str = ""  # set if two API groups show the same stored objects
+    view: Callable[[Json], Json] | None = None  # this group's view of the stored object
 
     @property
     def api_version(self) -> str:
@@ -62,12 +61,12 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """The resource as messages name it: `pods`, `jobs.batch`."""
+        """The resource in messages: `pods`, `jobs.batch`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def qualified(self) -> str:
-        """The kind as messages name it: `Pod`, `Job.batch`."""
+        """The kind in messages: `Pod`, `Job.batch`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
 

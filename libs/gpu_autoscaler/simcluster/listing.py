@@ -1,8 +1,8 @@
-"""Lists: whole, in pages, and as they were at an older version.
+"""Lists: whole, in pages, and at an older version.
 
-A page's continue token names the version of its first page, so that later pages show the same moment; the old
-state is rebuilt from the log. Source of the rules: Kubernetes documentation, "Kubernetes API Concepts:
-Retrieving large results sets in chunks" and "Semantics for get and list" (read 2026-11-21).
+A page's continue token contains the version of its first page, so that later pages show the same state, which is
+rebuilt from the log. Source: Kubernetes documentation, "Kubernetes API Concepts: Retrieving large results sets in chunks" and
+"Semantics for get and list" (read 2026-11-21).
 """
 
 import base64
@@ -23,7 +23,7 @@ TOKEN_VERSION = "meta.k8s.io/v1"  # noqa: S105 - the format's name, no secret
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer to a list: its objects, the version they are from, and how to go on."""
+    """One answer to a list: its objects, their version, and the continue token."""
 
     records: list[Record]
     version: int
@@ -34,12 +34,12 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class _Start:
     version: int  # 0: whatever is current
-    after: str  # key after which to go on, "" from the beginning
+    after: str  # key of the last object before this page, "" for the first page
     exact: bool
 
 
 def list_page(store: Store, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Page:
-    """Return the page that the query asks for. Raises ApiRefusal 400, 410, 504."""
+    """Return the requested page. Raises ApiRefusal 400, 410, 504."""
     table = store.table(kind.table)
     test = query_test(kind, query.get("labelSelector", ""), query.get("fieldSelector", ""))
     limit = positive_integer(query.get("limit", ""), "limit")
@@ -94,7 +94,7 @@ def _start(store: Store, table: Table, query: Mapping[str, str], limit: int) -> 
 
 
 def _as_of(table: Table, version: int) -> dict[str, Record]:
-    """Return the records as they stood at a version that the log still reaches."""
+    """Return the records at a version that the log still covers."""
     records = dict(table.records)
     for change in reversed(table.log.since(version) or ()):
         if change.previous is None:
@@ -111,7 +111,7 @@ def _cut(records: Mapping[str, Record], keys: list[str], version: int, test: Tes
         if test and not test(record.object):
             continue
         if limit and len(chosen) == limit:
-            # With a selector the server does not know how many are left, and says nothing.
+            # With a selector the server does not know how many are left, and omits the count.
             left = 0 if test else len(keys) - index
             return Page(chosen, version, make_token(version, chosen[-1].key), left)
         chosen.append(record)

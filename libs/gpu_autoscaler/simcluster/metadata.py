@@ -19,7 +19,7 @@ from gpu_autoscaler.simcluster.objects import stamp
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the header's name, no secret
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TTL_SECONDS_MAX = 21_600
-TOKENS_MAX = 100  # of one machine; the oldest goes first
+TOKENS_MAX = 100  # per machine; the oldest is dropped
 
 
 def add_metadata_routes(app: web.Application, cloud: Cloud) -> None:
@@ -47,7 +47,7 @@ def add_metadata_routes(app: web.Application, cloud: Cloud) -> None:
 
 
 def _machine(cloud: Cloud, request: web.Request) -> Machine:
-    """Return the running machine behind the address; one that is gone answers nothing at all."""
+    """Return the running machine at the address; one that is gone does not answer."""
     machine = cloud.machine_of(request.match_info["node"])
     if machine is None or machine.state not in ("running", "terminating"):
         raise web.HTTPBadGateway(text="no machine answers at this address")

@@ -22,7 +22,7 @@ def add_azure_metadata_routes(app: web.Application, cloud: Cloud) -> None:
         return web.json_response({"DocumentIncarnation": len(told), "Events": told})
 
     async def release(request: web.Request) -> web.Response:
-        """An event that is let start begins at once; the notice's own instant still ends the machine."""
+        """Start an approved event at once; the machine still ends at the notice's time."""
         _machine(cloud, request)
         asked = await request.json()
         if not isinstance(asked.get("StartRequests"), list):
@@ -45,7 +45,7 @@ def add_azure_metadata_routes(app: web.Application, cloud: Cloud) -> None:
 
 
 def _machine(cloud: Cloud, request: web.Request) -> Machine:
-    """Return the running machine behind the address; one that is gone answers nothing at all."""
+    """Return the running machine at the address; one that is gone does not answer."""
     machine = cloud.machine_of(request.match_info["node"])
     if machine is None or machine.state not in ("running", "terminating"):
         raise web.HTTPBadGateway(text="no machine answers at this address")

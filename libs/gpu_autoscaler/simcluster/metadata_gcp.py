@@ -14,7 +14,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.simcluster.cloud import Cloud
 from gpu_autoscaler.simcluster.instances import Machine
 
-LOOKED_SECONDS = 0.05  # wall time between two looks for a change
+LOOKED_SECONDS = 0.05  # wall time between polls
 WAITED_SECONDS_MAX = 60.0
 _FLAVOR = {"Metadata-Flavor": "Google"}
 
@@ -42,7 +42,7 @@ def add_gcp_metadata_routes(app: web.Application, cloud: Cloud) -> None:
 
 
 def _machine(cloud: Cloud, request: web.Request) -> Machine:
-    """Return the running machine behind the address; one that is gone answers nothing at all."""
+    """Return the running machine at the address; one that is gone does not answer."""
     machine = cloud.machine_of(request.match_info["node"])
     if machine is None or machine.state not in ("running", "terminating"):
         raise web.HTTPBadGateway(text="no machine answers at this address")

@@ -1,6 +1,6 @@
-"""Kubernetes objects as plain JSON: copying, times, conditions, and the few fields everybody reads.
+"""Kubernetes objects as plain JSON: copies, times, conditions, and common fields.
 
-Stored objects are never changed in place: whoever wants a change clones first. Nothing here knows the store.
+Stored objects are never changed in place: clone before changing. Independent of the store.
 """
 
 from datetime import UTC, datetime
@@ -10,12 +10,12 @@ from typing import Any
 from gpu_autoscaler.model.resources import parse_quantity_milli
 
 Json = dict[str, Any]
-JsonValue = Any  # whatever JSON can hold; its shape is known only where it is read
+JsonValue = Any  # any JSON value
 
 ANNOTATION_PREFIX = "simcluster.gpu-autoscaler.io/"
 DISRUPTION_TARGET = "DisruptionTarget"
 
-# Quantities repeat (every pod of a job asks for the same), so the parser runs once for each text.
+# Quantities repeat (all pods of a job request the same), so each text is parsed once.
 quantity_milli = lru_cache(maxsize=4096)(parse_quantity_milli)
 
 

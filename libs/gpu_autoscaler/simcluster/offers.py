@@ -1,7 +1,7 @@
-"""What the simulated cloud sells: real instance types, in three zones, on-demand and spot, at fixture prices.
+"""Offers of the simulated cloud: real instance types, in three zones, on-demand and spot, at fixture prices.
 
-Prices are fixtures for tests and the demo (CHECKLIST S115, the rest by the formula below) and no quotes.
-Another catalogue, such as the node shapes of a trace, is read from a JSON file of `InstanceType`s.
+Prices are fixtures for tests and the demo, not quotes. Another catalog, such as the node shapes of a trace, is read
+from a JSON file of `InstanceType`s.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ ZONES = ("sim-a", "sim-b", "sim-c")
 REGION = "sim"
 DISK_BYTES = 500 * GIBIBYTE
 
-# Fixture prices, USD an hour of one GPU: S115 where it names the model, else scaled from those it names.
+# Fixture prices in USD per hour of one GPU, partly from the design's price table, else scaled from it.
 GPU_USD_PER_HOUR = {
     ("A100", 40): 4.10,
     ("A100", 80): 5.12,
@@ -34,14 +34,14 @@ GPU_USD_PER_HOUR = {
     ("T4", 16): 0.526,
     ("V100", 16): 3.06,
 }
-# Formula: GPUs x their price + CPUs beyond four a GPU; spot is a share of on-demand that differs a little by zone.
+# Formula: GPUs x their price + CPUs beyond four per GPU; spot is a share of on-demand that varies by zone.
 VCPU_USD_PER_HOUR = 0.05
 VCPUS_WITH_GPU = 4
 SPOT_RATIO_BY_ZONE = {"sim-a": 0.35, "sim-b": 0.37, "sim-c": 0.40}
 
 
 class InstanceType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of machine. In a file, sizes may be left as a trace tells them: already allocatable to pods."""
+    """One instance type. In a file its sizes may be allocatable resources, as in a trace."""
 
     name: Annotated[str, Meta(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     vcpu_count: Annotated[float, Meta(gt=0)]
@@ -52,7 +52,7 @@ class InstanceType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     price_usd_per_hour: Annotated[float, Meta(gt=0)] | None = None  # None: by the formula
     spot_price_usd_per_hour: Annotated[float, Meta(gt=0)] | None = None  # in the first zone; None: by the formula
     boot_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
-    is_allocatable: bool = False  # sizes are what pods get; nothing is kept for the node itself
+    is_allocatable: bool = False  # sizes are allocatable resources; nothing is reserved for the node
 
 
 def _row(
@@ -73,7 +73,7 @@ def _row(
 # Sizes: Amazon EC2 Instance Types Guide, "Specifications for Amazon EC2 accelerated computing instances" and
 # "... general purpose instances" (only p4d, p4de and g6e were looked up).
 # Boot seconds are fixtures: larger machines take longer.
-CATALOGUE = (
+INSTANCE_CATALOG = (
     _row("g4dn.xlarge", 4, 16, 1, "T4", 16, 90, 0.526),
     _row("g4dn.2xlarge", 8, 32, 1, "T4", 16, 90, 0.752),
     _row("g4dn.4xlarge", 16, 64, 1, "T4", 16, 90),
@@ -100,29 +100,29 @@ CATALOGUE = (
     InstanceType(name="m5.2xlarge", vcpu_count=8, memory_gib=32, boot_seconds=60.0),
     InstanceType(name="m5.4xlarge", vcpu_count=16, memory_gib=64, boot_seconds=60.0),
 )
-_SPOT_USD_PER_HOUR = {"g4dn.xlarge": 0.16, "p3.2xlarge": 1.20}  # S115, table G
+_SPOT_USD_PER_HOUR = {"g4dn.xlarge": 0.16, "p3.2xlarge": 1.20}  # of the design's price table
 
 
-def load_catalogue(path: Path) -> tuple[InstanceType, ...]:
+def load_catalog(path: Path) -> tuple[InstanceType, ...]:
     """Return the instance types of a JSON file: a list of objects with the fields of `InstanceType`.
 
-    Raises ConfigError naming the file and what is wrong with it.
+    Raises ConfigError naming file and violations.
     """
     try:
         types = msgspec.json.decode(path.read_bytes(), type=tuple[InstanceType, ...])
     except OSError as exc:
         raise ConfigError(str(path), [f"cannot be read: {exc.strerror}"]) from exc
     except msgspec.DecodeError as exc:
-        raise ConfigError(str(path), [f"is no list of instance types: {exc}"]) from exc
-    mistakes = [
+        raise ConfigError(str(path), [f"is not a list of instance types: {exc}"]) from exc
+    violations = [
         f"{entry.name}: gpu_model and gpu_count must be given together"
         for entry in types
         if (entry.gpu_model is None) != (entry.gpu_count == 0)
     ]
     names = [entry.name for entry in types]
-    mistakes += [f"{name}: stands there twice" for name in sorted(set(names)) if names.count(name) > 1]
-    if mistakes:
-        raise ConfigError(str(path), mistakes)
+    violations += [f"{name}: occurs twice" for name in sorted(set(names)) if names.count(name) > 1]
+    if violations:
+        raise ConfigError(str(path), violations)
     return types
 
 
@@ -138,7 +138,7 @@ def offers_of(types: Iterable[InstanceType], zones: Iterable[str] = ZONES) -> tu
 
 
 def capacity_of(entry: InstanceType) -> Resources:
-    """Return what the machine has, before anything is kept for the node itself."""
+    """Return the machine's resources before node reservations."""
     return Resources(
         cpu_milli=round(entry.vcpu_count * 1000),
         memory_bytes=round(entry.memory_gib * GIBIBYTE),

@@ -1,7 +1,7 @@
-"""The three patch formats that clients send: JSON merge patch, strategic merge patch, JSON patch.
+"""The three patch formats of clients: JSON merge patch, strategic merge patch, JSON patch.
 
-A patch returns a new object and leaves the old one alone. Merge keys: the `patchMergeKey` tags of the Go types
-in `k8s.io/api` 1.36 (read 2026-11-21). Node taints and pod tolerations carry none: they are replaced whole.
+A patch returns a new object. Merge keys: the `patchMergeKey` tags of the Go types in `k8s.io/api` 1.36 (read
+2026-11-21). Node taints and pod tolerations have none: they are replaced as a whole.
 """
 
 from gpu_autoscaler.simcluster.answers import bad_request, failure

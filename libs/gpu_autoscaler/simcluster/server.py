@@ -1,4 +1,4 @@
-"""The HTTP server around a world: Kubernetes API, health, version, admin door; and the loop beside it."""
+"""The HTTP server around a world: Kubernetes API, health, version, admin API; and its control loop."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from gpu_autoscaler.simcluster.world import World
 
 Extension = Callable[[web.Application], None]
 
-SHUTDOWN_SECONDS_MAX = 1.0  # open watches are cut, not waited for
+SHUTDOWN_SECONDS_MAX = 1.0  # open watches are cut
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 def create_app(world: World, *, token: str | None = None, extensions: Iterable[Extension] = ()) -> web.Application:
     """Return the application that serves `world` and steps it while it runs.
 
-    With a `token` the Kubernetes API asks for it as bearer token. Each extension may add routes of its own.
+    With a `token` the Kubernetes API requires it as bearer token. Each extension may add routes of its own.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_fault_middleware(world)])
     door = RestDoor(world.api, world.faults, token)

@@ -1,7 +1,7 @@
-"""The JSON types of what is read from objects: a wrong one is refused at the door with 400, as Go's decoder does.
+"""JSON types of fields that are read: a wrong type is rejected with 400, as by Go's decoder.
 
-Only fields that some code here reads are listed; all others pass. So no controller meets a list where it expects
-a text. Field names and types: Kubernetes API reference 1.36 (read 2026-11-21).
+Fields that no code here reads are not checked. So no controller finds a list where it expects text. Field names and
+types: Kubernetes API reference 1.36 (read 2026-11-21).
 """
 
 from datetime import datetime
@@ -27,7 +27,7 @@ Body = TypeVar("Body", bound=Struct)
 
 
 class _Shape(Struct, rename="camel"):
-    """Fields are named as Python does here, and as Kubernetes does in JSON."""
+    """Python field names here, Kubernetes field names in JSON."""
 
 
 class _Owner(_Shape):
@@ -259,14 +259,14 @@ class _Other(_Shape):
 
 
 class Preconditions(_Shape):
-    """What must hold of the object for a deletion to happen."""
+    """Preconditions of a deletion."""
 
     uid: str | None = None
     resource_version: str | None = None
 
 
 class DeleteBody(_Shape):
-    """The honoured parts of a `metav1.DeleteOptions`."""
+    """The supported parts of a `metav1.DeleteOptions`."""
 
     grace_period_seconds: Count | None = None
     preconditions: Preconditions | None = None
@@ -282,7 +282,7 @@ class EvictionBody(_Shape):
 
 
 class BindingTarget(_Shape):
-    """What a pod is bound to."""
+    """Target of a binding."""
 
     name: str | None = None
     kind: str | None = None
@@ -306,7 +306,7 @@ _SHAPES: dict[str, type[Struct]] = {
 
 
 def require_types(kind: Kind, item: Json) -> None:
-    """Raise ApiRefusal 400 where a field that is read has the wrong JSON type."""
+    """Raise ApiRefusal 400 if a field that is read has the wrong JSON type."""
     try:
         msgspec.convert(item, type=_SHAPES.get(kind.table, _Other))
     except msgspec.ValidationError as exc:

@@ -1,7 +1,7 @@
-"""What etcd and the watch cache do: versioned objects, a bounded log of changes, indices, subscribers.
+"""Storage like etcd and the watch cache: versioned objects, a bounded log of changes, indices, subscribers.
 
-Objects in here are never changed in place; a change stores a new one under a new version. One counter
-numbers every change of the cluster. No HTTP, no clock, no rules about what an object may be.
+Objects are never changed in place; a change stores a new one under a new version. One counter numbers all changes of
+the cluster. No HTTP, no clock, no rules about objects.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from gpu_autoscaler.simcluster.objects import Json
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 Values = Callable[[Json], Iterable[str]]
 
-# As many changes per kind as a busy minute of 10,000 pods makes; more only costs memory.
+# As many changes per kind as 10,000 pods make in a busy minute; more only costs memory.
 HISTORY_CHANGES_MAX = 20_000
 
 
 class Record:
-    """One version of one object, and its JSON, encoded once however many read it."""
+    """One version of an object, and its JSON, encoded once for all readers."""
 
     __slots__ = ("_encoded", "key", "object", "version")
 
@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of one object: what it became, and what it was."""
+    """One change of an object: its new and its old state."""
 
     table: str
     type: ChangeType
@@ -51,7 +51,7 @@ class Change:
 
 
 class Log:
-    """The last changes of one table, oldest first. What fell out is known by its version only."""
+    """The last changes of one table, oldest first. Of dropped changes only the version is known."""
 
     def __init__(self, changes_max: int) -> None:
         self.changes_max = changes_max
@@ -60,20 +60,20 @@ class Log:
         self._versions: list[int] = []
 
     def append(self, change: Change) -> None:
-        """Add the youngest change; drops a tenth at once when full, so that dropping stays cheap."""
+        """Append a change; a full log drops a tenth at once, which keeps dropping cheap."""
         self._changes.append(change)
         self._versions.append(change.record.version)
         if len(self._changes) > self.changes_max:
             self._drop(max(1, self.changes_max // 10))
 
     def since(self, version: int) -> list[Change] | None:
-        """Return the changes after `version`, None where some of them are gone."""
+        """Return the changes after `version`, None if some of them were dropped."""
         if version < self.dropped_through:
             return None
         return self._changes[bisect_right(self._versions, version) :]
 
     def compact(self, through: int) -> None:
-        """Forget every change up to a version, also where there was none: older readers get 410."""
+        """Drop every change up to a version, even if there was none: older readers get 410."""
         self._drop(bisect_right(self._versions, through))
         self.dropped_through = max(self.dropped_through, through)
 
@@ -88,7 +88,7 @@ def _owner_uids(item: Json) -> list[str]:
 
 
 class Table:
-    """The objects of one kind, in key order, with their log, indices and waiting watches."""
+    """Objects of one kind, in key order, with their log, indices and waiting watches."""
 
     def __init__(self, changes_max: int) -> None:
         self.records: dict[str, Record] = {}
@@ -106,7 +106,7 @@ class Table:
         return self._keys[start : bisect_left(self._keys, namespace + "0", lo=start)]  # "0" follows "/"
 
     def add_index(self, name: str, values: Values) -> None:
-        """Keep, from now on and for what is there, which objects have which of `values`."""
+        """Maintain an index of the objects by `values` from now on."""
         entries: dict[str, set[str]] = {}
         self._indices[name] = (values, entries)
         for record in self.records.values():
@@ -118,7 +118,7 @@ class Table:
         return [self.records[key] for key in sorted(self._indices[name][1].get(value, ()))]
 
     def apply(self, change: Change) -> None:
-        """Make the change so: records, order, indices, log; then wake the watches."""
+        """Apply the change to records, order, indices and log; then wake the watches."""
         key, previous = change.record.key, change.previous
         for values, entries in self._indices.values():
             for value in values(previous.object) if previous else ():
@@ -138,22 +138,22 @@ class Table:
         self.wake()
 
     def wake(self) -> None:
-        """Let every waiting watch look again."""
+        """Wake all waiting watches."""
         for event in self.waiting:
             event.set()
 
 
 class Store:
-    """All tables under one version counter. Subscribers hear each change at once, in order."""
+    """All tables under one version counter. Subscribers receive each change at once, in order."""
 
     def __init__(self, changes_max: int = HISTORY_CHANGES_MAX) -> None:
-        self.version = 1  # a fresh etcd stands at 1
+        self.version = 1  # as in a fresh etcd
         self._changes_max = changes_max
         self._tables: dict[str, Table] = {}
         self._subscribers: list[Callable[[Change], None]] = []
 
     def table(self, name: str) -> Table:
-        """Return the table of that name, made on first use."""
+        """Return the table of that name, created on first use."""
         found = self._tables.get(name)
         if found is None:
             found = self._tables[name] = Table(self._changes_max)
@@ -163,12 +163,12 @@ class Store:
         """Yield every table with its name."""
         return iter(self._tables.items())
 
-    def subscribe(self, hear: Callable[[Change], None]) -> None:
-        """Call `hear` with every change from now on. It may note, and must not write."""
-        self._subscribers.append(hear)
+    def subscribe(self, on_change: Callable[[Change], None]) -> None:
+        """Call `on_change` with every change from now on. It must not write."""
+        self._subscribers.append(on_change)
 
     def put(self, table: str, key: str, item: Json) -> Record:
-        """Store `item`, which the store owns from now on, under a new version."""
+        """Store `item` under a new version; the store owns it from now on."""
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
         record = Record(key, item, self.version)
@@ -186,11 +186,11 @@ class Store:
         return record
 
     def compact(self) -> None:
-        """Forget all history: every watch and list from before now is too old."""
+        """Drop all history: every earlier watch and list is too old."""
         for table in self._tables.values():
             table.log.compact(self.version)
 
     def _apply(self, change: Change) -> None:
         self.table(change.table).apply(change)
-        for hear in self._subscribers:
-            hear(change)
+        for on_change in self._subscribers:
+            on_change(change)

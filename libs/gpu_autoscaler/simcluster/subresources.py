@@ -1,7 +1,7 @@
-"""Eviction and binding: the two pod subresources that decide.
+"""Eviction and binding, the pod subresources with rules.
 
 Source: `pkg/registry/core/pod/storage/{eviction,storage}.go` of Kubernetes 1.36 (read 2026-11-21) and recorded
-answers. An eviction that a budget refuses carries no Retry-After.
+answers. An eviction refused by a PodDisruptionBudget has no Retry-After.
 """
 
 from gpu_autoscaler.simcluster import answers
@@ -57,7 +57,7 @@ def _mark_evicted(api: Api, pod: Json) -> None:
 
 
 def _spend_budget(api: Api, pod: Json) -> None:
-    """Take one disruption from the pod's budget. Raises ApiRefusal 429 or 500."""
+    """Take one disruption from the pod's PodDisruptionBudget. Raises ApiRefusal 429 or 500."""
     budgets = [
         budget
         for budget in api.objects(BUDGETS, pod["metadata"]["namespace"])
@@ -134,7 +134,7 @@ def assign(api: Api, key: str, node_name: str) -> None:
 
 
 def delete_options(body: DeleteBody) -> DeleteOptions:
-    """Return the options as the API takes them."""
+    """Return the options in the API's form."""
     preconditions = body.preconditions or Preconditions()
     return DeleteOptions(
         grace_seconds=body.grace_period_seconds,

@@ -1,7 +1,7 @@
-"""Which objects the server takes: rules of a new object, and what may not change (422). Types are `shapes`.
+"""Validation of objects: rules of new objects, and immutable fields (422). Types are in `shapes`.
 
-Rules are here when a client of ours could break them. Messages as kube-apiserver 1.36 writes them, from recorded
-answers and `pkg/apis/*/validation` (read 2026-11-21).
+Only rules that a client of ours could break. Messages as kube-apiserver 1.36 writes them, from recorded answers and
+`pkg/apis/*/validation` (read 2026-11-21).
 """
 
 import re
@@ -73,7 +73,7 @@ def _resources(resources: Json, path: str) -> list[Cause]:
 
 
 def _amounts(amounts: Json, path: str) -> list[Cause]:
-    """No amount is below nothing, and devices come whole."""
+    """Yield violations: no amount is negative, and devices are whole."""
     causes: list[Cause] = []
     for name, text in amounts.items():
         milli, field = quantity_milli(str(text)), f"{path}[{name}]"
@@ -125,7 +125,7 @@ _NEW_RULES: dict[str, Callable[[Json], list[Cause]]] = {
     BUDGETS.table: _new_budget,
 }
 
-# What a pod template may change before its job ever ran ("Jobs: Mutable Scheduling Directives", read 2026-11-21).
+# Mutable fields of a pod template before its job ran ("Jobs: Mutable Scheduling Directives", read 2026-11-21).
 _SCHEDULING_FIELDS = ("nodeSelector", "tolerations", "schedulingGates")
 _POD_MUTABLE = ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds", "schedulingGates")
 _POD_RULE = (
@@ -136,7 +136,7 @@ _POD_RULE = (
 
 
 def require_valid_update(kind: Kind, old: Json, new: Json) -> None:
-    """Raise ApiRefusal 422 where an update changes what may not change."""
+    """Raise ApiRefusal 422 if an update changes an immutable field."""
     causes: list[Cause] = []
     added = set(new["metadata"].get("finalizers") or ()) - set(old["metadata"].get("finalizers") or ())
     if added and "deletionTimestamp" in old["metadata"]:
@@ -153,7 +153,7 @@ def require_valid_update(kind: Kind, old: Json, new: Json) -> None:
 
 
 def require_valid_status(kind: Kind, new: Json) -> None:
-    """Raise ApiRefusal 422 where a node says that it has amounts which are none."""
+    """Raise ApiRefusal 422 if a node reports invalid amounts."""
     if kind is not NODES:
         return
     status = new.get("status") or {}

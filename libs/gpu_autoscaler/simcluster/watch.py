@@ -1,7 +1,7 @@
 """Watches: the stream of changes after a version, with bookmarks, 410 and an end.
 
-A watch keeps nothing but its place in the log. A reader too slow for the log's length gets 410, as from the
-real server. Times here are wall time: they belong to the connection, not to the cluster.
+A watch only stores its position in the log. A reader too slow for the log's length gets 410, as from the real server.
+Times here are wall time: they belong to the connection, not to the cluster.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from gpu_autoscaler.simcluster.objects import Json
 from gpu_autoscaler.simcluster.selectors import Test, query_test
 from gpu_autoscaler.simcluster.store import Change, ChangeType, Record, Store
 
-# The real server's bookmarks come about once a minute (KEP-956); here sooner, so that tests and demos see them.
+# The real server sends a bookmark about once a minute (KEP-956); here sooner, so that tests and demos see them.
 BOOKMARK_SECONDS = 5.0
 # Without timeoutSeconds the real server picks 30 to 60 minutes (`--min-request-timeout`, read 2026-11-21).
 TIMEOUT_SECONDS_MIN = 1800
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-# What is in a bookmark besides its version: an empty object of the kind, as a real server's encoder writes it.
+# Content of a bookmark besides its version: an empty object of the kind, as a real server's encoder writes it.
 _BLANKS: dict[str, Json] = {
     "pods": {"spec": {"containers": None}, "status": {}},
     "nodes": {"spec": {}, "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 0}}}},
@@ -45,10 +45,10 @@ def encoded(kind: Kind, record: Record, *, with_kind: bool = True) -> bytes:
 
 
 class Watch:
-    """One watch of one client: what it has seen, what it wants to see."""
+    """One watch of one client: position, and filter."""
 
     def __init__(self, store: Store, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> None:
-        """Raise ApiRefusal 400 or 422 where the query makes no sense."""
+        """Raise ApiRefusal 400 or 422 for an invalid query."""
         self._store = store
         self._kind = kind
         self._table = store.table(kind.table)
@@ -69,7 +69,7 @@ class Watch:
         self._timeout_seconds = timeout or TIMEOUT_SECONDS_MIN * spread
 
     async def run(self, request: web.Request, faults: Faults) -> web.StreamResponse:
-        """Stream until the time is up, the client leaves, history is lost, or a fault cuts the watch."""
+        """Stream until the timeout, the client disconnects, history is lost, or a fault cuts the watch."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
@@ -84,7 +84,7 @@ class Watch:
         try:
             await self._stream(response, wake)
         except ConnectionError:
-            return response  # the client left; there is nobody to tell
+            return response  # the client disconnected
         finally:
             self._table.waiting.discard(wake)
             faults.watches.discard(cut)
@@ -110,7 +110,7 @@ class Watch:
                 seen = changes[-1].record.version
                 await response.write(b"".join(self._lines(changes)))
             elif self._bookmarks and (is_over or loop.time() >= bookmark_at):
-                # Only here, where nothing is unsent: a reader goes on from a bookmark and never looks back.
+                # Only here, where nothing is unsent: a reader continues from a bookmark.
                 seen = max(seen, self._store.version)
                 await response.write(self._bookmark(seen))
                 bookmark_at = loop.time() + BOOKMARK_SECONDS
@@ -146,7 +146,7 @@ class Watch:
 
 
 def _as_seen(change: Change, test: Test) -> ChangeType | None:
-    """Return what a watch with a selector sees: objects that enter or leave the selection come and go."""
+    """Return the change type for a watch with a selector: objects enter and leave the selection."""
     was_in = change.previous is not None and test(change.previous.object)
     is_in = change.type != "DELETED" and test(change.record.object)
     if was_in and is_in:
@@ -161,7 +161,7 @@ def _line(line_type: str, body: bytes) -> bytes:
 
 
 async def _sleep_or(wake: asyncio.Event, seconds: float) -> None:
-    """Return when woken, or when the time is over."""
+    """Return when woken or at the timeout."""
     try:
         await asyncio.wait_for(wake.wait(), timeout=max(seconds, 0.0))
     except TimeoutError:

@@ -1,7 +1,7 @@
-"""One cluster in one process: the store, the API's rules, the controllers, the faults, and the loop that turns them.
+"""One cluster in one process: store, API rules, controllers, faults, and the loop that runs them.
 
-The HTTP doors and tests share it. The cloud's half adds controllers of its own and reads and writes objects
-through `api`, as the controllers here do.
+Shared by the HTTP servers and tests. The cloud adds controllers of its own, which read and write objects through `api`
+like the others.
 """
 
 from datetime import datetime
@@ -33,17 +33,17 @@ class WorldClock(Protocol):
 
     @property
     def factor(self) -> float:
-        """How much faster."""
+        """How many times faster."""
 
     def now(self) -> datetime:
         """Return cluster time, UTC."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for so much cluster time."""
+        """Wait for this much cluster time."""
 
 
 class World:
-    """Everything the server is, apart from HTTP."""
+    """The whole server except HTTP."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class World:
         history_changes_max: int = HISTORY_CHANGES_MAX,
         seed: int | None = None,
     ) -> None:
-        """`tick_seconds` is cluster time between steps; `seed` repeats names and uids, None draws fresh ones."""
+        """`tick_seconds`: cluster time between steps. `seed` makes names and uids repeatable; None: random."""
         self.clock = clock
         self.tick_seconds = tick_seconds
         self.store = Store(history_changes_max)
@@ -79,17 +79,17 @@ class World:
             self.api.create(PRIORITY_CLASSES, None, {"metadata": {"name": name}, "value": value})
 
     def add_controller(self, controller: Controller, *, is_first: bool = False) -> None:
-        """Let one more controller hear every change and take its turn in every step, before the others or after."""
-        self.store.subscribe(controller.hear)
+        """Add a controller that gets every change and every step, before the others or after."""
+        self.store.subscribe(controller.on_change)
         self.controllers.insert(0 if is_first else len(self.controllers), controller)
 
     def step(self) -> None:
-        """Give every controller one turn."""
+        """Run one step of every controller."""
         for controller in self.controllers:
             controller.step(self.clock.now())
 
     async def run(self) -> None:
-        """Step for ever. A bug in a controller ends it, loudly: the server must not go on half alive."""
+        """Step until canceled. An error in a controller ends the server."""
         while True:
             self.step()
             await self.clock.sleep(self.tick_seconds)

@@ -1,1 +1,1 @@
-"""The store of record: accepted jobs, plans and the ledger as rows, because a stream is never the only copy."""
+"""The store of record: accepted jobs, plans and the ledger, so that a stream is never the only copy."""

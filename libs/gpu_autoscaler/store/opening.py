@@ -1,4 +1,4 @@
-"""Which store a URL names."""
+"""Opens a store by its URL."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ POSTGRES_PREFIXES = ("postgresql://", "postgres://")
 
 
 async def open_store(url: str, *, is_read_only: bool = False) -> Store:
-    """Open the store and bring its schema up to date; `is_read_only` does not touch it.
+    """Open the store and migrate its schema, except with `is_read_only`.
 
-    Raises ConfigError for what an operator must mend, TransientError for a database that is away or held.
+    Raises ConfigError for what an operator must correct, TransientError for a database that is away or locked.
     """
     if not url.startswith(POSTGRES_PREFIXES):
         return await SqliteStore.open(path_of(url), is_read_only=is_read_only)
@@ -20,18 +20,18 @@ async def open_store(url: str, *, is_read_only: bool = False) -> Store:
         from gpu_autoscaler.store.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            "store", ["url names PostgreSQL, whose driver is not installed; install gpu-autoscaler[postgres]"]
+            "store", ["store.url: the PostgreSQL driver is not installed; install gpu-autoscaler[postgres]"]
         ) from exc
     return await PostgresStore.open(url, is_read_only=is_read_only)
 
 
 def is_missing(url: str) -> bool:
-    """True when the URL names a file that is not there: a command that only reads has nothing to read."""
+    """True when the URL names a missing file, so that a reading command has nothing to read."""
     return not url.startswith(POSTGRES_PREFIXES) and not Path(path_of(url)).is_file()
 
 
 def store_url_error(url: str) -> str | None:
-    """Return what is wrong with the URL of a store, None when nothing is. The URL itself may hold a password."""
+    """Return the error in a store URL, None without one. Never shows the URL, which may contain a password."""
     if url.startswith(("sqlite:///", *POSTGRES_PREFIXES)):
         return None
     return f"must start with sqlite:/// or postgresql:// (got {url.partition(':')[0]!r})"

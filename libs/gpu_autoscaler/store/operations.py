@@ -1,7 +1,7 @@
-"""What a store writes, as SQL that SQLite and PostgreSQL both take: one transaction each, without a connection.
+"""The writes of a store, in SQL for both SQLite and PostgreSQL: one transaction each, independent of a connection.
 
-An operation is a generator: it yields a statement with `?` for its values, is handed the rows, and returns the result.
-A driver runs it inside one transaction, on a thread or on an event loop, as its database wants it.
+An operation is a generator: it yields a statement with `?` for values, is sent the rows, and returns the result. A
+driver runs it in one transaction, on a thread or on the event loop.
 """
 
 from collections.abc import Generator, Sequence
@@ -46,13 +46,13 @@ INSERT INTO charged_periods (period, owner, micro_usd) VALUES (?, ?, ?)
 ON CONFLICT (period, owner) DO UPDATE SET micro_usd = charged_periods.micro_usd + excluded.micro_usd
 """
 _ADD_REQUEST = """
-INSERT INTO requests (idempotency_key, request_digest, begun_at) VALUES (?, ?, ?)
-ON CONFLICT DO NOTHING RETURNING begun_at
+INSERT INTO requests (idempotency_key, request_digest, started_at) VALUES (?, ?, ?)
+ON CONFLICT DO NOTHING RETURNING started_at
 """
 
 
 def accept_job(spec: JobSpec, request_digest: str, accepted_at: datetime) -> Operation[Acceptance]:
-    """Add the job's row unless its id is taken; tell whether this very request took it."""
+    """Add the job's row unless its id is taken; return whether by the same request."""
     added = yield (
         _ADD_JOB,
         (spec.job_id, spec.project_id, request_digest, document(spec), number_of(accepted_at)),
@@ -64,7 +64,7 @@ def accept_job(spec: JobSpec, request_digest: str, accepted_at: datetime) -> Ope
 
 
 def finish_job(job_id: JobId, outcome: JobOutcome, finished_at: datetime) -> Operation[bool]:
-    """Set the job's final state unless it has one; False when there is no such job."""
+    """Set the job's final state unless it has one; False when the job does not exist."""
     yield (
         "UPDATE jobs SET outcome = ?, finished_at = ? WHERE job_id = ? AND outcome IS NULL",
         (outcome, number_of(finished_at), job_id),
@@ -73,7 +73,7 @@ def finish_job(job_id: JobId, outcome: JobOutcome, finished_at: datetime) -> Ope
 
 
 def record_plan(fact: ScalingPlanMade, made_at: datetime) -> Operation[bool]:
-    """Add the plan; False when it is there already."""
+    """Add the plan; False when it is already recorded."""
     added = yield (
         "INSERT INTO plans (plan_id, made_at, fact) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING number",
         (fact.plan_id, number_of(made_at), document(fact)),
@@ -82,7 +82,7 @@ def record_plan(fact: ScalingPlanMade, made_at: datetime) -> Operation[bool]:
 
 
 def charge(spans: Sequence[CostAccrued]) -> Operation[int]:
-    """Add the spans that are new to the ledger and its sums; return how many were."""
+    """Add new spans to the ledger and its sums; return how many were new."""
     new_count = 0
     for span in spans:
         new_count += yield from _charge_one(span)
@@ -107,23 +107,23 @@ def _charge_one(span: CostAccrued) -> Operation[int]:
     return 1
 
 
-def begin_request(key: str, request_digest: str, begun_at: datetime) -> Operation[RequestRow | None]:
-    """Claim the key; None when it was free, else the request that holds it."""
+def begin_request(key: str, request_digest: str, started_at: datetime) -> Operation[RequestRow | None]:
+    """Claim the key; return None when it was free, otherwise the request that holds it."""
     added = yield (
         _ADD_REQUEST,
-        (key, request_digest, number_of(begun_at)),
+        (key, request_digest, number_of(started_at)),
     )
     if added:
         return None
-    ((digest, begun, status, answer),) = yield (
-        "SELECT request_digest, begun_at, status, answer FROM requests WHERE idempotency_key = ?",
+    ((digest, started, status, answer),) = yield (
+        "SELECT request_digest, started_at, status, answer FROM requests WHERE idempotency_key = ?",
         (key,),
     )
     return msgspec.convert(
-        {"request_digest": digest, "begun_at": instant(begun), "status": status, "answer": answer}, RequestRow
+        {"request_digest": digest, "started_at": instant(started), "status": status, "answer": answer}, RequestRow
     )
 
 
-def one(sql: str, *values: object) -> Operation[int]:
-    """Run a single statement; return the number of rows that it gave back."""
+def execute(sql: str, *values: object) -> Operation[int]:
+    """Run a single statement; return the number of returned rows."""
     return len((yield sql, values))

@@ -1,8 +1,8 @@
 """The store of record in PostgreSQL, for services on several machines.
 
 A commit is on the server's disk when it returns: `synchronous_commit` is raised to `on` where the server's default is
-`off` (PostgreSQL documentation, "20.5 Write Ahead Log", read 2026-11-21); a stronger default, for replicas, stays.
-Passwords come from `PGPASSWORD`, a password file or the URL, and no message shows the URL.
+`off` (PostgreSQL documentation, "20.5 Write Ahead Log", read 2026-11-21); a stronger default, for replicas, is kept.
+Passwords come from `PGPASSWORD`, a password file or the URL; messages never show the URL.
 """
 
 import re
@@ -24,15 +24,15 @@ T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection | asyncpg.pool.PoolConnectionProxy"
 
 CONNECT_SECONDS_MAX = 10.0
-CALL_SECONDS_MAX = 10.0  # one statement; snapshots are the largest, some tens of megabytes
-CONNECTION_COUNT_MAX = 4  # of each process
+CALL_SECONDS_MAX = 10.0  # one statement; the largest are snapshots of some tens of megabytes
+CONNECTION_COUNT_MAX = 4  # per process
 
-_LOCK = 0x6770_7501  # one advisory lock for all that migrate: "gpu" and the schema's table
+_LOCK = 0x6770_7501  # advisory lock of migrations: "gpu" and the schema's table
 
-# Away, full, restarting, or somebody else was first: by classes of SQLSTATE ("Appendix A. PostgreSQL Error Codes").
-_FOR_LATER = (
+# Away, full, restarting or a lost race: by classes of SQLSTATE ("Appendix A. PostgreSQL Error Codes").
+_TRANSIENT_ERRORS = (
     OSError,  # with ConnectionError and TimeoutError
-    asyncpg.InterfaceError,  # the connection was lost under a call
+    asyncpg.InterfaceError,  # the connection was lost during a call
     asyncpg.PostgresConnectionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
@@ -40,7 +40,7 @@ _FOR_LATER = (
     asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,  # the server is a replica now
 )
-_FOR_THE_OPERATOR = (
+_CONFIG_ERRORS = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
@@ -50,70 +50,68 @@ _FOR_THE_OPERATOR = (
 
 
 class PostgresStore(SqlStore):
-    """A Store in a PostgreSQL database, by a small pool of connections. Make it with `open`."""
+    """A Store in a PostgreSQL database, with a small connection pool. Create with `open`."""
 
-    def __init__(self, pool: asyncpg.Pool, where: str) -> None:
+    def __init__(self, pool: asyncpg.Pool, server: str) -> None:
         self._pool = pool
-        self._where = where
+        self._server = server
 
     @classmethod
     async def open(cls, url: str, *, is_read_only: bool = False) -> "PostgresStore":
-        """Connect and bring the schema up to date; `is_read_only` leaves it as it is.
+        """Connect and migrate the schema, except with `is_read_only`.
 
-        Raises ConfigError for a URL, password, database or right that is wrong, or another schema than can be had here;
-        TransientError while the server is away.
+        Raises ConfigError for a wrong URL, password, database or permission, or an unsupported schema; TransientError
+        while the server is away.
         """
-        where = place_of_server(url)
+        server = server_name(url)
         settings = {"application_name": "gpu-autoscaler"}
         if is_read_only:
             settings["default_transaction_read_only"] = "on"
-        async with _told(where), _named(where):
+        async with _translated_errors(server), _translated_config_errors(server):
             connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS_MAX, command_timeout=CALL_SECONDS_MAX)
             try:
-                await (_refuse_other if is_read_only else _migrate)(connection, where)
+                await (_require_current_schema if is_read_only else _migrate)(connection, server)
                 if await connection.fetchval("SHOW synchronous_commit") == "off":
                     settings["synchronous_commit"] = "on"
             finally:
                 await connection.close(timeout=CALL_SECONDS_MAX)
             pool = await asyncpg.create_pool(
                 url,
-                min_size=0,  # asked for when needed: a pool that refills itself logs while the server is away
+                min_size=0,  # connected on demand: a pool that refills itself logs while the server is away
                 max_size=CONNECTION_COUNT_MAX,
                 timeout=CONNECT_SECONDS_MAX,
                 command_timeout=CALL_SECONDS_MAX,
                 server_settings=settings,
             )
-        return cls(pool, where)
+        return cls(pool, server)
 
     async def close(self) -> None:
-        """Finish what is under way and leave."""
+        """Finish pending work and close."""
         await self._pool.close()
 
     async def _write(self, operation: Operation[T]) -> T:
-        async with _told(self._where), self._pool.acquire() as connection, connection.transaction():
+        async with _translated_errors(self._server), self._pool.acquire() as connection, connection.transaction():
             return await _drive(connection, operation)
 
     async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
-        async with _told(self._where), self._pool.acquire() as connection:
+        async with _translated_errors(self._server), self._pool.acquire() as connection:
             return await _fetch(connection, query, values)
 
 
-def place_of_server(url: str) -> str:
-    """Return host, port and database of a URL for people to read: never its user or password. Raises ConfigError."""
+def server_name(url: str) -> str:
+    """Return host, port and database of a URL for messages, without user and password. Raises ConfigError."""
     parts = urlsplit(url)
     try:
         port = parts.port or 5432
     except ValueError:
-        unread = (
-            "url: host and port cannot be read; write / : and @ of a password as %2F, %3A and %40, or set PGPASSWORD"
-        )
-        raise ConfigError("store", [unread]) from None
+        error = "store.url: invalid host or port; write / : and @ of a password as %2F, %3A and %40, or set PGPASSWORD"
+        raise ConfigError("store", [error]) from None
     return f"PostgreSQL at {parts.hostname or 'localhost'}:{port}{parts.path}"
 
 
 @cache
 def numbered(query: str) -> str:
-    """Return the query with `$1`, `$2`, ... for its `?`: PostgreSQL's way to write values."""
+    """Return the query with PostgreSQL's `$1`, `$2`, ... for its `?`."""
     counts = iter(range(1, query.count("?") + 1))
     return re.sub(r"\?", lambda _: f"${next(counts)}", query)
 
@@ -133,21 +131,21 @@ async def _fetch(connection: Connection, query: str, values: Sequence[object]) -
 
 
 @asynccontextmanager
-async def _told(where: str) -> AsyncIterator[None]:
+async def _translated_errors(server: str) -> AsyncIterator[None]:
     try:
         yield
-    except _FOR_LATER as exc:
-        what = str(exc) or type(exc).__name__
-        raise TransientError(f"store, {where}: {what}; check that the server runs, it is tried again") from exc
+    except _TRANSIENT_ERRORS as exc:
+        detail = str(exc) or type(exc).__name__
+        raise TransientError(f"store, {server}: {detail}; check that the server runs; retried") from exc
 
 
 @asynccontextmanager
-async def _named(where: str) -> AsyncIterator[None]:
-    """What only an operator can mend, by the place where it is."""
+async def _translated_config_errors(server: str) -> AsyncIterator[None]:
+    """Raise ConfigError, naming the server, for what only an operator can correct."""
     try:
         yield
-    except _FOR_THE_OPERATOR as exc:
-        raise ConfigError("store", [f"{where}: {exc}; check store.url, PGPASSWORD and the role's rights"]) from exc
+    except _CONFIG_ERRORS as exc:
+        raise ConfigError("store", [f"{server}: {exc}; check store.url, PGPASSWORD and role permissions"]) from exc
 
 
 async def _schema_of(connection: Connection) -> int:
@@ -158,16 +156,16 @@ async def _schema_of(connection: Connection) -> int:
     return current
 
 
-async def _refuse_other(connection: Connection, where: str) -> None:
+async def _require_current_schema(connection: Connection, server: str) -> None:
     newest, current = migrations("postgres")[-1][0], await _schema_of(connection)
     if current != newest:
         raise ConfigError(
-            "store", [f"{where} has schema {current}, this version reads {newest}; use the version that wrote it"]
+            "store", [f"{server} has schema {current}, this version reads {newest}; use the version that wrote it"]
         )
 
 
-async def _migrate(connection: Connection, where: str) -> None:
-    """Apply what is missing, in one transaction, under a lock: of two that start together, one finds it done."""
+async def _migrate(connection: Connection, server: str) -> None:
+    """Apply missing migrations in one transaction under a lock: of two concurrent processes one finds it done."""
     known = migrations("postgres")
     newest = known[-1][0]
     async with connection.transaction():
@@ -177,8 +175,8 @@ async def _migrate(connection: Connection, where: str) -> None:
             await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES (0)")
         current = await _schema_of(connection)
         if current > newest:
-            what = f"{where} has schema {current}, this version knows {newest}"
-            raise ConfigError("store", [f"{what}; run the version that wrote it, or a newer"])
+            mismatch = f"{server} has schema {current}, this version supports {newest}"
+            raise ConfigError("store", [f"{mismatch}; run the version that wrote it, or a newer one"])
         for number, script in known:
             if number > current:
                 await connection.execute(script)

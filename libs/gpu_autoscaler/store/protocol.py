@@ -1,6 +1,6 @@
-"""What a store of record does. Every implementation passes `tests/contract/store`.
+"""The interface of a store of record. Every implementation passes `tests/contract/store`.
 
-Writes are idempotent: the same row again is no error and no second row. When a write returns, it survives a power cut.
+Writes are idempotent: a repeated row is no error and adds no second row. A completed write survives a power cut.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from gpu_autoscaler.model.observed import Instant
 
 T = TypeVar("T")
 
-PAGE_COUNT_MAX = 1000  # rows of one answer, whatever is asked for
-CURSOR_LENGTH_MAX = 18  # digits that surely fit in a database's 64 bits
+PAGE_COUNT_MAX = 1000  # maximum rows per page
+CURSOR_LENGTH_MAX = 18  # digits that fit in 64 bits
 
-# accepted: a new row. same: this very request was accepted before. conflict: the id is taken by another request.
+# accepted: a new row. same: the same request was accepted before. conflict: the id is taken by another request.
 Acceptance = Literal["accepted", "same", "conflict"]
 JobOutcome = Literal["completed", "failed", "cancelled"]
 
@@ -36,17 +36,17 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan as it was published."""
+    """A published plan."""
 
     fact: ScalingPlanMade
     made_at: Instant
 
 
 class LastCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an instance is charged."""
+    """Up to when an instance is charged."""
 
     last: CostAccrued  # the latest span
-    from_at: Instant  # where the first span began: the launch
+    from_at: Instant  # start of the first span: the launch
     total_micro_usd: int  # of all spans
 
 
@@ -54,43 +54,43 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A REST request with an Idempotency-Key, and its answer once there is one."""
 
     request_digest: str
-    begun_at: Instant
-    status: int | None = None  # None: still being answered, or the process died over it
+    started_at: Instant
+    status: int | None = None  # None: in progress, or the process died
     answer: bytes | None = None
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A kept state, without its body. What the label says is the runtime's affair (`runtime/snapshot_codec.py`)."""
+    """A saved snapshot without its body. `runtime/snapshot_codec.py` decodes the label."""
 
-    number: int  # counts up, never given twice
-    kept_at: Instant  # wall time
+    number: int  # ascending, never reused
+    saved_at: Instant  # wall time
     label: bytes
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Rows, newest first, and where to go on."""
+    """Rows, newest first, and the cursor of the next page."""
 
     rows: tuple[T, ...]
-    next_cursor: str | None = None  # None: these were the last
+    next_cursor: str | None = None  # None: the last page
 
 
-def place_of(cursor: str) -> int:
-    """Return the row's number that a cursor stands for. Raises ValueError for a cursor that no store gave."""
+def parse_cursor(cursor: str) -> int:
+    """Return the row number of a cursor. Raises ValueError for an invalid cursor."""
     if not cursor.isdecimal() or len(cursor) > CURSOR_LENGTH_MAX:
-        raise ValueError(f"no cursor of ours: {cursor!r}; use the next_cursor of an earlier page")
+        raise ValueError(f"invalid cursor {cursor!r}; use next_cursor of an earlier page")
     return int(cursor)
 
 
 class Store(Protocol):
-    """The store of record. All methods raise TransientError while it is full, locked or away; ValueError for a cursor
-    that it never gave."""
+    """The store of record. All methods raise TransientError while it is full, locked or away, and ValueError for an
+    invalid cursor."""
 
     async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
-        """Commit the job's row, unless its id is taken. `request_digest` tells the same request from another one."""
+        """Commit the job's row unless its id is taken. `request_digest` identifies a repetition of the same request."""
         ...
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
-        """Commit the job's final state; the first one stands. False when there is no such job."""
+        """Commit the job's final state; the first one wins. False when the job does not exist."""
         ...
 
     async def job(self, job_id: JobId) -> JobRow | None:
@@ -104,11 +104,11 @@ class Store(Protocol):
         ...
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
-        """Return every job without a final state, the first accepted first: what a lost stream is rebuilt from."""
+        """Return every job without a final state, the first accepted first, to rebuild a lost stream."""
         ...
 
     async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
-        """Commit the plan; False when it is recorded already."""
+        """Commit the plan; False when it is already recorded."""
         ...
 
     async def plan(self, plan_id: PlanId) -> PlanRow | None:
@@ -120,9 +120,9 @@ class Store(Protocol):
         ...
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
-        """Commit spans of instances' cost in one transaction; return how many were new.
+        """Commit cost spans of instances in one transaction; return how many were new.
 
-        A span that begins where a committed one of the same instance begins is that one, whatever it says.
+        Spans of one instance with equal start are the same span; the first one wins.
         """
         ...
 
@@ -133,53 +133,53 @@ class Store(Protocol):
         ...
 
     async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
-        """Return how far each instance is charged."""
+        """Return up to when each instance is charged."""
         ...
 
     async def confirm_charge(self, span: CostAccrued) -> None:
-        """Commit that the stream has this span."""
+        """Commit that the span is on the stream."""
         ...
 
     async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
-        """Return committed spans of which nobody knows whether the stream has them, oldest first."""
+        """Return committed spans not confirmed to be on the stream, oldest first."""
         ...
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
-        """Return what each job was allocated so far, in micro-dollars."""
+        """Return the allocated cost of each job so far, in micro-dollars."""
         ...
 
     async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
-        """Return what was charged in each day and month of UTC from that of `since` on, by owner, in that order."""
+        """Return the cost of each UTC day and month from that of `since` on, by period and owner, in this order."""
         ...
 
-    async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
-        """Claim an Idempotency-Key; None when it was free, else the request that holds it."""
+    async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
+        """Claim an Idempotency-Key; return None when it was free, otherwise the request that holds it."""
         ...
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
-        """Commit the answer that every repeat of the request gets."""
+        """Commit the answer for every repetition of the request."""
         ...
 
-    async def forget_requests(self, before: datetime) -> int:
-        """Drop claims that were begun before; return how many."""
+    async def delete_requests(self, before: datetime) -> int:
+        """Delete claims started before; return how many."""
         ...
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
-        """Commit a folded state and what it stands for."""
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
+        """Commit a folded state and its label."""
         ...
 
     async def snapshots(self) -> Sequence[SnapshotRow]:
-        """Return all that are kept, the last kept first, without their bodies."""
+        """Return all snapshots without their bodies, the last saved first."""
         ...
 
     async def snapshot_body(self, number: int) -> bytes | None:
-        """Return the state that was kept under this number; None when it is forgotten."""
+        """Return the body of a snapshot; None when it was deleted."""
         ...
 
     async def delete_snapshots(self, numbers: Sequence[int]) -> None:
-        """Drop these; numbers that are not there are no mistake."""
+        """Delete these snapshots; unknown numbers are ignored."""
         ...
 
     async def close(self) -> None:
-        """Finish what is under way and leave."""
+        """Finish pending work and close."""
         ...

@@ -1,4 +1,4 @@
-"""Rows of a store of record, and what they stand for. Instants are microseconds since 1970 UTC, documents JSON."""
+"""Converts rows of a store of record. Instants are microseconds since 1970 UTC, documents JSON."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ Row = tuple[object, ...]
 JOB_COLUMNS = "number, spec, request_digest, accepted_at, outcome, finished_at"
 PLAN_COLUMNS = "number, made_at, fact"
 SPAN_COLUMNS = "number, fact"
-SNAPSHOT_COLUMNS = "number, kept_at, label"
+SNAPSHOT_COLUMNS = "number, saved_at, label"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -52,27 +52,27 @@ def span(row: Row) -> CostAccrued:
 
 
 def snapshot(row: Row) -> SnapshotRow:
-    """Return the kept state in a row of SNAPSHOT_COLUMNS."""
-    number, kept_at, label = row
-    return msgspec.convert({"number": number, "kept_at": instant(kept_at), "label": label}, SnapshotRow)
+    """Return the snapshot in a row of SNAPSHOT_COLUMNS."""
+    number, saved_at, label = row
+    return msgspec.convert({"number": number, "saved_at": instant(saved_at), "label": label}, SnapshotRow)
 
 
 def document(fact: msgspec.Struct) -> str:
-    """Return the JSON that stands in the row."""
+    """Return the JSON column for a fact."""
     return _encoder.encode(fact).decode()
 
 
 def number_of(at: datetime) -> int:
-    """Return the column's number for an instant."""
+    """Return the column for an instant."""
     return (at - _EPOCH) // _MICROSECOND
 
 
 def instant(number: object) -> datetime:
-    """Return the instant that a column's number stands for."""
+    """Return the instant of a column."""
     return _EPOCH + integer(number) * _MICROSECOND
 
 
 def integer(value: object) -> int:
-    """Return a column's integer; anything else there is a bug of ours."""
-    assert isinstance(value, int), f"the column holds {value!r}, not an integer"  # noqa: S101 - our own bug
+    """Return a column's integer; any other type is a bug."""
+    assert isinstance(value, int), f"the column holds {value!r}, not an integer"  # noqa: S101 - a bug
     return value

@@ -1,4 +1,4 @@
-"""Brings a SQLite database to the schema that this version knows: numbered migrations, each once, under a lock."""
+"""Migrates a SQLite database to the schema of this version: numbered migrations, each once, under a lock."""
 
 import sqlite3
 from importlib.resources import files
@@ -16,8 +16,8 @@ def migrations(database: Literal["sqlite", "postgres"]) -> tuple[tuple[int, str]
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Apply what is missing in one transaction. Raises ConfigError for a schema newer than this version knows."""
-    connection.execute("BEGIN EXCLUSIVE")  # two processes that start together: the second finds it done
+    """Apply missing migrations in one transaction. Raises ConfigError for a newer schema."""
+    connection.execute("BEGIN EXCLUSIVE")  # of two concurrent processes the second finds it done
     try:
         _apply(connection, path)
         connection.execute("COMMIT")
@@ -26,8 +26,8 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         raise
 
 
-def refuse_other(connection: sqlite3.Connection, path: str) -> None:
-    """Raise ConfigError unless the schema is the one that this version knows: for readers, who leave it as it is."""
+def require_current_schema(connection: sqlite3.Connection, path: str) -> None:
+    """Raise ConfigError unless the schema is that of this version; for readers, which must not migrate it."""
     newest = migrations("sqlite")[-1][0]
     (current,) = connection.execute("PRAGMA user_version").fetchone()
     if current != newest:
@@ -43,7 +43,7 @@ def _apply(connection: sqlite3.Connection, path: str) -> None:
     if current > newest:
         raise ConfigError(
             "store",
-            [f"{path} has schema {current}, this version knows {newest}; run the version that wrote it, or a newer"],
+            [f"{path} has schema {current}, this version supports {newest}; run a newer version"],
         )
     for number, script in known:
         if number > current:
@@ -53,11 +53,11 @@ def _apply(connection: sqlite3.Connection, path: str) -> None:
 
 
 def statements(script: str) -> tuple[str, ...]:
-    """Return the statements of a script. `executescript` would commit before the first and so give up the lock."""
-    found, statement = [], ""
+    """Return the statements of a script. `executescript` would commit first and so release the lock."""
+    complete, statement = [], ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
-            found.append(statement)
+            complete.append(statement)
             statement = ""
-    return tuple(found)
+    return tuple(complete)

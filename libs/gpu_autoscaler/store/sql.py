@@ -1,4 +1,4 @@
-"""The store of record in SQL. SqliteStore and PostgresStore say how statements and transactions are run, no more."""
+"""The store of record in SQL. SqliteStore and PostgresStore only run its statements and transactions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store import operations, rows
-from gpu_autoscaler.store.operations import Operation, one
+from gpu_autoscaler.store.operations import Operation, execute
 from gpu_autoscaler.store.protocol import (
     PAGE_COUNT_MAX,
     Acceptance,
@@ -24,7 +24,7 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
-    place_of,
+    parse_cursor,
 )
 from gpu_autoscaler.store.rows import JOB_COLUMNS, PLAN_COLUMNS, SNAPSHOT_COLUMNS, SPAN_COLUMNS, Row, number_of
 
@@ -37,7 +37,7 @@ _SNAPSHOTS = f"SELECT {SNAPSHOT_COLUMNS} FROM snapshots"  # noqa: S608 - constan
 
 
 class SqlStore(ABC):
-    """A Store whose database takes SQL with `?` for values."""
+    """A Store on a SQL database, with `?` for values."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class SqlStore(ABC):
 
     @abstractmethod
     async def _write(self, operation: Operation[T]) -> T:
-        """Run the operation in one transaction; it is on the disk when this returns."""
+        """Run the operation in one transaction; return when it is on disk."""
 
     @abstractmethod
     async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
@@ -61,8 +61,8 @@ class SqlStore(ABC):
 
     async def job(self, job_id: JobId) -> JobRow | None:
         """See Store."""
-        found = await self._rows(f"{_JOBS} WHERE job_id = ?", (job_id,))
-        return rows.job(found[0]) if found else None
+        records = await self._rows(f"{_JOBS} WHERE job_id = ?", (job_id,))
+        return rows.job(records[0]) if records else None
 
     async def jobs(
         self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
@@ -81,8 +81,8 @@ class SqlStore(ABC):
 
     async def plan(self, plan_id: PlanId) -> PlanRow | None:
         """See Store."""
-        found = await self._rows(f"{_PLANS} WHERE plan_id = ?", (plan_id,))
-        return rows.plan(found[0]) if found else None
+        records = await self._rows(f"{_PLANS} WHERE plan_id = ?", (plan_id,))
+        return rows.plan(records[0]) if records else None
 
     async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
         """See Store."""
@@ -115,44 +115,46 @@ class SqlStore(ABC):
     async def confirm_charge(self, span: CostAccrued) -> None:
         """See Store."""
         update = "UPDATE ledger SET is_confirmed = 1 WHERE provider_id = ? AND from_at = ?"
-        await self._write(one(update, span.provider_id, number_of(span.from_at)))
+        await self._write(execute(update, span.provider_id, number_of(span.from_at)))
 
     async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
         """See Store."""
-        found = await self._rows(f"{_SPANS} WHERE is_confirmed = 0 ORDER BY number LIMIT ?", (count_max,))
-        return [rows.span(row) for row in found]
+        records = await self._rows(f"{_SPANS} WHERE is_confirmed = 0 ORDER BY number LIMIT ?", (count_max,))
+        return [rows.span(row) for row in records]
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
         """See Store."""
-        found = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs")
-        return {JobId(str(job_id)): rows.integer(spent) for job_id, spent in found}
+        records = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs")
+        return {JobId(str(job_id)): rows.integer(spent) for job_id, spent in records}
 
     async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
         """See Store."""
-        found = await self._rows(
+        records = await self._rows(
             "SELECT period, owner, micro_usd FROM charged_periods "
             "WHERE period >= CASE length(period) WHEN 7 THEN ? ELSE ? END ORDER BY period, owner",
             (period_name("month", since), period_name("day", since)),
         )
-        return [Spent(period=str(day), owner=str(owner), micro_usd=rows.integer(spent)) for day, owner, spent in found]
+        return [
+            Spent(period=str(day), owner=str(owner), micro_usd=rows.integer(spent)) for day, owner, spent in records
+        ]
 
-    async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
+    async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
         """See Store."""
-        return await self._write(operations.begin_request(key, request_digest, begun_at))
+        return await self._write(operations.begin_request(key, request_digest, started_at))
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
         """See Store."""
         update = "UPDATE requests SET status = ?, answer = ? WHERE idempotency_key = ?"
-        await self._write(one(update, status, answer, key))
+        await self._write(execute(update, status, answer, key))
 
-    async def forget_requests(self, before: datetime) -> int:
+    async def delete_requests(self, before: datetime) -> int:
         """See Store."""
-        return await self._write(one("DELETE FROM requests WHERE begun_at < ? RETURNING 1", number_of(before)))
+        return await self._write(execute("DELETE FROM requests WHERE started_at < ? RETURNING 1", number_of(before)))
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
         """See Store."""
-        insert = "INSERT INTO snapshots (kept_at, label, body) VALUES (?, ?, ?)"
-        await self._write(one(insert, number_of(kept_at), label, body))
+        insert = "INSERT INTO snapshots (saved_at, label, body) VALUES (?, ?, ?)"
+        await self._write(execute(insert, number_of(saved_at), label, body))
 
     async def snapshots(self) -> Sequence[SnapshotRow]:
         """See Store."""
@@ -160,13 +162,13 @@ class SqlStore(ABC):
 
     async def snapshot_body(self, number: int) -> bytes | None:
         """See Store."""
-        found = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
-        return msgspec.convert(found[0][0], bytes) if found else None
+        records = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
+        return msgspec.convert(records[0][0], bytes) if records else None
 
     async def delete_snapshots(self, numbers: Sequence[int]) -> None:
         """See Store."""
         for number in numbers:
-            await self._write(one("DELETE FROM snapshots WHERE number = ?", number))
+            await self._write(execute("DELETE FROM snapshots WHERE number = ?", number))
 
     async def _page(
         self,
@@ -177,11 +179,11 @@ class SqlStore(ABC):
         count_max: int,
         to_row: Callable[[Row], T],
     ) -> Page[T]:
-        """Rows before the cursor, newest first. One more is read to know whether there is a next page."""
+        """Return rows before the cursor, newest first. One more is read to detect a next page."""
         count = max(1, min(count_max, PAGE_COUNT_MAX))
         if cursor is not None:
-            where, values = f"{where} AND number < ?", (*values, place_of(cursor))
+            where, values = f"{where} AND number < ?", (*values, parse_cursor(cursor))
         query = f"{select} WHERE {where} ORDER BY number DESC LIMIT ?"
-        found = await self._rows(query, (*values, count + 1))
-        next_cursor = str(found[count - 1][0]) if len(found) > count else None
-        return Page(rows=tuple(to_row(row) for row in found[:count]), next_cursor=next_cursor)
+        records = await self._rows(query, (*values, count + 1))
+        next_cursor = str(records[count - 1][0]) if len(records) > count else None
+        return Page(rows=tuple(to_row(row) for row in records[:count]), next_cursor=next_cursor)

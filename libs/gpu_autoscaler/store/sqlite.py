@@ -1,8 +1,8 @@
 """The store of record in one SQLite file, for services on one machine. Several processes open the same file.
 
-Every statement runs on one thread of its own, so the loop never waits for the disk. Write-ahead log, and synchronous
-FULL: a commit is on the disk when it returns (SQLite documentation, "PRAGMA synchronous", read 2026-11-21; NORMAL
-may lose the last commits of a write-ahead log in a power cut).
+Statements run on a separate thread, so the event loop never waits for the disk. Write-ahead log with synchronous FULL:
+a commit is on disk when it returns (SQLite documentation, "PRAGMA synchronous", read 2026-11-21; with NORMAL a power
+cut may lose the last commits of a write-ahead log).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import TypeVar
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.operations import Operation
 from gpu_autoscaler.store.rows import Row
-from gpu_autoscaler.store.schema import migrate, refuse_other
+from gpu_autoscaler.store.schema import migrate, require_current_schema
 from gpu_autoscaler.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -26,15 +26,15 @@ URL_PREFIX = "sqlite:///"
 
 
 def path_of(url: str) -> Path:
-    """Return the file that `sqlite:///relative` or `sqlite:////absolute` names. Raises ConfigError for other URLs."""
+    """Return the file of `sqlite:///relative` or `sqlite:////absolute`. Raises ConfigError for other URLs."""
     path = url.removeprefix(URL_PREFIX)
     if path == url or not path:
-        raise ConfigError("store", [f"url: must be {URL_PREFIX}<file>, such as {URL_PREFIX}gpu-autoscaler.db"])
+        raise ConfigError("store", [f"store.url: must be {URL_PREFIX}<file>, such as {URL_PREFIX}gpu-autoscaler.db"])
     return Path(path)
 
 
 class SqliteStore(SqlStore):
-    """A Store in one file. Make it with `open`."""
+    """A Store in one file. Create with `open`."""
 
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:
         self._connection = connection
@@ -43,14 +43,14 @@ class SqliteStore(SqlStore):
 
     @classmethod
     async def open(cls, path: Path, *, is_read_only: bool = False) -> "SqliteStore":
-        """Open or make the file and bring its schema up to date; `is_read_only` does neither.
+        """Open or create the file and migrate its schema; `is_read_only` only opens it.
 
-        Raises ConfigError for a missing folder, a file that is no database, or another schema than can be had here;
-        TransientError while another process holds it.
+        Raises ConfigError for a missing folder, a file that is not a database, or an unsupported schema; TransientError
+        while another process locks it.
         """
         if not path.parent.is_dir():
             raise ConfigError(
-                "store", [f"folder {path.parent} of {path.name} does not exist; make it or set store.url"]
+                "store", [f"folder {path.parent} of {path.name} does not exist; create it or set store.url"]
             )
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
@@ -61,14 +61,14 @@ class SqliteStore(SqlStore):
         return cls(connection, thread, path)
 
     async def close(self) -> None:
-        """Finish what is under way and close the file."""
+        """Finish pending work and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
 
     async def _write(self, operation: Operation[T]) -> T:
         def transaction() -> T:
-            with self._told():
-                # IMMEDIATE takes the write lock first: a transaction that reads before it writes could not wait for it.
+            with self._translated_errors():
+                # IMMEDIATE takes the write lock at once: a transaction that reads first could not wait for it.
                 self._connection.execute("BEGIN IMMEDIATE")
                 try:
                     result = _drive(self._connection, operation)
@@ -83,21 +83,21 @@ class SqliteStore(SqlStore):
 
     async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
         def read() -> list[Row]:
-            with self._told():
+            with self._translated_errors():
                 return self._connection.execute(query, values).fetchall()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """A full disk, a lock or a lost file is for later; the message says which."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise TransientError for a full disk, a lock or a lost file."""
         try:
             yield
         except sqlite3.OperationalError as exc:
-            raise TransientError(f"store {self._path}: {exc}; free the disk or the lock, it is tried again") from exc
+            raise TransientError(f"store {self._path}: {exc}; free the disk or the lock; retried") from exc
 
 
-def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT001 - handed on by position
+def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT001 - passed by position
     address = f"{path.absolute().as_uri()}?mode={'ro' if is_read_only else 'rwc'}"
     try:
         connection = sqlite3.connect(
@@ -107,7 +107,7 @@ def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT
         raise ConfigError("store", [f"{path} cannot be opened ({exc}); check its permissions"]) from exc
     try:
         if is_read_only:
-            refuse_other(connection, str(path))
+            require_current_schema(connection, str(path))
             return connection
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -115,10 +115,10 @@ def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT
         migrate(connection, str(path))
     except sqlite3.OperationalError as exc:
         connection.close()
-        raise TransientError(f"store {path}: {exc}; it is tried again") from exc
+        raise TransientError(f"store {path}: {exc}; retried") from exc
     except sqlite3.DatabaseError as exc:
         connection.close()
-        raise ConfigError("store", [f"{path} is no SQLite database ({exc}); set store.url to another file"]) from exc
+        raise ConfigError("store", [f"{path} is not a SQLite database ({exc}); set store.url to another"]) from exc
     except BaseException:
         connection.close()
         raise

@@ -1,1 +1,1 @@
-"""Says on Kubernetes objects what becomes of them."""
+"""Writes Kubernetes Events on pods and nodes."""

@@ -1,4 +1,4 @@
-"""The announcer: says on pods and nodes, as Kubernetes Events, why they wait, come, stay and go. Decides nothing."""
+"""The announcer: writes Kubernetes Events on pods and nodes: why they wait, arrive, stay and are removed."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outputs
 
-# So many at once, and in as long as a tick takes, however often something is urgent. Kubernetes' own clients allow a
-# source 25 at once and then one in five minutes (k8s.io/client-go, tools/record/events_cache.go, read 2026-11-21).
+# Maximum number of Events in any TICK_SECONDS, urgent ticks included. Kubernetes' own clients allow a source 25 at once
+# and then one in five minutes (k8s.io/client-go, tools/record/events_cache.go, read 2026-11-21).
 EVENTS_PER_TICK_MAX = 20
 TICK_SECONDS = 10.0
-# What is news: the same words after so long, as Events are kept an hour (kube-apiserver --event-ttl, read 2026-11-21);
-# other words about the same thing sooner, and not with each number in them that moves.
+# An unchanged message is repeated before Kubernetes forgets it (kube-apiserver --event-ttl is an hour, read
+# 2026-11-21); a changed one sooner, but not with every number that changes in it.
 REPEAT_AFTER, REWORD_AFTER = timedelta(minutes=30), timedelta(minutes=1)
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
@@ -36,13 +36,13 @@ log = structlog.get_logger()
 class Events(Protocol):
     """Where announcements are written."""
 
-    async def say(self, said: Announcement, now: datetime) -> None:
+    async def record(self, announcement: Announcement, now: datetime) -> None:
         """Write it. Raises TransientError, PermanentError."""
         ...
 
 
 class Announcer:
-    """Looks at the state as it is, and says what is new. What it has said it remembers; the Events themselves count."""
+    """Compares the announcements of the current state with those it has written, and writes what is new."""
 
     name: ClassVar[str] = "announcer"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
@@ -51,60 +51,63 @@ class Announcer:
     urgent: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,
         SpotNoticeReceived,
-        ScalingPodEvicted,  # a pod can be described for as long as its grace lasts
+        ScalingPodEvicted,  # an evicted pod can be described only during its grace period
         ScalingDrainCancelled,
     )
     tick_seconds: ClassVar[float | None] = TICK_SECONDS
-    starts_from_snapshot: ClassVar[bool] = False  # the last plan is no part of the state
+    starts_from_snapshot: ClassVar[bool] = False  # the latest plan is not part of the state
 
     def __init__(self, view: StateView, policy: ScalingPolicy, events: Events) -> None:
         self._view = view
         self._file = policy
         self._events = events
         self._plan: Plan | None = None
-        self._said: dict[tuple[str, str], tuple[str, datetime]] = {}  # topic -> words, when
-        self._written_at: deque[datetime] = deque(maxlen=EVENTS_PER_TICK_MAX)  # the last ones
+        self._written: dict[tuple[str, str], tuple[str, datetime]] = {}  # topic -> message, when
+        self._written_at: deque[datetime] = deque(maxlen=EVENTS_PER_TICK_MAX)  # the latest ones
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Read the state under this policy file from now on."""
+        """Use this policy file from now on."""
         self._file = policy
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
-        """Remember the last plan: it is where the reasons stand."""
-        for each in recorded:
-            if isinstance(each.fact, ScalingPlanMade):
-                self._plan = each.fact.plan
+        """Keep the latest plan: it holds the reasons."""
+        for entry in recorded:
+            if isinstance(entry.fact, ScalingPlanMade):
+                self._plan = entry.fact.plan
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Say what is new, within the limit of one tick; the rest is still new at the next one."""
+        """Write what is new, within the limit of one tick; the rest is still new in the next one."""
         state = self._view.state
         policy = effective_policy(self._file, state.policy_documents)
-        told = list(announcements(StatusView.of(state, policy, now, self._plan)))
-        topics = {each.topic for each in told}
-        self._said = {topic: said for topic, said in self._said.items() if topic in topics}
-        # What was never said comes first, then what was said longest ago: nobody is passed over for ever.
-        news = sorted((one for one in told if self._is_news(one, now)), key=lambda one: self._last_said(one, now))
-        for each in news[: self._room(now)]:
+        current = list(announcements(StatusView.of(state, policy, now, self._plan)))
+        topics = {announcement.topic for announcement in current}
+        self._written = {topic: written for topic, written in self._written.items() if topic in topics}
+        # What was never written comes first, then what was written longest ago, so that nothing starves.
+        new = [announcement for announcement in current if self._is_new(announcement, now)]
+        new.sort(key=lambda announcement: self._last_written_at(announcement, now))
+        for announcement in new[: self._allowed_count(now)]:
             self._written_at.append(now)
             try:
-                await self._events.say(each, now)
+                await self._events.record(announcement, now)
             except TransientError as exc:
-                log.warning("events not written, tried again with the next tick", error=str(exc))
-                break  # the server is away; one question is enough to know
+                log.warning("events not written, retried with the next tick", error=str(exc))
+                break  # the API server is unreachable: one attempt a tick is enough
             except PermanentError as exc:
-                log.warning("event not written, left out", object=each.name, reason=each.reason, error=str(exc))
-            self._said[each.topic] = (each.message, now)
+                log.warning("event rejected", object=announcement.name, reason=announcement.reason, error=str(exc))
+            self._written[announcement.topic] = (announcement.message, now)
         return ()
 
-    def _room(self, now: datetime) -> int:
+    def _allowed_count(self, now: datetime) -> int:
         recent = sum(now - at < timedelta(seconds=TICK_SECONDS) for at in self._written_at)
         return EVENTS_PER_TICK_MAX - recent
 
-    def _last_said(self, one: Announcement, now: datetime) -> datetime:
-        return self._said[one.topic][1] if one.topic in self._said else datetime.min.replace(tzinfo=now.tzinfo)
+    def _last_written_at(self, announcement: Announcement, now: datetime) -> datetime:
+        never = ("", datetime.min.replace(tzinfo=now.tzinfo))
+        return self._written.get(announcement.topic, never)[1]
 
-    def _is_news(self, one: Announcement, now: datetime) -> bool:
-        words, at = self._said.get(one.topic, (None, None))
+    def _is_new(self, announcement: Announcement, now: datetime) -> bool:
+        message, at = self._written.get(announcement.topic, (None, None))
         if at is None:
             return True
-        return not one.is_once and now - at >= (REPEAT_AFTER if words == one.message else REWORD_AFTER)
+        wait = REPEAT_AFTER if message == announcement.message else REWORD_AFTER
+        return not announcement.is_once and now - at >= wait

@@ -1,7 +1,7 @@
 """The declaration of the announcer."""
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.event_recorder import EventRecorder
 from gpu_autoscaler.runtime.process import ProcessContext
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler_services.announcer.service import Announcer
@@ -13,7 +13,7 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
     """Compose the service."""
     policies = policy_file(context)
     kube, _ = await open_kube(context)
-    service = Announcer(context.view, policies.now, EventWriter(kube))
+    service = Announcer(context.view, policies.now, EventRecorder(kube))
     await follow_policy(context, policies, service.use_policy)
     return service, await open_bus(context, Announcer)
 

@@ -7,7 +7,7 @@ import yaml
 from cyclopts import App, Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.karpenter.v1beta_kinds import converted
+from gpu_autoscaler.providers.karpenter.v1beta_kinds import convert_documents
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
 
@@ -33,10 +33,10 @@ def karpenter(
 
     Exit codes: 0 converted, 2 invalid input (nothing is printed).
     """
-    found = converted(_documents(file), role=role, source=str(file))
-    for what, told in found.notes:
-        print_message(f"{what}: {told}")
-    print(yaml.safe_dump_all(found.objects, sort_keys=False), end="")
+    converted = convert_documents(_documents(file), role=role, source=str(file))
+    for subject, note in converted.notes:
+        print_message(f"{subject}: {note}")
+    print(yaml.safe_dump_all(converted.objects, sort_keys=False), end="")
     return Exit.OK
 
 

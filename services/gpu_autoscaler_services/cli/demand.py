@@ -17,8 +17,8 @@ demand = App(
     help="Report demand, so that capacity is free for work that is about to arrive.",
     help_format="plaintext",
     help_epilogue="""Examples:
-  gpu-autoscaler demand report nightly-eval --count 4 --gpus 1 --gpu-type L40S --seconds 7200
-  gpu-autoscaler demand report nightly-eval --count 0 --gpus 1 --gpu-type L40S
+  gpu-autoscaler demand report nightly-eval --count 4 --gpus 1 --seconds 7200
+  gpu-autoscaler demand report nightly-eval --count 0 --gpus 1
   gpu-autoscaler demand list""",
 )
 

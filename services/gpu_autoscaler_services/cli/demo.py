@@ -1,14 +1,32 @@
 """`gpu-autoscaler demo`: run a complete scenario on a simulated cluster and narrate it."""
 
 import asyncio
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.local.system import CloudName
+
+if TYPE_CHECKING:
+    from gpu_autoscaler_services.demo.report import Report
+
+_MARKS = (
+    ("NOTICE", "bold red"),
+    ("the cloud refused", "yellow"),
+    ("decided", "cyan"),
+    ("node ", "green"),
+    ("job ", "default"),
+)
 
 
 def demo(
@@ -24,7 +42,6 @@ def demo(
 ) -> int:
     """Run the demo."""
     from gpu_autoscaler_services.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - imports the whole system
-    from gpu_autoscaler_services.demo.terminal import Teller, show_report  # noqa: PLC0415 - imports the whole system
 
     options = DemoOptions(
         folder=folder,
@@ -36,9 +53,45 @@ def demo(
         is_kept_up=keep,
         cloud=cloud,
     )
-    teller = Teller()
-    report = asyncio.run(run_demo(options, teller.say, on_report=lambda made: show_report(made, folder)))
+    printer = _LinePrinter()
+    report = asyncio.run(run_demo(options, printer.print, on_report=lambda report: _show_report(report, folder)))
     if report.broken_promises:
-        print_message(f"{len(report.broken_promises)} promise(s) broken; logs are in {folder / 'logs'}")
+        print_message(f"{len(report.broken_promises)} promise(s) broken; see the logs in {folder / 'logs'}")
         return Exit.FAILURE
     return Exit.OK
+
+
+class _LinePrinter:
+    """Prints lines with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def print(self, line: str) -> None:
+        """Print the line; colors only on a terminal that supports them."""
+        style = next((style for start, style in _MARKS if line.startswith(start)), "dim")
+        text = Text(f"{time.monotonic() - self._began:6.1f} s  ", style="dim")
+        text.append(line, style=style)
+        self._console.print(text)
+        sys.stdout.flush()
+
+
+def _show_report(report: "Report", folder: Path) -> None:
+    """Print the report; micro-dollars as dollars."""
+    table = Table(title="Report", box=None, title_justify="left", show_header=False)
+    for field in msgspec.structs.fields(type(report)):
+        value = getattr(report, field.name)
+        if field.name == "broken_promises":
+            continue
+        if field.name.endswith("_micro_usd"):
+            table.add_row(field.name.removesuffix("_micro_usd") + "_usd", f"{value / MICRO_USD_PER_USD:,.6f}")
+        else:
+            table.add_row(field.name, "-" if value is None else f"{value}")
+    console = Console(highlight=False)
+    console.print(table)
+    for sentence in report.broken_promises:
+        console.print(Text(f"BROKEN: {sentence}", style="bold red"))
+    if not report.broken_promises:
+        console.print(Text("All promises kept.", style="bold green"))
+    console.print(f"Report file: {folder / 'report.json'}")

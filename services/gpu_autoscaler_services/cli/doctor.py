@@ -20,7 +20,7 @@ from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.doctor_live import LiveOptions, check_live, run_live
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import Output, print_message, show
-from gpu_autoscaler_services.rights import RIGHTS_WITH_KARPENTER, rules_with_karpenter
+from gpu_autoscaler_services.registry import specs
 from gpu_autoscaler_services.wiring import connection_of
 
 
@@ -106,7 +106,7 @@ def _cluster_role(options: KarpenterOptions) -> str:
         "verbs": ["get"],
     }
     has_limits = options.mode == "limits"
-    rules = [rule for service in RIGHTS_WITH_KARPENTER for rule in rules_with_karpenter(service, has_limits=has_limits)]
+    rules = [rule for spec in reversed(specs()) for rule in spec.karpenter_rules(has_limits=has_limits)]
     if has_limits:
         rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})  # the scaler always has this right
     role = {

@@ -84,7 +84,7 @@ def choose_offer(offers: list[Offer], key: str | None) -> Offer:
     buyable = {
         offer.key: offer
         for offer in offers
-        if offer.price_micro_usd_per_hour is not None and offer.barred_because is None
+        if offer.price_micro_usd_per_hour is not None and offer.unavailable_because is None
     }
     if key is None:
         if not buyable:
@@ -95,7 +95,7 @@ def choose_offer(offers: list[Offer], key: str | None) -> Offer:
     known = next((offer for offer in offers if offer.key == key), None)
     if known is None:
         raise Stop(f"--offer: {key} is not offered; available: {', '.join(sorted(buyable)[:8])} ...", Exit.USAGE)
-    why = known.barred_because or "its price is unknown; set prices_path in the cloud's settings"
+    why = known.unavailable_because or "its price is unknown; set prices_path in the cloud's settings"
     raise Stop(f"--offer: {key} cannot be bought: {why}")
 
 

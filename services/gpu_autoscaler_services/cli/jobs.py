@@ -24,7 +24,7 @@ jobs = App(
     help="Submit, list, show, cancel and wait for jobs.",
     help_format="plaintext",
     help_epilogue="""Examples:
-  gpu-autoscaler jobs submit --name train --project vision --image registry.example/train:1 --gpus 8 --gpu-type A100
+  gpu-autoscaler jobs submit --name train --project p1 --image IMAGE --gpus 8
   gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
   gpu-autoscaler jobs list --state running
   gpu-autoscaler jobs wait JOB_ID --for completed""",

@@ -21,19 +21,9 @@ def _version() -> str:
     return version("gpu-autoscaler")
 
 
-_CLUSTER, _JOBS, _DECISIONS, _OPERATE, _SPEND, _SETUP, _DEVELOP, _HELP = (
-    Group.create_ordered(title)
-    for title in (
-        "See the cluster",
-        "Run jobs",
-        "Understand decisions",
-        "Operate",
-        "Spend and prices",
-        "Set up and check",
-        "Develop and replay",
-        "Help",
-    )
-)
+_CLUSTER, _JOBS, _DECISIONS = map(Group.create_ordered, ("See the cluster", "Run jobs", "Understand decisions"))
+_OPERATE, _SPEND, _SETUP = map(Group.create_ordered, ("Operate", "Spend and prices", "Set up and check"))
+_DEVELOP, _HELP = map(Group.create_ordered, ("Develop and replay", "Help"))
 
 app = App(
     name="gpu-autoscaler",
@@ -60,14 +50,14 @@ def _command(group: Group, target: str, text: str, *examples: str) -> None:
 _command(
     _CLUSTER,
     "views:status",
-    """Show the cluster in numbers: nodes, GPUs, jobs, price per hour, last plan.""",
+    "Show the cluster in numbers: nodes, GPUs, jobs, price per hour, last plan.",
     "status",
     "status -o json",
 )
 _command(
     _CLUSTER,
     "views:nodes",
-    """List nodes, from order to termination, with GPUs, price and interruption notices.""",
+    "List nodes, from order to termination, with GPUs, price and interruption notices.",
     "nodes",
 )
 _command(
@@ -84,7 +74,7 @@ _group(_JOBS, "demand:demand", "demand", "Report demand, so that capacity is fre
 _command(
     _DECISIONS,
     "views:why",
-    """Explain a node, pod or job: what it waits for or why it exists, then its history back to the first cause.""",
+    "Explain a node, pod or job: what it waits for or why it exists, then its history back to the first cause.",
     "why job job-1a2b",
     "why node gpu-node-7",
     "why pod team-a/trainer-0",
@@ -92,7 +82,7 @@ _command(
 _command(
     _DECISIONS,
     "views:plans",
-    """List the latest plans: decisions and deferred actions, each with its reason.""",
+    "List the latest plans: decisions and deferred actions, each with its reason.",
     "plans --limit 3",
 )
 _command(
@@ -128,7 +118,7 @@ still start on free capacity.""",
 _command(
     _OPERATE,
     "directives:pause",
-    """Suspend purchases and voluntary removals of one pool for a while.""",
+    "Suspend purchases and voluntary removals of one pool for a while.",
     "pause training --for 1h30m --reason 'image rollout'",
 )
 _command(
@@ -138,41 +128,36 @@ _command(
 
 Nodes with running work are not removed. The limits of the policy still apply. A new override replaces the previous one
 of the same scope (cluster, pool, GPU model, or pool and GPU model).""",
-    "override --at-least 4 --pool training --for 3d --reason 'release week'",
-    "override --at-most 16 --unit gpus --gpu-type A100 --for 12h --reason 'spend review'",
+    "override --at-least 4 --pool training --for 3d --reason release",
+    "override --at-most 16 --unit gpus --for 12h --reason 'spend review'",
 )
 _command(
     _OPERATE,
     "directives:resume",
-    """End a freeze, pause or override early. Without a key, ends the freeze.""",
+    "End a freeze, pause or override early. Without a key, ends the freeze.",
     "resume",
     "resume pause/training --reason 'rollout finished'",
 )
 _command(
     _OPERATE,
     "directives:directives",
-    """List active freezes, pauses and overrides: who set each, why, and until when.""",
+    "List active freezes, pauses and overrides: who set each, why, and until when.",
     "directives",
 )
 _group(_OPERATE, "record:dead_letters", "dead-letters", "List or resubmit messages that a service could not process.")
 _command(_SPEND, "views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
+_command(_SPEND, "views:budget", "Show each spend budget: limit, spent, reserved and left.", "budget")
 _command(
     _SPEND,
-    "market:budget",
-    """Show each spend budget: limit, spent, reserved and left.""",
-    "budget",
-)
-_command(
-    _SPEND,
-    "market:offers",
-    """List available offers with prices, and offers that the cloud refused lately: until when, and why.""",
+    "views:offers",
+    "List available offers with prices, and offers that the cloud refused lately: until when, and why.",
     "offers",
 )
 _group(_SPEND, "prices:prices", "prices", "Save the cloud's current prices or catalog to a file.")
 _command(
     _SETUP,
     "up:up",
-    """Run the whole system on this machine until Ctrl-C: NATS, a simulated cluster, every service as a process.""",
+    "Run the whole system on this machine until Ctrl-C: NATS, a simulated cluster, every service as a process.",
     "up",
     "up --policy policy.toml --clock-factor 10",
     "up --kubeconfig ~/.kube/config",
@@ -203,7 +188,7 @@ NATS, watchers and dashboard run locally; nothing is decided or changed in the c
 _command(
     _DEVELOP,
     "demo:demo",
-    """Run a complete scenario on a simulated cluster and report it. Exits 1 if a promise is broken.""",
+    "Run a complete scenario on a simulated cluster and report it. Exits 1 if a promise is broken.",
     "demo",
     "demo --trace openb:traces/ --pods 200",
 )
@@ -226,7 +211,7 @@ Exit codes: 0 equal (with --policy: compared), 1 different, 3 no plan in that ti
 _command(
     _DEVELOP,
     "fake_cloud:fake_cloud",
-    """Serve a fake cloud API to test a driver against, until Ctrl-C. Prints the settings that connect the services.""",
+    "Serve a fake cloud API to test a driver against, until Ctrl-C. Prints the settings that connect the services.",
     "fake-cloud aws",
 )
 

@@ -73,7 +73,7 @@ def observe(
     watching = Watching(load_policy(policy), Clock(1.0), span.facts_max)
 
     async def run() -> None:
-        from gpu_autoscaler_services.demo.subscriber import Follower, connect  # noqa: PLC0415 - imports the whole system
+        from gpu_autoscaler_services.demo.subscriber import Subscriber, connect  # noqa: PLC0415 - imports the whole system
         from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem  # noqa: PLC0415 - imports the whole system
 
         await can_read(kubeconfig, watching.clock)
@@ -95,10 +95,10 @@ def observe(
             bus = await connect(system.nats_url)
             async with contextlib.AsyncExitStack() as open_things:
                 open_things.push_async_callback(bus.close)
-                follower = Follower(
+                subscriber = Subscriber(
                     bus, watching.clock, lambda seen: watching.add(seen.recorded, seen.stored_at), is_kept=False
                 )
-                await open_things.enter_async_context(follower)
+                await open_things.enter_async_context(subscriber)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(span.for_seconds):
                         await _follow(watching, ended, span.report_seconds, output)
@@ -145,10 +145,10 @@ class Watching:
         self._state, self._new = fold(self._state, self._new), []
         now = self.clock.now()
         # None of the instances is ours: this is known and current.
-        made = plan(msgspec.structs.replace(self._state, instances_listed_at=now), self._policy, now)
+        plan_now = plan(msgspec.structs.replace(self._state, instances_listed_at=now), self._policy, now)
         names = names_in_state(self._state)
-        sentences = [decision_sentence(decision, names) for decision in made.decisions]
-        sentences += [deferred_sentence(deferred, names) for deferred in made.deferred]
+        sentences = [decision_sentence(decision, names) for decision in plan_now.decisions]
+        sentences += [deferred_sentence(deferred, names) for deferred in plan_now.deferred]
         yield from (sentence for sentence in sentences if sentence not in self._printed)
         self._printed = frozenset(sentences)
 
@@ -198,12 +198,12 @@ async def _follow(watching: Watching, ended: asyncio.Event, report_seconds: floa
 async def _report(watching: Watching, output: Output) -> None:
     try:
         # In a separate thread, because the model runs its own event loop in virtual time.
-        found = await asyncio.to_thread(watching.compared)
+        comparison = await asyncio.to_thread(watching.compared)
     except ConfigError as exc:
-        print_message("; ".join(exc.mistakes))
+        print_message("; ".join(exc.violations))
         return
-    rows = list(figures({"theirs": found.theirs, "ours": found.ours}))
-    show(msgspec.to_builtins(found), rows, _COLUMNS, lambda row: str(row["name"]), output)
+    rows = list(figures({"theirs": comparison.theirs, "ours": comparison.ours}))
+    show(msgspec.to_builtins(comparison), rows, _COLUMNS, lambda row: str(row["name"]), output)
     print_message("assumptions:")
-    for sentence in found.assumptions:
+    for sentence in comparison.assumptions:
         print_message(f"  - {sentence}")

@@ -68,14 +68,14 @@ def up(
 
 
 def _check_cluster(kubeconfig: Path, clock_factor: float) -> str:
-    """Return the cluster's address after checking that it grants the services' rights. Raises as `see_cluster`."""
+    """Return the cluster's address after checking that it grants the services' rights. Raises as `check_access`."""
     from gpu_autoscaler.model.errors import ConfigError  # noqa: PLC0415 - only with --kubeconfig
     from gpu_autoscaler.runtime.config import KubeSettings  # noqa: PLC0415
     from gpu_autoscaler_services.local.cluster_access import check_access  # noqa: PLC0415
-    from gpu_autoscaler_services.rights import RIGHTS  # noqa: PLC0415
+    from gpu_autoscaler_services.registry import specs  # noqa: PLC0415
 
     if clock_factor != 1.0:
         raise ConfigError("clock", ["--clock-factor: a real cluster runs in wall time; set it to 1"])
     # A gateway on loopback does not authenticate callers, so it needs no rights.
-    rights = (right for service, service_rights in RIGHTS.items() if service != "gateway" for right in service_rights)
+    rights = (right for spec in specs() if spec.name != "gateway" for right in spec.rights)
     return asyncio.run(check_access(kubeconfig, rights, KubeSettings().namespace))

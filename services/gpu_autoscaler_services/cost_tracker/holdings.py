@@ -17,7 +17,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.cost_tracker.bills import NodeShape
 
 
-class _Held(msgspec.Struct, frozen=True, kw_only=True):
+class _BoundPod(msgspec.Struct, frozen=True, kw_only=True):
     """The last observation of a pod, and since when it is bound: it counts from its binding, not from its start."""
 
     pod: PodObserved
@@ -29,7 +29,7 @@ class Holdings:
     """The pods of every node, including deleted ones that are not charged yet."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[PodUid, _Held]] = {}
+        self._by_node: dict[str, dict[PodUid, _BoundPod]] = {}
 
     def note(self, recorded: Iterable[Recorded]) -> None:
         """Take in facts. Pods that belong to their node (DaemonSets) are not charged."""
@@ -43,25 +43,25 @@ class Holdings:
                 continue
             began_at = min(at, pod.started_at or at)
             from_at = began_at if known is None else min(began_at, known.from_at)
-            on_node[pod.pod_uid] = _Held(pod=pod, seen_at=at, from_at=from_at)
+            on_node[pod.pod_uid] = _BoundPod(pod=pod, seen_at=at, from_at=from_at)
 
     def on_node(self, shape: NodeShape, state: ClusterState) -> list[Allocation]:
         """Return the allocations of this node: GPUs and slices if it has any, else CPU."""
         return [
             Allocation(
-                owner=_owner(held.pod, state),
-                units=shape.units_of(held.pod.requests),
-                from_at=held.from_at,
-                until_at=_until(held, state),
+                owner=_owner(bound.pod, state),
+                units=shape.units_of(bound.pod.requests),
+                from_at=bound.from_at,
+                until_at=_until(bound, state),
             )
-            for held in self._by_node.get(shape.name, {}).values()
+            for bound in self._by_node.get(shape.name, {}).values()
         ]
 
     def forget(self, node_name: str, before: datetime, state: ClusterState) -> None:
         """Forget pods of the node that ended by then: they are charged."""
         on_node = self._by_node.get(node_name, {})
-        for uid, held in list(on_node.items()):
-            until_at = _until(held, state)
+        for uid, bound in list(on_node.items()):
+            until_at = _until(bound, state)
             if until_at is not None and until_at <= before:
                 del on_node[uid]
         if not on_node:
@@ -72,17 +72,17 @@ class Holdings:
         return tuple(self._by_node)
 
 
-def _until(held: _Held, state: ClusterState) -> datetime | None:
+def _until(bound: _BoundPod, state: ClusterState) -> datetime | None:
     """Return when the pod released its resources; None if it still holds them.
 
     Of a pod that the state has forgotten only the last observation is known.
     """
-    if is_finished(held.pod):
-        return held.pod.finished_at or held.seen_at
-    if held.pod.pod_uid in state.pods:
+    if is_finished(bound.pod):
+        return bound.pod.finished_at or bound.seen_at
+    if bound.pod.pod_uid in state.pods:
         return None
-    gone = tombstone_of(state.pods_gone, held.pod.pod_uid)
-    return held.seen_at if gone is None else gone.gone_at
+    gone = tombstone_of(state.pods_gone, bound.pod.pod_uid)
+    return bound.seen_at if gone is None else gone.gone_at
 
 
 def _owner(pod: PodObserved, state: ClusterState) -> Owner:

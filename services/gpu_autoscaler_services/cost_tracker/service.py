@@ -10,12 +10,12 @@ from typing import ClassVar
 import structlog
 from prometheus_client import Gauge
 
-from gpu_autoscaler.core.limits.accrual import busy_gpus, span_micro_usd, split, thresholds_crossed
+from gpu_autoscaler.core.limits.accrual import busy_gpus, span_micro_usd, split_cost, thresholds_crossed
 from gpu_autoscaler.core.state.ledger import period_start
-from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerTold, SpentByJob
+from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerReported, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.job import JobFinished, JobQueued
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved
@@ -56,15 +56,15 @@ class CostTracker:
         PodListed,
         JobQueued,
         JobFinished,
-        GpuNodeSummarised,
+        GpuNodeSummarized,
         ScalingNodeOrdered,
         ScalingNodeLaunched,
         ScalingLaunchRefused,
         ScalingNodeTerminated,
         CostBudgetCrossed,
-        CostLedgerTold,
+        CostLedgerReported,
     )
-    publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerTold)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerReported)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
     starts_from_snapshot: ClassVar[bool] = False  # bills outlive the state's instances
@@ -85,7 +85,7 @@ class CostTracker:
         self._marks_published: set[str | None] = set()  # by condition
         self._to_check: set[JobId] = set()  # jobs that may have crossed an unpublished mark
         self._cleaned_at: datetime | None = None
-        self._ledger_told_at: datetime | None = None
+        self._ledger_reported_at: datetime | None = None
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember instances and pods that the state forgets before they are charged, and published marks."""
@@ -94,8 +94,8 @@ class CostTracker:
         for item in recorded:
             if isinstance(item.fact, CostBudgetCrossed):
                 self._marks_published.add(item.fact.condition())
-            elif isinstance(item.fact, CostLedgerTold):
-                self._ledger_told_at = item.fact.told_at
+            elif isinstance(item.fact, CostLedgerReported):
+                self._ledger_reported_at = item.fact.reported_at
             elif isinstance(item.fact, JobQueued):  # its budget is known from now on
                 self._to_check.add(item.fact.job_id)
 
@@ -124,15 +124,17 @@ class CostTracker:
         sums = await self._ledger_sums(now) if self._is_loaded else ()
         return [*sums, *await self._store.unconfirmed_charges(PUBLISHED_COUNT_MAX), *self._budgets(now)]
 
-    async def _ledger_sums(self, now: datetime) -> tuple[CostLedgerTold, ...]:
+    async def _ledger_sums(self, now: datetime) -> tuple[CostLedgerReported, ...]:
         """Return all sums of the ledger once a day, and on a new stream; nothing if today's are published.
 
         The unfinished jobs come from the store: a new stream does not have them yet, and their budgets must count on.
         """
-        if self._ledger_told_at is not None and period_start("day", self._ledger_told_at) >= period_start("day", now):
+        if self._ledger_reported_at is not None and period_start("day", self._ledger_reported_at) >= period_start(
+            "day", now
+        ):
             return ()
         open_jobs = {row.spec.job_id for row in await self._store.unfinished_jobs()}
-        told = CostLedgerTold(
+        sums = CostLedgerReported(
             spent=tuple(await self._store.spent_by_period(period_start("month", now) - timedelta(days=1))),
             charged=tuple(
                 ChargedUntil(provider_id=provider_id, until_at=max(charge.last.from_at, charge.last.to_at))
@@ -144,9 +146,9 @@ class CostTracker:
                 for job_id, spent in sorted(self._spent.items())
                 if job_id in open_jobs
             ),
-            told_at=now,
+            reported_at=now,
         )
-        return (told,)
+        return (sums,)
 
     def _unpaid(self) -> tuple[Bill, ...]:
         """Return the bills that are not charged to their end; recomputed only after a change."""
@@ -181,7 +183,7 @@ class CostTracker:
 
     def _span(self, bill: Bill, price: Price, total: int, from_at: datetime, to_at: datetime) -> CostAccrued:
         state, shape = self._view.state, self._bills.shape(bill.provider_id)
-        parts = split(
+        parts = split_cost(
             total,
             [] if shape is None else self._holdings.on_node(shape, state),
             units=0 if shape is None else shape.units,

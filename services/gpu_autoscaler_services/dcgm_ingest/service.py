@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from gpu_autoscaler.dcgm.parse import Page
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.runtime.addresses import NodeUrl
@@ -32,7 +32,7 @@ class DcgmIngest:
     name: ClassVar[str] = "dcgm_ingest"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = (NodeObserved, NodeGone, NodeListed)
-    publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarised)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarized)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     starts_from_snapshot: ClassVar[bool] = False  # folds three fact types, which are read quickly
     tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval allowed; a tick returns when the next is due

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSample, GpuSummary
+from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSample, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 
 WINDOW_SECONDS = 60
@@ -34,9 +34,9 @@ class Window:
             for sample in gpus:
                 self._samples.setdefault((sample.gpu, sample.gpu_uuid), []).append(sample)
 
-    def summary(self) -> GpuNodeSummarised:
+    def summary(self) -> GpuNodeSummarized:
         """Return the summary. An exporter that never answered gives no GPUs, not idle ones."""
-        return GpuNodeSummarised(
+        return GpuNodeSummarized(
             epoch=EPOCH,
             version=int(self.started_at.timestamp()),
             node_uid=self._node_uid,

@@ -1,1 +1,1 @@
-"""A story told on the running system: what is asked for, what is seen, and a report that checks the promises."""
+"""A scenario on the running system: requests, observed facts, and a report that checks the promises."""

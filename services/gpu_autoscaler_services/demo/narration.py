@@ -1,7 +1,8 @@
-"""Facts as sentences, as they happen: what a person wants to hear of a running cluster, and no more."""
+"""Sentences for the important facts of a running cluster."""
 
 from collections import Counter
 
+from gpu_autoscaler.core.explain.names import Namer, reason_sentence
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
@@ -15,6 +16,7 @@ from gpu_autoscaler.events.job import (
     JobStarted,
 )
 from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -32,21 +34,28 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
 
 class Narrator:
-    """Tells each thing once; remembers only which nodes were said to be ready."""
+    """Describes each event once; remembers which nodes were reported ready."""
 
     def __init__(self) -> None:
         self._ready_nodes: set[str] = set()
+        self._pods: dict[str, str] = {}  # pod/<uid> -> pod/<namespace>/<name>
 
-    def tell(self, fact: Fact) -> tuple[str, ...]:
-        """The sentences that this fact is worth; mostly none or one."""
+    def lines(self, fact: Fact) -> tuple[str, ...]:
+        """Return sentences for the fact, mostly none or one."""
         match fact:
             case ScalingPlanMade(plan=plan):
-                return _counted([decision_line(decision) for decision in plan.decisions])
+                return _counted([decision_line(decision, self._name) for decision in plan.decisions])
             case NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
+            case PodObserved(pod_uid=uid):
+                self._pods[f"pod/{uid}"] = f"pod/{fact.namespace}/{fact.name}"
+                return ()
             case _:
                 line = _job_line(fact) or _scaling_line(fact)
                 return () if line is None else (line,)
+
+    def _name(self, key: str) -> str:
+        return self._pods.get(key, key)
 
     def _node_ready(self, node: NodeObserved) -> tuple[str, ...]:
         has_gpus = node.gpu_model is None or node.allocatable.gpu_count > 0
@@ -58,28 +67,28 @@ class Narrator:
 
 
 def _counted(lines: list[str]) -> tuple[str, ...]:
-    """Equal lines once, with how often: a gang's nodes are bought alike."""
+    """Return equal lines once with their number: nodes of a gang are bought alike."""
     counts = Counter(lines)
     return tuple(line if count == 1 else f"{line} ({count} times)" for line, count in counts.items())
 
 
-def decision_line(decision: AnyDecision) -> str:
-    """A decision with its reason, in one line."""
-    why = decision.reason.sentence()
+def decision_line(decision: AnyDecision, name_of: Namer) -> str:
+    """Return the decision with its reason."""
+    reason = reason_sentence(decision.reason, name_of)
     match decision:
         case BuyNode(offer=offer):
             price = "" if offer.price_micro_usd_per_hour is None else f" at ${usd(offer.price_micro_usd_per_hour)}/h"
-            return f"decided to buy {offer.key}{price}: {why}"
+            return f"decided to buy {offer.key}{price}: {reason}"
         case DrainNode(node_name=name):
-            return f"decided to drain {name}: {why}"
+            return f"decided to drain {name}: {reason}"
         case CancelDrain(node_name=name):
-            return f"decided to keep {name} after all: {why}"
+            return f"decided to keep {name}, canceling its drain: {reason}"
         case ReleaseInstance(provider_id=provider_id):
-            return f"decided to give back {provider_id or 'an order'}: {why}"
+            return f"decided to release {provider_id or 'an order'}: {reason}"
 
 
 def usd(micro_usd: int) -> str:
-    """Dollars with two digits."""
+    """Return dollars with two decimals."""
     return f"{micro_usd / MICRO_USD_PER_USD:,.2f}"
 
 
@@ -88,22 +97,22 @@ def _job_line(fact: Fact) -> str | None:
         case JobRequested(job_name=name, members=members, gpu_requirements=gpus, priority=priority):
             kind = " or ".join(gpus.gpu_types) or "any GPU"
             size = f"{members} x {gpus.gpu_count}" if members > 1 else f"{gpus.gpu_count}"
-            return f"job {name} was requested: {size} x {kind}, priority {priority}"
-        case JobRejected(job_name=name, mistakes=mistakes):
-            return f"job {name or '?'} was rejected: " + "; ".join(f"{item.field}: {item.reason}" for item in mistakes)
+            return f"job {name} requested: {size} x {kind}, priority {priority}"
+        case JobRejected(job_name=name, violations=violations):
+            return f"job {name or '?'} rejected: " + "; ".join(f"{item.field}: {item.reason}" for item in violations)
         case JobQueued(spec=spec):
-            return f"job {spec.job_name} is accepted and waits for {spec.member_count} place(s)"
+            return f"job {spec.job_name} accepted, waiting for capacity for {spec.member_count} member(s)"
         case JobPlaced(job_id=job_id, node_names=names, attempt=attempt):
-            again = f" (attempt {attempt})" if attempt > 1 else ""
-            return f"job {job_id} has room for all its members on {', '.join(sorted(set(names)))}{again}"
+            retry = f" (attempt {attempt})" if attempt > 1 else ""
+            return f"job {job_id} placed on {', '.join(sorted(set(names)))}{retry}"
         case JobStarted(job_id=job_id):
-            return f"job {job_id} runs"
+            return f"job {job_id} running"
         case JobPreempted(job_id=job_id, cause=cause):
-            return f"job {job_id} was preempted: {cause}"
+            return f"job {job_id} preempted: {cause}"
         case JobFinished(job_id=job_id, outcome=outcome, message=message):
             return f"job {job_id} {outcome}" + (f": {message}" if message else "")
-        case JobCancelRequested(job_id=job_id, requested_by=who):
-            return f"job {job_id} is to be cancelled" + (f" ({who})" if who else "")
+        case JobCancelRequested(job_id=job_id, requested_by=caller):
+            return f"job {job_id}: cancellation requested" + (f" by {caller}" if caller else "")
         case _:
             return None
 
@@ -111,28 +120,28 @@ def _job_line(fact: Fact) -> str | None:
 def _scaling_line(fact: Fact) -> str | None:
     match fact:
         case ScalingNodeLaunched(provider_id=provider_id, capacity_type=capacity_type):
-            return f"the cloud made {provider_id} ({capacity_type})"
+            return f"the cloud launched {provider_id} ({capacity_type})"
         case ScalingLaunchRefused(offer=offer, code=code, message=message):
-            told = message if code in message else f"{code}, {message}"
-            return f"the cloud refused {offer.key}: {told}"
+            error = message if code in message else f"{code}, {message}"
+            return f"the cloud refused {offer.key}: {error}"
         case ScalingDrainStarted(node_name=name, deadline_at=deadline_at):
-            return f"node {name} is cordoned; to be empty by {deadline_at:%H:%M:%S}"
+            return f"node {name} cordoned, drain deadline {deadline_at:%H:%M:%S}"
         case ScalingPodEvicted(pod=pod, node_name=name, is_forced=is_forced):
-            return f"pod {pod} was {'forced off' if is_forced else 'moved from'} {name}"
+            return f"pod {pod} {'forcibly deleted' if is_forced else 'evicted'} from {name}"
         case ScalingNodeDrained(node_name=name):
-            return f"node {name} is empty"
+            return f"node {name} drained"
         case ScalingDrainCancelled(node_name=name):
-            return f"node {name} is uncordoned and stays"
+            return f"node {name} uncordoned, drain canceled"
         case ScalingNodeTerminated(node_name=name, provider_id=provider_id):
-            return f"instance {provider_id or '(never made)'}{f' of node {name}' if name else ''} is gone"
+            return f"instance {provider_id or '(never launched)'}{f' of node {name}' if name else ''} terminated"
         case ScalingNodeRemoved(node_name=name):
-            return f"node {name} is taken out of Kubernetes: its instance is gone"
+            return f"node {name} deleted from Kubernetes: its instance is gone"
         case SpotNoticeReceived(node_name=name, provider_id=provider_id, reclaim_at=reclaim_at):
             when = "soon" if reclaim_at is None else f"at {reclaim_at:%H:%M:%S}"
-            return f"NOTICE: the cloud takes {name or provider_id} back {when}"
+            return f"NOTICE: the cloud reclaims {name or provider_id} {when}"
         case SpotRebalanceRecommended(node_name=name, provider_id=provider_id):
-            return f"hint: {name or provider_id} is likelier to be taken back"
+            return f"rebalance recommendation: {name or provider_id} has an elevated interruption risk"
         case CostBudgetCrossed(scope=scope, scope_id=scope_id, mark_ratio=mark_ratio):
-            return f"the budget of {scope} {scope_id} passed {mark_ratio:.0%}"
+            return f"the budget of {scope} {scope_id} exceeded {mark_ratio:.0%}"
         case _:
             return None

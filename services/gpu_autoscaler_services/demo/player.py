@@ -1,4 +1,4 @@
-"""Plays a story to a running system: publishes what users publish, through the doors that users have."""
+"""Plays a scenario to a running system: submits what users submit, through NATS and REST."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.sim.scoring.openb import TracePod, as_request
-from gpu_autoscaler_services.demo.story import Door, Moment
+from gpu_autoscaler_services.demo.story import Input, Moment
 from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
 
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices": two minutes
@@ -24,30 +24,30 @@ _NOTICE_TRY_SECONDS = 0.5
 _SOURCE = "/gpu-autoscaler/demo"
 
 
-class Script:
-    """Speaks to the system as its users and its world do."""
+class Player:
+    """Acts on the system as its users and its cloud do."""
 
     def __init__(
-        self, *, bus: Bus, gateway_url: str, world: SimulatedWorld, clock: Clock, say: Callable[[str], None]
+        self, *, bus: Bus, gateway_url: str, world: SimulatedWorld, clock: Clock, print_line: Callable[[str], None]
     ) -> None:
         self._bus = bus
         self._gateway_url = gateway_url
         self._world = world
         self._clock = clock
-        self._say = say
+        self._print_line = print_line
 
     async def play(self, story: Sequence[Moment]) -> None:
-        """Let every moment happen at its time; a moment that comes late happens at once."""
+        """Play each event at its time; a late event is played immediately."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         for moment in story:
             await asyncio.sleep(max(0.0, began + moment.at_seconds - loop.time()))
-            self._say(moment.say)
-            await self._happen(moment)
+            self._print_line(moment.line)
+            await self._play(moment)
 
-    async def _happen(self, moment: Moment) -> None:
+    async def _play(self, moment: Moment) -> None:
         if moment.request is not None:
-            await self.request(moment.request, moment.door)
+            await self.submit(moment.request, moment.input)
         if moment.refuse is not None:
             await self._world.refuse_next(moment.refuse)
         if moment.cancel is not None:
@@ -56,18 +56,18 @@ class Script:
             await self._send_notice()
 
     async def play_trace(self, pods: Sequence[TracePod], speed: float) -> None:
-        """Ask for each pod of a trace, arrivals and durations `speed` times faster than they were."""
+        """Submit each pod of a trace as a job, with arrivals and durations divided by `speed`."""
         loop = asyncio.get_running_loop()
         began, first_seconds = loop.time(), pods[0].created_seconds
         for number, pod in enumerate(pods):
             at_seconds = (pod.created_seconds - first_seconds) / speed
             await asyncio.sleep(max(0.0, began + at_seconds - loop.time()))
             run_seconds = pod.duration_seconds / speed * self._clock.factor
-            await self.request(as_request(pod, run_seconds=run_seconds, number=number), "nats")
+            await self.submit(as_request(pod, run_seconds=run_seconds, number=number), "nats")
 
-    async def request(self, request: JobRequested, door: Door) -> None:
-        """Ask for a job through this door."""
-        if door == "nats":
+    async def submit(self, request: JobRequested, input_: Input) -> None:
+        """Submit a job through this input."""
+        if input_ == "nats":
             await self._publish(request)
         else:
             await self._post(request)
@@ -83,21 +83,21 @@ class Script:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-                session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer,
+                session.post(url, data=body, headers={"Content-Type": "application/json"}) as response,
             ):
-                if answer.status != 202:
-                    raise PermanentError(f"POST {url}: {answer.status} {(await answer.text())[:300]}")
+                if response.status != 202:
+                    raise PermanentError(f"POST {url}: {response.status} {(await response.text())[:300]}")
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise TransientError(f"POST {url}: {exc!r}; is the gateway running?") from exc
+            raise TransientError(f"POST {url}: {exc!r}; check that the gateway is running") from exc
 
     async def _send_notice(self) -> None:
-        """Take back a busy spot node; boots take their time, so wait for one within a limit."""
+        """Interrupt a busy spot node; wait for one up to a limit, because nodes boot slowly."""
         for _ in range(_NOTICE_TRIES):
             if (name := await self._world.send_notice(NOTICE_SECONDS)) is not None:
-                self._say(f"the cloud sent a notice to {name}")
+                self._print_line(f"the cloud sent an interruption notice for {name}")
                 return
             await asyncio.sleep(_NOTICE_TRY_SECONDS)
-        self._say("no busy spot node was there to be taken back")
+        self._print_line("no busy spot node to reclaim")
 
     def _now(self) -> datetime:
         return self._clock.now()

@@ -1,6 +1,6 @@
-"""Makes every plan of a run again from the facts of its cut. One pass: each cut goes on where the last one ended.
+"""Recompute every plan of a run from the facts of its cut, in one pass.
 
-`gpu-autoscaler recompute` does the same for one plan, reading the streams from their beginning.
+`gpu-autoscaler recompute` does the same for one plan, from the start of the streams.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from gpu_autoscaler_services.demo.record import Record
 
 
 class _Reader:
-    """Folds a record up to one cut after the other."""
+    """Folds a record up to increasing cuts."""
 
     def __init__(self, record: Record) -> None:
         self._streams: defaultdict[str, list[Recorded]] = defaultdict(list)
@@ -30,31 +30,33 @@ class _Reader:
         self._cut: dict[str, int] = {}
 
     def state_at(self, cut: Cut) -> ClusterState:
-        """The state of exactly these facts."""
-        wanted, aside = dict(cut.last_sequences), frozenset(cut.set_aside)
-        if any(last < self._cut.get(stream, 0) for stream, last in wanted.items()):
-            # Another scaler was not as far: start over.
+        """Return the state of exactly these facts."""
+        cut_sequences, aside = dict(cut.last_sequences), frozenset(cut.set_aside)
+        if any(last < self._cut.get(stream, 0) for stream, last in cut_sequences.items()):
+            # Another scaler lagged behind: start over.
             self._state, self._read, self._cut = EMPTY_STATE, defaultdict(int), {}
-        for stream, last in wanted.items():
+        for stream, last in cut_sequences.items():
             facts, start = self._streams[stream], self._read[stream]
             end = start
             while end < len(facts) and facts[end].sequence <= last:
                 end += 1
             self._state = fold(self._state, [fact for fact in facts[start:end] if (stream, fact.sequence) not in aside])
             self._read[stream] = end
-        self._cut = wanted
+        self._cut = cut_sequences
         return self._state
 
 
-def plans_that_differ(record: Record, policy: ScalingPolicy) -> tuple[str, ...]:
-    """Return a sentence for each recorded plan that this code and policy do not make again, byte for byte."""
+def differing_plans(record: Record, policy: ScalingPolicy) -> tuple[str, ...]:
+    """Return a sentence for each recorded plan that this code and policy do not reproduce byte for byte."""
     reader, core, own_policy = _Reader(record), core_digest(), policy_digest(policy)
     differing = []
-    for made, _ in record.of(ScalingPlanMade):
-        if (made.core_digest, made.policy_digest) != (core, own_policy):
-            differing.append(f"plan {made.plan_id} was made by other code or another policy than this")
+    for fact, _ in record.of(ScalingPlanMade):
+        if (fact.core_digest, fact.policy_digest) != (core, own_policy):
+            differing.append(f"plan {fact.plan_id} was made by another core or another policy")
             continue
-        again = plan(reader.state_at(made.cut), policy, made.plan.as_of)
-        if msgspec.json.encode(again) != msgspec.json.encode(made.plan):
-            differing.append(f"plan {made.plan_id} made again is another one; see `gpu-autoscaler recompute`")
+        recomputed = plan(reader.state_at(fact.cut), policy, fact.plan.as_of)
+        if msgspec.json.encode(recomputed) != msgspec.json.encode(fact.plan):
+            differing.append(
+                f"plan {fact.plan_id} differs when recomputed; see: gpu-autoscaler recompute {fact.plan_id}"
+            )
     return tuple(differing)

@@ -1,4 +1,4 @@
-"""What was seen on the bus, in order: the half of a report that is held against what is true outside."""
+"""Facts observed on the bus, in order; the report compares them with the ground truth."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -20,26 +20,26 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fact(self) -> Fact:
-        """The fact itself."""
+        """Return the fact."""
         return self.recorded.fact
 
 
 class Record:
-    """Everything that was seen, in the order of arrival."""
+    """All observed facts, in order of arrival."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
 
     def add(self, seen: Seen) -> None:
-        """Keep a fact."""
+        """Add a fact."""
         self.seen.append(seen)
 
     def of(self, kind: type[FactT]) -> Iterator[tuple[FactT, Seen]]:
-        """Facts of one kind, in order."""
+        """Yield facts of one type, in order."""
         for seen in self.seen:
             if isinstance(seen.fact, kind):
                 yield seen.fact, seen
 
     def count(self, kind: type[Fact]) -> int:
-        """How many facts of one kind there are."""
+        """Return the number of facts of one type."""
         return sum(1 for _ in self.of(kind))

@@ -1,4 +1,4 @@
-"""The report of a run: what was asked, bought, waited and paid, and which promises were broken."""
+"""Report of a run: jobs, purchases, waits, costs, and broken promises."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run. Waits are cluster time, decisions and answers wall time; None: nothing like it happened."""
+    """Figures of a run. Waits are in cluster time, decisions and answers in wall time; None: did not occur."""
 
     jobs_requested: int
     jobs_finished: int
@@ -37,14 +37,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notices_answered: int
     launches_refused: int
     plans_made: int
-    bill_micro_usd: int  # what the provider charges
+    bill_micro_usd: int  # bill of the provider
     allocated_micro_usd: int
     idle_micro_usd: int
-    decision_seconds_p50: float | None  # a demand's record to the record of the plan that buys for it
+    decision_seconds_p50: float | None  # record of a demand to record of the plan that buys for it
     decision_seconds_p99: float | None
-    notice_answer_seconds_p99: float | None  # a notice's record to that of the cordon, wall time
+    notice_answer_seconds_p99: float | None  # record of a notice to that of the cordon
     queue_wait_seconds_p95: float | None  # accepted to running
-    time_to_gpu_seconds_p95: float | None  # requested to running, of jobs that nodes were bought for
+    time_to_gpu_seconds_p95: float | None  # requested to running, for jobs that nodes were bought for
     node_ready_seconds_p95: float | None  # planned to usable
     node_hours: float
     gpu_hours_bought: float
@@ -63,7 +63,7 @@ def make_report(
     wall_seconds: float,
     broken: tuple[str, ...] = (),
 ) -> Report:
-    """Hold the record against the truth; `broken` are promises that were found broken by other means."""
+    """Compare record and ground truth; `broken` are broken promises found by other checks."""
     decisions = _decision_seconds(record)
     node_hours, gpu_hours = _hours_bought(record)
     started = _first_started(record)
@@ -98,7 +98,7 @@ def make_report(
 
 
 def quantile(values: Sequence[float], ratio: float) -> float | None:
-    """The smallest value that at least `ratio` of all values do not exceed; None of nothing."""
+    """Return the smallest value that at least `ratio` of the values do not exceed; None without values."""
     if not values:
         return None
     return round(sorted(values)[math.ceil(ratio * len(values)) - 1], 3)
@@ -114,7 +114,7 @@ def _buys(record: Record) -> list[tuple[BuyNode, ScalingPlanMade, datetime]]:
 
 
 def _decision_seconds(record: Record) -> list[float]:
-    """Wall time from `job.queued` to the first plan that buys for that job, where that was the next thing to do."""
+    """Return wall seconds from `job.queued` to the first plan that buys for the job."""
     queued = {f"job/{fact.job_id}": seen.stored_at for fact, seen in record.of(JobQueued)}
     decided: dict[str, float] = {}
     for decision, _, stored_at in _buys(record):
@@ -164,7 +164,7 @@ def _node_ready_seconds(record: Record) -> list[float]:
 
 
 def _hours_bought(record: Record) -> tuple[float, float]:
-    """Node hours and GPU hours that were charged."""
+    """Return charged node hours and GPU hours."""
     gpus = {
         fact.provider_id: decision.offer.resources.gpu_count
         for decision, _, _ in _buys(record)
@@ -180,7 +180,7 @@ def _hours_bought(record: Record) -> tuple[float, float]:
 
 
 def _gpu_hours_allocated(record: Record) -> float:
-    """GPU hours between start and end of each job."""
+    """Return GPU hours between start and end of each job."""
     gpus = {
         fact.job_id: fact.spec.member_count * fact.spec.member_resources.gpu_count for fact, _ in record.of(JobQueued)
     }

@@ -1,4 +1,4 @@
-"""Reads every stream of a running system into a record, as any subscriber could."""
+"""Read every stream of a running system into a record, as any subscriber can."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,15 @@ from gpu_autoscaler_services.demo.record import Record, Seen
 
 
 async def connect(nats_url: str) -> NatsBus:
-    """A connection that binds no consumer of any service."""
+    """Return a connection without consumers."""
     return await NatsBus.connect(nats_url, name="demo", declared=BusDeclaration(streams=STREAM_SPECS))
 
 
 STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))
 
 
-class Follower:
-    """Follows all streams from their beginning; `on_seen` hears each fact once, in the order of its stream."""
+class Subscriber:
+    """Follows all streams from their beginning; calls `on_seen` once per fact, in the order of its stream."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Follower:
         *,
         is_kept: bool = True,
     ) -> None:
-        """Unless it `is_kept`, the record stays empty: whoever follows for weeks keeps what he needs himself."""
+        """Unless `is_kept`, the record stays empty, so that memory stays bounded over weeks."""
         self.record = Record()
         self._is_kept = is_kept
         self._bus = bus
@@ -73,5 +73,5 @@ class Follower:
         try:
             recorded = decode_message(message, self._clock)
         except InvalidFact:
-            return None  # the services set it aside; `dead-letters list` shows it
+            return None  # a dead letter of a service; see `dead-letters list`
         return Seen(recorded=recorded, stored_at=message.stored_at)

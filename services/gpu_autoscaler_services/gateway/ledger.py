@@ -34,8 +34,8 @@ class Ledger:
         for slot_totals, amount in ((self._allocated, allocated), (self._idle, fact.idle_micro_usd)):
             for (slot, _), share in zip(slots, split_micro_usd(amount, weights), strict=True):
                 slot_totals[slot] += share
-        for share in fact.shares:
-            self._projects[share.project_id] += share.allocated_micro_usd
+        for cost_share in fact.shares:
+            self._projects[cost_share.project_id] += cost_share.allocated_micro_usd
         while len(self._allocated) > SLOTS_COUNT_MAX:
             oldest = min(self._allocated)
             del self._allocated[oldest]

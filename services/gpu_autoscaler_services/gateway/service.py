@@ -43,5 +43,5 @@ class Gateway:
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Delete expired Idempotency-Keys. Publishes nothing."""
-        await self._store.forget_requests(now - KEY_AGE_MAX)
+        await self._store.delete_requests(now - KEY_AGE_MAX)
         return ()

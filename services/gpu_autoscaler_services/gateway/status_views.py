@@ -6,10 +6,10 @@ from datetime import datetime
 from statistics import fmean
 
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
-from gpu_autoscaler.core.nodes import queries as life
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler_services.gateway import schema
@@ -21,10 +21,10 @@ def nodes(state: ClusterState, as_of: datetime) -> tuple[schema.Node, ...]:
     """Return nodes that are not gone, by name."""
     bound = queries.pods_by_node(state)
     names = names_in_state(state)
-    return tuple(_node(view, bound.get(view.name, ()), names) for view in life.node_views(state, as_of))
+    return tuple(_node(view, bound.get(view.name, ()), names) for view in node_views(state, as_of))
 
 
-def _node(view: life.NodeView, pods: Iterable[PodObserved], names: Namer) -> schema.Node:
+def _node(view: NodeView, pods: Iterable[PodObserved], names: Namer) -> schema.Node:
     workload = [pod for pod in pods if queries.is_workload(pod)]
     order = view.order
     return schema.Node(
@@ -55,7 +55,7 @@ def _node(view: life.NodeView, pods: Iterable[PodObserved], names: Namer) -> sch
     )
 
 
-def _since(view: life.NodeView) -> datetime | None:
+def _since(view: NodeView) -> datetime | None:
     if view.order is not None and view.order.planned_at is not None:
         return view.order.planned_at
     if view.instance is not None:
@@ -63,7 +63,7 @@ def _since(view: life.NodeView) -> datetime | None:
     return None if view.node is None else view.node.created_at
 
 
-def _notice(view: life.NodeView) -> schema.Notice | None:
+def _notice(view: NodeView) -> schema.Notice | None:
     if view.notice is None:
         return None
     return schema.Notice(
@@ -71,7 +71,7 @@ def _notice(view: life.NodeView) -> schema.Notice | None:
     )
 
 
-def _utilization(telemetry: GpuNodeSummarised | None) -> float | None:
+def _utilization(telemetry: GpuNodeSummarized | None) -> float | None:
     if telemetry is None:
         return None
     ratios = [gpu.utilization_ratio_mean for gpu in telemetry.gpus if gpu.utilization_ratio_mean is not None]
@@ -89,28 +89,28 @@ def status(
     directives: tuple[schema.Directive, ...] = (),
 ) -> schema.Status:
     """Return the cluster in numbers. `gpu_count` includes usable nodes only."""
-    node_views = life.node_views(state, as_of)
+    all_nodes = node_views(state, as_of)
     bound = queries.pods_by_node(state)
-    usable = [view for view in node_views if view.is_usable]
-    billed = [view for view in node_views if view.is_counted and view.provider_id is not None]
+    usable = [view for view in all_nodes if view.is_usable]
+    billed = [view for view in all_nodes if view.is_counted and view.provider_id is not None]
     return schema.Status(
         as_of=as_of,
         clock_factor=clock_factor,
         is_broker_connected=is_broker_connected,
         active_scaler=active_scaler,
-        nodes_by_phase=dict(Counter(str(view.phase) for view in node_views)),
-        nodes_by_capacity_type=dict(Counter(str(view.capacity_type or UNKNOWN) for view in node_views)),
+        nodes_by_phase=dict(Counter(str(view.phase) for view in all_nodes)),
+        nodes_by_capacity_type=dict(Counter(str(view.capacity_type or UNKNOWN) for view in all_nodes)),
         gpu_count=sum(view.allocatable.gpu_count for view in usable),
         gpu_busy_count=sum(
             pod.requests.gpu_count for view in usable for pod in bound.get(view.name, ()) if queries.is_workload(pod)
         ),
-        gpu_booting_count=sum(view.allocatable.gpu_count for view in node_views if view.is_booting),
+        gpu_booting_count=sum(view.allocatable.gpu_count for view in all_nodes if view.is_booting),
         jobs_by_status=dict(Counter(str(job_state) for job_state in queries.job_states(state).values())),
         pods_unschedulable_count=sum(
             pod.unschedulable_since is not None and pod.node_name is None and not queries.is_finished(pod)
             for pod in state.pods.values()
         ),
-        notices_count=sum(view.notice is not None for view in node_views),
+        notices_count=sum(view.notice is not None for view in all_nodes),
         price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in billed),
         price_unknown_count=sum(view.price_micro_usd_per_hour is None for view in billed),
         last_plan_at=state.last_plan_at,

@@ -1,1 +1,1 @@
-"""The whole system on one machine: a real NATS server, a simulated cluster, every service a process of its own."""
+"""The whole system on one machine: a real NATS server, a simulated cluster, and every service as its own process."""

@@ -1,4 +1,4 @@
-"""One process that the launcher looks after: started, waited for, restarted when it dies, ended by its process id."""
+"""A supervised process: started, polled until ready, restarted when it exits, stopped by its process id."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from gpu_autoscaler.runtime.process import EXIT_MISCONFIGURED
 READY_SECONDS_MAX = 120.0  # a cold start of eight processes on two slow cores takes about ten, on busy ones a minute
 STOP_SECONDS_MAX = 15.0  # after this SIGTERM becomes SIGKILL
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.2, 5.0
-RESTARTS_COUNT_MAX = 20  # a process that dies this often has a reason that another start does not mend
-STARTS_BEFORE_READY_MAX = 3  # one that ends so often before it was ready will not get ready by itself
+RESTARTS_COUNT_MAX = 20
+STARTS_BEFORE_READY_MAX = 3  # a process that exits this often before it was ready is not restarted
 _LINES_SHOWN = 15
-# Below those that systems give to outgoing connections (Linux: from 32768 on, ip(7)): a child that is started again
-# would find its own taken by anybody's.
+# Below the range of outgoing connections (Linux: from 32768 on, ip(7)), one of which could take a child's port while
+# it restarts.
 PORTS = range(12_000, 32_000)
 
 
@@ -33,23 +33,23 @@ _ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a loopback port that is free, and that no launcher of this user, this one included, was given before.
+    """Return a free loopback port that no launcher of this user has used before.
 
-    Two children on one port would be taken for each other. Raises TransientError where there is none left.
+    Two children with one port could be mistaken for each other. Raises TransientError if none is left.
     """
     for port in random.sample(PORTS, len(PORTS)):
-        if port not in _ports_given and _is_taken_first(port) and _is_free(port):
+        if port not in _ports_given and _lock_port(port) and _is_free(port):
             _ports_given.add(port)
             return port
-    raise TransientError(f"no port of 127.0.0.1 from {PORTS.start} to {PORTS.stop} is left that was not in use before")
+    raise TransientError(f"no free port of 127.0.0.1 from {PORTS.start} to {PORTS.stop}; stop other local systems")
 
 
 @functools.cache
 def _ports_file() -> int | None:
-    """The file whose byte N is locked by the launcher that was given port N; None where there can be none.
+    """Open the file whose byte N is locked by the launcher that uses port N; None if it cannot be opened.
 
-    A port is given long before its child listens on it, and kept while the child is down: nothing else tells other
-    launchers that it is not free. Locks end with their process (fcntl(2), "Advisory record locking").
+    A port is reserved before its child listens on it and while the child is down, so probing it does not suffice. Locks
+    end with their process (fcntl(2), "Advisory record locking").
     """
     path = Path(tempfile.gettempdir()) / f"gpu-autoscaler-ports-{os.getuid()}"
     try:
@@ -58,7 +58,7 @@ def _ports_file() -> int | None:
         return None
 
 
-def _is_taken_first(port: int) -> bool:
+def _lock_port(port: int) -> bool:
     file = _ports_file()
     if file is None:
         return True
@@ -79,7 +79,7 @@ def _is_free(port: int) -> bool:
 
 
 class Child:
-    """A supervised process. `ready_url` answers 200 once it does its work."""
+    """A supervised process. `ready_url` answers 200 once it is ready."""
 
     def __init__(
         self,
@@ -99,20 +99,20 @@ class Child:
         self._process_group = process_group
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._is_wanted = False
         self._last_exit: int | None = None
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """The process id while it runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it, and start it again whenever it ends, until `stop`."""
+        """Start it, and restart it whenever it exits, until `stop`."""
         self._is_wanted = True
         await self._spawn()
-        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"supervise {self.name}")
 
     async def _spawn(self) -> None:
         self.starts_count += 1
@@ -126,7 +126,7 @@ class Child:
                 process_group=self._process_group,
             )
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         wait_seconds = RESTART_SECONDS_MIN
         while self._process is not None and self.starts_count <= RESTARTS_COUNT_MAX:
             self._last_exit = await self._process.wait()
@@ -137,48 +137,51 @@ class Child:
             await self._spawn()
 
     async def wait_ready(self, seconds_max: float = READY_SECONDS_MAX) -> None:
-        """Return when it is ready. Raises ConfigError with its own words when it refuses to start, TransientError with
-        the end of its log when it is not ready by then."""
+        """Return when it is ready.
+
+        Raises ConfigError with its own message if it refuses to start, TransientError with the end of its log if it is
+        not ready in time.
+        """
         deadline = asyncio.get_running_loop().time() + seconds_max
         last = "no answer yet"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while asyncio.get_running_loop().time() < deadline and self.starts_count <= STARTS_BEFORE_READY_MAX:
                 try:
-                    async with session.get(self.ready_url) as answer:
-                        if answer.status == 200:
+                    async with session.get(self.ready_url) as response:
+                        if response.status == 200:
                             return
-                        last = (await answer.text())[:300]
+                        last = (await response.text())[:300]
                 except (aiohttp.ClientError, TimeoutError) as exc:
                     last = repr(exc)
                 await asyncio.sleep(0.1)
         if self._last_exit == EXIT_MISCONFIGURED:
-            raise ConfigError(self.name, self._mistakes())
+            raise ConfigError(self.name, self._config_errors())
         raise TransientError(
             f"{self.name} is not ready after {self.starts_count} start(s) within {seconds_max:g} s ({last}); "
-            f"its log {self.log} ends:\n{self.log_end()}"
+            f"end of {self.log}:\n{self.log_end()}"
         )
 
     def log_end(self) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         if not self.log.exists():
             return "(empty)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:])
 
-    def _mistakes(self) -> list[str]:
-        """What it said when it refused to start, one thing a line, as `ConfigError` lists them."""
-        said = self.log_end()
-        for line in said.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # before logs are set up it speaks plainly
-                said = str(json.loads(line)["error"])
-        mistakes = (line.removeprefix("  - ") for line in said.splitlines() if line.startswith("  - "))
-        return list(dict.fromkeys(mistakes)) or [said]
+    def _config_errors(self) -> list[str]:
+        """Return the configuration errors in its log, as `ConfigError` lists them."""
+        text = self.log_end()
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # plain text before logs are configured
+                text = str(json.loads(line)["error"])
+        errors = (line.removeprefix("  - ") for line in text.splitlines() if line.startswith("  - "))
+        return list(dict.fromkeys(errors)) or [text]
 
     def kill(self) -> None:
-        """End it without warning (SIGKILL); it is started again."""
+        """Kill it (SIGKILL); it is restarted."""
         self._signal(signal.SIGKILL)
 
     async def stop(self) -> int | None:
-        """End it for good: SIGTERM, then SIGKILL. Returns its exit code; None if it never ran."""
+        """Stop it for good: SIGTERM, then SIGKILL. Return its exit code; None if it never ran."""
         self._is_wanted = False
         if self._process is None:
             return None
@@ -188,10 +191,10 @@ class Child:
         except TimeoutError:
             self._signal(signal.SIGKILL)
             await self._process.wait()
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._supervisor
         return self._process.returncode
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,7 +1,6 @@
-"""Looks at a real cluster before anything is started for it: whether it answers, and which rights are missing.
+"""Checks before the start that a real cluster answers and grants the services' rights.
 
-Asked of the cluster itself (SelfSubjectAccessReview), so that nothing is tried out. Source: Kubernetes API reference,
-"SelfSubjectAccessReview v1", "SelfSubjectReview v1" (read 2026-11-21).
+Source: Kubernetes API reference, "SelfSubjectAccessReview v1", "SelfSubjectReview v1" (read 2026-11-21).
 """
 
 import asyncio
@@ -14,53 +13,53 @@ from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import NotFound
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.rights import Right
+from gpu_autoscaler_services.service_spec import Right
 
-_SOMEBODY = "<you>"  # where the cluster is too old to say who asks
+_UNKNOWN_USER = "<you>"  # of clusters without SelfSubjectReview
 
 
 async def check_access(path: Path, rights: Iterable[Right], jobs_namespace: str) -> str:
-    """Return the cluster's address, if it can be used.
+    """Return the cluster's address.
 
-    Raises ConfigError for a kubeconfig that cannot be read, and with every right that is missing, each with the command
-    that grants it; TransientError where nobody answers, or the credentials are not accepted (any more).
+    Raises ConfigError for an unreadable kubeconfig, or with each missing right and the command that grants it;
+    TransientError if the cluster does not answer or does not accept the credentials.
     """
     connection = from_kubeconfig(str(path))
     kube = KubeClient(connection, now=Clock().now)
     try:
-        missing = await _missing(kube, await _served(kube, _together(rights)), jobs_namespace)
+        missing = await _missing(kube, await _served(kube, _merged(rights)), jobs_namespace)
         if missing:
-            user = await _who_asks(kube)
-            raise ConfigError(f"kubeconfig {path}", [_told(user, right) for right in missing])
+            user = await _user(kube)
+            raise ConfigError(f"kubeconfig {path}", [_description(user, right) for right in missing])
     finally:
         await kube.close()
     return connection.base_url
 
 
-def _together(rights: Iterable[Right]) -> list[Right]:
-    """What all services need, each resource once: whoever runs them all under one name needs all of it."""
+def _merged(rights: Iterable[Right]) -> list[Right]:
+    """Return the rights of all services, each resource once: here one user runs them all."""
     verbs: dict[tuple[str, str, str, bool], dict[str, None]] = {}
     for right in rights:
         known = verbs.setdefault((right.group, right.resource, right.name, right.is_for_jobs), {})
         known.update(dict.fromkeys(right.verbs))
     return [
-        Right(verbs=tuple(each), group=group, resource=resource, name=name, is_for_jobs=is_for_jobs)
-        for (group, resource, name, is_for_jobs), each in verbs.items()
+        Right(verbs=tuple(merged), group=group, resource=resource, name=name, is_for_jobs=is_for_jobs)
+        for (group, resource, name, is_for_jobs), merged in verbs.items()
     ]
 
 
 async def _served(kube: KubeClient, rights: list[Right]) -> list[Right]:
-    """Those on kinds that are installed: nobody can be given a right on what is not there, and nobody needs it."""
+    """Return the rights on API groups that are installed; the others are not needed."""
     groups = {group["name"] for group in (await kube.read("/apis")).get("groups", ())}
     return [right for right in rights if not right.group or right.group in groups]
 
 
 async def _missing(kube: KubeClient, rights: list[Right], jobs_namespace: str) -> list[Right]:
-    """The rights with the verbs that are not allowed."""
-    asked = [(right, verb) for right in rights for verb in right.verbs]
-    answers = await asyncio.gather(*(_may(kube, right, verb, jobs_namespace) for right, verb in asked))
+    """Return the rights that are not granted, with the refused verbs."""
+    checks = [(right, verb) for right in rights for verb in right.verbs]
+    answers = await asyncio.gather(*(_is_allowed(kube, right, verb, jobs_namespace) for right, verb in checks))
     refused: dict[Right, tuple[str, ...]] = {}
-    for (right, verb), is_allowed in zip(asked, answers, strict=True):
+    for (right, verb), is_allowed in zip(checks, answers, strict=True):
         if not is_allowed:
             refused[right] = (*refused.get(right, ()), verb)
     return [
@@ -69,32 +68,38 @@ async def _missing(kube: KubeClient, rights: list[Right], jobs_namespace: str) -
     ]
 
 
-async def _may(kube: KubeClient, right: Right, verb: str, jobs_namespace: str) -> bool:
+async def _is_allowed(kube: KubeClient, right: Right, verb: str, jobs_namespace: str) -> bool:
     resource, _, subresource = right.resource.partition("/")
-    wanted = {"verb": verb, "group": right.group, "resource": resource, "subresource": subresource, "name": right.name}
+    attributes = {
+        "verb": verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": right.name,
+    }
     if right.is_for_jobs:
-        wanted["namespace"] = jobs_namespace
+        attributes["namespace"] = jobs_namespace
     review = await kube.create(
         "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
         {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted},
+            "spec": {"resourceAttributes": attributes},
         },
     )
     return bool(review.get("status", {}).get("allowed", False))
 
 
-async def _who_asks(kube: KubeClient) -> str:
+async def _user(kube: KubeClient) -> str:
     path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     try:
-        told = await kube.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
+        review = await kube.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"})
     except NotFound:
-        return _SOMEBODY
-    return str(told.get("status", {}).get("userInfo", {}).get("username", _SOMEBODY))
+        return _UNKNOWN_USER
+    return str(review.get("status", {}).get("userInfo", {}).get("username", _UNKNOWN_USER))
 
 
-def _told(user: str, right: Right) -> str:
+def _description(user: str, right: Right) -> str:
     verbs = ", ".join(right.verbs)
     command = granting(user, right.verbs, right.resource, right.group)
     return f"{user} may not {verbs} {right.resource}; grant it: {command}"

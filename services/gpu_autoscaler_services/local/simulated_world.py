@@ -1,4 +1,4 @@
-"""The doors of simcluster that no service knows: what the launcher does to the world, and what is true of it."""
+"""Client of simcluster's `/admin` API, which no service uses: injects events and reads the ground truth."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ _CALL_SECONDS_MAX = 10.0
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulated world knows of itself and no service can read."""
+    """The simulation's own records, which no service can read."""
 
-    launches_by_token: Mapping[str, int]  # instances made under each action id
-    instances_left: Sequence[str]  # provider ids of instances of ours that still run
-    bill_micro_usd: Mapping[str, int]  # provider id -> what the provider charges for it
+    launches_by_token: Mapping[str, int]  # action id -> launched instances
+    instances_left: Sequence[str]  # provider ids of our running instances
+    bill_micro_usd: Mapping[str, int]  # provider id -> charge of the provider
 
 
 class SimulatedWorld:
-    """Speaks with simcluster's `/admin` and, as a user would, with its Kubernetes API."""
+    """Calls simcluster's `/admin` API."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -37,32 +37,32 @@ class SimulatedWorld:
         await self._session.close()
 
     async def refuse_next(self, offer: str) -> None:
-        """The next launch of an offer like this (a pattern of type/zone/capacity type) finds no capacity."""
+        """Refuse the next launch of an offer that matches (a pattern of type/zone/capacity type): no capacity."""
         await self._call("POST", "/admin/refusals", {"offer": offer, "times": 1})
 
     async def refuse(self, offer: str, *, times: int) -> None:
-        """The next launches of offers like this (a pattern of type/zone/capacity type) find no capacity."""
+        """Refuse the next launches of offers that match (a pattern of type/zone/capacity type): no capacity."""
         await self._call("POST", "/admin/refusals", {"offer": offer, "times": times})
 
     async def reprice(self, offer: str, ratio: float) -> None:
-        """Offers like this cost so many times their usual price."""
+        """Multiply the list price of matching offers by `ratio`."""
         await self._call("POST", "/admin/prices", {"offer": offer, "ratio": ratio})
 
     async def take(self, node: str, *, seconds: float, after_seconds: float = 0.0) -> None:
-        """Give notice to a node after so much cluster time: it is taken `seconds` of wall time later."""
+        """Interrupt a node: notice after `after_seconds` of cluster time, end `seconds` of wall time later."""
         body = {"node": node, "seconds": seconds, "after_seconds": after_seconds}
         await self._call("POST", "/admin/notices", body)
 
     async def end_work(self) -> None:
-        """Let all that runs come to its end now, as when its run time is over."""
+        """Complete all running work now."""
         await self._call("POST", "/admin/programs/end")
 
     async def slow_down(self, path: str, *, seconds: float) -> None:
-        """Every answer below this path takes so much longer, in wall time; 0 switches it off."""
+        """Delay every response below this path by `seconds` of wall time; 0 disables it."""
         await self._call("POST", "/admin/latency", {"path": path, "seconds": seconds})
 
     async def send_notice(self, seconds: float) -> str | None:
-        """Take back a busy spot node after `seconds` of wall time; returns its name, None if there is none."""
+        """Interrupt a busy spot node, ending in `seconds` of wall time; return its name, None if there is none."""
         try:
             answer = await self._call("POST", "/admin/notices", {"seconds": seconds})
         except PermanentError:
@@ -71,22 +71,22 @@ class SimulatedWorld:
         return name
 
     async def truth(self) -> GroundTruth:
-        """What the cloud knows of itself."""
+        """Return the ground truth of the cloud."""
         instances = await self._call("GET", "/admin/instances")
         bill = await self._call("GET", "/admin/invoice")
-        shown = [item["instance"] for item in instances]
+        instances = [item["instance"] for item in instances]
         return GroundTruth(
-            launches_by_token=Counter(item["action_id"] for item in shown if item["action_id"]),
-            instances_left=[item["provider_id"] for item in shown if item["state"] != "terminated"],
+            launches_by_token=Counter(item["action_id"] for item in instances if item["action_id"]),
+            instances_left=[item["provider_id"] for item in instances if item["state"] != "terminated"],
             bill_micro_usd={line["provider_id"]: line["cost_micro_usd"] for line in bill["lines"]},
         )
 
     async def _call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
         try:
-            async with self._session.request(method, self._url + path, json=body) as answer:
-                content = await answer.read()
-                if answer.status >= 400:
-                    raise PermanentError(f"{method} {path}: {answer.status} {content[:300].decode(errors='replace')}")
+            async with self._session.request(method, self._url + path, json=body) as response:
+                content = await response.read()
+                if response.status >= 400:
+                    raise PermanentError(f"{method} {path}: {response.status} {content[:300].decode(errors='replace')}")
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise TransientError(f"{method} {self._url}{path}: {exc!r}; is simcluster running?") from exc
         return msgspec.json.decode(content)

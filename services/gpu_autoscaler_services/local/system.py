@@ -31,7 +31,7 @@ from gpu_autoscaler.runtime.config import (
     to_environment,
 )
 from gpu_autoscaler_services.local.child import Child, free_port
-from gpu_autoscaler_services.local.guard import Guard
+from gpu_autoscaler_services.local.reaper import Reaper
 from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
 from gpu_autoscaler_services.registry import specs
 from gpu_autoscaler_services.service_spec import Process, Role
@@ -98,7 +98,7 @@ class LocalSystem:
             settings=(server_text(users()), f"no_auth_user: {OPERATOR_USER}"),
             variables=self._passwords,
         )
-        self._guard = Guard()
+        self._reaper = Reaper()
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
         external = external or ExternalSystems()
         self.cloud = external.cloud
@@ -141,7 +141,7 @@ class LocalSystem:
             folder.mkdir(parents=True, exist_ok=True)
         (self.folder / CLOCK_FILE).write_text(self.clock.to_text(), encoding="utf-8")
         try:
-            self.nats.process_group = self._guard.start()
+            self.nats.process_group = self._reaper.start()
             say("starting the NATS server")
             await self.nats.start()
             say(f"starting the simulated cluster at {self.simcluster_url}")
@@ -165,7 +165,7 @@ class LocalSystem:
         if (world := self.children.get("simcluster")) is not None:
             await world.stop()
         await self.nats.stop()
-        self._guard.stop()
+        self._reaper.stop()
         self.children.clear()
 
     def _simcluster(self) -> Child:
@@ -189,7 +189,7 @@ class LocalSystem:
             environment={CLOCK_ENVIRONMENT: self.clock.to_text()},
             log=self.folder / "logs" / "simcluster.log",
             ready_url=f"{self.simcluster_url}/readyz",
-            process_group=self._guard.process_group,
+            process_group=self._reaper.process_group,
         )
 
     def _services(self) -> Iterator[Child]:
@@ -221,7 +221,7 @@ class LocalSystem:
             environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other_code, **to_environment(settings)},
             log=self.folder / "logs" / f"{name}.log",
             ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
-            process_group=self._guard.process_group,
+            process_group=self._reaper.process_group,
         )
 
     def _kube(self, service: str) -> KubeSettings:

@@ -25,7 +25,13 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.translate.common import group_name
 from gpu_autoscaler.kube.translate.devices import POD_CLAIM_NAME, Claims, Key, claim_keys
-from gpu_autoscaler.kube.translate.related_objects import NOTHING_AROUND, Around, Storage, around, claims_of
+from gpu_autoscaler.kube.translate.related_objects import (
+    NO_RELATED_OBJECTS,
+    RelatedObjects,
+    Storage,
+    claims_of,
+    related_objects,
+)
 from gpu_autoscaler.kube.wire import core, devices, storage
 
 STORAGE_KINDS: tuple[Kind[Any], ...] = (CLAIMS, VOLUMES, CLASSES)
@@ -33,7 +39,7 @@ DEVICE_KINDS: tuple[Kind[Any], ...] = (DEVICE_CLAIMS, DEVICE_TEMPLATES, DEVICE_C
 RELATED_KINDS: tuple[Kind[Any], ...] = (*STORAGE_KINDS, *DEVICE_KINDS, GROUPS, VOLCANO_GROUPS)
 
 
-class RelatedObjects:
+class RelatedObjectsCache:
     """The objects that affect pods, and the affected pods."""
 
     def __init__(self) -> None:
@@ -89,20 +95,20 @@ class RelatedObjects:
         users.pop(pod.metadata.uid, None)
         return list(users.values())
 
-    def of(self, pod: core.Pod) -> Around | None:
+    def of(self, pod: core.Pod) -> RelatedObjects | None:
         """Return the pod's related objects; None for an unscheduled pod while they are not all listed.
 
         Before, a node might be bought in another zone than the pod's volume.
         """
         kinds = (*(STORAGE_KINDS if any(claims_of(pod)) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
         if not kinds and not group_name(pod.metadata):
-            return NOTHING_AROUND
+            return NO_RELATED_OBJECTS
         self._pods[pod.metadata.uid] = pod
         self.meet((pod,))
         if any(kind.path() not in self._objects for kind in kinds):
-            return Around(version=self._version) if pod.spec.node_name else None
+            return RelatedObjects(version=self._version) if pod.spec.node_name else None
         least = self._group_count_min(pod)
-        related = around(pod, self._storage(), self._claims(), version=self._version, group_count_min=least)
+        related = related_objects(pod, self._storage(), self._claims(), version=self._version, group_count_min=least)
         self._published[pod.metadata.uid] = max(self._version, pod.version)
         return related
 

@@ -50,7 +50,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler_services.pod_watcher.device_slices import DeviceSlices
-from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, RelatedObjects
+from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, RelatedObjectsCache
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
 WATCHED_SECONDS = 10.0
@@ -131,7 +131,7 @@ class PodWatcher:
                 observed=budget_observed, gone=budget_gone, listed=_budget_listed, watched=_budget_listed
             ),
         }
-        self._related = RelatedObjects()
+        self._related = RelatedObjectsCache()
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind and its facts: the runner repeats an item that the broker did not take.
         self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
@@ -205,8 +205,8 @@ class PodWatcher:
 
     def _pod_observed(self, pod: core.Pod, *, epoch: int) -> PodObserved | None:
         """Return the pod; None while it is unknown where it may run."""
-        around = self._related.of(pod)
-        return None if around is None else pod_observed(pod, epoch=epoch, around=around)
+        related = self._related.of(pod)
+        return None if related is None else pod_observed(pod, epoch=epoch, related=related)
 
     def _observe(self, kind: _WatchedKind, obj: core.Object) -> list[Fact]:
         """Return the object as a fact, unless only fields changed that no fact has (heartbeats, managed fields)."""

@@ -54,7 +54,7 @@ class Policies(Protocol):
 class Events(Protocol):
     """Where announcements are written."""
 
-    async def say(self, said: Announcement, now: datetime) -> None:
+    async def record(self, announcement: Announcement, now: datetime) -> None:
         """Write the announcement. Raises TransientError, PermanentError."""
         ...
 
@@ -215,7 +215,13 @@ class PolicyWatcher:
             before = self._written[uid][0] if uid in self._written else status_of(policy)
             generation, why = policy.metadata.generation, refused.get(uid, ())
             status = policy_status(
-                before, generation, active.get(uid), self._specs.get(uid, before.in_force), why, self._view.state, now
+                before,
+                generation,
+                active.get(uid),
+                self._specs.get(uid, before.active_spec),
+                why,
+                self._view.state,
+                now,
             )
             try:
                 await self._write(policy, before, status, now)
@@ -269,7 +275,7 @@ class PolicyWatcher:
             message=message[:MESSAGE_LENGTH_MAX],
             is_warning=is_refused,
         )
-        await self._events.say(announcement, now)
+        await self._events.record(announcement, now)
         self._announced[policy.metadata.uid] = message
 
 
@@ -281,10 +287,10 @@ def _policy(item: Changed) -> Policy:
 def _active_of(policy: Policy) -> PolicyDocument | None:
     """Return the active document by the object's own status, for the case that all streams are lost."""
     status, generation = status_of(policy), policy.metadata.generation
-    if status.generation_in_force is None:
+    if status.active_generation is None:
         return None
     try:
-        spec = spec_of(policy) if status.generation_in_force == generation else status.in_force
+        spec = spec_of(policy) if status.active_generation == generation else status.active_spec
     except PermanentError:
         spec = None
-    return None if spec is None else document(policy, spec, status.generation_in_force)
+    return None if spec is None else document(policy, spec, status.active_generation)

@@ -1,7 +1,7 @@
 """The declaration of the policy watcher."""
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.event_recorder import EventRecorder
 from gpu_autoscaler.kube.wire.policy import DEFINITION, GROUP, PLURAL
 from gpu_autoscaler.runtime.process import ProcessContext
 from gpu_autoscaler.runtime.service import Service
@@ -18,7 +18,7 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
         context.view,
         policies.now,
         kube,
-        EventWriter(kube),
+        EventRecorder(kube),
         provider=context.settings.provider.name,
         report=lambda text: context.readiness.note("policies", text),
     )

@@ -33,8 +33,8 @@ def policy_status(
     prices = [view.price_micro_usd_per_hour for view in own if view.is_counted]
     return PolicyStatus(
         observed_generation=generation,
-        generation_in_force=None if active is None else active.generation,
-        in_force=active_spec if active is not None and active.generation != generation else None,
+        active_generation=None if active is None else active.generation,
+        active_spec=active_spec if active is not None and active.generation != generation else None,
         nodes=len(ready),
         nodes_pending=pending,
         nodes_desired=len(ready) + pending,
@@ -53,7 +53,7 @@ def _pool(name: str, own: Sequence[NodeView]) -> PoolStatus:
         name=name,
         nodes=sum(view.is_usable for view in own),
         pending=sum(view.is_booting for view in own),
-        leaving=sum(view.is_leaving for view in own),
+        terminating=sum(view.is_leaving for view in own),
         gpus=sum(view.allocatable.gpu_count for view in own if view.is_usable),
     )
 

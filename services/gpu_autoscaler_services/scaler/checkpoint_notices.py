@@ -10,7 +10,7 @@ import structlog
 
 from gpu_autoscaler.core.disruption.deleted_nodes import UnannouncedDeletion, is_announced, unannounced_deletions
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.kube.checkpoint_hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import KubeApi
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 class CheckpointNotices:
     """Notifies pods by annotation and by their HTTP hook."""
 
-    def __init__(self, kube: KubeApi, hooks: Hooks | None = None) -> None:
+    def __init__(self, kube: KubeApi, hooks: CheckpointHooks | None = None) -> None:
         """Without `hooks` pods are notified by annotation only."""
         self._kube = kube
         self._hooks = hooks
@@ -54,7 +54,7 @@ class CheckpointNotices:
         deadline_at = _ends_at(pod, since)
         is_there = await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
         if is_there and self._hooks is not None:
-            await self._hooks.send([pod], deadline_at)
+            await self._hooks.notify([pod], deadline_at)
 
 
 def _ends_at(pod: core.Pod, since: datetime) -> datetime:

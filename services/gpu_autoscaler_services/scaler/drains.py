@@ -16,7 +16,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeDrained,
     ScalingPodEvicted,
 )
-from gpu_autoscaler.kube.checkpoint_hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.kube.wire import core
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 class Drains:
     """Drains nodes, and cancels drains."""
 
-    def __init__(self, view: StateView, kube: KubeApi, clock: Clock, hooks: Hooks | None = None) -> None:
+    def __init__(self, view: StateView, kube: KubeApi, clock: Clock, hooks: CheckpointHooks | None = None) -> None:
         """Without `hooks` pods are asked to save a checkpoint by annotation only."""
         self._view = view
         self._hooks = hooks
@@ -172,7 +172,7 @@ class Drains:
                 return None
             return node if node.metadata.uid == known.node_uid else None
         try:
-            nodes = await self._kube.nodes_labelled(f"{labels.ACTION_ID}={decision.order_action_id}")
+            nodes = await self._kube.nodes_labeled(f"{labels.ACTION_ID}={decision.order_action_id}")
         except PermanentError as exc:
             log.warning("node list refused, recorded nodes used", error=str(exc))
             return None
@@ -212,7 +212,7 @@ class Drains:
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)
         if self._hooks is not None:
-            await self._hooks.tell(pods, decision.deadline_at)
+            await self._hooks.notify(pods, decision.deadline_at)
         job_ids = {pod.metadata.labels.get(labels.JOB_ID, "") for pod in pods} - {""}
         return ScalingCheckpointRequested(
             action_id=decision.action_id,
@@ -236,8 +236,8 @@ class Drains:
             return f"node is no longer idle: pod {pod.metadata.namespace}/{pod.metadata.name} was scheduled to it"
         for pod in waiting:
             # The epoch does not matter: the fact is not compared.
-            if (what := pod_protection(pod_observed(pod, epoch=0), (), now)) is not None:
-                return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected: {what}"
+            if (protection := pod_protection(pod_observed(pod, epoch=0), (), now)) is not None:
+                return f"pod {pod.metadata.namespace}/{pod.metadata.name} is protected: {protection}"
         return ""
 
     async def _evict(self, pod: core.Pod, started: ScalingDrainStarted) -> list[Fact]:

@@ -39,18 +39,18 @@ class Finalizers:
         """
         due = finalizer_changes(state, policy, now)
         if is_late_only:
-            due = tuple(guard for guard in due if not guard.is_wanted or _is_old(guard, now))
+            due = tuple(change for change in due if not change.is_wanted or _is_old(change, now))
         due = due[:GUARDS_PER_TICK_MAX]
         for first in range(0, len(due), _AT_ONCE_COUNT):
-            written = await asyncio.gather(*(self._keep(guard) for guard in due[first : first + _AT_ONCE_COUNT]))
+            written = await asyncio.gather(*(self._apply(change) for change in due[first : first + _AT_ONCE_COUNT]))
             if not all(written):
                 return
 
-    async def _keep(self, guard: FinalizerChange) -> bool:
+    async def _apply(self, change: FinalizerChange) -> bool:
         """Write one change; return whether the API server answers."""
-        name = guard.view.name
+        name = change.view.name
         try:
-            await self._write(guard)
+            await self._write(change)
         except (NotFound, Conflict):
             pass  # deleted or changed meanwhile: the next tick sees it
         except TransientError as exc:
@@ -62,26 +62,28 @@ class Finalizers:
             self._refused.add(name)
         return True
 
-    async def _write(self, guard: FinalizerChange) -> None:
-        node = await self._kube.get(NODES, "", guard.view.name)
+    async def _write(self, change: FinalizerChange) -> None:
+        node = await self._kube.get(NODES, "", change.view.name)
         finalizers = node.metadata.finalizers
         is_present = labels.TERMINATION_FINALIZER in finalizers
-        is_late = guard.is_wanted and node.metadata.deletion_timestamp is not None
-        if node.metadata.uid != guard.view.node_uid or is_present == guard.is_wanted or is_late:
+        is_late = change.is_wanted and node.metadata.deletion_timestamp is not None
+        if node.metadata.uid != change.view.node_uid or is_present == change.is_wanted or is_late:
             return
         others = [name for name in finalizers if name != labels.TERMINATION_FINALIZER]
         patch = {
             "metadata": {
                 "uid": node.metadata.uid,
                 "resourceVersion": node.metadata.resource_version,
-                "finalizers": [*others, labels.TERMINATION_FINALIZER] if guard.is_wanted else others,
+                "finalizers": [*others, labels.TERMINATION_FINALIZER] if change.is_wanted else others,
             }
         }
-        await self._kube.patch_node(guard.view.name, patch)
-        if not guard.is_wanted:
-            log.info("finalizer removed", node=guard.view.name, is_deleted=node.metadata.deletion_timestamp is not None)
+        await self._kube.patch_node(change.view.name, patch)
+        if not change.is_wanted:
+            log.info(
+                "finalizer removed", node=change.view.name, is_deleted=node.metadata.deletion_timestamp is not None
+            )
 
 
-def _is_old(guard: FinalizerChange, now: datetime) -> bool:
-    node = guard.view.node
+def _is_old(change: FinalizerChange, now: datetime) -> bool:
+    node = change.view.node
     return node is None or node.created_at <= now - _NEW_FOR

@@ -183,8 +183,8 @@ class Purchases:
         """
         record = self._view.state.drains.get(started.action_id)
         decision = None if record is None else record.decision
-        is_taken = isinstance(decision, DrainNode) and isinstance(decision.reason, SpotReclaim)
-        if not is_taken or started.provider_id is None or started.action_id in self._left_groups:
+        is_reclaimed = isinstance(decision, DrainNode) and isinstance(decision.reason, SpotReclaim)
+        if not is_reclaimed or started.provider_id is None or started.action_id in self._left_groups:
             return
         if not isinstance(self._provider, ReplacesInstances):
             return

@@ -1,7 +1,7 @@
 """The scaler: folds all facts, plans on each tick, has the plan checked and publishes it, fenced by its parent."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from datetime import UTC, datetime
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -15,14 +15,14 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import replan_seconds
-from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, foresight
-from gpu_autoscaler.core.state.interruption_history import is_taken
+from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
+from gpu_autoscaler.core.state.interruption_history import is_reclaimed
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import (
     INSTANCE_STATE_VERSION,
@@ -64,31 +64,8 @@ from gpu_autoscaler.runtime.policy_reload import differences
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.inventory import InstancesListed
+from gpu_autoscaler_services.scaler.inventory import InstancesListed, reservation_end_notices
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
-
-# The end of a paid reservation, published as an interruption notice so that its work moves before.
-
-
-def ends_due(state: ClusterState, policy: ScalingPolicy, listed: InstancesListed) -> Iterator[SpotNoticeReceived]:
-    """Yield a notice, once, for each listed instance whose reservation is about to end."""
-    ahead = timedelta(seconds=policy.reservation_drain_seconds)
-    for instance in listed.instances:
-        order = None if instance.action_id is None else state.orders.get(instance.action_id)
-        until = None if order is None or order.decision is None else order.decision.offer.paid_until
-        if until is None or instance.state == "terminated" or listed.listed_at < until - ahead:
-            continue
-        notice = SpotNoticeReceived(
-            provider_id=instance.provider_id,
-            kind="paid_period_over",
-            provider_event=until.isoformat(),
-            reclaim_at=until,
-            received_at=listed.listed_at,
-            way="calendar",
-        )
-        if notice.notice_id not in state.notices:
-            yield notice
-
 
 # Instance states are versioned by the cloud, so they never restart with a new cluster.
 INSTANCE_EPOCH = 0
@@ -100,14 +77,14 @@ NOT_YET = datetime.max.replace(tzinfo=UTC)
 log = structlog.get_logger()
 
 
-class Figures(Protocol):
+class PlanMetrics(Protocol):
     """Metrics of planning; implemented by `runtime/metrics.py`."""
 
     def count_refused_plan(self) -> None:
         """Count a plan that the plan check refused."""
         ...
 
-    def set_forecast(self, foresight: ForecastGauges) -> None:
+    def set_forecast(self, gauges: ForecastGauges) -> None:
         """Set the gauges of the forecast."""
         ...
 
@@ -132,7 +109,7 @@ class Scaler:
     )
     folds: ClassVar[tuple[type[Fact], ...]] = (
         *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
-        GpuNodeSummarised,
+        GpuNodeSummarized,
     )
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         ScalingPlanMade,
@@ -185,7 +162,7 @@ class Scaler:
         instances: AsyncIterable[InstancesListed],
         *,
         digests: Digests,
-        figures: Figures,
+        metrics: PlanMetrics,
         lease: Lease | None = None,
     ) -> None:
         """`instances` is `scaler/inventory.py: InstanceWatch` of the same provider as the executor's."""
@@ -197,7 +174,7 @@ class Scaler:
         self.lease = lease  # without a lease all scalers are active and only the fence decides
         self._instances = instances
         self._digests = digests
-        self._figures = figures
+        self._metrics = metrics
         self._change: PolicyChanged | None = None  # published on each tick until the stream has it
         self._last_published: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, deferrals
 
@@ -250,10 +227,10 @@ class Scaler:
         state, cut = self._view.state, self._view.cut
         if (change := self._unpublished_change(state, now)) is not None:
             return (change,)
-        self._figures.set_forecast(foresight(state, self._policy, now))
+        self._metrics.set_forecast(forecast_gauges(state, self._policy, now))
         planned = plan(state, self._policy, now)
         if violations := check(planned, state, self._policy):
-            self._figures.count_refused_plan()
+            self._metrics.count_refused_plan()
             log.error("plan refused", violations=violations, as_of=now.isoformat(), step="report it; nothing is done")
             return ()
         is_news = self._is_news(planned, state)
@@ -340,9 +317,9 @@ class Scaler:
                     price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
                     launched_at=instance.launched_at,
                     terminated_at=instance.terminated_at,
-                    is_taken=is_taken(self._view.state, instance.provider_id, instance.state),
+                    is_reclaimed=is_reclaimed(self._view.state, instance.provider_id, instance.state),
                 )
             )
         provider_ids = tuple(sorted(instance.provider_id for instance in item.instances))
-        facts += ends_due(self._view.state, self._policy, item)
+        facts += reservation_end_notices(self._view.state, self._policy, item)
         return [*facts, NodeInstanceListed(provider_ids=provider_ids, listed_at=item.listed_at)]

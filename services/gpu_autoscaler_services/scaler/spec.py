@@ -1,7 +1,7 @@
 """The declaration of the scaler."""
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.kube.leases import ShownLease, showing
+from gpu_autoscaler.kube.leases import LeaseMirror, mirroring
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.process import ProcessContext
@@ -37,8 +37,8 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
     lease = Lease(bus, Scaler.name, instance_name(context.settings.instance), context.clock.monotonic_seconds)
     kube, _ = await open_kube(context, before_write=lease.require)
     if context.settings.kube.is_lease_mirrored:
-        shown = ShownLease(kube, context.settings.kube.namespace, f"gpu-autoscaler-{Scaler.name}")
-        await context.closing.enter_async_context(showing(shown, lease, context.clock.now))
+        shown = LeaseMirror(kube, context.settings.kube.namespace, f"gpu-autoscaler-{Scaler.name}")
+        await context.closing.enter_async_context(mirroring(shown, lease, context.clock.now))
     provider, installation = await open_provider_of(context)
     snapshots = await resumed_snapshots(context, Scaler, store, bus)
     await context.closing.enter_async_context(saving_periodically(snapshots, context.settings.store.snapshot_seconds))
@@ -58,7 +58,7 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
         DecisionRecovery(store, policies.now),
         InstanceWatch(provider, installation, context.clock),
         digests=Digests(policy=policy_digest(policies.now), core=core_digest()),
-        figures=context.metrics,
+        metrics=context.metrics,
         lease=lease,
     )
     await follow_policy(context, policies, lambda policy: service.use_policy(policy, str(policies.path)))

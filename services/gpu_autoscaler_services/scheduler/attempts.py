@@ -22,19 +22,19 @@ def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]
     the remaining members suffice (an elastic job), if the pod succeeded, or if only a list shows that the pod is gone:
     then how it ended is unknown.
     """
-    found: dict[JobId, list[Fact]] = {}
+    ends: dict[JobId, list[Fact]] = {}
     stones = [stone for stone in all_tombstones(state.pods_gone) if stone.lost is not None]
     for stone in sorted(stones, key=lambda stone: (stone.gone_at, stone.version)):
         gone = stone.lost
         job = None if gone is None or gone.job_id is None else state.jobs.get(gone.job_id)
         if gone is None or gone.job_id is None or job is None or not _is_under_way(job):
             continue
-        if gone.job_id in found and not _is_elastic(job):  # of an elastic job the last lost member counts
+        if gone.job_id in ends and not _is_elastic(job):  # of an elastic job the last lost member counts
             continue
         assert job.placed is not None, "an active job is placed"  # noqa: S101 - our bug
         if stone.gone_at > job.placed.placed_at and not _goes_on_without(state, job):
-            found[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed.attempt, stone.gone_at, policy)
-    return found
+            ends[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed.attempt, stone.gone_at, policy)
+    return ends
 
 
 def _after_loss(

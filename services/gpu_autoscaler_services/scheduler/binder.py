@@ -9,10 +9,10 @@ import structlog
 
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
-from gpu_autoscaler.kube.checkpoint_hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import SERVICES, Conflict, KubeApi, NotFound, Patch
-from gpu_autoscaler.kube.translate.job import is_ending, is_held, is_over, job_id_of
-from gpu_autoscaler.kube.translate.workload_progress import KINDS, called, progress
+from gpu_autoscaler.kube.translate.job import is_ending, is_fully_suspended, is_over, job_id_of
+from gpu_autoscaler.kube.translate.workload_progress import KINDS, display_name, progress
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
@@ -50,7 +50,7 @@ class NotInstalled(PermanentError):
 class Binder:
     """Creates and changes Jobs in one namespace."""
 
-    def __init__(self, kube: KubeApi, namespace: str, hooks: Hooks | None = None) -> None:
+    def __init__(self, kube: KubeApi, namespace: str, hooks: CheckpointHooks | None = None) -> None:
         """Without `hooks` pods are asked to save a checkpoint by annotation only."""
         self._kube = kube
         self._hooks = hooks
@@ -90,7 +90,7 @@ class Binder:
                 if placed.attempt == 1 or spec.runtime is not Runtime.JOB:
                     raise
                 # API servers that keep the start time of a suspended Job make its template immutable: resume it as is.
-                log.warning("affinity change refused, job resumed unchanged", job=called(job), error=str(exc))
+                log.warning("affinity change refused, job resumed unchanged", job=display_name(job), error=str(exc))
                 await self._kube.change(kind, self._namespace, job.metadata.name, {"spec": {"suspend": False}})
 
     async def suspend(self, job_id: JobId, runtime: Runtime) -> bool:
@@ -113,7 +113,7 @@ class Binder:
             return False
         if not progress(job).is_suspended and not is_ending(job):
             job = await self._kube.change(KINDS[runtime], self._namespace, job.metadata.name, _SUSPEND_PATCHES[runtime])
-        return is_held(job)
+        return is_fully_suspended(job)
 
     async def has(self, job_id: JobId, runtime: Runtime) -> bool:
         """Return True if a Kubernetes Job of the job's name exists, whoever created it."""
@@ -147,7 +147,7 @@ class Binder:
             for pod in pods:
                 await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
             if self._hooks is not None:
-                await self._hooks.tell(pods, deadline_at)
+                await self._hooks.notify(pods, deadline_at)
 
     async def _make(self, spec: JobSpec, manifest: dict[str, Any]) -> core.Object:
         kind = KINDS[spec.runtime]
@@ -168,7 +168,7 @@ class Binder:
     async def _own(self, job_id: JobId, runtime: Runtime) -> core.Object:
         job: core.Object = await self._kube.get(KINDS[runtime], self._namespace, job_id)
         if job_id_of(job) != job_id:
-            raise PermanentError(f"{called(job)} is not managed by job {job_id}; delete or rename it")
+            raise PermanentError(f"{display_name(job)} is not managed by job {job_id}; delete or rename it")
         return job
 
 

@@ -97,8 +97,8 @@ def is_gang(spec: JobSpec) -> bool:
 
 def job_labels(spec: JobSpec) -> dict[str, str]:
     """Return the labels of every object that is created for the job; admission ensures that the values are valid."""
-    found = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
-    return found if spec.workload_type is None else found | {labels.WORKLOAD_TYPE: spec.workload_type}
+    job = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
+    return job if spec.workload_type is None else job | {labels.WORKLOAD_TYPE: spec.workload_type}
 
 
 def seconds_max(spec: JobSpec) -> int:
@@ -212,7 +212,7 @@ def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:
                 values.setdefault(key, set()).add(value)
     # Nodes with our label need no other.
     node_labels = [dict(node.labels) for node in nodes]
-    needed_keys = {key for found in node_labels if labels.GPU_MODEL not in found for key in found}
+    needed_keys = {key for carried in node_labels if labels.GPU_MODEL not in carried for key in carried}
     others = [(_in(key, sorted(models)),) for key, models in values.items() if key in needed_keys]
     return [(_in(labels.GPU_MODEL, sorted(spec.models)),), *others]
 
@@ -223,7 +223,9 @@ def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:
     if wanted is None:
         return []
     if (part := share_memory(spec)) is not None:
-        return [tuple({"key": one.key, "operator": one.operator, "values": [*one.values]} for one in part.requirements)]
+        return [
+            tuple({"key": item.key, "operator": item.operator, "values": [*item.values]} for item in part.requirements)
+        ]
     offers = () if state.offers is None else state.offers.offers
     types = {offer.instance_type for offer in offers if (offer.gpu_memory_bytes or 0) >= wanted}
     types |= {

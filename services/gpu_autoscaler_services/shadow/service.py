@@ -21,7 +21,7 @@ from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued
 from gpu_autoscaler.events.node import NodeGone
 from gpu_autoscaler.events.pod import PodObserved
@@ -75,7 +75,7 @@ class Shadow:
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
     folds: ClassVar[tuple[type[Fact], ...]] = (
         *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
-        GpuNodeSummarised,
+        GpuNodeSummarized,
         ShadowPlanMade,  # its own chain
     )
     publishes: ClassVar[tuple[type[Fact], ...]] = (ShadowPlanMade,)

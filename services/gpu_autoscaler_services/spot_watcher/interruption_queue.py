@@ -9,7 +9,15 @@ from datetime import timedelta
 
 import structlog
 
-from gpu_autoscaler.cloudmeta.eventbridge import Beside, Ending, Hint, HookWaits, Notices, Unread, read_event
+from gpu_autoscaler.cloudmeta.eventbridge import (
+    Ending,
+    Irrelevant,
+    LifecycleHook,
+    Notices,
+    RebalanceRecommendation,
+    Unparsed,
+    read_event,
+)
 from gpu_autoscaler.cloudmeta.protocol import EventQueue, QueuedEvent, ReclaimNotice
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
 from gpu_autoscaler.events.fact import Fact
@@ -46,7 +54,7 @@ class InterruptionQueue:
         match read_event(event.body):
             case Notices(instance_ids=ids, notice=notice):
                 return await self._notices(event, ids, notice)
-            case Hint(instance_id=instance_id, noticed_at=noticed_at):
+            case RebalanceRecommendation(instance_id=instance_id, noticed_at=noticed_at):
                 provider_id = provider_id_of(self._view.state, instance_id)
                 if provider_id is None:
                     return await self._unknown(event)
@@ -55,15 +63,15 @@ class InterruptionQueue:
                     return [rebalance_fact(provider_id, None, noticed_at)]
             case Ending(instance_id=instance_id, notice=notice):
                 return await self._ending(event, instance_id, notice)
-            case HookWaits() as waits:
+            case LifecycleHook() as waits:
                 return await self._hook(event, waits)
-            case Unread(said=said):
-                log.warning("queue message not parsed", message=said, step="check the rules that feed the queue")
+            case Unparsed(detail=detail):
+                log.warning("queue message not parsed", message=detail, step="check the rules that feed the queue")
                 self._on_unparsed()
                 await self._queue.hide(event, UNPARSED_HIDE_SECONDS)
                 return []
-            case Beside(said=said):
-                log.debug("queue message ignored", message=said)
+            case Irrelevant(detail=detail):
+                log.debug("queue message ignored", message=detail)
         await self._queue.delete(event)
         return []
 
@@ -95,7 +103,7 @@ class InterruptionQueue:
             await self._queue.delete(event)
         return facts
 
-    async def _hook(self, event: QueuedEvent, waits: HookWaits) -> list[Fact]:
+    async def _hook(self, event: QueuedEvent, waits: LifecycleHook) -> list[Fact]:
         """Let the group terminate the instance once its node is empty; each redelivery before is a heartbeat."""
         state = self._view.state
         provider_id = provider_id_of(state, waits.instance_id)
@@ -120,7 +128,7 @@ class InterruptionQueue:
 
     def _new(self, provider_id: ProviderId, notice: ReclaimNotice, event: QueuedEvent) -> list[Fact]:
         known = _known(self._view.state, provider_id)
-        fact = new_notice(provider_id, None, notice, known, event.received_at, way="queue")
+        fact = new_notice(provider_id, None, notice, known, event.received_at, channel="queue")
         return [] if fact is None else [fact]
 
 

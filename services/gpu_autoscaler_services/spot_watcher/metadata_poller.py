@@ -11,7 +11,7 @@ from datetime import datetime
 import aiohttp
 import structlog
 
-from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata, WaitsForDrains
+from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata, ReleasesEvents
 from gpu_autoscaler.core.state.state import NoticeRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
@@ -68,7 +68,7 @@ class _Poller:
             async with asyncio.timeout(self._poll_seconds_max):
                 shown = await metadata.reclaim_notices()
                 facts += notice_facts(target.provider_id, target.node_name, shown, self._known(target), now)
-                if shown and isinstance(metadata, WaitsForDrains):
+                if shown and isinstance(metadata, ReleasesEvents):
                     await metadata.release(self._drained())
                 hint_at = await metadata.rebalance_recommended_at() if with_hint else None
         except (TransientError, TimeoutError) as exc:

@@ -7,7 +7,7 @@ from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.events.spot import NoticeWay, SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
+from gpu_autoscaler.events.spot import NoticeChannel, SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import SPOT_INTERRUPTION_WARNING, SPOT_TERMINATION_TIME
 
@@ -58,7 +58,7 @@ def new_notice(
     known: Iterable[NoticeRecord],
     now: datetime,
     *,
-    way: NoticeWay = "metadata",
+    channel: NoticeChannel = "metadata",
 ) -> SpotNoticeReceived | None:
     """Return the notice as a fact; None if it is known already from any source, or too early.
 
@@ -78,10 +78,10 @@ def new_notice(
             if record.is_active and shown.reclaim_at in (None, notice.reclaim_at):
                 return None
             withdrawn_at = None if record.withdrawn is None else record.withdrawn.withdrawn_at
-        elif record.is_active and (notice.way != way or way == "queue"):
+        elif record.is_active and (notice.channel != channel or channel == "queue"):
             if shown.reclaim_at is None or (notice.reclaim_at is not None and notice.reclaim_at <= shown.reclaim_at):
                 return None
-            event, way = notice.provider_event, notice.way
+            event, channel = notice.provider_event, notice.channel
     return SpotNoticeReceived(
         provider_id=provider_id,
         kind=shown.kind,
@@ -90,13 +90,15 @@ def new_notice(
         node_name=node_name,
         received_at=now,
         withdrawn_at=withdrawn_at,
-        way=way,
+        channel=channel,
     )
 
 
 def _can_be_withdrawn(notice: SpotNoticeReceived, now: datetime) -> bool:
     deadline = notice.reclaim_at
-    return notice.way == "metadata" and notice.kind != "paid_period_over" and deadline is not None and now < deadline
+    return (
+        notice.channel == "metadata" and notice.kind != "paid_period_over" and deadline is not None and now < deadline
+    )
 
 
 def rebalance_fact(provider_id: ProviderId, node_name: str | None, noticed_at: datetime) -> SpotRebalanceRecommended:
@@ -114,10 +116,10 @@ def annotated_notices(state: ClusterState, now: datetime) -> list[Fact]:
         if node.action_id is None or node.provider_id is None:
             continue
         known = [record for record in state.notices.values() if record.notice.provider_id == node.provider_id]
-        active = [record.notice for record in known if record.is_active and record.notice.way == "annotation"]
+        active = [record.notice for record in known if record.is_active and record.notice.channel == "annotation"]
         shown = _annotated(node, active, now)
         if shown is not None:
-            received = new_notice(node.provider_id, node.name, shown, known, now, way="annotation")
+            received = new_notice(node.provider_id, node.name, shown, known, now, channel="annotation")
             facts += [] if received is None else [received]
         for notice in active:
             is_shown = shown is not None and shown.provider_event == notice.provider_event

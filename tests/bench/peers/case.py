@@ -20,7 +20,14 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import LabelRequirement, Nearness, NeighbourDemands, NodeDemands, PodGroup, Spread
+from gpu_autoscaler.model.scheduling import (
+    AffinitySelector,
+    LabelRequirement,
+    NodeDemands,
+    PodAffinitySpec,
+    PodGroup,
+    Spread,
+)
 
 CASES = Path(os.environ.get("GPU_AUTOSCALER_CASES", "../shared/cases"))
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
@@ -117,19 +124,19 @@ def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60), *, on: str 
     selector = {labels.ZONE: told.get("zone"), labels.CAPACITY_TYPE: told.get("capacity_type")}
     demands = NodeDemands(node_selector=tuple(sorted((key, value) for key, value in selector.items() if value)))
     group = told.get("anti_group") or told.get("spread_group")
-    neighbours = None
+    pod_affinity = None
     if group:
         kind = PodGroup(namespaces=("default",), requirements=(LabelRequirement(_GROUP, "In", (group,)),))
-        apart = (Nearness(topology_key=labels.HOSTNAME, group=kind),) if "anti_group" in told else ()
+        apart = (AffinitySelector(topology_key=labels.HOSTNAME, group=kind),) if "anti_group" in told else ()
         even = (Spread(topology_key=labels.ZONE, group=kind),) if "spread_group" in told else ()
-        neighbours = NeighbourDemands(apart=apart, spreads=even)
+        pod_affinity = PodAffinitySpec(apart=apart, spreads=even)
     return pod(
         told["name"],
         on=on,
         gpus=told["gpus"],
         demands=demands,
         labels={_GROUP: group} if group else None,
-        neighbours=neighbours,
+        pod_affinity=pod_affinity,
         gpu_models=tuple(sorted(told.get("gpu_models", ()))),
         requests=_resources(told, pods_count=1),
         at=at,

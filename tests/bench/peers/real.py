@@ -49,7 +49,7 @@ def node_class(name: str = "default", boot_seconds: int = 0) -> str:
 
 
 def node_pool(limits: Mapping[str, str]) -> str:
-    """A pool of everything that is for sale on demand; nodes are never consolidated."""
+    """Return a NodePool of all on-demand offers without consolidation."""
     requirements = [
         {"key": key, "operator": "In", "values": values}
         for key, values in (

@@ -31,7 +31,7 @@ from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.simcluster.offers import load_catalogue, offers_of
+from gpu_autoscaler.simcluster.offers import load_catalog, offers_of
 from gpu_autoscaler_services.local.system import ExternalSystems
 
 COUNTS = (1, 200, 1000)
@@ -156,7 +156,7 @@ def _catalogue(folder: Path) -> tuple[Path, tuple[Offer, ...]]:
     rows = [dict(zip(names, row, strict=True)) for row in _TYPES]
     path = folder / "offers.json"
     path.write_text(json.dumps([row | {"is_allocatable": True, "boot_seconds": 0.01} for row in rows]))
-    sold = offers_of(load_catalogue(path))
+    sold = offers_of(load_catalog(path))
     return path, tuple(offer for offer in sold if offer.capacity_type is CapacityType.ON_DEMAND)
 
 
@@ -179,13 +179,13 @@ async def _karpenter(limit_gpus: int | None) -> AsyncIterator[Peer]:
 async def _ours(limit_gpus: int | None) -> AsyncIterator[Peer]:
     with tempfile.TemporaryDirectory(prefix="ours-") as name, running_plane(Path(name) / "p", EVERYTHING) as plane:
         folder = Path(name)
-        catalogue, _ = _catalogue(folder)
+        catalog, _ = _catalogue(folder)
         policy = folder / "policy.toml"
         policy.write_text(_POLICY.format(limit="" if limit_gpus is None else f"gpu_count_max = {limit_gpus}"))
         there = ExternalSystems(kubeconfig=plane.kubeconfig())
         async with (
             _http(plane) as kube,
-            started(folder, clock_factor=1.0, policy=policy, offers=catalogue, external=there) as system,
+            started(folder, clock_factor=1.0, policy=policy, offers=catalog, external=there) as system,
             joined(system.simcluster_url, kube),
             aiohttp.ClientSession() as session,
         ):
@@ -208,7 +208,7 @@ async def _http(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
 
 
 async def _fleet(open_peer: Any, count: int) -> Fleet:  # noqa: ANN401 - one of the two above
-    """So many pods of one GPU at once, until each is bound."""
+    """Create `count` pods of one GPU at once and wait until all are bound."""
     async with open_peer(None) as peer:
         began = time.monotonic()
         bound = asyncio.create_task(_bound(peer.plane, count))
@@ -256,7 +256,7 @@ async def _make(kube: KubeHttp, pods: Sequence[dict[str, Any]]) -> None:
 
 
 async def _bound(plane: ControlPlane, count: int) -> float:
-    """When the last of so many pods was bound."""
+    """Return when the last of `count` pods was bound."""
     client = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     bound: set[str] = set()
     try:

@@ -37,7 +37,7 @@ class BusContract:
         assert abs((datetime.now(UTC) - message.stored_at).total_seconds()) < 60
 
     async def test_an_id_is_stored_once(self, desk: Desk) -> None:
-        """The repeat is told as one, with the sequence of the first."""
+        """A repeat is reported as a duplicate, with the sequence of the first."""
         bus = await desk.bus()
         first = await bus.publish(desk.subject(), b"1", message_id="same")
 
@@ -66,7 +66,7 @@ class BusContract:
         assert await bus.message_at(desk.stream.name, 1) is None
         assert await bus.last_message(desk.stream.name, desk.subject()) is None
 
-    async def test_a_stream_says_which_one_it_is_and_what_it_has(self, desk: Desk) -> None:
+    async def test_a_stream_reports_its_identity_and_its_sequences(self, desk: Desk) -> None:
         """Since when, from where, up to where: the same for all who ask; a stream that is not there is an error."""
         bus, other = await desk.bus(), await desk.bus()
         empty = await bus.span(desk.stream.name)
@@ -79,14 +79,14 @@ class BusContract:
         assert (span.first_sequence, span.last_sequence) == (1, 2)
         assert span.created_at == empty.created_at
         assert abs((datetime.now(UTC) - span.created_at).total_seconds()) < 60
-        with pytest.raises(PermanentError, match="there is no stream NOWHERE"):
+        with pytest.raises(PermanentError, match="stream NOWHERE does not exist"):
             await bus.span("NOWHERE")
 
     async def test_too_large_a_message_is_refused_before_sending(self, desk: Desk) -> None:
-        """It never will fit: not a matter of trying again. What just fits is taken."""
+        """A retry cannot help. A message of maximum size is stored."""
         bus = await desk.bus()
 
-        with pytest.raises(PermanentError, match=r"'big'.*at most 8323072 are taken"):
+        with pytest.raises(PermanentError, match=r"'big'.*at most 8323072 are allowed"):
             await bus.publish(desk.subject(), bytes(MESSAGE_BYTES_MAX + 1), message_id="big")
         fits = await bus.publish(desk.subject(), bytes(MESSAGE_BYTES_MAX - 1024), message_id="fits")
 
@@ -98,7 +98,7 @@ class BusContract:
         """A message that no stream takes is never dropped silently."""
         bus = await desk.bus()
 
-        with pytest.raises(PermanentError, match=r"no stream takes messages on nowhere\."):
+        with pytest.raises(PermanentError, match=r"no stream stores messages on nowhere\."):
             await bus.publish(f"nowhere.{desk.root}", b"", message_id="lost")
 
     async def test_samples_leave_early(self, desk: Desk) -> None:
@@ -208,7 +208,7 @@ class BusContract:
         assert (more, pending_count) == ([], 2)
         assert only(await consumer.fetch(10, SOON_SECONDS)).message.message_id == "3"
 
-    async def test_a_nak_waits_as_long_as_it_says(self, desk: Desk) -> None:
+    async def test_a_nak_with_a_delay_is_redelivered_after_it(self, desk: Desk) -> None:
         """Not at once, and not only after the ack wait."""
         bus = await desk.bus(desk.declared(consumer=patient(desk)))
         consumer = await bus.effect_consumer(desk.consumer.durable)
@@ -248,7 +248,7 @@ class BusContract:
 
     # --- projections
 
-    async def test_a_projection_goes_on_where_it_was_told_to(self, desk: Desk) -> None:
+    async def test_a_projection_resumes_from_the_given_sequence(self, desk: Desk) -> None:
         """After the sequence given, only the subjects asked for, then whatever comes."""
         bus = await desk.bus()
         for number, word in enumerate(("asked", "done", "asked", "done", "asked")):
@@ -270,7 +270,7 @@ class BusContract:
         assert (lag_before, seen) == (2, [3, 5, 6])
 
     async def test_a_closed_projection_ends(self, desk: Desk) -> None:
-        """A reader that waits is let go, not left."""
+        """A waiting reader is released."""
         bus = await desk.bus()
         projection = await bus.projection(desk.stream.name)
 
@@ -305,7 +305,7 @@ class BusContract:
         assert [await bus.last_sequence(desk.stream.name) for bus in buses] == [0, 0, 0, 0]
 
     async def test_a_drifted_stream_is_refused_with_both_values(self, desk: Desk) -> None:
-        """Each differing field is told, in one go; nothing is changed."""
+        """All differing fields are reported at once; nothing is changed."""
         await desk.bus()
         drifted = StreamSpec(
             name=desk.stream.name, subjects=(f"{desk.root}.>", f"x{desk.root}.>"), description="of a test",
@@ -334,7 +334,7 @@ class BusContract:
         """Undeclared and not made are two different mistakes."""
         bus = await desk.connect(desk.declared())
 
-        with pytest.raises(ConfigError, match="does not exist; make it with `ensure`"):
+        with pytest.raises(ConfigError, match="does not exist; create it with `ensure`"):
             await bus.effect_consumer(desk.consumer.durable)
-        with pytest.raises(ConfigError, match="nobody-x-act is not among those declared"):
+        with pytest.raises(ConfigError, match="nobody-x-act is not declared"):
             await bus.effect_consumer("nobody-x-act")

@@ -9,7 +9,7 @@ from tests.contract.bus.desk import SOON_SECONDS, Desk, only
 
 from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID, DeadLetters, MaxDeliveriesAdvisory
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import ADVISORY, DEAD, MAX_DELIVERIES_CONSUMER, STREAMS, ConsumerSpec, BusDeclaration
+from gpu_autoscaler.bus.streams import ADVISORY, DEAD, MAX_DELIVERIES_CONSUMER, STREAMS, BusDeclaration, ConsumerSpec
 from gpu_autoscaler.model.errors import PermanentError
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -98,10 +98,10 @@ class DeadLetterContract:
         assert (letter.message_id, letter.headers) == ("m0", {})
 
     async def test_no_such_dead_letter(self, mortuary: tuple[Bus, DeadLetters]) -> None:
-        """A wrong number is said, not ignored."""
+        """An unknown number is an error."""
         _, letters = mortuary
 
-        with pytest.raises(PermanentError, match="there is no dead letter 7"):
+        with pytest.raises(PermanentError, match="dead letter 7 not found"):
             await letters.resubmit(7, at=AT)
 
     async def test_a_message_that_its_consumer_gave_up_is_not_lost(
@@ -123,7 +123,7 @@ class DeadLetterContract:
         (letter,) = await letters.page()
         assert [(one.stream, one.stream_seq, one.deliveries) for one in collected] == [(desk.stream.name, 1, 2)]
         assert (letter.payload, letter.service, letter.error_kind) == (b"poison", "service", "MaxDeliveries")
-        assert "was given it 2 times" in letter.reason
+        assert "delivered 2 times" in letter.reason
 
     async def _bury(self, bus: Bus, letters: DeadLetters, desk: Desk, message_id: str) -> None:
         ack = await bus.publish(desk.subject(), message_id.encode(), message_id=message_id)

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from uuid import uuid4
 
 from gpu_autoscaler.bus.protocol import Bus, Delivery, Message
-from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, BusDeclaration, MessageTtl, StreamSpec
+from gpu_autoscaler.bus.streams import MEBIBYTE, BusDeclaration, ConsumerSpec, MessageTtl, StreamSpec
 
 Connect = Callable[[BusDeclaration], Awaitable[Bus]]
 
 SOON_SECONDS = 60.0
-ACK_WAIT_SECONDS = 1.5  # an acknowledgement comes well within, also on a busy machine
+ACK_WAIT_SECONDS = 1.5  # an acknowledgment comes well within, also on a busy machine
 
 
 class Desk:

@@ -74,7 +74,7 @@ class LeaseContract:
         async with kept(second):
             await until_held(second)
 
-    async def test_a_dead_holder_is_followed_by_the_one_that_stands_by(self, desk: Desk) -> None:
+    async def test_the_standby_takes_over_from_a_dead_holder(self, desk: Desk) -> None:
         """Nobody gives it back: its entry vanishes, and not before the holder knows that its time is over."""
         first, second = await lease(desk, "first"), await lease(desk, "second")
         async with kept(first) as dying:
@@ -99,5 +99,5 @@ class LeaseContract:
     async def test_of_two_that_ask_at_once_one_has_it(self, desk: Desk) -> None:
         """Both saw it free."""
         hands = [await lease(desk, f"hand-{number}") for number in range(5)]
-        await asyncio.gather(*(hand._ask() for hand in hands))
+        await asyncio.gather(*(hand._acquire() for hand in hands))
         assert sum(hand.is_held for hand in hands) == 1

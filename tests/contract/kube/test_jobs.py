@@ -96,7 +96,7 @@ async def test_a_job_that_is_held_again_can_be_sent_elsewhere(kube: KubeHttp, na
     assert answer["items"][0]["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "somewhere"}
 
 
-async def test_a_finished_job_says_so(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
+async def test_a_finished_job_has_a_condition(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
     """All indexes succeed: Complete, with times and counts."""
     place = {"nodeSelector": {"kubernetes.io/hostname": await nodes.ready()}}
     await kube.made(jobs(namespace), job("j", run_seconds=0.5, template=place, completions=3, parallelism=2))

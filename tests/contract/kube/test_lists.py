@@ -22,7 +22,7 @@ def names(items: list[dict[str, dict[str, str]]]) -> list[str]:
     return [item["metadata"]["name"] for item in items]
 
 
-async def test_a_list_says_which_version_it_shows(kube: KubeHttp, namespace: str) -> None:
+async def test_a_list_carries_its_resource_version(kube: KubeHttp, namespace: str) -> None:
     """The list's version is at least that of each of its items; items come in name order."""
     path = await fill(kube, namespace, 3)
     answer = await kube.read(path)

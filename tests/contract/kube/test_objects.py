@@ -128,7 +128,7 @@ async def test_taints_are_replaced_whole(kube: KubeHttp, namespace: str) -> None
     assert "example.invalid/a" not in keys
 
 
-async def test_status_and_spec_have_doors_of_their_own(kube: KubeHttp, namespace: str) -> None:
+async def test_status_and_spec_are_written_separately(kube: KubeHttp, namespace: str) -> None:
     """A patch of the object leaves the status alone; a patch of /status leaves the spec alone."""
     name = f"doors-{namespace}"
     await kube.made("/api/v1/nodes", node(name, gpus=0))
@@ -147,10 +147,10 @@ async def test_generation_moves_with_the_spec_only(kube: KubeHttp, namespace: st
     """Labels and status are no new generation; suspending a job is."""
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     await kube.made(path, job("j", suspend=True))
-    labelled = await kube.patched(f"{path}/j", {"metadata": {"labels": {"x": "1"}}})
+    labeled = await kube.patched(f"{path}/j", {"metadata": {"labels": {"x": "1"}}})
     released = await kube.patched(f"{path}/j", {"spec": {"parallelism": 0}})
 
-    assert labelled["metadata"]["generation"] == 1
+    assert labeled["metadata"]["generation"] == 1
     assert released["metadata"]["generation"] == 2
 
 
@@ -261,7 +261,7 @@ async def test_pod_specs_do_not_change(kube: KubeHttp, namespace: str) -> None:
         ({"metadata": {"name": "b"}}, 400, "name in URL does not match name in Binding object"),
     ],
 )
-async def test_a_binding_says_to_which_node(
+async def test_a_binding_names_its_node(
     kube: KubeHttp, namespace: str, changes: Json, status: int, said: str
 ) -> None:
     """Without a node it is refused, with a bare 500 as its author did not think of it; and it names the pod."""

@@ -22,13 +22,13 @@ def on(node_name: str) -> Json:
 
 
 async def running(kube: KubeHttp, namespace: str, node_name: str, name: str = "p") -> Json:
-    """A running pod labelled app=p on that node."""
+    """A running pod labeled app=p on that node."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     await kube.made(path, pod(name, gpus=1, labels={"app": "p"}, nodeSelector=on(node_name)))
     return await kube.until(f"{path}/{name}", runs)
 
 
-async def test_a_pod_nobody_can_place_says_so(kube: KubeHttp, namespace: str) -> None:
+async def test_an_unschedulable_pod_has_a_condition(kube: KubeHttp, namespace: str) -> None:
     """PodScheduled is False, with reason Unschedulable and a message; an event says the same."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     await kube.made(path, pod("p", gpus=8, nodeSelector=on("no-such-node")))
@@ -110,7 +110,7 @@ async def test_a_binding_places_a_pod_once(kube: KubeHttp, namespace: str, nodes
     assert runs(await kube.until(f"{path}/p", runs))
 
 
-async def test_an_evicted_pod_says_why_and_goes(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
+async def test_an_evicted_pod_has_a_disruption_condition_and_is_removed(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
     """201 begins a graceful deletion; watchers see the reason before the pod is gone."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     item = await running(kube, namespace, await nodes.ready())
@@ -160,7 +160,7 @@ async def test_a_budget_is_spent_by_an_eviction(kube: KubeHttp, namespace: str, 
     assert (first.status, second.status) == (201, 429)
 
 
-async def test_two_budgets_on_one_pod_are_a_mistake(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
+async def test_eviction_under_two_disruption_budgets_is_an_error(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
     """500: nothing to retry, something to report."""
     await running(kube, namespace, await nodes.ready())
     budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"

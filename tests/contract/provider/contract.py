@@ -1,4 +1,4 @@
-"""What every provider promises. Each provider's test module inherits `ProviderContract` and says how to build it."""
+"""What every provider must do. Test modules of providers inherit `ProviderContract` and provide the setup."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ class Rig(ABC):
         """Refuse offers whose key matches the pattern, in the cloud's own words for this kind."""
 
     async def leave_room(self, pattern: str, count: int) -> None:
-        """Have no more than so many instances of these offers left. For clouds that launch together."""
+        """Leave capacity for at most `count` instances of these offers. For clouds with launch groups."""
         raise AssertionError(f"the rig of {self.ours.name} has to say how {pattern} is cut to {count}")
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Rig(ABC):
 
     @abstractmethod
     async def stock(self, wanted: Order, count: int) -> None:
-        """Have so many instances of ours run already."""
+        """Have `count` of our instances run already."""
 
     @abstractmethod
     async def stranger(self, wanted: Order) -> ProviderId:
@@ -105,16 +105,16 @@ async def shown(rig: Rig, provider_id: ProviderId) -> Instance:
 class ProviderContract:
     """The promises. A subclass has a fixture `rig`."""
 
-    async def test_offers_are_whole(self, rig: Rig) -> None:
-        """Every offer has a name of its own, room for pods, and the provider a name."""
+    async def test_offers_are_complete(self, rig: Rig) -> None:
+        """Every offer has a unique key and allocatable resources, and the provider a name."""
         offers: list[Offer] = list(await rig.ours.offers())
         assert offers
         assert max(Counter(offer.key for offer in offers).values()) == 1
         assert all(offer.resources.cpu_milli > 0 and offer.resources.memory_bytes > 0 for offer in offers)
         assert rig.ours.name
 
-    async def test_a_launch_is_what_was_ordered(self, rig: Rig) -> None:
-        """Offer, price, token; alive; billed from an instant that is not in the future."""
+    async def test_a_launch_matches_its_order(self, rig: Rig) -> None:
+        """Offer, price and token; running; billed from an instant that is not in the future."""
         wanted = await order(rig)
         made = await rig.ours.launch(wanted)
         assert (made.instance_type, made.zone, made.capacity_type) == (
@@ -127,16 +127,16 @@ class ProviderContract:
         assert made.state in ("pending", "running")
         assert made.launched_at <= rig.now()
 
-    async def test_one_token_is_one_instance(self, rig: Rig) -> None:
-        """Ordered again, in turn or at once, it is the same instance."""
+    async def test_a_token_launches_one_instance(self, rig: Rig) -> None:
+        """Retries, in sequence or concurrent, return the same instance."""
         wanted = await order(rig)
         first = await rig.ours.launch(wanted)
         again = await asyncio.gather(*(rig.ours.launch(wanted) for _ in range(5)))
         assert {each.provider_id for each in again} == {first.provider_id}
         assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [first.provider_id]
 
-    async def test_a_lost_answer_is_no_second_instance(self, rig: Rig) -> None:
-        """The launch was done and not told: the second try returns what the first one made."""
+    async def test_a_lost_answer_launches_no_second_instance(self, rig: Rig) -> None:
+        """The launch succeeded without an answer: the retry returns its instance."""
         wanted = await order(rig)
         await rig.lose_next_answer()
         with pytest.raises(TransientError):
@@ -144,15 +144,15 @@ class ProviderContract:
         made = await rig.ours.launch(wanted)
         assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
-    async def test_a_token_buys_one_thing(self, rig: Rig) -> None:
-        """The same token for another offer is a mistake, and makes nothing."""
+    async def test_a_token_is_bound_to_its_offer(self, rig: Rig) -> None:
+        """The same token for another offer is an error and launches nothing."""
         await rig.ours.launch(await order(rig))
         with pytest.raises(PermanentError):
             await rig.ours.launch(await order(rig, index=1))
         assert len(await rig.ours.instances(OURS)) == 1
 
-    async def test_a_used_token_never_buys_again(self, rig: Rig) -> None:
-        """After its instance has ended it returns the ended one."""
+    async def test_a_used_token_never_launches_again(self, rig: Rig) -> None:
+        """After its instance ended, the token returns the ended instance."""
         wanted = await order(rig)
         made = await rig.ours.launch(wanted)
         await rig.ours.terminate(made.provider_id, now=rig.now())
@@ -160,8 +160,8 @@ class ProviderContract:
         again = await rig.ours.launch(wanted)
         assert (again.provider_id, again.state) == (made.provider_id, "terminated")
 
-    async def test_a_refusal_makes_nothing(self, rig: Rig) -> None:
-        """It carries code, scope and a wait; the token is free to buy later."""
+    async def test_a_refusal_launches_nothing(self, rig: Rig) -> None:
+        """It has code, scope and wait; the token can launch later."""
         wanted = await order(rig)
         await rig.refuse(wanted.offer.key)
         with pytest.raises(LaunchRefused) as refused:
@@ -177,14 +177,14 @@ class ProviderContract:
         assert made.action_id == wanted.action_id
 
     async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:
-        """Others sell meanwhile."""
+        """Other offers stay available."""
         wanted = await order(rig)
         await rig.refuse(wanted.offer.key)
         assert (await rig.ours.launch(await order(rig, "a2", index=1))).action_id == "a2"
 
     @pytest.mark.parametrize("kind", ["capacity", "quota", "permission", "configuration"])
-    async def test_a_refusal_says_of_which_kind_it_is(self, rig: Rig, kind: RefusalKind) -> None:
-        """Whether to go elsewhere, wait for what is ours to end, or call somebody; nothing was made."""
+    async def test_a_refusal_has_its_kind(self, rig: Rig, kind: RefusalKind) -> None:
+        """Capacity, quota, or something that an operator must change; nothing was launched."""
         wanted = await order(rig)
         await rig.refuse(wanted.offer.key, kind)
         with pytest.raises(LaunchRefused) as refused:
@@ -194,8 +194,8 @@ class ProviderContract:
         assert not await rig.ours.instances(OURS)
 
     @pytest.mark.parametrize("kind", ["throttled", "down", "expired"])
-    async def test_trouble_is_transient_and_never_an_empty_list(self, rig: Rig, kind: Trouble) -> None:
-        """Every call says that it may be made again; made again it works, and nothing is bought twice."""
+    async def test_failures_are_transient_and_never_an_empty_list(self, rig: Rig, kind: Trouble) -> None:
+        """Every call raises TransientError; a retry succeeds, and nothing is launched twice."""
         wanted = await order(rig)
         made = await rig.ours.launch(wanted)
         other = await order(rig, "a2")
@@ -213,8 +213,8 @@ class ProviderContract:
         assert sorted(str(instance.action_id) for instance in await rig.ours.instances(OURS)) == ["a1", "a2"]
         assert (await shown(rig, made.provider_id)).state in ("pending", "running")
 
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
-        """Launched and not listed yet: the same token still returns it, and later the list does."""
+    async def test_an_instance_listed_late_is_not_launched_again(self, rig: Rig) -> None:
+        """Until it is listed, the same token returns it; later the list contains it."""
         wanted = await order(rig)
         await rig.show_after(60)
         made = await rig.ours.launch(wanted)
@@ -225,8 +225,8 @@ class ProviderContract:
         assert again.provider_id == made.provider_id
         assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
-    async def test_one_that_dies_while_booting_is_told(self, rig: Rig) -> None:
-        """It ended, with a date; its token does not buy another."""
+    async def test_an_instance_that_fails_at_boot_is_reported(self, rig: Rig) -> None:
+        """It ended, with a date; its token launches no other."""
         wanted = await order(rig)
         made = await rig.ours.launch(wanted)
         await rig.wait(5)
@@ -239,14 +239,14 @@ class ProviderContract:
         assert made.launched_at < listed.terminated_at <= rig.now()
         assert (again.provider_id, again.state) == (made.provider_id, "terminated")
 
-    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
-        """Two thousand instances, each of them once, however the cloud cuts its answers."""
+    async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
+        """2,000 instances, each once, whatever the cloud's paging."""
         await rig.stock(await order(rig), 2000)
         listed = [instance.provider_id for instance in await rig.ours.instances(OURS)]
         assert len(listed) == len(set(listed)) == 2000
 
-    async def test_an_end_is_final_and_dated(self, rig: Rig) -> None:
-        """Ended twice is no error; the bill ends once, after it began, and the list shows it."""
+    async def test_termination_is_final_and_dated(self, rig: Rig) -> None:
+        """Terminating twice is no error; billing ends once, after it began, and the list shows it."""
         made = await rig.ours.launch(await order(rig))
         await rig.wait(10)
         first = await rig.ours.terminate(made.provider_id, now=rig.now())
@@ -261,8 +261,8 @@ class ProviderContract:
         assert listed.terminated_at is not None
         assert made.launched_at < listed.terminated_at <= rig.now()
 
-    async def test_a_lost_answer_to_an_end_is_no_error_the_second_time(self, rig: Rig) -> None:
-        """The end was begun; asked again it is told."""
+    async def test_a_lost_answer_to_a_termination_can_be_retried(self, rig: Rig) -> None:
+        """The termination began; a retry reports it."""
         made = await rig.ours.launch(await order(rig))
         await rig.lose_next_answer()
         with pytest.raises(TransientError):
@@ -271,14 +271,14 @@ class ProviderContract:
         assert ended is not None
         assert ended.state in ("terminating", "terminated")
 
-    async def test_what_never_was_is_told(self, rig: Rig) -> None:
-        """Ending an instance that never was returns None."""
+    async def test_an_unknown_instance_is_reported_as_none(self, rig: Rig) -> None:
+        """Terminating an instance that never existed returns None."""
         made = await rig.ours.launch(await order(rig))
         never = ProviderId(made.provider_id.rpartition("/")[0] + "/i-0123456789abcdef0")
         assert await rig.ours.terminate(never, now=rig.now()) is None
 
-    async def test_what_is_not_ours_is_left_alone(self, rig: Rig) -> None:
-        """Another installation's instance is neither listed nor ended."""
+    async def test_instances_of_others_are_left_untouched(self, rig: Rig) -> None:
+        """Another installation's instance is neither listed nor terminated."""
         made = await rig.theirs.launch(await order(rig, installation=THEIRS))
         with pytest.raises(PermanentError):
             await rig.ours.terminate(made.provider_id, now=rig.now())
@@ -286,16 +286,15 @@ class ProviderContract:
         (left,) = await rig.theirs.instances(THEIRS)
         assert left.state in ("pending", "running")
 
-    async def test_what_nobody_tagged_is_left_alone(self, rig: Rig) -> None:
-        """An instance made by hand is neither listed nor ended."""
+    async def test_untagged_instances_are_left_untouched(self, rig: Rig) -> None:
+        """A manually launched instance is neither listed nor terminated."""
         by_hand = await rig.stranger(await order(rig))
         with pytest.raises(PermanentError, match="left untouched"):
             await rig.ours.terminate(by_hand, now=rig.now())
         assert not await rig.ours.instances(OURS)
 
-    async def test_one_instance_is_shown_by_its_name(self, rig: Rig) -> None:
-        """Alive, then ended or unknown; one that never was is unknown. Asking changes nothing. Karpenter's claims come
-        and go by its own rules: who has nothing but them cannot be asked."""
+    async def test_an_instance_can_be_described_by_id(self, rig: Rig) -> None:
+        """Running, then ended or unknown; unknown if it never existed. Read-only. Not for Karpenter's claims."""
         ours = rig.ours
         if not isinstance(ours, DescribesInstance):
             assert ours.name == "karpenter"
@@ -307,12 +306,12 @@ class ProviderContract:
         assert all(one is not None and one.state in ("pending", "running") for one in alive)
         await ours.terminate(made.provider_id, now=rig.now())
         await rig.wait(60)
-        over = await ours.instance(made.provider_id)
-        assert over is None or (over.provider_id, over.state) == (made.provider_id, "terminated")
+        apply_to = await ours.instance(made.provider_id)
+        assert apply_to is None or (apply_to.provider_id, apply_to.state) == (made.provider_id, "terminated")
 
     @pytest.mark.parametrize("kind", ["throttled", "down", "expired"])
-    async def test_trouble_says_nothing_of_one_instance(self, rig: Rig, kind: Trouble) -> None:
-        """Neither that it is there nor that it is gone."""
+    async def test_a_failure_proves_nothing_about_an_instance(self, rig: Rig, kind: Trouble) -> None:
+        """Neither its existence nor its absence."""
         if isinstance(rig.ours, DescribesInstance):
             made = await rig.ours.launch(await order(rig))
             await rig.trouble(kind)
@@ -322,8 +321,8 @@ class ProviderContract:
             assert await rig.ours.instance(made.provider_id) is not None
 
     @pytest.mark.parametrize("is_by_hand", [False, True])
-    async def test_one_that_is_not_ours_is_not_spoken_of(self, rig: Rig, is_by_hand: bool) -> None:  # noqa: FBT001
-        """Another installation's, or made by hand: whoever wants to act on it is told to leave it alone."""
+    async def test_instances_of_others_cannot_be_described(self, rig: Rig, is_by_hand: bool) -> None:  # noqa: FBT001
+        """Another installation's, or a manually launched one: PermanentError."""
         if isinstance(rig.ours, DescribesInstance):
             theirs = None if is_by_hand else await rig.theirs.launch(await order(rig, installation=THEIRS))
             name = await rig.stranger(await order(rig)) if theirs is None else theirs.provider_id
@@ -331,13 +330,13 @@ class ProviderContract:
                 await rig.ours.instance(name)
 
     async def test_installations_do_not_share_tokens(self, rig: Rig) -> None:
-        """The same token of two installations is two instances."""
+        """The same token of two installations launches two instances."""
         ours = await rig.ours.launch(await order(rig))
         theirs = await rig.theirs.launch(await order(rig, installation=THEIRS))
         assert ours.provider_id != theirs.provider_id
 
     async def test_ended_instances_are_listed_for_an_hour(self, rig: Rig) -> None:
-        """Long enough to learn of an end that was missed, then no more."""
+        """Long enough to learn of a missed end, then no longer."""
         made = await rig.ours.launch(await order(rig))
         await rig.ours.terminate(made.provider_id, now=rig.now())
         await rig.wait(3000)

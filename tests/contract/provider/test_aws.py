@@ -1,4 +1,4 @@
-"""The AWS driver keeps the promises, asked through boto3 of moto behind our faults."""
+"""Provider contract of the AWS driver, through boto3 against moto with faults."""
 
 import asyncio
 import base64
@@ -85,7 +85,7 @@ class AwsRig(Rig):
         self.fake.machines.die(provider_id.rpartition("/")[2])
 
     async def stock(self, wanted: Order, count: int) -> None:
-        """One is bought, the others are its copies."""
+        """One is launched, the others are copies of it."""
         made = await self.ours.launch(wanted)
         self.fake.machines.stock(made.provider_id.rpartition("/")[2], count - 1)
 
@@ -136,7 +136,7 @@ class TestAws(ProviderContract):
 
 
 async def test_never_two_launches_for_one_token(rig: AwsRig) -> None:
-    """Whatever was lost, refused or asked twice: the fake's own count is one for each action."""
+    """Whatever was lost, refused or repeated: the fake counts one launch per action."""
     await rig.lose_next_answer()
     orders = [await order(rig, f"a{number}") for number in range(4)]
     for _ in range(3):
@@ -147,8 +147,8 @@ async def test_never_two_launches_for_one_token(rig: AwsRig) -> None:
     assert rig.fake.launches_count == len(orders)
 
 
-async def test_an_instance_carries_whose_it_is(rig: AwsRig) -> None:
-    """Installation, action, pool and agreed price, on the instance and on its disk."""
+async def test_an_instance_is_tagged_with_its_owner(rig: AwsRig) -> None:
+    """Installation, action, pool and agreed price, on the instance and its disk."""
     wanted = await order(rig)
     made = await rig.ours.launch(wanted)
     call = rig.fake.asked_of("RunInstances")[0]
@@ -161,7 +161,7 @@ async def test_an_instance_carries_whose_it_is(rig: AwsRig) -> None:
 
 
 async def test_spot_is_bought_as_spot_and_never_above_on_demand(rig: AwsRig) -> None:
-    """One-time, ended and not stopped when taken; no maximum price, so EC2 holds it to on-demand's."""
+    """One-time, terminated and not stopped on interruption; no maximum price, so EC2 limits it to on-demand's."""
     offers = await rig.ours.offers()
     spot = next(offer for offer in offers if offer.capacity_type is CapacityType.SPOT)
     made = await rig.ours.launch(msgspec.structs.replace(await order(rig), offer=spot))
@@ -172,8 +172,8 @@ async def test_spot_is_bought_as_spot_and_never_above_on_demand(rig: AwsRig) -> 
     assert "InstanceMarketOptions.SpotOptions.MaxPrice" not in asked
 
 
-async def test_credentials_that_expire_between_two_pages_are_no_short_list(rig: AwsRig) -> None:
-    """A page is missing, so there is no list at all."""
+async def test_credentials_that_expire_between_pages_fail_the_list(rig: AwsRig) -> None:
+    """A page is missing, so there is no list."""
     await rig.stock(await order(rig), 501)
     rig.fake.faults.add(Fault(kind="refused", call="DescribeInstances", code="RequestExpired", passed_count=1))
     with pytest.raises(TransientError, match="credentials"):
@@ -181,8 +181,8 @@ async def test_credentials_that_expire_between_two_pages_are_no_short_list(rig: 
     assert len(rig.fake.asked_of("DescribeInstances")) == 2
 
 
-async def test_a_quota_is_refused_for_its_family_until_something_ends(rig: AwsRig) -> None:
-    """The account's own limit, counted by the cloud."""
+async def test_an_exhausted_quota_refuses_its_family_until_an_instance_ends(rig: AwsRig) -> None:
+    """The account's own limit, enforced by the cloud."""
     rig.fake.quota_vcpus["g4dn.*"] = 4
     wanted = await order(rig)
     assert wanted.offer.instance_type == "g4dn.xlarge"
@@ -196,39 +196,39 @@ async def test_a_quota_is_refused_for_its_family_until_something_ends(rig: AwsRi
 
 
 @pytest.mark.cloud("aws", calls=("ListServiceQuotas",), errors=("quota of zero", "quotas not told"))
-async def test_a_quota_that_has_no_room_for_one_bars_its_offers(rig: AwsRig) -> None:
-    """Known before anything is asked for, with the quota's code; looked at again after ten minutes."""
+async def test_a_quota_below_one_instance_makes_offers_unavailable(rig: AwsRig) -> None:
+    """Known before any order, with the quota's code; rechecked after ten minutes."""
     rig.fake.quota_vcpus["g*"] = 0
     barred = await rig.ours.offers()
-    assert {offer.barred_because is not None for offer in barred} == {True}
+    assert {offer.unavailable_because is not None for offer in barred} == {True}
     assert "L-DB2E81BA (Running On-Demand G and VT instances) is 0 vCPUs" in "".join(
-        offer.barred_because or "" for offer in barred
+        offer.unavailable_because or "" for offer in barred
     )
     rig.fake.quota_vcpus["g*"] = 4
     await rig.wait(599)
-    assert {offer.barred_because is not None for offer in await rig.ours.offers()} == {True}
+    assert {offer.unavailable_because is not None for offer in await rig.ours.offers()} == {True}
     await rig.wait(1)
-    assert {offer.barred_because for offer in await rig.ours.offers()} == {None}
+    assert {offer.unavailable_because for offer in await rig.ours.offers()} == {None}
     rig.fake.faults.add(Fault(kind="refused", call="ListServiceQuotas", code="AccessDeniedException"))
     await rig.wait(600)
-    assert {offer.barred_because for offer in await rig.ours.offers()} == {None}
+    assert {offer.unavailable_because for offer in await rig.ours.offers()} == {None}
 
 
-async def test_a_denied_launch_names_what_to_allow(rig: AwsRig) -> None:
-    """Call, action and the next step."""
+async def test_a_denied_launch_names_its_permissions(rig: AwsRig) -> None:
+    """Call, action and next step."""
     await rig.refuse("*", "permission")
     with pytest.raises(LaunchRefused, match=r"RunInstances.*ec2:RunInstances, ec2:CreateTags, iam:PassRole.*doctor"):
         await rig.ours.launch(await order(rig))
 
 
-async def test_an_answer_that_never_comes_ends_by_our_limit(rig: AwsRig) -> None:
-    """The call may have been done: asked again it returns what it made."""
+async def test_a_missing_answer_ends_at_our_time_limit(rig: AwsRig) -> None:
+    """The call may have succeeded: a retry returns its instance."""
     wanted = await order(rig)
     rig.fake.faults.add(Fault(kind="slow", call="RunInstances", wait_seconds=2.0, left_count=1))
     hasty = rig.region.provider(OURS)
     await hasty.offers()
-    hasty._calls._calls._call_seconds_max = 0.5
-    with pytest.raises(TransientError, match="may be made again"):
+    hasty._client._calls._call_seconds_max = 0.5
+    with pytest.raises(TransientError, match="safe to retry"):
         await hasty.launch(wanted)
     made = await rig.ours.launch(wanted)
     await hasty.close()
@@ -236,23 +236,23 @@ async def test_an_answer_that_never_comes_ends_by_our_limit(rig: AwsRig) -> None
     assert rig.fake.launches_count == 1
 
 
-async def test_an_instance_of_another_cloud_is_left_alone(rig: AwsRig) -> None:
-    """Its name alone tells; nothing is asked."""
-    with pytest.raises(PermanentError, match="no instance of this cloud"):
+async def test_an_instance_of_another_cloud_is_left_untouched(rig: AwsRig) -> None:
+    """Its provider id is enough; no call is made."""
+    with pytest.raises(PermanentError, match="is not an instance of"):
         await rig.ours.terminate(ProviderId("gce://project/zone/name"), now=rig.now())
     assert not rig.fake.asked_of("DescribeInstances")
 
 
-async def test_an_instance_of_another_region_is_not_spoken_of(rig: AwsRig) -> None:
-    """This endpoint knows nothing of it, which is no word that it is gone."""
+async def test_an_instance_of_another_region_cannot_be_described(rig: AwsRig) -> None:
+    """This endpoint does not know it, which does not prove that it is gone."""
     assert isinstance(rig.ours, DescribesInstance)
-    with pytest.raises(PermanentError, match="another region"):
+    with pytest.raises(PermanentError, match="is not in region"):
         await rig.ours.instance(ProviderId("aws:///ap-east-9a/i-0123456789abcdef0"))
     assert not rig.fake.asked_of("DescribeInstances")
 
 
-async def test_a_price_is_told_or_unknown(rig: AwsRig) -> None:
-    """From the price list and the spot history of each zone; a type that they lack has none, and is not free."""
+async def test_a_price_is_known_or_none(rig: AwsRig) -> None:
+    """From the price list and the spot history of each zone; a type without one has no price, and is not free."""
     provider = rig.region.provider(OURS, instance_types=("g4dn.xlarge", "g4dn.metal"))
     prices = {offer.key: offer.price_micro_usd_per_hour for offer in await provider.offers()}
     await provider.close()
@@ -261,8 +261,8 @@ async def test_a_price_is_told_or_unknown(rig: AwsRig) -> None:
     assert prices["g4dn.metal/eu-west-1a/on-demand"] is None
 
 
-async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(rig: AwsRig) -> None:
-    """Sizes of the table, sold everywhere until refused; prices too are unknown where they may not be asked for."""
+async def test_without_permission_the_built_in_types_are_used(rig: AwsRig) -> None:
+    """Sizes of the table, offered everywhere until refused; prices may be unknown too."""
     for call in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory", "GetProducts"):
         rig.fake.faults.add(Fault(kind="refused", call=call, code="UnauthorizedOperation"))
     offers = {offer.key: offer for offer in await rig.ours.offers()}
@@ -271,7 +271,7 @@ async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(ri
     assert (offer.gpu_model, offer.resources.gpu_count, offer.price_micro_usd_per_hour) == ("T4", 1, None)
 
 
-async def test_a_file_of_prices_goes_before_the_cloud_s(rig: AwsRig, tmp_path: Path) -> None:
+async def test_a_price_file_overrides_the_cloud(rig: AwsRig, tmp_path: Path) -> None:
     """By type, or by type and zone."""
     path = tmp_path / "prices.json"
     path.write_text('{"g4dn.xlarge/*/on-demand": 0.6, "g4dn.xlarge/eu-west-1b/spot": 0.2}', encoding="utf-8")
@@ -283,16 +283,16 @@ async def test_a_file_of_prices_goes_before_the_cloud_s(rig: AwsRig, tmp_path: P
     assert prices["g4dn.xlarge/eu-west-1a/spot"] == 160_000
 
 
-async def test_a_subnet_that_is_not_there_is_named(rig: AwsRig) -> None:
-    """With the settings to look at; a region's mistake shows so too."""
+async def test_an_unknown_subnet_is_named(rig: AwsRig) -> None:
+    """With the settings to check; a wrong region shows here too."""
     provider = rig.region.provider(OURS, subnets=("subnet-0123456789abcdef0",))
-    with pytest.raises(TransientError, match=r"subnet-0123456789abcdef0 not found in eu-west-1; see aws\.subnets"):
+    with pytest.raises(TransientError, match=r"subnet-0123456789abcdef0 not found in eu-west-1; check aws\.subnets"):
         await provider.offers()
     await provider.close()
 
 
 async def test_labels_and_taints_reach_the_node(rig: AwsRig, tmp_path: Path) -> None:
-    """By the user data that the kubelet starts from."""
+    """By the user data from which the kubelet starts."""
     path = tmp_path / "user-data"
     path.write_text("--node-labels={labels} --register-with-taints={taints}", encoding="utf-8")
     provider = rig.region.provider(OURS, user_data_path=str(path))
@@ -304,15 +304,15 @@ async def test_labels_and_taints_reach_the_node(rig: AwsRig, tmp_path: Path) -> 
     )
 
 
-def test_tokens_have_the_forms_that_clouds_ask_for() -> None:
-    """32 hex digits, or a UUID of the same; another installation has another."""
+def test_tokens_have_the_formats_of_clouds() -> None:
+    """32 hex digits, or the same as UUID; each installation has its own."""
     assert len(idempotency_token(OURS, ActionId("a1"))) == 32
     assert idempotency_uuid(OURS, ActionId("a1")).replace("-", "") == idempotency_token(OURS, ActionId("a1"))
     assert idempotency_token(OURS, ActionId("a1")) != idempotency_token(THEIRS, ActionId("a1"))
 
 
-async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: Path) -> None:
-    """What is heard of all the time has no date; a price list that fell silent, and a file, grow old by theirs."""
+async def test_a_price_has_its_source_and_age(rig: AwsRig, tmp_path: Path) -> None:
+    """Recent prices have no date; a silent price list, and a file, have theirs."""
     began, path = rig.now(), tmp_path / "prices.json"
     path.write_text('{"g5.xlarge/*/on-demand": 1.0}', encoding="utf-8")
     os.utime(path, (began.timestamp() - 86_400, began.timestamp() - 86_400))
@@ -330,15 +330,15 @@ async def test_a_price_says_whose_word_it_is_and_how_old(rig: AwsRig, tmp_path: 
         ("price list", None),
         ("spot price history", None),
     ]
-    assert (first[file_key].price_source, first[file_key].priced_at) == ("file of prices", began - timedelta(days=1))
+    assert (first[file_key].price_source, first[file_key].priced_at) == ("price file", began - timedelta(days=1))
     assert (later[list_key].price_micro_usd_per_hour, later[list_key].priced_at) == (526_000, began)
     assert later[spot_key].priced_at is None
-    assert "by the file of prices" in found["prices"].message
+    assert "(price file)" in found["prices"].message
 
 
 @pytest.mark.cloud("aws", calls=("DescribePlacementGroups",), errors=("InvalidPlacementGroup.Unknown",))
-async def test_a_pool_s_instances_stand_in_its_placement_group(rig: AwsRig) -> None:
-    """Those of this pool alone; a group that is not there is refused by name, and doctor says so before."""
+async def test_a_pool_s_instances_use_its_placement_group(rig: AwsRig) -> None:
+    """Only this pool's; a missing group is refused by name, and doctor reports it before."""
     rig.fake.placement_groups["near"] = "cluster"
     groups = ("default=near", "other=gone")
     provider = rig.region.provider(OURS, placement_groups=groups)

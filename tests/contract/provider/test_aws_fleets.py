@@ -1,4 +1,4 @@
-"""EC2 Fleets of type instant: a gang's nodes all at once or not at all, also where a fleet's tags are written late."""
+"""EC2 Fleets of type instant: all nodes of a gang or none, also if the fleet is tagged late."""
 
 import re
 from collections import Counter
@@ -6,8 +6,8 @@ from collections import Counter
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS
+from tests.contract.provider.launch_groups import FIRST, LaunchGroupsContract, gang, listed, names, ours
 from tests.contract.provider.test_aws import AwsRig, rig_of
-from tests.contract.provider.together import FIRST, TogetherContract, gang, listed, names, ours
 from tests.support.aws import Region
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -31,18 +31,18 @@ class FleetRig(AwsRig):
 rig = rig_of(FleetRig)
 
 
-class TestAwsFleets(TogetherContract):
+class TestAwsFleets(LaunchGroupsContract):
     """The inherited promises; the fixture is the module's."""
 
 
 def lose_tags(rig: FleetRig, passed_count: int = 0) -> None:
-    """Have the process killed between fleet and tags: no more of them than so many are written."""
+    """Kill the process between fleet and tags: at most `passed_count` tags are written."""
     rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="InternalError", passed_count=passed_count))
 
 
 @pytest.mark.parametrize("written_count", [0, 1, 2])
-async def test_tags_that_were_never_written_are_reckoned_again(rig: FleetRig, written_count: int) -> None:
-    """Killed between fleet and tags: nobody is a stranger, each has the same order before and after it is written."""
+async def test_missing_tags_are_reconstructed(rig: FleetRig, written_count: int) -> None:
+    """Killed between fleet and tags: each instance has the same order before and after it is written."""
     wanted = await gang(rig)
     lose_tags(rig, written_count)
     with pytest.raises(TransientError):
@@ -58,8 +58,8 @@ async def test_tags_that_were_never_written_are_reckoned_again(rig: FleetRig, wr
     assert rig.fake.launches_count == 3
 
 
-async def test_a_part_is_told_by_the_same_reckoning(rig: FleetRig) -> None:
-    """One order was given back before tags were written: the others are theirs all the same, and it can be ended."""
+async def test_part_of_a_fleet_is_reconstructed_alike(rig: FleetRig) -> None:
+    """One order was abandoned before tags were written: the others keep theirs, and it can be terminated."""
     wanted = await gang(rig)
     lose_tags(rig)
     with pytest.raises(TransientError):
@@ -76,8 +76,8 @@ async def test_a_part_is_told_by_the_same_reckoning(rig: FleetRig) -> None:
     assert ended.action_id == "t1"
 
 
-async def test_a_young_fleet_that_shows_in_part_is_not_guessed_at(rig: FleetRig) -> None:
-    """Of three two show: which of them is whose is not known, and nothing is listed as somebody else's."""
+async def test_a_partially_listed_young_fleet_is_not_assigned(rig: FleetRig) -> None:
+    """Two of three are listed: their orders are unknown, and none is listed with a wrong one."""
     wanted = await gang(rig)
     lose_tags(rig)
     with pytest.raises(TransientError):
@@ -88,15 +88,15 @@ async def test_a_young_fleet_that_shows_in_part_is_not_guessed_at(rig: FleetRig)
     life = rig.fake.machines._lives[hidden]
     shown_at, life.shown_at = life.shown_at, life.shown_at.replace(year=2030)
     in_part = await rig.ours.instances(OURS)
-    with pytest.raises(TransientError, match="does not show whole"):
+    with pytest.raises(TransientError, match="not fully listed yet"):
         await ours(rig).launch_group(FIRST, wanted[:2])
     life.shown_at = shown_at
     assert list(in_part) == []
     assert await listed(rig) == before
 
 
-async def test_a_fleet_asks_for_all_or_none_of_one_kind(rig: FleetRig) -> None:
-    """One override, the least it may make is all of it, and what RunInstances says of market and tags."""
+async def test_a_fleet_requests_all_or_none_of_one_type(rig: FleetRig) -> None:
+    """One override, MinTargetCapacity of all, and the market options and tags of RunInstances."""
     spot = next(offer for offer in await rig.ours.offers() if offer.capacity_type is CapacityType.SPOT)
     wanted = [msgspec.structs.replace(one, offer=spot) for one in await gang(rig)]
     made = await ours(rig).launch_group(FIRST, wanted)
@@ -117,8 +117,8 @@ async def test_a_fleet_asks_for_all_or_none_of_one_kind(rig: FleetRig) -> None:
     assert "gpu-autoscaler.io/action-id" not in tags
 
 
-async def test_a_fleet_is_asked_for_once_for_one_token(rig: FleetRig) -> None:
-    """Whatever was lost or asked twice, the fake's own count is one for each order."""
+async def test_a_fleet_is_launched_once_per_token(rig: FleetRig) -> None:
+    """Whatever was lost or repeated, the fake counts one launch per order."""
     await rig.lose_next_answer()
     wanted = await gang(rig)
     for _ in range(3):
@@ -131,8 +131,8 @@ async def test_a_fleet_is_asked_for_once_for_one_token(rig: FleetRig) -> None:
     assert rig.fake.launches_count == 3
 
 
-async def test_a_quota_without_room_for_all_makes_none(rig: FleetRig) -> None:
-    """A token that is used up says the same again, though there is room by then: another transaction is made."""
+async def test_a_quota_below_the_whole_fleet_launches_none(rig: FleetRig) -> None:
+    """A used token repeats its refusal even with free capacity: a new transaction succeeds."""
     rig.fake.quota_vcpus["g4dn.*"] = 8  # room for two
     wanted = await gang(rig)
     refusals = []
@@ -156,28 +156,28 @@ async def test_a_quota_without_room_for_all_makes_none(rig: FleetRig) -> None:
     ],
 )
 @pytest.mark.cloud("aws", errors=("MaxSpotInstanceCountExceeded", "UnfulfillableCapacity"))
-async def test_why_a_fleet_is_empty_is_told_in_our_words(rig: FleetRig, code: str, kind: str, scope: str) -> None:
-    """By the error in its answer, which is no error of the call."""
+async def test_an_empty_fleet_becomes_a_refusal(rig: FleetRig, code: str, kind: str, scope: str) -> None:
+    """By the error in its answer, which is not an error of the call."""
     rig.fake.faults.add(Fault(kind="refused", call="CreateFleet", code=code))
     with pytest.raises(LaunchRefused, match=code) as refused:
         await ours(rig).launch_group(FIRST, await gang(rig))
     assert (refused.value.code, refused.value.kind, refused.value.scope) == (code, kind, scope)
 
 
-async def test_a_fleet_that_is_not_whole_against_its_word_is_ended(rig: FleetRig) -> None:
-    """Part of a gang is not kept: what was made ends, and all of it is refused, also when asked again."""
+async def test_an_incomplete_fleet_is_terminated(rig: FleetRig) -> None:
+    """Part of a gang is not kept: its instances end, and all of it is refused, also on a retry."""
     rig.fake.fleet_missing_count = 1
     wanted = await gang(rig)
     for _ in range(2):
-        with pytest.raises(LaunchRefused, match="2 were made, and ended"):
+        with pytest.raises(LaunchRefused, match="2 launched and terminated"):
             await ours(rig).launch_group(FIRST, wanted)
     await rig.wait(700)  # for as long a third might have shown late
     assert {instance.state for instance in await rig.ours.instances(OURS)} == {"terminated"}
     assert rig.fake.launches_count == 2
 
 
-async def test_an_answer_that_tells_nothing_is_no_refusal(rig: FleetRig) -> None:
-    """Neither instances nor errors, when asked again for what was made: it is looked for by its tags."""
+async def test_an_empty_answer_is_no_refusal(rig: FleetRig) -> None:
+    """Neither instances nor errors on a retry: the fleet is found by its tags."""
     wanted = await gang(rig)
     made = names(list(await ours(rig).launch_group(FIRST, wanted)))
     (token,) = rig.fake._tokens
@@ -187,15 +187,15 @@ async def test_an_answer_that_tells_nothing_is_no_refusal(rig: FleetRig) -> None
     assert await listed(rig) == made
 
 
-async def test_a_denied_fleet_names_what_to_allow(rig: FleetRig) -> None:
-    """Call, actions and the next step."""
+async def test_a_denied_fleet_names_its_permissions(rig: FleetRig) -> None:
+    """Call, actions and next step."""
     await rig.refuse("*", "permission")
     with pytest.raises(LaunchRefused, match=r"CreateFleet.*ec2:CreateFleet, ec2:RunInstances.*iam:PassRole.*doctor"):
         await ours(rig).launch_group(FIRST, await gang(rig))
 
 
-async def test_a_ceiling_and_a_placement_group_hold_for_a_fleet(rig: FleetRig) -> None:
-    """As for one instance alone."""
+async def test_ceiling_and_placement_group_apply_to_a_fleet(rig: FleetRig) -> None:
+    """As for a single instance."""
     rig.fake.placement_groups["near"] = "cluster"
     provider = rig.region.provider(OURS, fleets=True, placement_groups=("default=near",), spot_ceilings=("g4dn.*=0.2",))
     spot = next(
@@ -218,8 +218,8 @@ async def test_a_ceiling_and_a_placement_group_hold_for_a_fleet(rig: FleetRig) -
     assert rig.fake.launches_count == 3
 
 
-async def test_a_large_gang_is_known_by_its_tags(rig: FleetRig) -> None:
-    """Of names as long as ours are, tags hold many; beyond that it is refused before anything is asked."""
+async def test_a_gang_is_limited_by_its_tags(rig: FleetRig) -> None:
+    """Tags hold many action ids; a larger gang is refused before any call."""
     wanted = [
         msgspec.structs.replace(one, action_id=ActionId(f"{number:032x}"))
         for number, one in enumerate(await gang(rig, 20))
@@ -233,14 +233,14 @@ async def test_a_large_gang_is_known_by_its_tags(rig: FleetRig) -> None:
     assert max(map(len, tags.values())) <= 256
     assert len(tags) <= 50
     many = [msgspec.structs.replace(wanted[0], action_id=ActionId(f"{number:032x}")) for number in range(100, 400)]
-    with pytest.raises(LaunchRefused, match="tags hold the names of 280 orders") as refused:
+    with pytest.raises(LaunchRefused, match="tags hold 280 action ids") as refused:
         await ours(rig).launch_group(many[0].action_id, many)
     assert refused.value.kind == "configuration"
     assert len(rig.fake.asked_of("CreateFleet")) == 1
 
 
-async def test_what_no_fleet_can_make_is_launched_alone(rig: FleetRig) -> None:
-    """Without the setting nothing is made so; reserved capacity and pools of groups never are."""
+async def test_orders_without_fleet_support_are_launched_singly(rig: FleetRig) -> None:
+    """Without the setting, for reserved capacity and for pools with groups."""
     (wanted, *_) = await gang(rig)
     plain = rig.region.provider(OURS)
     grouped = rig.region.provider(OURS, fleets=True, groups=("default=asg",))
@@ -254,9 +254,9 @@ async def test_what_no_fleet_can_make_is_launched_alone(rig: FleetRig) -> None:
     await grouped.close()
 
 
-def test_settings_that_do_not_go_with_fleets_are_named(rig: FleetRig) -> None:
-    """A fleet has no user data of its own, and is made from a template."""
-    with pytest.raises(ConfigError, match=r"aws\.fleets: a fleet passes no user data"):
+def test_settings_incompatible_with_fleets_are_named(rig: FleetRig) -> None:
+    """Fleets have no user data, and need a launch template."""
+    with pytest.raises(ConfigError, match=r"aws\.fleets: fleets pass no user data"):
         rig.region.provider(OURS, fleets=True, user_data_path="user-data")
-    with pytest.raises(ConfigError, match=r"aws\.fleets: are made from aws\.launch_template"):
+    with pytest.raises(ConfigError, match=r"aws\.fleets: requires aws\.launch_template"):
         rig.region.provider(OURS, fleets=True, launch_template=None, groups=("default=asg",))

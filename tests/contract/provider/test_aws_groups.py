@@ -1,4 +1,4 @@
-"""The AWS driver keeps the promises also where a pool's instances come from an Auto Scaling group."""
+"""Provider contract of the AWS driver for Auto Scaling groups."""
 
 import asyncio
 from collections import Counter
@@ -73,15 +73,15 @@ class TestAwsGroups(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
 
-async def test_a_group_sells_its_type_in_its_zones(rig: GroupRig) -> None:
+async def test_a_group_offers_its_type_in_its_zones(rig: GroupRig) -> None:
     """Under its own purchase option, and nothing else."""
     assert sorted(offer.key for offer in await rig.ours.offers()) == [
         f"g4dn.xlarge/eu-west-1{zone}/on-demand" for zone in "abc"
     ]
 
 
-async def test_up_by_order_and_down_by_name(rig: GroupRig) -> None:
-    """The group wants one more for each order and one less for each end; nobody sets its number."""
+async def test_groups_grow_by_order_and_shrink_by_id(rig: GroupRig) -> None:
+    """The desired capacity follows launches and terminations; nobody sets it."""
     made = [await rig.ours.launch(await order(rig, f"a{number}", index=number)) for number in range(3)]
     grown = rig.desired_count()
     await rig.ours.terminate(made[1].provider_id, now=rig.now())
@@ -95,7 +95,7 @@ async def test_up_by_order_and_down_by_name(rig: GroupRig) -> None:
 
 
 async def test_never_two_launches_for_one_token_of_a_group(rig: GroupRig) -> None:
-    """Answers are lost, tags cannot be set at first: still one instance an action, and each with its tag."""
+    """Despite lost answers and late tags: one instance per action, each with its tag."""
     orders = [await order(rig, f"a{number}") for number in range(3)]
     rig.fake.faults.add(Fault(kind="lost", call="LaunchInstances", left_count=2))
     rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="RequestLimitExceeded", left_count=2))
@@ -107,8 +107,8 @@ async def test_never_two_launches_for_one_token_of_a_group(rig: GroupRig) -> Non
     assert sorted(str(each.action_id) for each in listed) == ["a0", "a1", "a2"]
 
 
-async def test_a_spot_group_is_bought_from_as_spot(rig: GroupRig) -> None:
-    """By what its launch template says."""
+async def test_a_spot_group_launches_spot(rig: GroupRig) -> None:
+    """By its launch template."""
     rig.fake.offer_template("spot", "g5.xlarge", is_spot=True)
     make_group(rig.region, "spot-workers", template="spot")
     provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=spot-workers",))
@@ -127,10 +127,10 @@ async def test_a_spot_group_is_bought_from_as_spot(rig: GroupRig) -> None:
         ("team", "vision", None),
     ],
 )
-async def test_an_empty_group_tells_what_it_buys_by_its_node_template(
+async def test_an_empty_group_is_described_by_its_node_template(
     rig: GroupRig, label: str, said: str, sold: CapacityType | None
 ) -> None:
-    """As cluster-autoscaler has it, where its launch template may not be read; whether it is spot is never guessed."""
+    """By cluster-autoscaler's tags, if its launch template may not be read; the purchase option is never guessed."""
     wanted = await order(rig)
     node = "k8s.io/cluster-autoscaler/node-template/label/"
     tags = {INSTALLATION: OURS, f"{node}node.kubernetes.io/instance-type": "g5.xlarge", node + label: said}
@@ -140,7 +140,7 @@ async def test_an_empty_group_tells_what_it_buys_by_its_node_template(
     provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=unread",))
     offers = await provider.offers()
     if sold is None:
-        with pytest.raises(LaunchRefused, match="whether it buys spot cannot be read"):
+        with pytest.raises(LaunchRefused, match="its purchase option is unknown"):
             await provider.launch(wanted)
     await provider.close()
     assert {(offer.instance_type, offer.capacity_type) for offer in offers} == (
@@ -148,9 +148,9 @@ async def test_an_empty_group_tells_what_it_buys_by_its_node_template(
     )
 
 
-async def test_an_empty_group_tells_what_its_nodes_will_be(rig: GroupRig) -> None:
-    """Labels, taints and amounts of cluster-autoscaler's tags are the offer's, in its pool and in no other; a tag that
-    cannot be read is named."""
+async def test_a_node_template_describes_future_nodes(rig: GroupRig) -> None:
+    """Labels, taints and resources of cluster-autoscaler's tags apply to the offer in its pool only; unreadable
+    tags are named."""
     node = "k8s.io/cluster-autoscaler/node-template"
     tags = {
         INSTALLATION: OURS,
@@ -178,8 +178,8 @@ async def test_an_empty_group_tells_what_its_nodes_will_be(rig: GroupRig) -> Non
     assert any(f"{node}/taint/wrong" in step for step in said)
 
 
-async def test_a_group_is_not_judged_by_half_an_answer(rig: GroupRig) -> None:
-    """A read that was throttled is asked again: nothing is taken for missing, and nothing remembered so."""
+async def test_a_throttled_read_marks_no_group_as_missing(rig: GroupRig) -> None:
+    """It is retried: nothing is considered missing, or remembered so."""
     for call in ("DescribeLaunchTemplateVersions", "DescribePolicies"):
         provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=gpu-workers",))
         rig.fake.faults.add(Fault(kind="refused", call=call, code="RequestLimitExceeded", left_count=1))
@@ -189,8 +189,8 @@ async def test_a_group_is_not_judged_by_half_an_answer(rig: GroupRig) -> None:
         await provider.close()
 
 
-async def test_a_full_group_is_refused_by_its_own_limit(rig: GroupRig) -> None:
-    """Its MaxSize holds, whatever our limits say."""
+async def test_a_full_group_is_refused(rig: GroupRig) -> None:
+    """Its MaxSize applies, whatever our limits."""
     rig.fake.groups.get("gpu-workers").max_size = 1
     await rig.ours.launch(await order(rig))
     with pytest.raises(LaunchRefused, match="MaxSize") as refused:
@@ -199,8 +199,8 @@ async def test_a_full_group_is_refused_by_its_own_limit(rig: GroupRig) -> None:
     assert rig.desired_count() == 1
 
 
-async def test_a_token_that_bought_in_another_zone_is_told(rig: GroupRig) -> None:
-    """For AWS the zone makes no other request: the answer is the first instance, which is not what is ordered now."""
+async def test_a_token_used_in_another_zone_is_reported(rig: GroupRig) -> None:
+    """AWS ignores the zone in a retry and returns the first instance, which is not what is ordered now."""
     await rig.ours.launch(await order(rig))
     with pytest.raises(PermanentError, match=r"not g4dn\.xlarge/eu-west-1b/on-demand"):
         await rig.ours.launch(await order(rig, index=1))
@@ -208,8 +208,8 @@ async def test_a_token_that_bought_in_another_zone_is_told(rig: GroupRig) -> Non
 
 @pytest.mark.cloud("aws", calls=("DetachInstances",), errors=("group replaces what was taken",))
 @pytest.mark.parametrize("made_count", [1, 0], ids=["in its group", "detached"])
-async def test_one_interruption_has_one_successor(rig: GroupRig, made_count: int) -> None:
-    """A group replaces what it loses, and we buy as well: so the instance leaves the group at its notice."""
+async def test_an_interruption_has_one_successor(rig: GroupRig, made_count: int) -> None:
+    """A group replaces its losses, and so do we: so the instance is detached at its notice."""
     assert isinstance(rig.ours, ReplacesInstances)
     made = await rig.ours.launch(await order(rig))
     if made_count == 0:
@@ -221,8 +221,8 @@ async def test_one_interruption_has_one_successor(rig: GroupRig, made_count: int
     assert rig.fake.groups.heal() == made_count
 
 
-async def test_an_instance_that_left_its_group_is_ended_all_the_same(rig: GroupRig) -> None:
-    """By its name alone; other people's are neither taken out of their group nor ended."""
+async def test_a_detached_instance_can_be_terminated(rig: GroupRig) -> None:
+    """By its id; other people's are neither detached nor terminated."""
     assert isinstance(rig.ours, ReplacesInstances)
     made = await rig.ours.launch(await order(rig))
     theirs = await rig.theirs.launch(await order(rig, "theirs", installation=THEIRS))
@@ -236,8 +236,8 @@ async def test_an_instance_that_left_its_group_is_ended_all_the_same(rig: GroupR
 
 @pytest.mark.cloud("aws", calls=("DescribePolicies",), errors=("group scales itself", "EKS managed node group"))
 @pytest.mark.parametrize("kind", ["policy", "eks"])
-async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: str) -> None:
-    """Its own policies, or EKS: two would work against each other, so nothing is bought, and it says why."""
+async def test_a_group_sized_by_others_is_not_used(rig: GroupRig, kind: str) -> None:
+    """Its own policies, or EKS: both would work against each other, so it is refused with the reason."""
     tags = [{"Key": "eks:nodegroup-name", "Value": "gpu-ng", "PropagateAtLaunch": True}] if kind == "eks" else []
     make_group(rig.region, "sized", Tags=tags)
     if kind == "policy":
@@ -246,7 +246,7 @@ async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: s
         client.put_scaling_policy(AutoScalingGroupName="sized", PolicyName="on-load", AdjustmentType="ChangeInCapacity")
         client.close()
     ours = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=sized",))
-    wanted = {"policy": "scales itself by on-load", "eks": "EKS managed node group gpu-ng"}[kind]
+    wanted = {"policy": "its own scaling policies on-load size it", "eks": "EKS managed node group gpu-ng"}[kind]
     assert list(await ours.offers()) == []
     with pytest.raises(LaunchRefused, match=wanted) as refused:
         await ours.launch(await order(rig))
@@ -264,10 +264,10 @@ async def test_a_group_that_others_size_is_not_written_to(rig: GroupRig, kind: s
     assert any("on-load stay, by aws.shared_groups" in step for step in said) is (kind == "policy")
 
 
-def test_only_a_group_that_launches_by_order_can_be_shared() -> None:
-    """One that is told a number has one writer."""
+def test_only_groups_with_launch_instances_can_be_shared() -> None:
+    """Groups sized by desired capacity have one writer."""
     options = AwsOptions(region=REGION, desired_capacity_groups=("default=old",), shared_groups=("old",))
-    with pytest.raises(ConfigError, match=r"aws\.shared_groups: 'old' is none of aws\.groups; .* one writer"):
+    with pytest.raises(ConfigError, match=r"aws\.shared_groups: 'old' is not in aws\.groups; .* cannot be shared"):
         validate_options(options)
 
 
@@ -275,7 +275,7 @@ def test_only_a_group_that_launches_by_order_can_be_shared() -> None:
     ("more", "words"),
     [
         ({"CapacityRebalance": True}, ("CapacityRebalance", "turn it off")),
-        ({"missing": True}, ("no such group",)),
+        ({"missing": True}, ("not found",)),
         ({"MaxSize": 0}, ("its MaxSize is 0", "raise it")),
         (
             {
@@ -291,10 +291,8 @@ def test_only_a_group_that_launches_by_order_can_be_shared() -> None:
         ),
     ],
 )
-async def test_a_group_that_cannot_be_bought_from_says_why(
-    rig: GroupRig, more: dict[str, Any], words: Sequence[str]
-) -> None:
-    """It sells nothing, and an order for its pool is refused with the same words."""
+async def test_an_unusable_group_gives_the_reason(rig: GroupRig, more: dict[str, Any], words: Sequence[str]) -> None:
+    """It has no offers, and orders for its pool are refused with the same reason."""
     if "missing" not in more:
         make_group(rig.region, "odd", **more)
     provider = rig.region.provider(OURS, launch_template=None, subnets=(), groups=("default=odd",))

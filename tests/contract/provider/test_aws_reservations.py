@@ -1,4 +1,4 @@
-"""What is reserved with AWS is offered as paid, launched into by its name, and left before a block's end."""
+"""AWS capacity reservations: offered as prepaid, launched by ID, and drained before a capacity block ends."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from tests.contract.provider.contract import OURS, order
 from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.providers.aws import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.aws.reservations import TARGET, Reserved
@@ -45,7 +45,7 @@ async def ordered(rig: ReservedRig, offer: Offer, action: str = "a1") -> Order:
 
 
 async def test_a_reservation_is_offered_and_launched_into(rig: ReservedRig) -> None:
-    """At the price that it is billed at; by its name; one token is one instance; nobody's end is near."""
+    """At its billed price; by its id; one token is one instance; without an end."""
     rig.have("cr-ours")
     rig.have("cr-others", zone="eu-west-1b")
     provider = rig.provider("cr-ours")
@@ -58,42 +58,42 @@ async def test_a_reservation_is_offered_and_launched_into(rig: ReservedRig) -> N
     (listed,) = await provider.instances(OURS)
     await provider.close()
     assert (offer.key, offer.price_micro_usd_per_hour) == ("g4dn.xlarge/eu-west-1a/reserved", 526_000)
-    assert (offer.paid_until, offer.barred_because) == (None, None)
+    assert (offer.paid_until, offer.unavailable_because) == (None, None)
     assert made.provider_id == listed.provider_id
     assert made.capacity_type is listed.capacity_type is CapacityType.RESERVED
     assert rig.fake.asked_of("RunInstances")[0].parameters[TARGET] == "cr-ours"
     assert rig.fake.reservations.used_count("cr-ours") == 1
 
 
-async def test_a_block_is_paid_in_advance_and_over_half_an_hour_before_its_end(rig: ReservedRig) -> None:
-    """AWS ends its instances from then on; bought as what it is."""
+async def test_a_capacity_block_is_prepaid_and_ends_early(rig: ReservedRig) -> None:
+    """AWS terminates its instances from 30 minutes before its end."""
     rig.have("cr-block", is_block=True, ends_at=rig.now() + DAY)
     provider = rig.provider("cr-block")
     (offer,) = await reserved(provider)
     made = await provider.launch(await ordered(rig, offer))
     await rig.wait((DAY - timedelta(minutes=29)).total_seconds())
-    over = await reserved(provider)
+    apply_to = await reserved(provider)
     await provider.close()
     asked = rig.fake.asked_of("RunInstances")[0].parameters
     assert offer.price_micro_usd_per_hour == 0
     assert offer.paid_until == rig.now() - timedelta(minutes=1)
     assert made.capacity_type is CapacityType.RESERVED
     assert asked["InstanceMarketOptions.MarketType"] == "capacity-block"
-    assert over == []
+    assert apply_to == []
 
 
-async def test_what_is_to_come_is_shown_with_its_beginning(rig: ReservedRig) -> None:
-    """It is for the plan to wait for it."""
+async def test_a_future_reservation_is_offered_with_its_start(rig: ReservedRig) -> None:
+    """The plan has to wait for it."""
     rig.have("cr-soon", is_block=True, starts_at=rig.now() + DAY, ends_at=rig.now() + 2 * DAY)
     provider = rig.provider("cr-soon")
     (offer,) = await reserved(provider)
     await provider.close()
-    assert (offer.paid_from, offer.barred_because) == (rig.now() + DAY, None)
+    assert (offer.paid_from, offer.unavailable_because) == (rig.now() + DAY, None)
 
 
 @pytest.mark.cloud("aws", errors=("ReservationCapacityExceeded",))
-async def test_what_is_used_up_is_barred_and_refused(rig: ReservedRig) -> None:
-    """Barred once it is read; refused for capacity until then; free again when something of it ends."""
+async def test_an_exhausted_reservation_is_unavailable(rig: ReservedRig) -> None:
+    """Once it is read; refused for capacity until then; available again when an instance ends."""
     rig.have("cr-one", count=1)
     provider = rig.provider("cr-one")
     (offer,) = await reserved(provider)
@@ -107,12 +107,15 @@ async def test_what_is_used_up_is_barred_and_refused(rig: ReservedRig) -> None:
     (free,) = await reserved(provider)
     await provider.close()
     assert (refused.value.kind, refused.value.code) == ("capacity", "ReservationCapacityExceeded")
-    assert (full.barred_by, full.barred_because) == (Bar.RESERVATION, "cr-one is used up: 0 of 1 are free")
-    assert (free.barred_by, free.barred_because) == (None, None)
+    assert (full.unavailable_by, full.unavailable_because) == (
+        UnavailabilityCause.RESERVATION,
+        "cr-one is exhausted: 0 of 1 are free",
+    )
+    assert (free.unavailable_by, free.unavailable_because) == (None, None)
 
 
-async def test_of_two_alike_the_one_with_room_is_offered(rig: ReservedRig) -> None:
-    """A token goes on meaning the one that it was ordered from."""
+async def test_of_two_equal_reservations_the_free_one_is_offered(rig: ReservedRig) -> None:
+    """A token stays bound to the reservation of its order."""
     rig.have("cr-a", count=1)
     rig.have("cr-b", count=1, starts_at=rig.now() - 2 * DAY)
     provider = rig.provider("cr-a", "cr-b")
@@ -129,8 +132,8 @@ async def test_of_two_alike_the_one_with_room_is_offered(rig: ReservedRig) -> No
     assert [rig.fake.reservations.used_count(name) for name in ("cr-a", "cr-b")] == [1, 1]
 
 
-async def test_a_reservation_that_is_gone_is_refused_by_name(rig: ReservedRig) -> None:
-    """The settings do not have it any more."""
+async def test_a_removed_reservation_is_refused(rig: ReservedRig) -> None:
+    """It is no longer in the settings."""
     rig.have("cr-ours")
     provider, without = rig.provider("cr-ours"), rig.provider()
     (offer,) = await reserved(provider)
@@ -142,8 +145,8 @@ async def test_a_reservation_that_is_gone_is_refused_by_name(rig: ReservedRig) -
     await without.close()
 
 
-async def test_reservations_that_may_not_be_read_stop_nothing_else(rig: ReservedRig) -> None:
-    """The rest is for sale; doctor names the right, and each reservation that cannot be used."""
+async def test_unreadable_reservations_do_not_block_other_offers(rig: ReservedRig) -> None:
+    """Doctor names the permission, and each unusable reservation."""
     rig.have("cr-other-zone", zone="eu-west-1b")
     subnet = rig.region.subnets[0]
     provider = rig.region.provider(OURS, capacity_reservations=("cr-other-zone", "cr-gone"), subnets=(subnet,))
@@ -152,7 +155,7 @@ async def test_reservations_that_may_not_be_read_stop_nothing_else(rig: Reserved
     offers = await provider.offers()
     denied = {one.subject: one for one in await provider.preflight()}["DescribeCapacityReservations"]
     await provider.close()
-    assert "without a subnet" in found["aws.capacity_reservations cr-other-zone"].message
-    assert "is not in eu-west-1" in found["aws.capacity_reservations cr-gone"].message
+    assert "has no subnet" in found["aws.capacity_reservations cr-other-zone"].message
+    assert "not found in eu-west-1" in found["aws.capacity_reservations cr-gone"].message
     assert offers
     assert "ec2:DescribeCapacityReservations" in denied.next_step

@@ -1,4 +1,4 @@
-"""What AWS says of spot ahead of time: bands of interruption, and how likely a zone has room."""
+"""AWS spot data: interruption bands and spot placement scores."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.offers import Bar, CapacityType
+from gpu_autoscaler.model.offers import CapacityType, UnavailabilityCause
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.protocol import CapacityProvider, LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault
@@ -24,8 +24,8 @@ TYPES = ("g4dn.xlarge", "g5.xlarge", "g4dn.2xlarge")
 rig = rig_of(AwsRig)
 
 
-async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, tmp_path: Path) -> None:
-    """By its upper edge, for spot alone, and only while the file is young; doctor says of when it is."""
+async def test_spot_risk_starts_with_the_published_band(rig: AwsRig, tmp_path: Path) -> None:
+    """Its upper edge, for spot only, and while the file is recent; doctor reports its date."""
     path = tmp_path / "advice.json"
     path.write_bytes(msgspec.json.encode(ADVICE))
     written_at = rig.now() - timedelta(days=59)
@@ -45,8 +45,8 @@ async def test_spot_begins_with_the_band_that_is_published_for_it(rig: AwsRig, t
     assert late.level == "warning"
 
 
-def test_a_file_that_names_its_day_is_of_that_day(tmp_path: Path) -> None:
-    """A file that is mounted into a pod is dated anew with each pod, and would never grow old."""
+def test_a_file_with_a_date_has_that_date(tmp_path: Path) -> None:
+    """A mounted file is as old as its pod, and would never become outdated."""
     path = tmp_path / "advice.json"
     path.write_bytes(msgspec.json.encode(ADVICE | {"read_on": "2026-09-01"}))
     bands = bands_of(str(path), "eu-west-1")
@@ -55,22 +55,21 @@ def test_a_file_that_names_its_day_is_of_that_day(tmp_path: Path) -> None:
     assert bands.ratio("g5.xlarge", datetime(2026, 11, 1, tzinfo=UTC)) is None
 
 
-def test_a_file_that_is_no_advice_is_refused_by_name(tmp_path: Path) -> None:
-    """Another form, or of other regions alone."""
+def test_an_invalid_advisor_file_is_refused(tmp_path: Path) -> None:
+    """Another format, or other regions only."""
     path = tmp_path / "advice.json"
     path.write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"advice\.json: is not what"):
+    with pytest.raises(ConfigError, match=r"advice\.json: is not Spot Instance advisor data"):
         bands_of(str(path), "eu-west-1")
     path.write_bytes(msgspec.json.encode(ADVICE))
-    with pytest.raises(ConfigError, match="says nothing of us-east-1"):
+    with pytest.raises(ConfigError, match="has no data for us-east-1"):
         bands_of(str(path), "us-east-1")
 
 
 @pytest.mark.cloud("aws", errors=("SpotMaxPriceTooLow",))
-async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
-    """A ceiling goes with the launch; above it an offer is barred, and AWS refuses what was ordered before the price
-    rose. Of two that match the least holds; on demand, and what has no ceiling, is bought as ever.
-    """
+async def test_spot_prices_are_limited_by_ceilings(rig: AwsRig) -> None:
+    """The ceiling is sent with the launch; offers above it are unavailable, and AWS refuses an order after a price
+    rise. The lowest match applies."""
     ceilings = ("g4dn.*=0.30", "g4dn.xlarge=0.200009", "g5.*=0.01")
     provider = rig.region.provider(OURS, spot_ceilings=ceilings, instance_types=TYPES)
     offers = {offer.key: offer for offer in await provider.offers()}
@@ -88,13 +87,16 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AwsRig) -> None:
     asked = rig.fake.asked_of("RunInstances")[0].parameters
     assert asked["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.20000"
     assert made.capacity_type is CapacityType.SPOT
-    assert (cheap.barred_by, offers["g4dn.2xlarge/eu-west-1a/spot"].barred_by) == (None, None)
-    assert offers["g5.xlarge/eu-west-1a/spot"].barred_by is Bar.CEILING
-    assert offers["g5.xlarge/eu-west-1a/on-demand"].barred_by is None
-    assert (dear.barred_by, "above its ceiling of $0.20000" in str(dear.barred_because)) == (Bar.CEILING, True)
+    assert (cheap.unavailable_by, offers["g4dn.2xlarge/eu-west-1a/spot"].unavailable_by) == (None, None)
+    assert offers["g5.xlarge/eu-west-1a/spot"].unavailable_by is UnavailabilityCause.CEILING
+    assert offers["g5.xlarge/eu-west-1a/on-demand"].unavailable_by is None
+    assert (dear.unavailable_by, "exceeds the ceiling of $0.20000" in str(dear.unavailable_because)) == (
+        UnavailabilityCause.CEILING,
+        True,
+    )
     assert (refused.value.kind, refused.value.code) == ("capacity", "SpotMaxPriceTooLow")
     assert found["aws.spot_ceilings g4dn.xlarge"].level == "ok"
-    assert "keeps 3 of 3" in found["aws.spot_ceilings g5.*"].message
+    assert "excludes 3 of 3" in found["aws.spot_ceilings g5.*"].message
 
 
 async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:
@@ -109,8 +111,8 @@ async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:
 
 
 @pytest.mark.cloud("aws", calls=("GetSpotPlacementScores",), errors=("scores not told",))
-async def test_a_zone_that_hardly_has_room_is_left_alone_for_longer(rig: AwsRig) -> None:
-    """By its score, four times as long at the lowest; spot alone; asked once an hour, and never unless wished for."""
+async def test_a_low_placement_score_extends_the_back_off(rig: AwsRig) -> None:
+    """Up to four times; spot only; requested once an hour, and only if configured."""
     subnets = rig.fake.machines.backend.get_default_subnets()
     zone_ids = [subnets[f"eu-west-1{zone}"]._availability_zone.zone_id for zone in "ab"]
     rig.fake.scores = {zone_ids[0]: 10, zone_ids[1]: 1}

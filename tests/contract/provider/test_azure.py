@@ -1,4 +1,4 @@
-"""The Azure driver keeps the promises, asked by REST of a fake that holds each request against Azure's own types."""
+"""Provider contract of the Azure driver, by REST against a simulated Azure that validates requests by Azure's types."""
 
 import asyncio
 import json
@@ -15,17 +15,17 @@ from tests.support.azure import Group, served_group
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
-from gpu_autoscaler.model.offers import Bar, CapacityType
-from gpu_autoscaler.providers.azure.launch import AzureMachines
+from gpu_autoscaler.model.offers import CapacityType, UnavailabilityCause
+from gpu_autoscaler.providers.azure.launch import FlexibleScaleSet
 from gpu_autoscaler.providers.azure.launch_log import (
     ORDERS_MAX,
     TAG_LENGTH_MAX,
     TAGS_MAX,
-    digest_of,
-    read_begun,
-    texts_of,
+    decode_launches,
+    encode_launches,
+    launch_digest,
 )
-from gpu_autoscaler.providers.azure.translate import BEGUN_TAG
+from gpu_autoscaler.providers.azure.translate import LAUNCH_LOG_TAG
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
 from gpu_autoscaler.simcloud.faults import Fault
 
@@ -92,7 +92,7 @@ class AzureRig(Rig):
         self.fake.machines.evict(provider_id.removeprefix("azure://"))
 
     async def stock(self, wanted: Order, count: int) -> None:
-        """One is bought, the others are its copies."""
+        """One is launched, the others are copies of it."""
         made = await self.ours.launch(wanted)
         self.fake.machines.stock(made.provider_id.removeprefix("azure://"), count - 1)
 
@@ -139,7 +139,7 @@ class TestAzure(ProviderContract):
 
 
 async def test_never_two_launches_for_one_token(rig: AzureRig) -> None:
-    """Whatever was lost, refused or asked twice: the fake's own count is one for each action."""
+    """Whatever was lost, refused or repeated: the fake counts one launch per action."""
     await rig.lose_next_answer()
     orders = [await order(rig, f"a{number}") for number in range(4)]
     for _ in range(3):
@@ -150,12 +150,10 @@ async def test_never_two_launches_for_one_token(rig: AzureRig) -> None:
 
 @pytest.mark.cloud("azure", calls=("VirtualMachineScaleSets_Update",), errors=("killed between call and answer",))
 @pytest.mark.parametrize("answer", ["told", "lost"])
-async def test_a_used_token_never_buys_again_after_a_restart(rig: AzureRig, answer: str) -> None:
-    """The process was killed after the call, told of it or not, and the machine is gone by the time the next one asks:
-    Azure knows nothing of it any more, the scale set does.
-    """
+async def test_a_used_token_never_launches_again_after_a_restart(rig: AzureRig, answer: str) -> None:
+    """The process died after the call and the machine is gone: only the scale set's launch log knows the order."""
     wanted = await order(rig)
-    name = AzureMachines.name_of(wanted)
+    name = FlexibleScaleSet.name_of(wanted)
     if answer == "told":
         await rig.ours.launch(wanted)
     else:
@@ -167,7 +165,7 @@ async def test_a_used_token_never_buys_again_after_a_restart(rig: AzureRig, answ
     rig.fake.machines.evict(rig.fake.id_of("virtualMachines", name))
     evicted_at = rig.now()
     another = rig.group.provider(OURS)
-    with pytest.raises(TransientError, match="was begun"):  # somebody may be about to make it
+    with pytest.raises(TransientError, match="is recorded"):  # somebody may be about to make it
         await another.launch(wanted)
     await rig.wait(60)
     again = await another.launch(wanted)
@@ -179,8 +177,8 @@ async def test_a_used_token_never_buys_again_after_a_restart(rig: AzureRig, answ
     assert rig.fake.launches_count == 1
 
 
-async def test_an_order_that_was_written_and_not_asked_for_is_asked_for(rig: AzureRig) -> None:
-    """The answer to the writing was lost, then Azure asked too often: nothing was made, and who asks again gets it."""
+async def test_a_recorded_order_without_a_machine_is_launched(rig: AzureRig) -> None:
+    """The write's answer was lost, then Azure throttled: nothing was created, and a retry creates it."""
     wanted = await order(rig)
     rig.fake.faults.add(Fault(kind="lost", call="VirtualMachineScaleSets_Update", left_count=1))
     throttled = Fault(kind="refused", call="VirtualMachines_CreateOrUpdate", code="TooManyRequests", left_count=1)
@@ -192,10 +190,10 @@ async def test_an_order_that_was_written_and_not_asked_for_is_asked_for(rig: Azu
     assert rig.fake.launches_count == 1
 
 
-async def test_without_its_scale_set_or_the_right_to_write_on_it_an_order_is_refused(rig: AzureRig) -> None:
-    """With the setting, or with what to allow; no machine is asked for."""
+async def test_an_order_without_a_writable_scale_set_is_refused(rig: AzureRig) -> None:
+    """With the setting, or the missing permission; no machine is requested."""
     nowhere = rig.group.provider(OURS, scale_set="nowhere")
-    with pytest.raises(LaunchRefused, match="no scale set nowhere") as refused:
+    with pytest.raises(LaunchRefused, match="scale set nowhere not found") as refused:
         await nowhere.launch(await order(rig))
     await nowhere.close()
     assert refused.value.kind == "configuration"
@@ -206,29 +204,29 @@ async def test_without_its_scale_set_or_the_right_to_write_on_it_an_order_is_ref
     assert not rig.fake.asked_of("VirtualMachines_CreateOrUpdate")
 
 
-async def test_many_orders_are_written_by_few_calls(rig: AzureRig) -> None:
-    """Also while somebody else writes on the set: forty orders of two installations, and each is remembered."""
+async def test_concurrent_orders_share_writes(rig: AzureRig) -> None:
+    """Also while others write to the set: forty orders of two installations are all recorded."""
     orders = [await order(rig, f"a{number}") for number in range(20)]
     others = [await order(rig, f"a{number}", installation=THEIRS) for number in range(20)]
     await asyncio.gather(*(rig.ours.launch(each) for each in orders), *(rig.theirs.launch(other) for other in others))
     tags = rig.fake.scale_sets.get("gpu")["tags"]
-    begun = read_begun(text for name, text in tags.items() if name.startswith(BEGUN_TAG))
-    assert begun.keys() == {digest_of(AzureMachines.name_of(each)) for each in (*orders, *others)}
+    launches = decode_launches(text for name, text in tags.items() if name.startswith(LAUNCH_LOG_TAG))
+    assert launches.keys() == {launch_digest(FlexibleScaleSet.name_of(each)) for each in (*orders, *others)}
     assert len(rig.fake.asked_of("VirtualMachineScaleSets_Update")) < 20
 
 
-def test_the_newest_orders_are_remembered() -> None:
-    """As many as the tags of a set hold, and what people have written there does no harm."""
+def test_the_newest_orders_are_recorded() -> None:
+    """As many as the set's tags hold; tags written by people do no harm."""
     at = datetime(2026, 11, 22, tzinfo=UTC)
-    begun = {digest_of(str(number)): at + timedelta(seconds=number) for number in range(ORDERS_MAX + 10)}
-    texts = texts_of(begun)
+    launches = {launch_digest(str(number)): at + timedelta(seconds=number) for number in range(ORDERS_MAX + 10)}
+    texts = encode_launches(launches)
     assert len(texts) == TAGS_MAX
     assert all(len(text) <= TAG_LENGTH_MAX for text in texts)
-    assert read_begun(["hello", "\N{SNOWMAN}", *texts]) == dict(list(begun.items())[10:])
+    assert decode_launches(["hello", "\N{SNOWMAN}", *texts]) == dict(list(launches.items())[10:])
 
 
-async def test_an_eviction_has_the_date_of_the_log(rig: AzureRig) -> None:
-    """Azure shows nothing of a machine that is gone: its log says when; our own orders are dated by their operation."""
+async def test_an_eviction_is_dated_by_the_activity_log(rig: AzureRig) -> None:
+    """Azure shows nothing of a deleted machine; our own deletions are dated by their operation."""
     evicted, ended = [await rig.ours.launch(await order(rig, action)) for action in ("a1", "a2")]
     await rig.wait(100)
     await rig.end_unexpectedly(evicted.provider_id)
@@ -238,8 +236,8 @@ async def test_an_eviction_has_the_date_of_the_log(rig: AzureRig) -> None:
     assert {instance.terminated_at for instance in await rig.ours.instances(OURS)} == {at}
 
 
-async def test_without_the_right_to_read_the_log_an_eviction_is_dated_when_it_is_missed(rig: AzureRig) -> None:
-    """Late by the time between two lists, and no list fails for it."""
+async def test_without_the_log_an_eviction_is_dated_when_missed(rig: AzureRig) -> None:
+    """Late by one list interval, and no list fails for it."""
     made = await rig.ours.launch(await order(rig))
     await rig.wait(100)
     await rig.end_unexpectedly(made.provider_id)
@@ -248,8 +246,8 @@ async def test_without_the_right_to_read_the_log_an_eviction_is_dated_when_it_is
     assert [instance.terminated_at for instance in await rig.ours.instances(OURS)] == [rig.now()]
 
 
-async def test_a_machine_carries_whose_it_is(rig: AzureRig) -> None:
-    """Installation, action, pool and agreed price; it belongs to the scale set, and takes its disk with it."""
+async def test_a_machine_is_tagged_with_its_owner(rig: AzureRig) -> None:
+    """Installation, action, pool and agreed price; it belongs to the scale set, and its disk is deleted with it."""
     wanted = await order(rig)
     await rig.ours.launch(wanted)
     body = rig.fake.asked_of("VirtualMachines_CreateOrUpdate")[0].body
@@ -260,8 +258,8 @@ async def test_a_machine_carries_whose_it_is(rig: AzureRig) -> None:
     assert body["properties"]["storageProfile"]["osDisk"]["deleteOption"] == "Delete"
 
 
-async def test_spot_is_deleted_when_taken_and_never_above_on_demand(rig: AzureRig) -> None:
-    """No maximum price, so that it is never taken for its price."""
+async def test_evicted_spot_is_deleted_and_has_no_ceiling(rig: AzureRig) -> None:
+    """No maximum price, so that it is never evicted for its price."""
     spot = next(offer for offer in await rig.ours.offers() if offer.capacity_type is CapacityType.SPOT)
     made = await rig.ours.launch(msgspec.structs.replace(await order(rig), offer=spot))
     properties = rig.fake.asked_of("VirtualMachines_CreateOrUpdate")[0].body["properties"]
@@ -271,9 +269,9 @@ async def test_spot_is_deleted_when_taken_and_never_above_on_demand(rig: AzureRi
 
 
 @pytest.mark.cloud("azure", errors=("MaxPriceTooLow",))
-async def test_spot_costs_no_more_than_the_settings_say(rig: AzureRig) -> None:
-    """A ceiling goes with the machine; above it an offer is barred, and Azure refuses what was ordered before the price
-    rose."""
+async def test_spot_prices_are_limited_by_ceilings(rig: AzureRig) -> None:
+    """The ceiling is sent with the launch; offers above it are unavailable, and Azure refuses an order after a
+    price rise."""
     first = next(offer for offer in await rig.ours.offers() if offer.capacity_type is CapacityType.SPOT)
     ceiling = f"{first.instance_type}={(first.price_micro_usd_per_hour or 0) / 1e6 + 0.00002:.6f}"
     buyer = rig.group.provider(OURS, spot_ceilings=(ceiling, "Standard_X*=1"))
@@ -290,14 +288,14 @@ async def test_spot_costs_no_more_than_the_settings_say(rig: AzureRig) -> None:
     asked = rig.fake.asked_of("VirtualMachines_CreateOrUpdate")[0].body["properties"]
     most_usd = asked["billingProfile"]["maxPrice"]
     assert 0 <= most_usd * 1e6 - (cheap.price_micro_usd_per_hour or 0) <= 20
-    assert (cheap.barred_by, offers[cheap.key].barred_by) == (None, Bar.CEILING)
-    assert {offer.barred_by for offer in offers.values() if offer.instance_type != cheap.instance_type} == {None}
+    assert (cheap.unavailable_by, offers[cheap.key].unavailable_by) == (None, UnavailabilityCause.CEILING)
+    assert {offer.unavailable_by for offer in offers.values() if offer.instance_type != cheap.instance_type} == {None}
     assert (refused.value.kind, refused.value.code) == ("capacity", "MaxPriceTooLow")
-    assert "names nothing" in said["azure.spot_ceilings Standard_X*"]
+    assert "matches no spot offer" in said["azure.spot_ceilings Standard_X*"]
 
 
-async def test_what_a_failed_allocation_leaves_is_removed_before_it_is_told(rig: AzureRig) -> None:
-    """The machine stands there as failed: deleted, seen to be gone, and the name is free to buy later."""
+async def test_a_failed_allocation_is_cleaned_up_before_it_is_reported(rig: AzureRig) -> None:
+    """The failed machine is deleted and verified to be gone, and its name is free to launch later."""
     wanted = await order(rig)
     await rig.refuse("*")
     with pytest.raises(LaunchRefused):
@@ -306,8 +304,8 @@ async def test_what_a_failed_allocation_leaves_is_removed_before_it_is_told(rig:
     assert not list(rig.fake.machines.there())
 
 
-async def test_a_failed_allocation_whose_answer_was_lost_is_told_the_second_time(rig: AzureRig) -> None:
-    """The machine says itself why it failed."""
+async def test_a_lost_allocation_failure_is_reported_on_retry(rig: AzureRig) -> None:
+    """The machine itself says why it failed."""
     wanted = await order(rig)
     rig.fake.faults.add(Fault(kind="lost", call="VirtualMachines_CreateOrUpdate", left_count=1))
     await rig.refuse("*")
@@ -318,24 +316,24 @@ async def test_a_failed_allocation_whose_answer_was_lost_is_told_the_second_time
     assert not list(rig.fake.machines.there())
 
 
-async def test_what_no_quota_has_room_for_is_barred(rig: AzureRig) -> None:
-    """By family and region for on-demand, by one for spot, and the offer says by which; what ends makes room again."""
+async def test_offers_above_a_quota_are_unavailable(rig: AzureRig) -> None:
+    """By family and region for on-demand, by one quota for spot, named in the offer; ending machines free it."""
     rig.fake.quota_vcpus["lowPriorityCores"] = 0
     rig.fake.quota_vcpus["cores"] = 4
-    room = next(offer for offer in await rig.ours.offers() if offer.barred_because is None)
+    room = next(offer for offer in await rig.ours.offers() if offer.unavailable_because is None)
     made = await rig.ours.launch(msgspec.structs.replace(await order(rig), offer=room))
-    full = {offer.key: offer.barred_because for offer in await rig.ours.offers()}
+    full = {offer.key: offer.unavailable_because for offer in await rig.ours.offers()}
     await rig.ours.terminate(made.provider_id, now=rig.now())
     await rig.wait(10)
-    again = [offer for offer in await rig.ours.offers() if offer.barred_because is None]
+    again = [offer for offer in await rig.ours.offers() if offer.unavailable_because is None]
     assert {offer.instance_type for offer in again} == {"Standard_NC4as_T4_v3"}
     assert {offer.capacity_type for offer in again} == {CapacityType.ON_DEMAND}
-    assert "quota cores is 4 vCPUs, of which 4 are in use" in str(full["Standard_NC4as_T4_v3/westeurope-1/on-demand"])
+    assert "quota cores is 4 vCPUs with 4 in use" in str(full["Standard_NC4as_T4_v3/westeurope-1/on-demand"])
     assert None not in full.values()
 
 
-async def test_a_price_says_whose_word_it_is_and_how_old(rig: AzureRig, tmp_path: Path) -> None:
-    """A file has the date of its writing; a price list that fell silent grows old, and is not forgotten."""
+async def test_a_price_has_its_source_and_age(rig: AzureRig, tmp_path: Path) -> None:
+    """A file has its modification date; prices of a silent price list become dated, and stay."""
     began, path = rig.now(), tmp_path / "prices.json"
     path.write_text('{"Standard_NC4as_T4_v3/*/spot": 0.1}', encoding="utf-8")
     os.utime(path, (began.timestamp() - 86_400, began.timestamp() - 86_400))
@@ -346,13 +344,13 @@ async def test_a_price_says_whose_word_it_is_and_how_old(rig: AzureRig, tmp_path
     later = {offer.key: offer for offer in await provider.offers()}
     await provider.close()
     listed, filed = (f"Standard_NC4as_T4_v3/westeurope-1/{of}" for of in ("on-demand", "spot"))
-    assert (first[filed].price_source, first[filed].priced_at) == ("file of prices", began - timedelta(days=1))
+    assert (first[filed].price_source, first[filed].priced_at) == ("price file", began - timedelta(days=1))
     assert (first[listed].price_source, first[listed].priced_at) == ("retail prices", None)
     assert (later[listed].price_micro_usd_per_hour, later[listed].priced_at) == (526_000, began)
 
 
-async def test_without_the_right_to_read_sizes_the_bundled_table_stands_in(rig: AzureRig) -> None:
-    """Sold in every zone until refused; prices are public."""
+async def test_without_permission_the_built_in_sizes_are_used(rig: AzureRig) -> None:
+    """Offered in every zone until refused; prices are public."""
     rig.fake.faults.add(Fault(kind="refused", call="ResourceSkus_List", code="AuthorizationFailed"))
     offers = {offer.key: offer for offer in await rig.ours.offers()}
     assert len(offers) == 2 * 3 * 2  # sizes, zones, capacity types
@@ -360,17 +358,17 @@ async def test_without_the_right_to_read_sizes_the_bundled_table_stands_in(rig: 
     assert (offer.gpu_model, offer.resources.gpu_count, offer.price_micro_usd_per_hour) == ("T4", 1, 526_000)
 
 
-async def test_an_address_of_others_is_not_followed(rig: AzureRig) -> None:
-    """A page that leads elsewhere would take our token there."""
+async def test_a_link_to_another_host_is_not_followed(rig: AzureRig) -> None:
+    """Our token would be sent there."""
     provider = rig.group.provider(OURS)
-    calls = provider._calls
-    with pytest.raises(PermanentError, match="not asked"):
+    calls = provider._client
+    with pytest.raises(PermanentError, match="not followed"):
         await calls._follow("x", "http://127.0.0.1:1/next", calls._rest, rig.group.url)
     await provider.close()
 
 
-async def test_a_field_that_azure_does_not_know_is_refused(rig: AzureRig) -> None:
-    """Of the machine's file, by its path: the fake holds each request to Azure's own types."""
+async def test_an_unknown_field_is_refused(rig: AzureRig) -> None:
+    """In the machine file, by its path: the fake checks requests against Azure's own types."""
     machine = json.loads(rig.group.machine_path.read_text(encoding="utf-8"))
     machine["storageProfile"]["osDisk"]["size"] = 100
     rig.group.machine_path.write_text(json.dumps(machine), encoding="utf-8")

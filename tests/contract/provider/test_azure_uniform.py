@@ -1,4 +1,4 @@
-"""The Azure driver keeps the promises also where machines come from a uniform scale set, which is told a number."""
+"""Provider contract of the Azure driver for uniform scale sets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, Rig, order
-from tests.contract.provider.counted import CountedContract
+from tests.contract.provider.desired_capacity import DesiredCapacityContract
 from tests.contract.provider.test_azure import AzureRig
 from tests.support.azure import REGION, Group, served_group
 
@@ -53,10 +53,10 @@ class UniformRig(AzureRig):
         self.theirs = group.provider(THEIRS, scale_sets=("default=theirs",), **alone)
 
     def wanted_count(self, name: str = "t4") -> int:
-        """What the set is told."""
+        """Return the desired capacity of the scale set."""
         return self.fake.scale_sets.capacity(name)
 
-    async def foreign_member(self, wanted: Order) -> ProviderId:  # noqa: ARG002 - the set sells one thing
+    async def stranger(self, wanted: Order) -> ProviderId:  # noqa: ARG002 - the set sells one thing
         """The number was raised by hand."""
         self.fake.scale_sets.get("t4")["sku"]["capacity"] += 1
         self.fake.scale_sets._grow("t4", 1)
@@ -64,7 +64,7 @@ class UniformRig(AzureRig):
         return ProviderId(f"azure://{told['id']}")
 
     async def stock(self, wanted: Order, count: int, name: str = "t4") -> None:
-        """The set was told the number, and its tags say whose they are."""
+        """Set the capacity of the scale set and tag it as ours."""
         body = self.fake.scale_sets.get(name)
         body["sku"]["capacity"] = count
         self.fake.scale_sets._grow(name, count)
@@ -97,11 +97,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[UniformRig]:
         "ActivityLogs_List",
     ),
 )
-class TestAzureUniform(CountedContract):
+class TestAzureUniform(DesiredCapacityContract):
     """The inherited promises; the fixture is the module's."""
 
-    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
-        """As many sets of one pool as it takes: each remembers as many as its tags hold."""
+    async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
+        """Over several sets of one pool: each records as many as its tags hold."""
         assert isinstance(rig, UniformRig)
         names = [f"large-{number}" for number in range(6)]
         for name in names:
@@ -115,8 +115,8 @@ class TestAzureUniform(CountedContract):
         assert len({each.action_id for each in listed}) == 2000
 
 
-async def test_orders_at_once_are_one_machine_each(rig: UniformRig) -> None:
-    """Each is written on the set with its number; answers are lost, and the set is changed by others meanwhile."""
+async def test_concurrent_orders_launch_one_machine_each(rig: UniformRig) -> None:
+    """Each is recorded on the set with its capacity; answers are lost, and others change the set meanwhile."""
     orders = [await order(rig, f"a{number}") for number in range(5)]
     rig.fake.faults.add(Fault(kind="lost", call="VirtualMachineScaleSets_Update", left_count=2))
     for _ in range(4):
@@ -126,8 +126,8 @@ async def test_orders_at_once_are_one_machine_each(rig: UniformRig) -> None:
     assert rig.wanted_count() == rig.fake.launches_count == 5
 
 
-async def test_a_restart_finds_what_was_ordered(rig: UniformRig) -> None:
-    """The number was raised, the answer lost, the process gone: another one finds the order on the set."""
+async def test_a_restart_finds_pending_orders(rig: UniformRig) -> None:
+    """The capacity was raised, the answer lost, the process gone: another one finds the order on the set."""
     wanted = await order(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
@@ -140,8 +140,8 @@ async def test_a_restart_finds_what_was_ordered(rig: UniformRig) -> None:
 
 
 @pytest.mark.cloud("azure", errors=("killed between call and answer",))
-async def test_a_used_token_never_buys_again_after_a_restart(rig: UniformRig) -> None:
-    """The set's tags know whose the machine was, that Azure shows no more."""
+async def test_a_used_token_never_launches_again_after_a_restart(rig: UniformRig) -> None:
+    """The set's tags know the order of a machine that Azure no longer shows."""
     wanted = await order(rig)
     made = await rig.ours.launch(wanted)
     await rig.wait(30)
@@ -154,10 +154,9 @@ async def test_a_used_token_never_buys_again_after_a_restart(rig: UniformRig) ->
     assert (rig.wanted_count(), rig.fake.launches_count) == (0, 1)
 
 
-async def test_a_machine_that_nobody_has_seen_is_nobody_else_s(rig: UniformRig) -> None:
-    """The answer was lost, the process killed, the machine taken before anybody looked: its order is told as ended in
-    the end, buys no second one, and does not get the machine of the next order.
-    """
+async def test_a_machine_that_was_never_seen_is_not_reassigned(rig: UniformRig) -> None:
+    """Its order is reported as ended in the end, launches no second one, and does not get the machine of another
+    order."""
     wanted = await order(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
@@ -166,7 +165,7 @@ async def test_a_machine_that_nobody_has_seen_is_nobody_else_s(rig: UniformRig) 
     rig.fake.scale_sets.delete("t4", [told["instanceId"]])
     await rig.wait(30)
     another = rig.group.provider(OURS, scale_sets=("default=t4",), scale_set=None, machine_path=None)
-    with pytest.raises(TransientError, match="does not show yet"):
+    with pytest.raises(TransientError, match="not listed yet"):
         await another.launch(wanted)
     await rig.wait(600)
     second = await another.launch(await order(rig, "a2"))
@@ -178,10 +177,8 @@ async def test_a_machine_that_nobody_has_seen_is_nobody_else_s(rig: UniformRig) 
     assert rig.fake.launches_count == 2
 
 
-async def test_a_pool_of_several_sets_buys_where_there_is_room(rig: UniformRig) -> None:
-    """Orders spread over the sets that sell their offer; a full one is passed over; a lost answer and a restart find
-    each order in the set that it was written on; another zone's orders go to that zone's set.
-    """
+async def test_a_pool_with_several_sets_uses_free_capacity(rig: UniformRig) -> None:
+    """Orders spread over the sets that offer them; full ones are skipped; retries find each order in its set."""
     for name in ("t4-b", "t4-full"):
         uniform(rig.group, name, singlePlacementGroup=True)
     await rig.stock(await order(rig), 100, "t4-full")
@@ -204,19 +201,19 @@ async def test_a_pool_of_several_sets_buys_where_there_is_room(rig: UniformRig) 
 
 
 async def test_a_pool_whose_sets_are_all_full_is_refused(rig: UniformRig) -> None:
-    """For want of capacity, with the next step: nothing is written on them."""
+    """For lack of capacity, with the next step: nothing is written."""
     uniform(rig.group, "full", singlePlacementGroup=True)
     await rig.stock(await order(rig), 100, "full")
     provider = rig.group.provider(OURS, scale_sets=("default=full",), scale_set=None, machine_path=None)
-    with pytest.raises(LaunchRefused, match=r"no more; give pool default another in azure\.scale_sets") as refused:
+    with pytest.raises(LaunchRefused, match=r"maximum of 100 machines; give pool default another scale set") as refused:
         await provider.launch(await order(rig))
     await provider.close()
     assert (refused.value.kind, refused.value.code) == ("capacity", "ScaleSetFull")
     assert not rig.fake.asked_of("VirtualMachineScaleSets_Update")
 
 
-async def test_a_changed_set_is_read_again_once(rig: UniformRig) -> None:
-    """412 says that somebody was faster; a set that never rests is asked again later."""
+async def test_a_changed_set_is_read_again(rig: UniformRig) -> None:
+    """412 means that somebody else was faster; a set that changes constantly is retried later."""
     rig.fake.faults.add(
         Fault(kind="refused", call="VirtualMachineScaleSets_Update", code="PreconditionFailed", left_count=1)
     )
@@ -228,8 +225,8 @@ async def test_a_changed_set_is_read_again_once(rig: UniformRig) -> None:
     assert rig.wanted_count() == 1
 
 
-async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: UniformRig) -> None:
-    """Azure keeps the number that it could not reach: lowered again, read back, and only then told."""
+async def test_a_refusal_is_reported_after_the_order_is_removed(rig: UniformRig) -> None:
+    """Azure keeps an unreachable capacity: it is lowered and read back before the refusal is raised."""
     wanted = await order(rig)
     first = await rig.ours.launch(wanted)
     await rig.refuse("*")
@@ -241,8 +238,8 @@ async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: UniformRig) -
     assert rig.wanted_count() == 1
 
 
-async def test_an_end_lowers_the_number_by_that_machine(rig: UniformRig) -> None:
-    """By its name: nobody else goes."""
+async def test_a_deletion_lowers_the_capacity_by_that_machine(rig: UniformRig) -> None:
+    """By its id: no other ends."""
     made = [await rig.ours.launch(await order(rig, f"a{number}")) for number in range(3)]
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
     await rig.wait(30)
@@ -255,16 +252,16 @@ async def test_an_end_lowers_the_number_by_that_machine(rig: UniformRig) -> None
     ("more", "words"),
     [
         ({"overprovision": True}, "overprovisions"),
-        ({"spotRestorePolicy": {"enabled": True}}, "restore spot"),
+        ({"spotRestorePolicy": {"enabled": True}}, "restores spot"),
         ({"automaticRepairsPolicy": {"enabled": True}}, "automatic repairs are on"),
         ({"virtualMachineProfile": {"priority": "Spot", "evictionPolicy": "Deallocate"}}, "eviction policy to Delete"),
-        ({"orchestrationMode": "Flexible"}, "orchestration is Flexible"),
-        ({"owner": None}, "nobody's installation"),
+        ({"orchestrationMode": "Flexible"}, "orchestration mode is Flexible"),
+        ({"owner": None}, "it has no owner"),
         ({"owner": THEIRS}, "names another installation"),
     ],
 )
-async def test_a_set_that_cannot_be_bought_from_says_why(rig: UniformRig, more: dict[str, Any], words: str) -> None:
-    """It sells nothing, and an order for its pool is refused with the same words."""
+async def test_an_unusable_scale_set_gives_the_reason(rig: UniformRig, more: dict[str, Any], words: str) -> None:
+    """It has no offers, and orders for its pool are refused with the same reason."""
     uniform(rig.group, "odd", **more)
     provider = rig.group.provider(OURS, scale_set=None, machine_path=None, scale_sets=("default=odd",))
     offers = await provider.offers()
@@ -275,17 +272,17 @@ async def test_a_set_that_cannot_be_bought_from_says_why(rig: UniformRig, more: 
     assert refused.value.kind == "configuration"
 
 
-async def test_a_set_that_azure_scales_is_not_written_to(rig: UniformRig) -> None:
-    """Two autoscalers would undo each other's work: told, by the setting's name."""
+async def test_a_set_with_an_azure_autoscaler_is_not_used(rig: UniformRig) -> None:
+    """Two autoscalers would undo each other's work: refused, with the setting's name."""
     target = rig.fake.id_of("virtualMachineScaleSets", "t4")
     rig.fake.autoscale_settings = [{"name": "cpu-rule", "properties": {"enabled": True, "targetResourceUri": target}}]
-    with pytest.raises(LaunchRefused, match="cpu-rule changes its number as well"):
+    with pytest.raises(LaunchRefused, match="cpu-rule also sizes it"):
         await rig.ours.launch(await order(rig, index=0))
     assert not rig.fake.asked_of("VirtualMachineScaleSets_Update")
 
 
-async def test_a_machine_of_a_set_that_is_not_ours_to_name_is_left_alone(rig: UniformRig) -> None:
-    """A provider id alone gives no right."""
+async def test_a_machine_of_an_unconfigured_set_is_left_untouched(rig: UniformRig) -> None:
+    """A provider id alone gives no permission."""
     by_name = rig.fake.id_of("virtualMachineScaleSets", "theirs/virtualMachines/0")
     with pytest.raises(PermanentError, match="left untouched"):
         await rig.ours.terminate(ProviderId(f"azure://{by_name}"), now=rig.now())

@@ -1,16 +1,16 @@
-"""The fake cloud keeps the promises of a real one."""
+"""Provider contract of the in-memory fake."""
 
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, ProviderContract, Rig, Trouble
-from tests.contract.provider.together import TogetherContract
+from tests.contract.provider.launch_groups import LaunchGroupsContract
 
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.providers.protocol import Order, RefusalKind
-from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
 
 class FakeRig(Rig):
@@ -18,7 +18,7 @@ class FakeRig(Rig):
 
     def __init__(self) -> None:
         self._at = datetime(2026, 11, 21, 12, tzinfo=UTC)
-        self.cloud = FakeCapacity(offers_of(CATALOGUE[:2]), installation=OURS, now=self.now)
+        self.cloud = FakeCapacity(offers_of(INSTANCE_CATALOG[:2]), installation=OURS, now=self.now)
         self.ours = self.cloud
         self.theirs = self.cloud
 
@@ -73,7 +73,7 @@ class FakeRig(Rig):
         self._at += timedelta(seconds=seconds)
 
 
-class TestFake(ProviderContract, TogetherContract):
+class TestFake(ProviderContract, LaunchGroupsContract):
     """The inherited promises."""
 
     @pytest.fixture

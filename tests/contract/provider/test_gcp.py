@@ -1,4 +1,4 @@
-"""The Google Cloud driver keeps the promises, asked of a fake that takes what Google's own description takes."""
+"""Provider contract of the Google Cloud driver, against an API simulated after Google's discovery document."""
 
 import asyncio
 from collections import Counter
@@ -44,7 +44,7 @@ class GcpRig(Rig):
         return self.project.clock.now()
 
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
-        """In Google's words: most are told with the instance, after the launch was accepted."""
+        """As Google reports it: mostly with the instance, after the launch was accepted."""
         self.fake.faults.add(Fault(kind="refused", call=CREATE, offer=pattern, code=REFUSED[kind]))
 
     async def refuse_nothing(self) -> None:
@@ -73,7 +73,7 @@ class GcpRig(Rig):
         self.fake.machines.stop(provider_id.rpartition("/")[2])
 
     async def stock(self, wanted: Order, count: int) -> None:
-        """One is bought, the others are its copies."""
+        """One is launched, the others are copies of it."""
         made = await self.ours.launch(wanted)
         self.fake.machines.stock(made.provider_id.rpartition("/")[2], count - 1)
 
@@ -121,7 +121,7 @@ class TestGcp(ProviderContract):
 
 
 async def test_never_two_launches_for_one_token(rig: GcpRig) -> None:
-    """Whatever was lost, refused or asked twice: the fake's own count is one for each action."""
+    """Whatever was lost, refused or repeated: the fake counts one launch per action."""
     await rig.lose_next_answer()
     orders = [await order(rig, f"a{number}") for number in range(4)]
     for _ in range(3):
@@ -132,8 +132,8 @@ async def test_never_two_launches_for_one_token(rig: GcpRig) -> None:
 
 
 @pytest.mark.cloud("gcp", errors=("group goes on trying",))
-async def test_a_refused_launch_is_withdrawn_before_it_is_told(rig: GcpRig) -> None:
-    """The group would go on trying: when there is capacity again, nothing is made behind our back."""
+async def test_a_refused_launch_is_deleted_before_it_is_reported(rig: GcpRig) -> None:
+    """The group would keep trying: when capacity is back, nothing is created."""
     wanted = await order(rig)
     rig.fake.faults.add(
         Fault(kind="refused", call=CREATE, offer=wanted.offer.key, code=REFUSED["capacity"], left_count=1)
@@ -147,8 +147,8 @@ async def test_a_refused_launch_is_withdrawn_before_it_is_told(rig: GcpRig) -> N
 
 
 @pytest.mark.cloud("gcp", calls=("zoneOperations.get",))
-async def test_a_name_that_the_group_does_not_show_yet_is_asked_of_its_operation(rig: GcpRig) -> None:
-    """What was taken and is not in the list yet is waited for, and not ordered once more."""
+async def test_an_unlisted_name_is_looked_up_by_its_operation(rig: GcpRig) -> None:
+    """An accepted request that is not listed yet is waited for, and not repeated."""
     wanted = await order(rig)
     rig.fake.lists_behind_count = 2  # before it is ordered, and after
     made = await rig.ours.launch(wanted)
@@ -157,8 +157,8 @@ async def test_a_name_that_the_group_does_not_show_yet_is_asked_of_its_operation
     assert (made.action_id, len(rig.fake.asked_of(CREATE))) == (wanted.action_id, 1)
 
 
-async def test_a_group_that_has_not_decided_is_asked_again_and_not_ordered_twice(rig: GcpRig) -> None:
-    """A launch takes longer than a call may: it is told so, and the same launch is found when it is made."""
+async def test_an_undecided_launch_is_continued_by_a_retry(rig: GcpRig) -> None:
+    """A launch can take longer than a call: TransientError, and the retry finds the same launch."""
     rig.project.call_seconds_max = 1.0
     hasty = rig.project.provider(OURS)
     wanted = await order(rig)
@@ -173,8 +173,8 @@ async def test_a_group_that_has_not_decided_is_asked_again_and_not_ordered_twice
     assert len(rig.fake.asked_of(CREATE)) == 1
 
 
-async def test_an_instance_carries_whose_it_is_and_what_its_node_is_to_be(rig: GcpRig) -> None:
-    """Installation, action, pool, agreed price, labels and taints, from its first moment on."""
+async def test_an_instance_has_owner_and_node_metadata(rig: GcpRig) -> None:
+    """Installation, action, pool, agreed price, labels and taints, from its creation."""
     wanted = await order(rig)
     made = await rig.ours.launch(wanted)
     (machine,) = rig.fake.machines.machines.values()
@@ -186,8 +186,8 @@ async def test_an_instance_carries_whose_it_is_and_what_its_node_is_to_be(rig: G
     assert made.provider_id == f"gce://fake-project/{wanted.offer.zone}/{machine.name}"
 
 
-async def test_an_end_is_known_to_a_driver_that_has_just_started(rig: GcpRig) -> None:
-    """From operations and the instance's name: its type, and when it began and ended; not what it cost."""
+async def test_a_restarted_driver_knows_recent_ends(rig: GcpRig) -> None:
+    """From operations and the instance's name: its type, start and end; not its price."""
     made = await rig.ours.launch(await order(rig))
     await rig.wait(100)
     await rig.ours.terminate(made.provider_id, now=rig.now())
@@ -204,8 +204,8 @@ async def test_an_end_is_known_to_a_driver_that_has_just_started(rig: GcpRig) ->
     assert (again.provider_id, again.state) == (made.provider_id, "terminated")
 
 
-async def test_a_spot_machine_that_was_taken_is_told_though_it_is_gone(rig: GcpRig) -> None:
-    """Deleted by the cloud within a moment: dated by the operation that took it."""
+async def test_a_deleted_preempted_instance_is_reported(rig: GcpRig) -> None:
+    """Dated by the preemption's operation."""
     offers = await rig.ours.offers()
     spot = next(offer for offer in offers if offer.capacity_type is CapacityType.SPOT)
     made = await rig.ours.launch(msgspec.structs.replace(await order(rig), offer=spot))
@@ -218,15 +218,15 @@ async def test_a_spot_machine_that_was_taken_is_told_though_it_is_gone(rig: GcpR
 
 
 @pytest.mark.cloud("gcp", errors=("zone unreachable",))
-async def test_a_zone_that_cannot_be_seen_is_no_short_list(rig: GcpRig) -> None:
-    """The answer is a success with a warning in it; there is no list then."""
+async def test_an_unreachable_zone_fails_the_list(rig: GcpRig) -> None:
+    """The answer is a success with a warning."""
     made = await rig.ours.launch(await order(rig))
     rig.fake.unseen_zones.add(made.zone)
     with pytest.raises(TransientError, match=f"zones/{made.zone} cannot be seen"):
         await rig.ours.instances(OURS)
 
 
-async def test_credentials_that_expire_between_two_pages_are_no_short_list(rig: GcpRig) -> None:
+async def test_credentials_that_expire_between_pages_fail_the_list(rig: GcpRig) -> None:
     """A page is missing, so there is no list at all."""
     await rig.stock(await order(rig), 501)
     call = "instances.aggregatedList"
@@ -237,8 +237,8 @@ async def test_credentials_that_expire_between_two_pages_are_no_short_list(rig: 
     assert len(rig.fake.asked_of(call)) == asked_count + 2
 
 
-async def test_a_quota_is_refused_for_its_gpus_until_something_ends(rig: GcpRig) -> None:
-    """The project's own limit, counted by the cloud and told with the instance."""
+async def test_an_exhausted_quota_refuses_its_gpus_until_an_instance_ends(rig: GcpRig) -> None:
+    """The project's own limit, enforced by the cloud and reported with the instance."""
     rig.fake.quota_gpus["NVIDIA_L4_GPUS"] = 1
     wanted = await order(rig)
     assert wanted.offer.key == "g2-standard-4/europe-west4-a/on-demand"
@@ -251,23 +251,23 @@ async def test_a_quota_is_refused_for_its_gpus_until_something_ends(rig: GcpRig)
     assert (refused.value.kind, refused.value.scope) == ("quota", "region")
 
 
-async def test_a_denied_launch_names_what_to_allow(rig: GcpRig) -> None:
-    """Call, permission and the next step."""
+async def test_a_denied_launch_names_its_permissions(rig: GcpRig) -> None:
+    """Call, permission and next step."""
     await rig.refuse("*", "permission")
     with pytest.raises(LaunchRefused, match=r"createInstances.*compute\.instanceGroupManagers\.update.*doctor"):
         await rig.ours.launch(await order(rig))
 
 
-async def test_an_instance_of_another_cloud_or_project_is_left_alone(rig: GcpRig) -> None:
-    """Its name alone tells; nothing is asked."""
+async def test_an_instance_of_another_cloud_or_project_is_left_untouched(rig: GcpRig) -> None:
+    """Its provider id is enough; no call is made."""
     for name in ("aws:///eu-west-1a/i-0123", "gce://another/europe-west4-a/gpu-1"):
-        with pytest.raises(PermanentError, match="no instance of this cloud"):
+        with pytest.raises(PermanentError, match="is not an instance of"):
             await rig.ours.terminate(ProviderId(name), now=rig.now())
     assert not rig.fake.asked_of("instances.get")
 
 
 @pytest.mark.cloud("gcp", calls=("instances.delete",))
-async def test_one_that_somebody_took_out_of_its_group_is_ended_all_the_same(rig: GcpRig) -> None:
+async def test_an_instance_removed_from_its_group_can_be_terminated(rig: GcpRig) -> None:
     """It is ours, and no group knows it."""
     made = await rig.ours.launch(await order(rig))
     (machine,) = rig.fake.machines.machines.values()
@@ -279,8 +279,8 @@ async def test_one_that_somebody_took_out_of_its_group_is_ended_all_the_same(rig
     assert not rig.fake.machines.machines
 
 
-async def test_many_launches_at_once_share_their_looks(rig: GcpRig) -> None:
-    """A gang of forty asks the cloud for each list fewer times than that."""
+async def test_concurrent_launches_share_reads(rig: GcpRig) -> None:
+    """A gang of forty needs fewer reads of each list than that."""
     orders = [await order(rig, f"a{number}") for number in range(40)]
     made = await asyncio.gather(*(rig.ours.launch(each) for each in orders))
     assert len({each.provider_id for each in made}) == 40

@@ -1,4 +1,4 @@
-"""What Google's managed groups sell, and which of them nothing is bought from; what `doctor` says of them."""
+"""Offers of Google managed instance groups, groups that are not used, and their preflight findings."""
 
 import asyncio
 import json
@@ -48,21 +48,21 @@ async def examined(project: Project, /, **changes: object) -> dict[str, Finding]
 @pytest.mark.parametrize(
     ("told", "problem"),
     [
-        ({"status": {"autoscaler": "https://x/autoscalers/a"}}, "an autoscaler of its own"),
+        ({"status": {"autoscaler": "https://x/autoscalers/a"}}, "its own autoscaler"),
         ({"instanceLifecyclePolicy": {"defaultActionOnFailure": "REPAIR"}}, "defaultActionOnFailure to DO_NOTHING"),
         ({"versions": [{"instanceTemplate": "a"}, {"instanceTemplate": "b"}]}, "several templates"),
         ({"distributionPolicy": {"zones": []}}, "it is regional"),
-        ({"instanceTemplate": "https://x/global/instanceTemplates/gone"}, "template is not there"),
+        ({"instanceTemplate": "https://x/global/instanceTemplates/gone"}, "template does not exist"),
     ],
 )
 @pytest.mark.cloud("gcp", errors=("group with an autoscaler", "group that repairs"))
-async def test_a_group_that_would_act_beside_us_is_not_bought_from(
+async def test_a_group_that_acts_on_its_own_is_not_used(
     project: Project, told: dict[str, object], problem: str
 ) -> None:
-    """It sells nothing, an order for it is refused with the reason, and the cloud is not asked to make anything."""
+    """It has no offers, orders are refused with the reason, and nothing is requested from the cloud."""
     buyer = project.provider(OURS, groups=(f"*={'/'.join(WHERE)}",))
     (offer,) = await buyer.offers()
-    project.fake.machines.groups[WHERE].told = told
+    project.fake.machines.groups[WHERE].described = told
     assert not await buyer.offers()
     order = Order(action_id=ActionId("a1"), installation=OURS, pool="default", offer=offer, labels=(), taints=())
     with pytest.raises(LaunchRefused, match=problem) as refused:
@@ -74,9 +74,9 @@ async def test_a_group_that_would_act_beside_us_is_not_bought_from(
     assert found[f"gcp.groups {'/'.join(WHERE)}"].level == "error"
 
 
-async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: Project) -> None:
-    """Bought from like any other, and told as what it is; a name that is no group of the settings is refused."""
-    project.fake.machines.groups[WHERE].told = {"status": {"autoscaler": "https://x/autoscalers/a"}}
+async def test_a_group_with_an_autoscaler_can_be_shared(project: Project) -> None:
+    """Used like any other, with a warning; an unknown name is refused."""
+    project.fake.machines.groups[WHERE].described = {"status": {"autoscaler": "https://x/autoscalers/a"}}
     name = "/".join(WHERE)
     buyer = project.provider(OURS, groups=(f"*={name}",), shared_groups=(name,))
     (offer,) = await buyer.offers()
@@ -85,16 +85,16 @@ async def test_a_group_with_an_autoscaler_is_shared_at_the_user_s_word(project: 
     said = [one for one in await buyer.preflight() if one.subject == f"gcp.groups {name}"]
     await buyer.close()
     assert made.action_id == "a1"
-    assert [one.level for one in said if "own autoscaler" in one.next_step] == ["warning"]
-    with pytest.raises(ConfigError, match=r"gcp\.shared_groups: 'europe-west4-a/other' is none of gcp\.groups"):
+    assert [one.level for one in said if "its autoscaler" in one.next_step] == ["warning"]
+    with pytest.raises(ConfigError, match=r"gcp\.shared_groups: 'europe-west4-a/other' is not in gcp\.groups"):
         project.provider(OURS, groups=(f"*={name}",), shared_groups=("europe-west4-a/other",))
 
 
-async def test_a_good_set_up_is_found_fine(project: Project) -> None:
-    """Credentials, each group with what it sells, quotas, offers; nothing is made."""
+async def test_a_valid_setup_has_no_findings(project: Project) -> None:
+    """Credentials, groups with their offers, quotas, offers; read-only."""
     found = await examined(project)
     assert {one.level for one in found.values()} == {"ok"}
-    assert {"credentials", "offers", "quota NVIDIA_L4_GPUS of europe-west4"} <= set(found)
+    assert {"credentials", "offers", "quota NVIDIA_L4_GPUS in europe-west4"} <= set(found)
     assert "g2-standard-4/europe-west4-a/spot to pool *" in found[f"gcp.groups {'/'.join(WHERE)}"].message
     assert project.fake.machines.launches_count == 0
 
@@ -103,26 +103,26 @@ async def test_a_good_set_up_is_found_fine(project: Project) -> None:
     ("group", "problem"),
     [
         ("*=europe-west4-a/gke-cluster-pool-1234-grp", "GKE node pool"),
-        ("*=europe-west4-a/nobody", "no such group in europe-west4-a of project fake-project"),
+        ("*=europe-west4-a/nobody", "not found in europe-west4-a of project fake-project"),
         ("*=mars-north1-a/nobody", "no zone mars-north1-a of project fake-project"),
     ],
 )
-async def test_names_that_are_not_there_or_not_ours_are_told(project: Project, group: str, problem: str) -> None:
-    """With the setting that names them; there is nothing to buy then."""
+async def test_unknown_and_foreign_groups_are_reported(project: Project, group: str, problem: str) -> None:
+    """With the setting that names them; there are no offers then."""
     found = await examined(project, groups=(group,))
     assert problem in found[f"gcp.groups {group.removeprefix('*=')}"].message
     assert found["offers"].level == "error"
 
 
-async def test_a_wrong_project_is_told_at_once(project: Project) -> None:
-    """By the first call; the rest would say the same once more."""
+async def test_a_wrong_project_is_reported_once(project: Project) -> None:
+    """By the first call; the others would repeat it."""
     (only,) = (await examined(project, project="another")).values()
     assert (only.level, "projects/another" in only.message or "not allowed" in only.message) == ("error", True)
 
 
 @pytest.mark.parametrize("call", ["instanceGroupManagers.list", "zoneOperations.list", "instances.aggregatedList"])
-async def test_a_missing_permission_is_named_with_what_it_costs(project: Project, call: str) -> None:
-    """Which call, what to allow, and what does not work until then."""
+async def test_a_missing_permission_is_named_with_its_effect(project: Project, call: str) -> None:
+    """The call, its permissions, and what does not work until then."""
     project.fake.faults.add(Fault(kind="refused", call=call, code="forbidden"))
     found = (await examined(project))[call]
     assert (found.level, CALLS[call].without in found.message) == ("error", True)
@@ -130,14 +130,12 @@ async def test_a_missing_permission_is_named_with_what_it_costs(project: Project
 
 
 @pytest.mark.cloud("gcp", calls=("projects.testIamPermissions",))
-async def test_rights_to_buy_and_remove_are_asked_for_without_using_them(project: Project) -> None:
-    """Google tells what is granted: what is missing is named with its cost, what is only lost is advice; where it may
-    not be asked, that is said.
-    """
+async def test_permissions_are_checked_without_using_them(project: Project) -> None:
+    """Google reports granted permissions: missing ones are named with their effect, optional ones as warnings."""
     project.fake.missing_permissions = {"compute.instanceGroupManagers.update", "compute.advice.capacityHistory"}
     found = await examined(project)
     create, history = found["instanceGroupManagers.createInstances"], found["advice.capacityHistory"]
-    assert (create.level, "nothing is bought" in create.message) == ("error", True)
+    assert (create.level, "nothing is launched" in create.message) == ("error", True)
     assert "allow compute.instanceGroupManagers.update; `gpu-autoscaler doctor --policy`" in create.next_step
     assert history.level == "warning"
     assert "permissions" not in found
@@ -149,8 +147,8 @@ async def test_rights_to_buy_and_remove_are_asked_for_without_using_them(project
 
 @pytest.mark.cloud("gcp", errors=("clock skew",))
 @pytest.mark.parametrize(("ahead_seconds", "words"), [(300.0, "s behind Google's"), (-300.0, "s ahead of Google's")])
-async def test_a_clock_that_is_wrong_is_told(project: Project, ahead_seconds: float, words: str) -> None:
-    """Also where it is why the credentials are refused."""
+async def test_a_wrong_clock_is_reported(project: Project, ahead_seconds: float, words: str) -> None:
+    """Also if it is why the credentials are refused."""
     project.fake.clock_ahead_seconds = ahead_seconds
     assert words in (await examined(project))["clock"].message
     project.fake.faults.add(Fault(kind="refused", code="authError"))
@@ -159,11 +157,11 @@ async def test_a_clock_that_is_wrong_is_told(project: Project, ahead_seconds: fl
 
 
 @pytest.mark.cloud("gcp", calls=("projects.get",))
-async def test_a_project_without_any_gpus_is_told(project: Project) -> None:
-    """The quota for all regions, which new projects have none of: on-demand is barred by it, and spot is not."""
+async def test_a_project_without_gpu_quota_is_reported(project: Project) -> None:
+    """The global quota, zero in new projects: it rules out on-demand, not spot."""
     project.fake.quota_gpus["GPUS_ALL_REGIONS"] = 0
     buyer = project.provider(OURS)
-    barred = {offer.key: offer.barred_because for offer in await buyer.offers()}
+    barred = {offer.key: offer.unavailable_because for offer in await buyer.offers()}
     await buyer.close()
     assert "GPUS_ALL_REGIONS of the project is 0" in str(barred["g2-standard-4/europe-west4-a/on-demand"])
     assert barred["g2-standard-4/europe-west4-a/spot"] is None
@@ -171,31 +169,31 @@ async def test_a_project_without_any_gpus_is_told(project: Project) -> None:
     assert (told.level, "request an increase" in told.next_step) == ("warning", True)
 
 
-async def test_a_quota_that_google_does_not_tell_is_not_zero() -> None:
-    """Of families of GPUs that are newer than the region's list: sold, and said to be unknown."""
+async def test_an_unknown_quota_is_not_zero() -> None:
+    """Of GPU families without a metric: offered, and reported as unknown."""
     async with served_project(("a3-highgpu-8g",)) as project:
         buyer = project.provider(OURS)
         offers = {offer.capacity_type: offer for offer in await buyer.offers()}
         await buyer.close()
         told = (await examined(project))["quota of nvidia-h100-80gb"]
-    assert offers[CapacityType.ON_DEMAND].barred_because is None
+    assert offers[CapacityType.ON_DEMAND].unavailable_because is None
     assert (told.level, "GPUs per GPU family" in told.next_step) == ("warning", True)
 
 
-async def test_a_quota_of_zero_bars_and_is_told(project: Project) -> None:
-    """An order could never be met: the offer says so, and `doctor` what to ask Google for."""
+async def test_a_quota_of_zero_makes_offers_unavailable(project: Project) -> None:
+    """The offer says so, and `doctor` names the quota to request."""
     project.fake.quota_gpus["PREEMPTIBLE_NVIDIA_L4_GPUS"] = 0
     buyer = project.provider(OURS)
-    barred = {offer.key: offer.barred_because for offer in await buyer.offers()}
+    barred = {offer.key: offer.unavailable_because for offer in await buyer.offers()}
     await buyer.close()
     assert barred["g2-standard-4/europe-west4-a/on-demand"] is None
     assert "PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4 is 0" in str(barred["g2-standard-4/europe-west4-a/spot"])
-    told = (await examined(project))["quota PREEMPTIBLE_NVIDIA_L4_GPUS of europe-west4"]
+    told = (await examined(project))["quota PREEMPTIBLE_NVIDIA_L4_GPUS in europe-west4"]
     assert (told.level, SPOT in told.message, "request an increase" in told.next_step) == ("warning", True, True)
 
 
-async def test_a_reservation_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group whose template takes one reservation sells out of that and nowhere else."""
+async def test_a_reservation_is_reported(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose template targets a reservation uses nothing else."""
     from gpu_autoscaler.simcloud.gcp import fake, machines  # noqa: PLC0415 - needs googleapiclient
 
     affinity = {"consumeReservationType": "SPECIFIC_RESERVATION", "values": ["ours-2026"]}
@@ -206,15 +204,11 @@ async def test_a_reservation_is_told(project: Project, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fake, "template_properties", reserved)
     found = await examined(project, groups=("*=europe-west4-a/g2-standard-4-on-demand",))
-    assert (
-        "out of reservation ours-2026 and nowhere else"
-        in found["gcp.groups europe-west4-a/g2-standard-4-on-demand"].message
-    )
+    assert "from reservation ours-2026 only" in found["gcp.groups europe-west4-a/g2-standard-4-on-demand"].message
 
 
-async def test_prices_and_risk_are_told_or_unknown(project: Project) -> None:
-    """On-demand by its parts from the catalogue, spot from the zone's own history; without the right to that, the
-    catalogue's, and no risk; without either, none."""
+async def test_prices_and_risk_are_known_or_none(project: Project) -> None:
+    """On-demand from the billing catalog, spot from the capacity history, else the catalog without risk; else none."""
     from gpu_autoscaler.simcloud.gcp import catalog  # noqa: PLC0415 - as above
 
     async def offered() -> dict[str, tuple[int | None, float | None]]:
@@ -239,8 +233,8 @@ async def test_prices_and_risk_are_told_or_unknown(project: Project) -> None:
     assert (await examined(project))["prices"].level == "warning"
 
 
-async def test_a_price_says_whose_word_it_is_and_how_old(project: Project, tmp_path: Path) -> None:
-    """The catalogue's, the history's, or a file's, which has the date of its writing; `doctor` names the oldest."""
+async def test_a_price_has_its_source_and_age(project: Project, tmp_path: Path) -> None:
+    """The catalog's, the history's, or a file's, which has its modification date; `doctor` names the oldest."""
     zone, began, path = "europe-west4-a", project.clock.now(), tmp_path / "prices.json"
     path.write_text(json.dumps({f"g2-standard-4/{zone}/spot": 0.2}), encoding="utf-8")
     os.utime(path, (began.timestamp() - 86_400, began.timestamp() - 86_400))
@@ -254,15 +248,15 @@ async def test_a_price_says_whose_word_it_is_and_how_old(project: Project, tmp_p
         }
         await buyer.close()
         told[prices_path] = {key: (one.price_source, one.priced_at) for key, one in offers.items()}
-    assert told[None][f"{zone}/on-demand"] == ("billing catalogue", None)
+    assert told[None][f"{zone}/on-demand"] == ("billing catalog", None)
     assert told[None][f"{zone}/spot"] == ("capacity history", None)
-    assert told[str(path)][f"{zone}/on-demand"] == ("billing catalogue", None)
-    assert told[str(path)][f"{zone}/spot"] == ("file of prices", began - timedelta(days=1))
+    assert told[str(path)][f"{zone}/on-demand"] == ("billing catalog", None)
+    assert told[str(path)][f"{zone}/spot"] == ("price file", began - timedelta(days=1))
     finding = (await examined(project, prices_path=str(path)))["prices"]
     assert (finding.level, "gcp.prices_path" in finding.next_step) == ("warning", True)
 
 
-async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(project: Project) -> None:
+async def test_without_permission_the_built_in_types_are_used(project: Project) -> None:
     """Sizes of the table; a type to which the template adds GPUs is asked for, and is a failure then."""
     project.fake.faults.add(Fault(kind="refused", call="machineTypes.get", code="forbidden"))
     buyer = project.provider(OURS, groups=("*=europe-west4-a/g2-standard-4-spot",))
@@ -272,9 +266,9 @@ async def test_without_the_right_to_ask_for_types_the_bundled_table_stands_in(pr
 
 
 @pytest.mark.cloud("gcp", calls=("regionInstanceTemplates.get",))
-async def test_a_regional_template_is_asked_for_where_it_is(project: Project) -> None:
+async def test_a_regional_template_is_read_from_its_region(project: Project) -> None:
     """A group may have one of its region."""
-    project.fake.machines.groups[WHERE].told = {
+    project.fake.machines.groups[WHERE].described = {
         "instanceTemplate": f"https://x/projects/fake-project/regions/europe-west4/instanceTemplates/{SPOT}",
         "versions": [],
     }
@@ -285,10 +279,10 @@ async def test_a_regional_template_is_asked_for_where_it_is(project: Project) ->
     assert len(project.fake.asked_of("regionInstanceTemplates.get")) == 1
 
 
-async def test_the_command_line_examines_google_cloud_too(
+async def test_doctor_checks_google_cloud(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`doctor`, and the role that it would have: no more than the calls that are made need."""
+    """`doctor`, and the role that it prints: no more than the calls need."""
     for name, value in {
         "PROVIDER_NAME": "gcp",
         "PROVIDER_URL": project.url,
@@ -304,7 +298,7 @@ async def test_the_command_line_examines_google_cloud_too(
     assert "compute.instanceGroupManagers.update" in role["includedPermissions"]
 
 
-def test_every_call_is_one_that_google_describes() -> None:
+def test_every_call_matches_google_s_description() -> None:
     """Method, path and name of the table, against the discovery documents."""
     from gpu_autoscaler.simcloud.gcp.description import description  # noqa: PLC0415 - needs googleapiclient
 
@@ -316,7 +310,7 @@ def test_every_call_is_one_that_google_describes() -> None:
 
 
 async def test_google_s_own_client_drives_the_fake(project: Project) -> None:
-    """What it asks is taken, what is not described is refused, and every answer has the form that Google describes."""
+    """Its requests are accepted, undescribed ones refused, and every answer has the described form."""
     from google.oauth2.credentials import Credentials  # noqa: PLC0415 - as above
     from googleapiclient.discovery import build  # noqa: PLC0415 - dev only, and slow to load
     from googleapiclient.errors import HttpError  # noqa: PLC0415 - as above
@@ -369,5 +363,5 @@ async def test_google_s_own_client_drives_the_fake(project: Project) -> None:
     project.fake.reserve("ours-2026", "g2-standard-4", "europe-west4-a", 2)
     answers = await asyncio.to_thread(drive)
     for name, told in answers:
-        assert description().mistakes_in_answer(description().named(name), told) == [], name
+        assert description().answer_violations(description().named(name), told) == [], name
     assert len(project.fake.machines.machines) == 1

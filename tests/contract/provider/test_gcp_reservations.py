@@ -1,11 +1,11 @@
-"""What is reserved at Google Cloud is offered as paid, taken by name, and told when it is used up."""
+"""Google Cloud reservations: offered as prepaid, selected by name, and refused when they are used up."""
 
 import pytest
 from tests.contract.provider.contract import OURS
 from tests.support.gcp import Project, served_project
 
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.providers.gcp import GcpCapacity
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
@@ -36,28 +36,29 @@ async def examined(project: Project, *groups: str) -> dict[str, Finding]:
 
 
 @pytest.mark.cloud("gcp", calls=("reservations.get",), errors=("RESERVATION_CAPACITY_EXCEEDED",))
-async def test_what_is_reserved_is_sold_as_paid_until_it_is_used_up() -> None:
-    """At the price of on demand, which is billed used or not, and whatever the quotas say; then it is barred by its
-    count, an order for it all the same is refused for want of capacity, and an end makes room again.
-    """
+async def test_a_reservation_is_offered_as_paid_until_exhausted() -> None:
+    """At the on-demand price, billed used or not, whatever the quotas; then it is unavailable by its count."""
     async with served_project(("g2-standard-4",)) as project:
         project.fake.quota_gpus |= {"NVIDIA_L4_GPUS": 0, "GPUS_ALL_REGIONS": 0}
         group = project.fake.reserve("ours-2026", "g2-standard-4", ZONE, 1)
         buyer = project.provider(OURS, groups=(*project.groups, group))
         usual = {offer.key: offer for offer in await buyer.offers()}[f"g2-standard-4/{ZONE}/on-demand"]
         offer = await reserved(buyer)
-        assert (offer.key, offer.barred_because) == (f"g2-standard-4/{ZONE}/reserved", None)
+        assert (offer.key, offer.unavailable_because) == (f"g2-standard-4/{ZONE}/reserved", None)
         assert offer.price_micro_usd_per_hour == usual.price_micro_usd_per_hour
         assert (offer.paid_from, offer.paid_until) == (project.clock.now(), None)
-        assert usual.barred_because is not None
+        assert usual.unavailable_because is not None
 
         made = await buyer.launch(order(offer))
         assert made.capacity_type is CapacityType.RESERVED
         assert [instance.capacity_type for instance in await buyer.instances(OURS)] == [CapacityType.RESERVED]
         project.clock.turn(61)
         full = await reserved(buyer)
-        assert (full.barred_by, "ours-2026 is used up: 0 of 1" in str(full.barred_because)) == (Bar.RESERVATION, True)
-        assert usual.barred_by is Bar.QUOTA
+        assert (full.unavailable_by, "ours-2026 is exhausted: 0 of 1" in str(full.unavailable_because)) == (
+            UnavailabilityCause.RESERVATION,
+            True,
+        )
+        assert usual.unavailable_by is UnavailabilityCause.QUOTA
         assert (await examined(project, group))["reservation ours-2026"].level == "warning"
         with pytest.raises(LaunchRefused, match="RESERVATION_CAPACITY_EXCEEDED") as refused:
             await buyer.launch(order(offer, "a2"))
@@ -65,27 +66,27 @@ async def test_what_is_reserved_is_sold_as_paid_until_it_is_used_up() -> None:
 
         await buyer.terminate(made.provider_id, now=project.clock.now())
         project.clock.turn(61)
-        assert ((await reserved(buyer)).barred_by, (await reserved(buyer)).barred_because) == (None, None)
+        assert ((await reserved(buyer)).unavailable_by, (await reserved(buyer)).unavailable_because) == (None, None)
         await buyer.close()
 
 
-async def test_a_reservation_that_is_not_there_bars_its_group() -> None:
-    """The template names what nobody has made, or what another zone has."""
+async def test_a_missing_reservation_makes_its_group_unavailable() -> None:
+    """The template names one that does not exist in this zone."""
     async with served_project(("g2-standard-4",)) as project:
         group = project.fake.reserve("ours-2026", "g2-standard-4", ZONE, 4)
-        assert (await examined(project, group))["reservation ours-2026"].message == "4 of 4 are free, and are used first"
+        assert (await examined(project, group))["reservation ours-2026"].message == "4 of 4 free, used first"
         project.fake.reservations.clear()
         buyer = project.provider(OURS, groups=(group,))
         gone = await reserved(buyer)
-        assert gone.barred_by is Bar.NO_RESERVATION
-        assert f"ours-2026 is not in {ZONE} of project fake-project" in str(gone.barred_because)
+        assert gone.unavailable_by is UnavailabilityCause.NO_RESERVATION
+        assert f"ours-2026 is not in {ZONE} of project fake-project" in str(gone.unavailable_because)
         await buyer.close()
         found = (await examined(project, group))["reservation ours-2026"]
     assert (found.level, "reservationAffinity" in found.next_step) == ("error", True)
 
 
-async def test_without_the_right_to_read_reservations_they_are_sold_until_refused() -> None:
-    """Unknown is not used up."""
+async def test_unreadable_reservations_are_offered_until_refused() -> None:
+    """Unknown is not exhausted."""
     async with served_project(("g2-standard-4",)) as project:
         group = project.fake.reserve("ours-2026", "g2-standard-4", ZONE, 4)
         project.fake.faults.add(Fault(kind="refused", call="reservations.get", code="forbidden"))
@@ -94,6 +95,6 @@ async def test_without_the_right_to_read_reservations_they_are_sold_until_refuse
         made = await buyer.launch(order(offer))
         await buyer.close()
         found = (await examined(project, group))["reservation ours-2026"]
-    assert (offer.barred_because, offer.paid_from) == (None, None)
+    assert (offer.unavailable_because, offer.paid_from) == (None, None)
     assert made.capacity_type is CapacityType.RESERVED
     assert "allow compute.reservations.get" in found.next_step

@@ -1,4 +1,4 @@
-"""The Karpenter driver keeps the promises, asked of real Karpenter on a real API server, behind a proxy that fails."""
+"""Provider contract of the Karpenter driver, with real Karpenter and API server behind a proxy with faults."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions
 from gpu_autoscaler.providers.karpenter.options import node_class_of
-from gpu_autoscaler.providers.karpenter.translate import HELD, OFFER, claim_of, name_of
+from gpu_autoscaler.providers.karpenter.translate import FINALIZER, OFFER, claim_of, name_of
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -202,13 +202,13 @@ async def rig(cluster: Cluster) -> AsyncIterator[KarpenterRig]:
 class TestKarpenter(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
-    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
-        """Each of them once, over two pages; two thousand would say no more, and take a minute to make."""
+    async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
+        """Each once, over two pages."""
         await rig.stock(await order(rig), 600)
         listed = [instance.provider_id for instance in await rig.ours.instances(OURS)]
         assert len(listed) == len(set(listed)) == 600
 
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
+    async def test_an_instance_listed_late_is_not_launched_again(self, rig: Rig) -> None:
         """Nothing shows up late in an API server: what is launched is listed at once."""
         made = await rig.ours.launch(await order(rig))
         assert (await shown(rig, made.provider_id)).action_id == "a1"
@@ -218,7 +218,7 @@ class TestKarpenter(ProviderContract):
 
 
 async def test_a_claim_leaves_karpenter_no_choice(rig: KarpenterRig) -> None:
-    """One type, one zone, one capacity type; whose it is and for what; no mark that would keep ourselves away."""
+    """One type, zone and capacity type; owner and purpose; no annotation that would protect it from us."""
     wanted = await order(rig)
     await rig.ours.launch(wanted)
     (claim,) = (await rig.kube.read(CLAIMS))["items"]
@@ -237,8 +237,8 @@ async def test_a_claim_leaves_karpenter_no_choice(rig: KarpenterRig) -> None:
     assert claim["spec"]["expireAfter"] == "Never"
 
 
-async def test_what_is_known_to_be_in_vain_is_not_asked_for(rig: KarpenterRig) -> None:
-    """A class that is not ready, or not there: refused with its own words, and no claim is made."""
+async def test_an_unusable_node_class_is_refused_before_a_claim(rig: KarpenterRig) -> None:
+    """A class that is not ready, or missing: refused with its own message, and no claim is created."""
     ready = launched(rig.now()) | {"type": "Ready", "reason": "SubnetsNotFound", "message": "no subnets"}
     await rig.kube.patched(f"{CLASS}/status", {"status": {"conditions": [ready | {"status": "False"}]}})
     try:
@@ -247,7 +247,7 @@ async def test_what_is_known_to_be_in_vain_is_not_asked_for(rig: KarpenterRig) -
     finally:
         await rig.kube.patched(f"{CLASS}/status", {"status": {"conditions": [ready | {"status": "True"}]}})
     other = rig.provider(OURS, msgspec.structs.replace(rig.options, node_class="karpenter.kwok.sh/KWOKNodeClass/gpus"))
-    with pytest.raises(LaunchRefused, match="there is no karpenter") as not_there:
+    with pytest.raises(LaunchRefused, match="node class karpenter") as not_there:
         await other.launch(await order(rig))
     await other.close()
     assert (not_ready.value.kind, not_ready.value.code) == ("configuration", "NodeClassNotReady")
@@ -255,12 +255,12 @@ async def test_what_is_known_to_be_in_vain_is_not_asked_for(rig: KarpenterRig) -
     assert (await rig.kube.read(CLAIMS))["items"] == []
 
 
-async def test_a_karpenter_that_is_away_costs_a_token_nothing(rig: KarpenterRig, cluster: Cluster) -> None:
-    """No word in time: the claim is taken back, and the same token buys once it is there again, once."""
+async def test_an_absent_karpenter_does_not_use_up_a_token(rig: KarpenterRig, cluster: Cluster) -> None:
+    """The claim is deleted, and the same token launches once Karpenter is back."""
     hasty = rig.provider(OURS, msgspec.structs.replace(rig.options, launch_seconds_max=1.0))
     os.kill(cluster.karpenter_pid, signal.SIGSTOP)
     try:
-        with pytest.raises(TransientError, match="no word of Karpenter in 1 s; does it run"):
+        with pytest.raises(TransientError, match="no response from Karpenter in 1 s; check that it runs"):
             await hasty.launch(await order(rig))
         assert (await rig.kube.read(CLAIMS))["items"] == []
     finally:
@@ -270,23 +270,23 @@ async def test_a_karpenter_that_is_away_costs_a_token_nothing(rig: KarpenterRig,
     assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [made.provider_id]
 
 
-async def test_a_claim_that_nobody_waits_for_any_more_is_taken_back(rig: KarpenterRig, cluster: Cluster) -> None:
-    """Whoever ordered it is gone, and Karpenter was away: it is not launched when Karpenter comes back."""
+async def test_an_abandoned_claim_is_deleted(rig: KarpenterRig, cluster: Cluster) -> None:
+    """Its order's process is gone and Karpenter was away: it is not launched later."""
     os.kill(cluster.karpenter_pid, signal.SIGSTOP)
     try:
         await rig.kube.made(CLAIMS, claim_of(await order(rig), node_class_of(rig.options)))
         assert await rig.ours.instances(OURS) == []
         assert len((await rig.kube.read(CLAIMS))["items"]) == 1
         rig.added += timedelta(minutes=11)
-        for _ in range(2):  # deleted, and let go
+        for _ in range(2):  # deleted, and finalizer removed
             assert await rig.ours.instances(OURS) == []
         assert (await rig.kube.read(CLAIMS))["items"] == []
     finally:
         os.kill(cluster.karpenter_pid, signal.SIGCONT)
 
 
-async def test_others_finalizers_stay_where_ours_goes(rig: KarpenterRig) -> None:
-    """After the hour our hold is taken off, and nobody else's."""
+async def test_other_finalizers_stay_when_ours_is_removed(rig: KarpenterRig) -> None:
+    """After the hour only ours is removed."""
     made = await rig.ours.launch(await order(rig))
     (claim,) = (await rig.kube.read(CLAIMS))["items"]
     where = f"{CLAIMS}/{claim['metadata']['name']}"
@@ -295,12 +295,12 @@ async def test_others_finalizers_stay_where_ours_goes(rig: KarpenterRig) -> None
     await rig.wait(4000)
     assert await rig.ours.instances(OURS) == []
     kept = await rig.kube.read(where)
-    assert HELD not in kept["metadata"]["finalizers"]
+    assert FINALIZER not in kept["metadata"]["finalizers"]
     assert "example.com/audit" in kept["metadata"]["finalizers"]
 
 
-async def test_without_rights_nothing_is_given_up_but_a_launch(rig: KarpenterRig) -> None:
-    """Whoever grants them later finds all as it was; what is sold is known without them."""
+async def test_missing_permissions_fail_launches_only(rig: KarpenterRig) -> None:
+    """Everything else is retried; offers are known without them."""
     made = await rig.ours.launch(await order(rig))
     rig.proxy.status = 403
     with pytest.raises(LaunchRefused) as refused:
@@ -314,16 +314,16 @@ async def test_without_rights_nothing_is_given_up_but_a_launch(rig: KarpenterRig
     assert (await rig.ours.launch(await order(rig, "a2"))).action_id == "a2"
 
 
-async def test_a_claim_that_the_definition_does_not_take_is_refused(rig: KarpenterRig) -> None:
-    """With the server's words; the definition is of another version, or a label is none."""
+async def test_a_claim_rejected_by_the_api_server_is_refused(rig: KarpenterRig) -> None:
+    """With the server's message."""
     wanted = msgspec.structs.replace(await order(rig), taints=(Taint("nvidia.com/gpu", "Sometimes"),))  # type: ignore[arg-type]
     with pytest.raises(LaunchRefused, match=r"spec\.taints") as refused:
         await rig.ours.launch(wanted)
     assert (refused.value.kind, refused.value.code) == ("configuration", "Invalid")
 
 
-async def test_who_ends_a_node_has_nothing_to_wait_for(rig: KarpenterRig) -> None:
-    """Karpenter is told that the time of its drain is over: ours was before it."""
+async def test_a_terminated_node_is_not_drained_again(rig: KarpenterRig) -> None:
+    """Karpenter's termination timestamp is now: the drain was before."""
     made = await rig.ours.launch(await order(rig))
     now = rig.now()
     await rig.ours.terminate(made.provider_id, now=now)
@@ -332,8 +332,8 @@ async def test_who_ends_a_node_has_nothing_to_wait_for(rig: KarpenterRig) -> Non
     assert told == now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def test_who_deletes_a_claim_by_hand_does_not_wait_an_hour(rig: KarpenterRig) -> None:
-    """Told as ended; then it goes, once no order can ask for it again. One that we ended stands for the hour."""
+async def test_a_manually_deleted_claim_is_released_early(rig: KarpenterRig) -> None:
+    """Reported as ended, then released once no order can retry it. One that we deleted is kept for the hour."""
     made = await rig.ours.launch(await order(rig))
     (claim,) = (await rig.kube.read(CLAIMS))["items"]
     where = f"{CLAIMS}/{claim['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""The simulated cloud's driver, over HTTP to a started simcluster."""
+"""Provider contract of the simulated cloud's driver, over HTTP to simcluster."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order
-from tests.contract.provider.together import TogetherContract
+from tests.contract.provider.launch_groups import LaunchGroupsContract
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
@@ -88,7 +88,9 @@ class SimRig(Rig):
 
     async def end_unexpectedly(self, provider_id: ProviderId) -> None:
         """By the cloud itself."""
-        self.cloud.end_unexpectedly(next(machine for machine in self.cloud.machines if machine.provider_id == provider_id))
+        self.cloud.end_unexpectedly(
+            next(machine for machine in self.cloud.machines if machine.provider_id == provider_id)
+        )
 
     async def stock(self, wanted: Order, count: int) -> None:
         """Past HTTP."""
@@ -132,20 +134,20 @@ class TestSim(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
 
-class TestSimTogether(TogetherContract):
+class TestSimLaunchGroups(LaunchGroupsContract):
     """The same, of several at once."""
 
 
 async def test_a_slow_answer_is_a_transient_error(rig: SimRig) -> None:
-    """The call ends at its limit, and says that it may be made again."""
+    """The call ends at its limit."""
     hasty = SimCapacity(rig.url, installation=OURS, call_seconds_max=0.1)
     rig.world.faults.slow(Latency(path_prefix="/cloud", wait_seconds=1.0))
-    with pytest.raises(TransientError, match="may be made again"):
+    with pytest.raises(TransientError, match="safe to retry"):
         await hasty.offers()
     await hasty.close()
 
 
-async def test_throttling_says_how_long_to_wait(rig: SimRig) -> None:
+async def test_throttling_has_a_wait(rig: SimRig) -> None:
     """429 is transient, with the server's own wait."""
     rig.world.faults.refuse(Refusal(method="*", path_prefix="/cloud", status=429, left_count=1, retry_after_seconds=7))
     with pytest.raises(TransientError) as throttled:
@@ -154,7 +156,7 @@ async def test_throttling_says_how_long_to_wait(rig: SimRig) -> None:
 
 
 async def test_a_cloud_that_is_down_is_a_transient_error() -> None:
-    """Nobody listens: not an empty list."""
+    """Connection refused: not an empty list."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         provider = SimCapacity(f"http://127.0.0.1:{held.getsockname()[1]}", installation=OURS)
@@ -163,15 +165,15 @@ async def test_a_cloud_that_is_down_is_a_transient_error() -> None:
         await provider.close()
 
 
-async def test_an_instance_of_another_cloud_is_left_alone(rig: SimRig) -> None:
+async def test_an_instance_of_another_cloud_is_left_untouched(rig: SimRig) -> None:
     """Its name alone tells; nothing is asked."""
-    with pytest.raises(PermanentError, match="no instance of this cloud"):
+    with pytest.raises(PermanentError, match="is not an instance of"):
         await rig.ours.terminate(ProviderId("aws:///eu-west-1a/i-0123456789abcdef0"), now=rig.now())
 
 
-async def test_something_else_at_the_address_is_told(rig: SimRig) -> None:
-    """A server that is no capacity API gives an error that says what to look at."""
+async def test_another_server_at_the_address_is_reported(rig: SimRig) -> None:
+    """The error says what to check."""
     provider = SimCapacity(rig.url + "/elsewhere", installation=OURS)
-    with pytest.raises(PermanentError, match="is this the capacity API"):
+    with pytest.raises(PermanentError, match="check the URL of simcluster"):
         await provider.launch(await order(rig))
     await provider.close()

@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, object]:
     return document
 
 
-def test_what_is_committed_is_what_the_code_says() -> None:
+def test_committed_schemas_match_the_code() -> None:
     """`make schemas` leaves no difference, and nothing stale lies about."""
     committed = {
         path.relative_to(SCHEMAS).as_posix(): path.read_text(encoding="utf-8")

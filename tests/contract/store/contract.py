@@ -111,7 +111,7 @@ class StoreContract:
         assert await second.job(JobId("job-1")) is not None
         await second.close()
 
-    async def test_the_first_final_state_stands(self, store: Store) -> None:
+    async def test_the_first_final_state_is_kept(self, store: Store) -> None:
         """A job ends once; one that was never accepted does not end."""
         await store.accept_job(job("job-1"), request_digest="a", accepted_at=T0)
         await store.accept_job(job("job-2"), request_digest="a", accepted_at=T0)
@@ -136,11 +136,11 @@ class StoreContract:
         assert third.next_cursor is None
         assert [row.spec.job_id for row in (await store.jobs(project_id="a")).rows] == ["job-3", "job-1"]
 
-    async def test_a_cursor_of_somebody_else_is_refused(self, store: Store) -> None:
+    async def test_an_invalid_cursor_is_refused(self, store: Store) -> None:
         """A bad cursor is the caller's mistake, not an empty page."""
-        with pytest.raises(ValueError, match="no cursor of ours"):
+        with pytest.raises(ValueError, match="invalid cursor"):
             await store.jobs(cursor="1; DROP TABLE jobs")
-        with pytest.raises(ValueError, match="no cursor of ours"):
+        with pytest.raises(ValueError, match="invalid cursor"):
             await store.jobs(cursor="9" * 30)
 
     async def test_a_plan_is_recorded_once_and_whole(self, store: Store) -> None:
@@ -162,7 +162,7 @@ class StoreContract:
         assert rows == (span(2), span(1), span(0))
         assert await store.spent_by_job() == {"job-1": 225}
 
-    async def test_the_ledger_says_how_far_each_instance_is_charged(self, store: Store) -> None:
+    async def test_the_ledger_returns_how_far_each_instance_is_charged(self, store: Store) -> None:
         """A tracker that starts anew goes on exactly where the last one stopped."""
         await store.charge([span(0), span(1, total=101), span(0, provider_id="sim:///a/i-2", job_id="job-2")])
         charges = await store.last_charges()
@@ -198,30 +198,30 @@ class StoreContract:
 
     async def test_a_request_is_answered_once(self, store: Store) -> None:
         """The first claim of a key is free; a repeat gets the claim, later the answer."""
-        assert await store.begin_request("k", request_digest="a", begun_at=T0) is None
-        held = await store.begin_request("k", request_digest="b", begun_at=T0 + timedelta(seconds=1))
+        assert await store.begin_request("k", request_digest="a", started_at=T0) is None
+        held = await store.begin_request("k", request_digest="b", started_at=T0 + timedelta(seconds=1))
         assert held is not None
-        assert (held.request_digest, held.status, held.begun_at) == ("a", None, T0)
+        assert (held.request_digest, held.status, held.started_at) == ("a", None, T0)
         await store.answer_request("k", status=202, answer=b"{}")
-        answered = await store.begin_request("k", request_digest="a", begun_at=T0)
+        answered = await store.begin_request("k", request_digest="a", started_at=T0)
         assert answered is not None
         assert (answered.status, answered.answer) == (202, b"{}")
 
     async def test_old_requests_are_forgotten(self, store: Store) -> None:
         """Keys do not pile up for ever, and a forgotten one is free again."""
-        await store.begin_request("old", request_digest="a", begun_at=T0)
-        await store.begin_request("new", request_digest="a", begun_at=T0 + timedelta(days=1))
-        assert await store.forget_requests(T0 + timedelta(hours=1)) == 1
-        assert await store.begin_request("old", request_digest="b", begun_at=T0) is None
-        assert await store.begin_request("new", request_digest="b", begun_at=T0) is not None
+        await store.begin_request("old", request_digest="a", started_at=T0)
+        await store.begin_request("new", request_digest="a", started_at=T0 + timedelta(days=1))
+        assert await store.delete_requests(T0 + timedelta(hours=1)) == 1
+        assert await store.begin_request("old", request_digest="b", started_at=T0) is None
+        assert await store.begin_request("new", request_digest="b", started_at=T0) is not None
 
     async def test_a_snapshot_comes_back_as_it_was_kept(self, open_store: Open) -> None:
         """Byte for byte, by another process, the last one first; bodies only for those who ask."""
         first, second = await open_store(), await open_store()
-        await first.save_snapshot(label=b"one", body=bytes(range(256)), kept_at=T0)
-        await first.save_snapshot(label=b"\x00\xff", body=b"", kept_at=T0 + timedelta(minutes=3))
+        await first.save_snapshot(label=b"one", body=bytes(range(256)), saved_at=T0)
+        await first.save_snapshot(label=b"\x00\xff", body=b"", saved_at=T0 + timedelta(minutes=3))
         rows = await second.snapshots()
-        assert [(row.label, row.kept_at) for row in rows] == [(b"\x00\xff", T0 + timedelta(minutes=3)), (b"one", T0)]
+        assert [(row.label, row.saved_at) for row in rows] == [(b"\x00\xff", T0 + timedelta(minutes=3)), (b"one", T0)]
         assert [await second.snapshot_body(row.number) for row in rows] == [b"", bytes(range(256))]
         await first.close()
         await second.close()
@@ -229,11 +229,11 @@ class StoreContract:
     async def test_a_forgotten_snapshot_is_gone_and_its_number_with_it(self, store: Store) -> None:
         """Only those that are named go; forgetting twice is no mistake; no later one is taken for it."""
         for label in (b"one", b"two"):
-            await store.save_snapshot(label=label, body=label, kept_at=T0)
+            await store.save_snapshot(label=label, body=label, saved_at=T0)
         newest, oldest = await store.snapshots()
         await store.delete_snapshots([newest.number])
         await store.delete_snapshots([newest.number])
         assert await store.snapshots() == [oldest]
         assert await store.snapshot_body(newest.number) is None
-        await store.save_snapshot(label=b"three", body=b"three", kept_at=T0)
+        await store.save_snapshot(label=b"three", body=b"three", saved_at=T0)
         assert (await store.snapshots())[0].number > newest.number

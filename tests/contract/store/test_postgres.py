@@ -66,7 +66,7 @@ async def test_a_killed_server_is_for_later_and_loses_nothing(postgres: Postgres
     await store.close()
 
 
-async def test_a_wrong_password_is_told_without_it(postgres: PostgresServer) -> None:
+async def test_a_wrong_password_is_reported_without_showing_it(postgres: PostgresServer) -> None:
     """The message names the server and what to check, never the password or the user's URL."""
     with pytest.raises(ConfigError, match=r"PostgreSQL at 127\.0\.0\.1.*check store\.url, PGPASSWORD") as caught:
         await PostgresStore.open(postgres.url(password="wr0ng"))
@@ -74,13 +74,13 @@ async def test_a_wrong_password_is_told_without_it(postgres: PostgresServer) -> 
 
 
 async def test_a_password_that_breaks_the_url_is_not_shown() -> None:
-    """A slash in it ends the host: what is told is how to write it."""
+    """A slash in it ends the host; the error explains how to encode it."""
     with pytest.raises(ConfigError, match="%2F") as caught:
         await PostgresStore.open("postgresql://tests:se/cret@127.0.0.1:5432/db")
     assert "cret" not in str(caught.value)
 
 
-async def test_a_missing_database_is_told(postgres: PostgresServer) -> None:
+async def test_a_missing_database_is_reported(postgres: PostgresServer) -> None:
     """It is not made behind the operator's back."""
     with pytest.raises(ConfigError, match='database "absent" does not exist'):
         await PostgresStore.open(postgres.url("absent"))
@@ -94,7 +94,7 @@ async def test_another_schema_is_refused(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("UPDATE gpu_autoscaler_schema SET number = 99")
     await connection.close()
-    with pytest.raises(ConfigError, match=f"has schema 99, this version knows {migrations('postgres')[-1][0]}"):
+    with pytest.raises(ConfigError, match=f"has schema 99, this version supports {migrations('postgres')[-1][0]}"):
         await open_by_url(postgres_url)
 
 

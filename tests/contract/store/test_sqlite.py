@@ -31,9 +31,9 @@ class TestSqliteStore(StoreContract):
     """Everything that every store does."""
 
 
-async def test_a_missing_folder_is_told_with_the_way_out(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     """Nothing is made behind the operator's back."""
-    with pytest.raises(ConfigError, match=r"does not exist; make it or set store\.url"):
+    with pytest.raises(ConfigError, match=r"does not exist; create it or set store\.url"):
         await SqliteStore.open(tmp_path / "absent" / "store.db")
 
 
@@ -46,7 +46,7 @@ def notes(path: Path) -> Path:
 
 async def test_a_file_that_is_no_database_is_refused(notes: Path) -> None:
     """Somebody's notes are not overwritten."""
-    with pytest.raises(ConfigError, match="is no SQLite database"):
+    with pytest.raises(ConfigError, match="is not a SQLite database"):
         await SqliteStore.open(notes)
 
 
@@ -56,7 +56,7 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match=f"has schema 99, this version knows {migrations('sqlite')[-1][0]}"):
+    with pytest.raises(ConfigError, match=f"has schema 99, this version supports {migrations('sqlite')[-1][0]}"):
         await SqliteStore.open(path)
 
 

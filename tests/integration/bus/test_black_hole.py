@@ -39,7 +39,7 @@ async def connect(url: str, name: str, timeouts: Timeouts | None = None) -> Nats
     return bus
 
 
-async def test_a_service_says_so_and_goes_on_afterwards(server: NatsServer, way: BlackHole) -> None:
+async def test_a_service_reports_the_outage_and_resumes_afterwards(server: NatsServer, way: BlackHole) -> None:
     """Not ready with the reason, a line in the log; every fact has its effect once when the packets flow again."""
     bus, load = await connect(way.url, "ender"), await connect(server.url, "load")
     service = Ender()
@@ -53,7 +53,7 @@ async def test_a_service_says_so_and_goes_on_afterwards(server: NatsServer, way:
             await until(lambda: not runner.readiness.is_ready, "not ready")
             await until(lambda: not bus.is_connected, "the connection given up")
             await until(lambda: runner.metrics.is_bus_connected._value.get() == 0, "counted")
-            assert runner.readiness.conditions["bus"] == "the broker does not answer; trying again"
+            assert runner.readiness.conditions["bus"] == "broker does not answer; reconnecting"
             way.restore()
             await until(lambda: len(set(service.handled)) == COUNT, "all handled")
             await until(lambda: runner.readiness.is_ready, "ready again")

@@ -202,7 +202,7 @@ class Fountain:
         return [JobFinished(job_id=cancel(-self.pulled).job_id, outcome="completed", finished_at=AT)]
 
 
-async def test_without_a_quorum_everybody_waits_and_says_so(cluster: NatsCluster) -> None:
+async def test_without_a_quorum_all_services_wait_and_report_it(cluster: NatsCluster) -> None:
     """Two of three killed: not ready, with the reason; nothing is pulled that cannot be stored; then all goes on."""
     async with connected(cluster, "fountain") as bus:
         service = Fountain()

@@ -48,7 +48,7 @@ async def queued(bus: NatsBus) -> list[str | None]:
 
 
 async def until_queued(bus: NatsBus, count: int) -> None:
-    """Wait until so many jobs are accepted."""
+    """Wait until `count` jobs are accepted."""
     async with asyncio.timeout(RECOVERY_SECONDS_MAX):
         while len(await queued(bus)) < count:
             await asyncio.sleep(0.2)

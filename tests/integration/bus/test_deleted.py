@@ -61,7 +61,7 @@ async def until_settled(bus: NatsBus, load: NatsBus) -> None:
     async with asyncio.timeout(60):
         while (told := await load._link.call("CONSUMER.INFO.JOB.ender-job-act"))["num_ack_pending"]:
             await asyncio.sleep(0.05)
-        while consumer._settled_sequence < told["ack_floor"]["stream_seq"]:
+        while consumer._acknowledged_sequence < told["ack_floor"]["stream_seq"]:
             await asyncio.sleep(0.05)
 
 
@@ -111,7 +111,7 @@ async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
         await until_stored(load, 20)
         await load._link.call("STREAM.DELETE.JOB")
         assert await first.ended() == EXIT_FAILED
-        assert "was deleted" in first.said or "there is no stream JOB" in first.said
+        assert "was deleted" in first.said or "stream JOB does not exist" in first.said
         assert "the broker changed under us; start again" in first.said
 
         second = await enders.start()
@@ -131,7 +131,7 @@ async def has_stream(bus: NatsBus) -> bool:
 
 
 async def until_stored(bus: NatsBus, count: int) -> None:
-    """Wait until the stream has so many messages."""
+    """Wait until the stream has `count` messages."""
     async with asyncio.timeout(60):
         while await bus.last_sequence("JOB") < count:
             await asyncio.sleep(0.05)
@@ -190,7 +190,7 @@ async def test_who_only_publishes_finds_out_as_well(connect: Connect) -> None:
     assert [line for line in lines if "set aside" in line["event"]] == []
 
 
-async def test_a_stream_made_anew_is_not_taken_for_the_old_one(connect: Connect) -> None:
+async def test_a_recreated_stream_is_not_taken_for_the_old_one(connect: Connect) -> None:
     """Also when it has grown longer than what was read of the old one before anybody looked."""
     reader, load = await connect("reader"), await connect("load")
     await ask(load, range(3))
@@ -200,6 +200,6 @@ async def test_a_stream_made_anew_is_not_taken_for_the_old_one(connect: Connect)
     await load.ensure()
     await ask(load, range(10, 20))
 
-    with pytest.raises(ConfigError, match="was made anew or lost messages; start again from the beginning"):
+    with pytest.raises(ConfigError, match="was recreated or lost messages; restart the process"):
         await projection.open()
     await projection.close()

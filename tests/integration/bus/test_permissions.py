@@ -18,17 +18,17 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler_services.permissions import CLIENT, OPERATOR_USER, READER, fresh_passwords, users
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).resolve().parents[3]
 PASSWORDS = fresh_passwords()
-LAST = "nobody.may"  # is refused to all, so that whoever hears it has heard of all before
+LAST = "nobody.may"  # denied to all users: its error proves that all earlier errors have arrived
 SUBJECTS = frozenset(
     fact.subject_root() + (".n1" if fact.subject_root().startswith("gpu.node_") else "") for fact in FACTS
 )
-OURS = {service.name: service for service in SERVICES}
+OURS = {service.name: service for service in services()}
 
 
 def subjects(facts: Iterable[type[Fact]]) -> set[str]:
@@ -43,7 +43,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nats
     text = (ROOT / "deploy/nats/users.conf").read_text(encoding="utf-8")
     server = NatsServer(tmp_path_factory.mktemp("nats"), settings=(text,), variables=PASSWORDS)
     await server.start()
-    for service in SERVICES:  # each makes its own, as at its start
+    for service in services():  # each makes its own, as at its start
         bus = await NatsBus.connect(
             url(server, service.name),
             name=service.name,
@@ -80,7 +80,7 @@ async def refused(server: NatsServer, user: str, published: Iterable[str] = (), 
         for subject in (*published, LAST):
             await connection.publish(subject, b"{}")
         await connection.flush()
-        if user != OPERATOR_USER:  # who may do everything; all others are told in order
+        if user != OPERATOR_USER:  # has all permissions; errors reach all others in order
             async with asyncio.timeout(60):
                 await last.wait()
     finally:
@@ -92,7 +92,7 @@ async def refused(server: NatsServer, user: str, published: Iterable[str] = (), 
 
 @pytest.mark.parametrize("name", OURS)
 async def test_a_service_publishes_its_own_facts_and_no_others(server: NatsServer, name: str) -> None:
-    """What it declares it may say; every other fact of the catalogue is refused by the server."""
+    """What it declares it may say; every other fact of the catalog is refused by the server."""
     assert await refused(server, name, SUBJECTS) == SUBJECTS - subjects(OURS[name].publishes)
 
 
@@ -112,11 +112,11 @@ async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> No
 
 
 @pytest.mark.parametrize("name", [*OURS, CLIENT, READER])
-async def test_nobody_touches_what_is_not_his(server: NatsServer, name: str) -> None:
+async def test_no_user_touches_the_streams_of_another(server: NatsServer, name: str) -> None:
     """Streams are neither changed nor emptied; deliveries of another service are neither taken nor acknowledged."""
     tried = {f"$JS.API.STREAM.{action}.{spec.name}" for action in ("UPDATE", "DELETE", "PURGE") for spec in streams()}
     tried |= {f"$JS.API.STREAM.MSG.DELETE.{spec.name}" for spec in streams()}
-    for service in SERVICES:
+    for service in services():
         for spec in consumers_of_process(service.name, service.consumes):
             place = f"{spec.stream}.{spec.durable}"
             tried.add(f"$JS.API.CONSUMER.DELETE.{place}")
@@ -126,7 +126,7 @@ async def test_nobody_touches_what_is_not_his(server: NatsServer, name: str) -> 
     assert await refused(server, name, tried) == tried
 
 
-async def test_nobody_hears_the_answers_of_another(server: NatsServer) -> None:
+async def test_no_user_receives_the_replies_of_another(server: NatsServer) -> None:
     """A service is subscribed to its own inbox alone; readers hear facts, and no answers to services."""
     wanted = ["_INBOX_scaler.>", "_INBOX.>", "scaling.>", ">"]
     assert await refused(server, "dcgm_ingest", heard=wanted) == set(wanted)

@@ -17,7 +17,7 @@ from gpu_autoscaler.bus.nats.projection import BATCH_COUNT_MAX, NatsProjection
 from gpu_autoscaler.bus.nats.wire import Frame
 from gpu_autoscaler.bus.protocol import Delivery, Message, Publication
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import MEBIBYTE, ConsumerSpec, BusDeclaration, StreamSpec
+from gpu_autoscaler.bus.streams import MEBIBYTE, BusDeclaration, ConsumerSpec, StreamSpec
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 __all__ = ["nats_store", "server"]  # fixtures
@@ -215,10 +215,10 @@ async def test_a_message_lost_on_the_way_is_read_again(server: NatsServer, conne
     async with asyncio.timeout(60):
         while pull.waiting_count < 10:
             await asyncio.sleep(0.01)
-    arrived = list(pull._arrived)
+    arrived = list(pull._frames)
     del arrived[lost]
-    pull._arrived.clear()
-    pull._arrived.extend(arrived)
+    pull._frames.clear()
+    pull._frames.extend(arrived)
 
     seen: list[int] = []
     async with asyncio.timeout(60):  # heartbeats of a request that finds nothing tell how much was sent
@@ -296,7 +296,7 @@ async def test_a_slow_reader_is_not_taken_for_a_silent_broker(
     await load._link.client.flush()
 
     bus._link.verify()
-    proof = bus._link._proof
+    proof = bus._link._verification
     assert proof is not None
     await asyncio.wait_for(proof, 60)
     await asyncio.sleep(0.5)

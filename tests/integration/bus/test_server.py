@@ -76,7 +76,7 @@ async def test_every_fact_has_a_stream(nats_store: Path) -> None:
     await server.stop()
 
 
-async def test_a_taken_port_says_so(nats_store: Path) -> None:
+async def test_a_port_in_use_is_reported(nats_store: Path) -> None:
     """Who has it is for the reader to find; what to do is for us to say."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ async def test_two_servers_never_share_a_store(nats_store: Path) -> None:
     await second.stop()
 
 
-async def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A file where the folder should be."""
     (tmp_path / "file").write_text("")
 
@@ -107,7 +107,7 @@ async def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
         await NatsServer(tmp_path / "file" / "nats").start()
 
 
-def test_a_missing_or_old_binary_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_binary_is_reported_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is no program, and one that runs but would ignore half of our settings."""
     old = tmp_path / "nats-server"
     old.write_text("#!/bin/sh\necho 'nats-server: v2.9.10'\n")
@@ -165,7 +165,7 @@ def listening_at(folder: Path) -> str | None:
 
 
 async def refusal(folder: Path, *flags: str) -> str:
-    """What is said when such a server is connected to."""
+    """Return the error of a connection to a server with these flags."""
     process = plain_server(folder, *flags)
     try:
         async with asyncio.timeout(60):

@@ -1,6 +1,7 @@
-"""A cloud's events through a real queue protocol: each becomes one fact, and stays queued until that fact is on record.
+"""Cloud events received from an SQS queue: each becomes one fact and stays queued until that fact is recorded.
 
-The queue is moto's behind the fake's faults; what is published is folded, unless a test loses it.
+The queue is moto's, with the simulated cloud's faults. Published facts are folded into the state unless a test drops
+them.
 """
 
 import asyncio
@@ -29,17 +30,17 @@ pytestmark = [pytest.mark.timeout(120)]
 SPOT, GROUPED = "i-0aaaaaaaaaaaaaaaa", "i-0bbbbbbbbbbbbbbbb"
 
 
-def named(instance_id: str) -> ProviderId:
-    """As Kubernetes names it."""
+def provider_id_of(instance_id: str) -> ProviderId:
+    """Return the instance's provider ID."""
     return ProviderId(f"aws:///eu-west-1a/{instance_id}")
 
 
-def shown(instance_id: str, state: InstanceState = "running", version: int = 2) -> NodeInstanceObserved:
-    """One of our instances, as the scaler lists it."""
+def listed(instance_id: str, state: InstanceState = "running", version: int = 2) -> NodeInstanceObserved:
+    """Return the fact that the scaler listed this instance of ours."""
     return NodeInstanceObserved(
         epoch=EPOCH,
         version=version,
-        provider_id=named(instance_id),
+        provider_id=provider_id_of(instance_id),
         action_id=ActionId(f"buy-{instance_id}"),
         state=state,
         instance_type="g4dn.xlarge",
@@ -51,7 +52,7 @@ def shown(instance_id: str, state: InstanceState = "running", version: int = 2) 
 
 
 class Rig:
-    """A queue, and the watcher's reading of it; the queue's clock is the wall's."""
+    """A queue and the spot watcher's reader of it."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -59,7 +60,7 @@ class Rig:
         self.queue_url = self.bridge.open_queue()
         self.view = StateView()
         self.unread_count = 0
-        self.ahead = timedelta(0)  # how much later it is for the watcher
+        self.ahead = timedelta(0)  # of the watcher's clock
         self.queue = AwsQueue(
             region.options(queue_url=self.queue_url),
             url=region.url,
@@ -68,30 +69,30 @@ class Rig:
             visible_again_seconds=1,
         )
         self.events = InterruptionQueue(self.view, self.queue, self._unread)
-        self.know(shown(SPOT), shown(GROUPED))
+        self.know(listed(SPOT), listed(GROUPED))
 
     def _unread(self) -> None:
         self.unread_count += 1
 
     def know(self, *facts: Fact) -> None:
-        """Have facts on record."""
+        """Record facts."""
         told = [Told(fact, datetime.now(UTC)) for fact in facts]
         self.view.advance(fold(self.view.state, record(told)), {})
 
     async def read(self, *, is_stored: bool = True) -> list[Fact]:
-        """Read what can be read now."""
+        """Receive the visible messages and return the facts that they become."""
         facts = [fact for event in await self.queue.receive() for fact in await self.events.on_event(event)]
         if is_stored:
             self.know(*facts)
         return facts
 
     async def read_again(self) -> list[Fact]:
-        """Read when what was left is visible once more."""
+        """Read after the messages that were left are visible again."""
         await asyncio.sleep(1.1)
         return await self.read()
 
-    def asked_count(self, name: str) -> int:
-        """How often this was asked of the cloud."""
+    def call_count(self, name: str) -> int:
+        """Return how many calls of this name the cloud received."""
         return len(self.region.fake.asked_of(name))
 
 
@@ -106,23 +107,23 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 @pytest.mark.cloud("aws", calls=("ReceiveMessage", "DeleteMessage"), notices=("spot interruption, EventBridge",))
-async def test_a_warning_is_told_once_and_deleted_when_it_is_on_record(rig: Rig) -> None:
-    """Until then it stays: a fact that was lost is told again, under the same name."""
+async def test_a_warning_is_published_once_and_deleted_when_recorded(rig: Rig) -> None:
+    """Until it is recorded it stays in the queue: a lost fact is published again with the same condition."""
     rig.bridge.warn(SPOT)
     (lost,) = await rig.read(is_stored=False)
     assert rig.bridge.left_count() == 1
-    (told,) = await rig.read_again()
-    assert isinstance(told, SpotNoticeReceived)
-    assert (told.provider_id, told.kind, told.way) == (named(SPOT), "terminate", "queue")
-    assert lost.condition() == told.condition()
+    (notice,) = await rig.read_again()
+    assert isinstance(notice, SpotNoticeReceived)
+    assert (notice.provider_id, notice.kind, notice.channel) == (provider_id_of(SPOT), "terminate", "queue")
+    assert lost.condition() == notice.condition()
     assert rig.bridge.left_count() == 1
     assert await rig.read_again() == []
     assert rig.bridge.left_count() == 0
 
 
 @pytest.mark.cloud("aws", notices=("spot interruption, EventBridge", "spot interruption, metadata"))
-async def test_an_interruption_told_by_several_events_is_one_notice(rig: Rig) -> None:
-    """The warning, its repeat, the hook's word and the end: the first names it, the earliest deadline stands."""
+async def test_several_events_of_an_interruption_are_one_notice(rig: Rig) -> None:
+    """Warning, duplicate and state change: the first event names the notice, the earliest deadline counts."""
     first = rig.bridge.warn(SPOT)
     rig.bridge.warn(SPOT)
     await rig.read()
@@ -138,29 +139,29 @@ async def test_an_interruption_told_by_several_events_is_one_notice(rig: Rig) ->
 
 
 @pytest.mark.cloud("aws", notices=("rebalance recommendation, EventBridge",))
-async def test_a_recommendation_is_told_once(rig: Rig) -> None:
-    """As a hint, not as a notice."""
+async def test_a_recommendation_is_published_once(rig: Rig) -> None:
+    """As SpotRebalanceRecommended, not as a notice."""
     rig.bridge.tell("EC2 Instance Rebalance Recommendation", {"instance-id": SPOT})
-    (told,) = await rig.read()
-    assert isinstance(told, SpotRebalanceRecommended)
+    (notice,) = await rig.read()
+    assert isinstance(notice, SpotRebalanceRecommended)
     assert await rig.read_again() == []
     assert rig.bridge.left_count() == 0
 
 
 @pytest.mark.cloud("aws", notices=("instance state change, EventBridge",))
-async def test_an_end_that_the_list_shows_needs_no_notice(rig: Rig) -> None:
-    """The scaler lists every few seconds; only what it has not shown after half a minute is told here."""
+async def test_a_listed_termination_needs_no_notice(rig: Rig) -> None:
+    """The scaler lists every few seconds; only an end that is not listed after 30 s becomes a notice."""
     rig.bridge.state_changed(SPOT, "terminated")
     assert await rig.read() == []
-    rig.know(shown(SPOT, "terminated", 4))
+    rig.know(listed(SPOT, "terminated", 4))
     assert await rig.read_again() == []
     assert rig.bridge.left_count() == 0
     rig.bridge.state_changed(GROUPED, "terminated")
     rig.ahead = timedelta(seconds=31)
-    (told,) = await rig.read()
-    assert isinstance(told, SpotNoticeReceived)
-    assert told.reclaim_at is not None
-    assert told.reclaim_at <= told.received_at
+    (notice,) = await rig.read()
+    assert isinstance(notice, SpotNoticeReceived)
+    assert notice.reclaim_at is not None
+    assert notice.reclaim_at <= notice.received_at
 
 
 @pytest.mark.cloud(
@@ -168,8 +169,8 @@ async def test_an_end_that_the_list_shows_needs_no_notice(rig: Rig) -> None:
     calls=("CompleteLifecycleAction", "RecordLifecycleActionHeartbeat"),
     notices=("group's lifecycle action, EventBridge",),
 )
-async def test_a_hook_is_completed_when_the_node_is_drained_and_not_before(rig: Rig) -> None:
-    """Until then it gets heartbeats; afterwards the message goes."""
+async def test_a_hook_is_completed_only_when_the_node_is_drained(rig: Rig) -> None:
+    """Until then it is extended; afterwards the message is deleted."""
     node = NodeObserved(
         epoch=EPOCH,
         version=1,
@@ -178,13 +179,13 @@ async def test_a_hook_is_completed_when_the_node_is_drained_and_not_before(rig: 
         is_ready=True,
         allocatable=Resources(),
         created_at=datetime(2026, 11, 22, tzinfo=UTC),
-        provider_id=named(GROUPED),
+        provider_id=provider_id_of(GROUPED),
         action_id=ActionId("buy"),
     )
     rig.know(node)
     token = rig.bridge.hook(GROUPED, "gpu-workers")
-    (told,) = await rig.read()
-    assert isinstance(told, SpotNoticeReceived)
+    (notice,) = await rig.read()
+    assert isinstance(notice, SpotNoticeReceived)
     assert await rig.read_again() == []
     assert (rig.bridge.heartbeats_count, token in rig.bridge.waiting) == (2, True)
     drained = ScalingNodeDrained(
@@ -192,7 +193,7 @@ async def test_a_hook_is_completed_when_the_node_is_drained_and_not_before(rig: 
         action_id=ActionId("drain"),
         node_uid=NodeUid("n1"),
         node_name="n1",
-        provider_id=named(GROUPED),
+        provider_id=provider_id_of(GROUPED),
         drained_at=datetime.now(UTC),
     )
     rig.know(drained)
@@ -200,18 +201,18 @@ async def test_a_hook_is_completed_when_the_node_is_drained_and_not_before(rig: 
     assert (token in rig.bridge.waiting, rig.bridge.left_count()) == (False, 0)
 
 
-async def test_a_hook_that_waits_no_more_is_done_with(rig: Rig) -> None:
-    """Its time was over: AWS knows the token no more, and the message goes all the same."""
+async def test_the_message_of_an_expired_hook_is_deleted(rig: Rig) -> None:
+    """AWS no longer knows its token."""
     token = rig.bridge.hook(GROUPED, "gpu-workers")
     rig.bridge.waiting.discard(token)
-    rig.know(shown(GROUPED, "terminated", 4))
+    rig.know(listed(GROUPED, "terminated", 4))
     assert await rig.read() == []
     assert rig.bridge.left_count() == 0
 
 
 @pytest.mark.cloud("aws", calls=("ChangeMessageVisibility",), notices=("scheduled change, AWS Health",))
-async def test_what_is_not_understood_is_left_out_of_the_way(rig: Rig) -> None:
-    """Told, hidden for hours, never deleted, not read again and again. So waits maintenance that is far ahead."""
+async def test_unreadable_messages_are_hidden(rig: Rig) -> None:
+    """They are counted once and hidden for hours, not deleted. So is maintenance that is days ahead."""
     rig.bridge.write("no json")
     rig.bridge.tell("EC2 Something New", {"instance-id": SPOT})
     starts = datetime.now(UTC) + timedelta(days=9)
@@ -229,8 +230,8 @@ async def test_what_is_not_understood_is_left_out_of_the_way(rig: Rig) -> None:
     assert (rig.unread_count, rig.bridge.left_count()) == (2, 3)
 
 
-async def test_other_peoples_instances_are_nobodys_notice(rig: Rig) -> None:
-    """One that is not known yet may be ours, so its message waits two minutes for the list."""
+async def test_a_warning_of_an_instance_of_others_is_deleted(rig: Rig) -> None:
+    """The instance may not be listed yet, so its message stays for two minutes."""
     rig.bridge.warn("i-0ccccccccccccccccc")
     assert await rig.read() == []
     assert rig.bridge.left_count() == 1
@@ -241,8 +242,8 @@ async def test_other_peoples_instances_are_nobodys_notice(rig: Rig) -> None:
 
 @pytest.mark.cloud("aws", errors=("RequestLimitExceeded", "UnauthorizedOperation", "answer lost"))
 @pytest.mark.parametrize("fault", ["RequestLimitExceeded", "AccessDenied", "lost"])
-async def test_a_queue_that_fails_loses_nothing(rig: Rig, fault: str) -> None:
-    """Throttled, forbidden, or the answer lost after the message was handed out: it comes again."""
+async def test_queue_failures_lose_no_message(rig: Rig, fault: str) -> None:
+    """Throttled, forbidden, or the answer lost after the message was received: it is received again."""
     rig.bridge.warn(SPOT)
     kind = Fault(kind="lost", call="ReceiveMessage", left_count=1)
     if fault != "lost":
@@ -250,10 +251,10 @@ async def test_a_queue_that_fails_loses_nothing(rig: Rig, fault: str) -> None:
     rig.region.fake.faults.add(kind)
     with pytest.raises(TransientError):
         await rig.read()
-    (told,) = await rig.read_again()
-    assert isinstance(told, SpotNoticeReceived)
+    (notice,) = await rig.read_again()
+    assert isinstance(notice, SpotNoticeReceived)
     rig.region.fake.faults.add(Fault(kind="lost", call="DeleteMessage", left_count=1))
     with pytest.raises(TransientError):
         await rig.read_again()
     await rig.read_again()
-    assert (await rig.read_again(), rig.bridge.left_count(), rig.asked_count("DeleteMessage")) == ([], 0, 1)
+    assert (await rig.read_again(), rig.bridge.left_count(), rig.call_count("DeleteMessage")) == ([], 0, 1)

@@ -1,4 +1,4 @@
-"""However a job ends, it ends once: cancelled in each of its states, over its time, or both at the same time."""
+"""Each job ends exactly once: cancelled in each of its states, over its time limit, or both."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -35,18 +35,18 @@ CANCEL = JobCancelRequested(job_id=TRAIN, requested_by="ana")
 
 
 async def is_in(line: Line, state: JobState) -> bool:
-    """Whether the job is in this state by the record."""
+    """Return True if the job is in this state."""
     return job_state(await line.state(), TRAIN) is state
 
 
-async def is_on_record_as(line: Line, outcome: JobOutcome) -> bool:
-    """Whether the store has this end of the job; it is written as the effect of the fact."""
+async def is_stored_as(line: Line, outcome: JobOutcome) -> bool:
+    """Return True if the store has this outcome; it is written as the effect of the fact."""
     row = await line.store.job(TRAIN)
     return row is not None and row.outcome == outcome
 
 
 async def evict(line: Line, pod_name: str) -> None:
-    """Somebody closes the pod's node and evicts the pod."""
+    """Cordon the pod's node and evict the pod."""
     pod = await line.here.kube.get(PODS, "default", pod_name)
     assert pod.spec.node_name is not None
     await line.here.kube.patch_node(pod.spec.node_name, {"spec": {"unschedulable": True}})
@@ -54,33 +54,33 @@ async def evict(line: Line, pod_name: str) -> None:
 
 
 async def pending(line: Line) -> None:
-    """Nobody has answered the request yet."""
+    """Submit a job without a scheduler."""
     await line.stop("scheduler")
     await line.say(request("train", run_seconds=4000.0))
 
 
 async def queued(line: Line) -> None:
-    """Accepted; nothing is bought for it."""
+    """Submit a job without a scaler."""
     await line.stop("scaler")
     await line.say(request("train", run_seconds=4000.0))
     await line.wait_for(JobQueued)
 
 
 async def provisioning(line: Line) -> None:
-    """A node is ordered for it."""
+    """Submit a job and wait for an order."""
     await line.say(request("train", run_seconds=4000.0))
     await line.wait_for(ScalingNodeOrdered)
     await line.kill("pod_watcher")  # nobody sees the node come: else the job would run before anybody looks at it
 
 
 async def running(line: Line) -> None:
-    """All its members run."""
+    """Submit a job and wait until all its members run."""
     await line.say(request("train", run_seconds=4000.0))
     await line.wait_for(JobStarted)
 
 
 async def preempted(line: Line) -> None:
-    """It lost its pod, and its only node takes no other."""
+    """Evict the pod of a running job, without a scaler."""
     await running(line)
     await line.stop("scaler")  # no other one is bought
     await evict(line, line.here.items("pods")[0]["metadata"]["name"])
@@ -97,8 +97,8 @@ STATES: dict[JobState, Callable[[Line], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_a_job_is_cancelled_once_in_whatever_state_it_is(tmp_path: Path, state: JobState) -> None:
-    """Asked twice, it ends once; its Kubernetes Job and its pods go, and no letter is dead."""
+async def test_job_is_cancelled_once_in_each_state(tmp_path: Path, state: JobState) -> None:
+    """Two requests, one end; its Kubernetes Job and pods are deleted, and there are no dead letters."""
     async with running_line(tmp_path, POLICY) as line:
         await STATES[state](line)
         await until(partial(is_in, line, state))
@@ -110,13 +110,13 @@ async def test_a_job_is_cancelled_once_in_whatever_state_it_is(tmp_path: Path, s
         await until(lambda: not line.here.items("jobs") and not line.here.items("pods"))
         await line.start("scheduler")  # what it had in hand comes again
         await until(partial(is_in, line, JobState.CANCELLED))
-        await until(partial(is_on_record_as, line, "cancelled"))
+        await until(partial(is_stored_as, line, "cancelled"))
         assert len(await line.said(JobFinished)) == 1
         assert await line.dead_letters() == []
 
 
-async def test_a_cancel_of_a_finished_job_changes_nothing(tmp_path: Path) -> None:
-    """Completed stays completed, and the Kubernetes Job is kept to be looked at."""
+async def test_cancel_of_finished_job_changes_nothing(tmp_path: Path) -> None:
+    """It stays completed, and the Kubernetes Job is kept for inspection."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=30.0))
         await line.wait_for(JobFinished)
@@ -128,8 +128,8 @@ async def test_a_cancel_of_a_finished_job_changes_nothing(tmp_path: Path) -> Non
         assert await line.dead_letters() == []
 
 
-async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -> None:
-    """The work is done, and nobody has said so when the cancel comes: who speaks first is right, once and for all."""
+async def test_cancel_racing_with_end_leaves_one_end(tmp_path: Path) -> None:
+    """The work is done but not published when the cancellation arrives: the first fact counts."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=None))
         await line.wait_for(JobStarted)
@@ -143,11 +143,11 @@ async def test_a_cancel_that_races_with_the_end_leaves_one_end(tmp_path: Path) -
         await line.say(request("next", run_seconds=30.0))
         await line.wait_for(JobFinished, lambda fact: fact.job_id == "next")
         assert len(await line.said(JobFinished, lambda fact: fact.job_id == TRAIN)) == 1
-        await until(partial(is_on_record_as, line, "cancelled"))
+        await until(partial(is_stored_as, line, "cancelled"))
 
 
-async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -> None:
-    """Two members, both ended by Kubernetes: one end, no loss, nothing bought for pods that do not come back."""
+async def test_job_over_its_time_limit_fails(tmp_path: Path) -> None:
+    """Kubernetes ends both members: one end, no loss, and nothing is bought."""
     asked: JobRequested = request("train", members=2, run_seconds=4000.0, max_duration_hours=300 / 3600)
     async with running_line(tmp_path, POLICY) as line:
         await line.say(asked)
@@ -156,22 +156,22 @@ async def test_a_job_that_runs_over_its_time_fails_and_says_so(tmp_path: Path) -
         assert end.outcome == "failed"
         assert end.message == "DeadlineExceeded: Job was active longer than specified deadline"
         await until(lambda: not line.here.items("pods"))
-        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines))
+        await until(lambda: all(machine.state == "terminated" for machine in line.here.cloud.machines))
         assert await line.said(JobPreempted) == []
         assert len(await line.said(JobFinished)) == 1
-        await until(partial(is_on_record_as, line, "failed"))
+        await until(partial(is_stored_as, line, "failed"))
         assert await line.dead_letters() == []
 
 
-async def test_a_member_that_is_lost_unseen_is_replaced_and_the_job_completes(tmp_path: Path) -> None:
-    """Evicted with the pod watcher away, its node closed: the new pod gets a node, and no attempt is counted."""
+async def test_member_evicted_unseen_is_replaced(tmp_path: Path) -> None:
+    """Evicted without a pod watcher: the new pod gets a node, and no attempt is counted."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", members=2, run_seconds=200.0))
         await line.wait_for(JobStarted)
         await line.kill("pod_watcher")
         lost = line.here.items("pods")[0]["metadata"]
         await evict(line, lost["name"])
-        await until(lambda: lost["uid"] not in {one["metadata"]["uid"] for one in line.here.items("pods")})
+        await until(lambda: lost["uid"] not in {pod["metadata"]["uid"] for pod in line.here.items("pods")})
         await line.start("pod_watcher")
         end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
@@ -179,8 +179,8 @@ async def test_a_member_that_is_lost_unseen_is_replaced_and_the_job_completes(tm
         assert await line.dead_letters() == []
 
 
-async def test_a_member_that_is_deleted_unseen_fails_its_job(tmp_path: Path) -> None:
-    """Deleted by hand with the pod watcher away: the Job controller brings no other, the job ends once, as failed."""
+async def test_member_deleted_unseen_fails_its_job(tmp_path: Path) -> None:
+    """The Job controller does not replace it; the job ends once, as failed."""
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=4000.0))
         await line.wait_for(JobStarted)

@@ -1,4 +1,4 @@
-"""A gang whose purchase is refused, in part or whole, on the running line: completed elsewhere, or given back."""
+"""A gang whose launch is refused, partly or completely: completed with other offers, or released."""
 
 import asyncio
 from pathlib import Path
@@ -27,8 +27,8 @@ ONE_OFFER = NodePool(
 IDLE_SECONDS_MAX = 3600.0
 
 
-async def ask_for_gang(line: Line, *, refused_count: int) -> None:
-    """A gang of four, a node each; so many of the first launches find no capacity."""
+async def submit_gang(line: Line, *, refused_count: int) -> None:
+    """Submit a gang policy_of four with one node each; the first launches find no capacity."""
     rule = RefusalRule(
         pattern="*",
         code="InsufficientInstanceCapacity",
@@ -47,57 +47,61 @@ async def ask_for_gang(line: Line, *, refused_count: int) -> None:
     await line.say(gang)
 
 
-def of(pool: NodePool) -> ScalingPolicy:
-    """A policy that buys from this pool and lets nothing idle out."""
+def policy_of(pool: NodePool) -> ScalingPolicy:
+    """Return a policy that buys from this pool and removes no idle node."""
     return policy(pools=(pool,), idle_seconds_max=IDLE_SECONDS_MAX, disruption_ratio_max=1.0)
 
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cloud that makes its machines one after the other, as most do."""
+    """A cloud that launches instances one by one."""
     monkeypatch.setattr(SimCapacity, "can_launch_group", lambda *_: False)
 
 
 @pytest.mark.usefixtures("one_by_one")
-async def test_a_gang_that_is_refused_in_part_is_completed_elsewhere(tmp_path: Path) -> None:
-    """Two of four launches find no capacity: the missing two are bought of another offer, and the gang runs."""
+async def test_partly_refused_gang_is_completed_with_another_offer(tmp_path: Path) -> None:
+    """Two of four launches find no capacity: the missing two are bought with another offer."""
     small = NodePool(name="default", instance_types=("g4dn.xlarge",))
-    async with running_line(tmp_path, of(small)) as line:
-        await ask_for_gang(line, refused_count=2)
+    async with running_line(tmp_path, policy_of(small)) as line:
+        await submit_gang(line, refused_count=2)
         end = await line.wait_for(JobFinished)
         assert end.outcome == "completed"
-        refused = {one.offer.key for one in await line.said(ScalingLaunchRefused)}
+        refused = {fact.offer.key for fact in await line.said(ScalingLaunchRefused)}
         assert refused
         assert len(await line.said(ScalingNodeLaunched)) == 4
-        later = {one.offer.key for one in await line.said(ScalingNodeOrdered)} - refused
+        later = {fact.offer.key for fact in await line.said(ScalingNodeOrdered)} - refused
         assert later
 
 
-async def test_a_gang_that_cannot_be_made_whole_has_nothing_launched(tmp_path: Path) -> None:
-    """Two of four find no capacity where the cloud makes all or none: each is refused, and nothing has to go back."""
-    async with running_line(tmp_path, of(ONE_OFFER)) as line:
-        await ask_for_gang(line, refused_count=2)
+async def test_group_launch_without_full_capacity_launches_nothing(tmp_path: Path) -> None:
+    """Capacity for two of four: each order is refused, and nothing has to be released."""
+    async with running_line(tmp_path, policy_of(ONE_OFFER)) as line:
+        await submit_gang(line, refused_count=2)
         async with asyncio.timeout(60):
             while len(refused := await line.said(ScalingLaunchRefused)) < 4:
                 await asyncio.sleep(0.05)
-        assert len({one.action_id for one in refused}) == 4
+        assert len({fact.action_id for fact in refused}) == 4
         assert line.here.cloud.machines == ()
         assert await line.said(ScalingNodeLaunched) == []
         plans = await line.said(ScalingPlanMade)
-        assert not [each for made in plans for each in made.plan.decisions if isinstance(each, ReleaseInstance)]
+        assert not [
+            decision for made in plans for decision in made.plan.decisions if isinstance(decision, ReleaseInstance)
+        ]
         assert await line.dead_letters() == []
 
 
 @pytest.mark.usefixtures("one_by_one")
-async def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched(tmp_path: Path) -> None:
-    """Two of four launches find no capacity, and nothing else is on sale: the other two go at once, with the reason."""
-    async with running_line(tmp_path, of(ONE_OFFER)) as line:
-        await ask_for_gang(line, refused_count=2)
+async def test_incomplete_gang_releases_its_nodes(tmp_path: Path) -> None:
+    """Two of four launches find no capacity, and there is no other offer: the other two are released."""
+    async with running_line(tmp_path, policy_of(ONE_OFFER)) as line:
+        await submit_gang(line, refused_count=2)
         await until(lambda: len(line.here.cloud.machines) == 2)
-        await until(lambda: all(one.state == "terminated" for one in line.here.cloud.machines))
+        await until(lambda: all(machine.state == "terminated" for machine in line.here.cloud.machines))
         plans = await line.said(ScalingPlanMade)
-        given_back = [each for made in plans for each in made.plan.decisions if isinstance(each, ReleaseInstance)]
-        assert [each.reason for each in given_back] == [
+        released = [
+            decision for made in plans for decision in made.plan.decisions if isinstance(decision, ReleaseInstance)
+        ]
+        assert [decision.reason for decision in released] == [
             GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),
             GangAbandoned(gang="job/gang", defer_reason="offers_unavailable"),
         ]

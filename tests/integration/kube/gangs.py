@@ -59,7 +59,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def gang(name: str, runtime: Runtime, *, gpus: int, run_seconds: float | None = None) -> tuple[JobSpec, ClusterState]:
-    """Two members of so many GPUs each, and a state that knows the nodes."""
+    """Return a gang of two members with `gpus` GPUs each, and a state with the nodes."""
     nodes = (node(each, labels={labels.CAPACITY_TYPE: kind}) for each, kind in SOLD_AS.items())
     state = given(*nodes, job(name, members=2, gpus=gpus))
     queued = state.jobs[JobId(name)].queued

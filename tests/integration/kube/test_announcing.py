@@ -18,7 +18,7 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.event_recorder import EventRecorder
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted
@@ -29,7 +29,7 @@ __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
-async def test_describe_says_why_a_pod_waits_and_what_becomes_of_a_node(plane: ControlPlane) -> None:
+async def test_describe_shows_why_a_pod_waits_and_what_happens_to_a_node(plane: ControlPlane) -> None:
     """Reason and words stand there; the same thing said again counts, under its latest words."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     now = datetime.now(UTC)
@@ -38,14 +38,14 @@ async def test_describe_says_why_a_pod_waits_and_what_becomes_of_a_node(plane: C
         await kube.create("/api/v1/nodes", node("gpu-a"))
         waiting = await kube.get(PODS, "default", "train-0")
         here = await kube.get(NODES, "", "gpu-a")
-        events = EventWriter(kube)
+        events = EventRecorder(kube)
         said = Announcement(
             kind="Pod",
             namespace="default",
             name="train-0",
             uid=waiting.metadata.uid,
             reason="BudgetExceeded",
-            message="Waiting because the money of today is spent.",
+            message="Waiting: The daily spend budget is used up.",
             is_warning=True,
         )
         of_node = Announcement(
@@ -54,27 +54,27 @@ async def test_describe_says_why_a_pod_waits_and_what_becomes_of_a_node(plane: C
             name="gpu-a",
             uid=here.metadata.uid,
             reason="NodeRegistered",
-            message="Bought because: job train waits.",
+            message="Bought: job train waits.",
             is_warning=False,
         )
-        await events.say(said, now)
-        await events.say(of_node, now)
-        await events.say(
-            msgspec.structs.replace(said, message="Waiting because all of it is spent."), now + timedelta(minutes=1)
+        await events.record(said, now)
+        await events.record(of_node, now)
+        await events.record(
+            msgspec.structs.replace(said, message="Waiting: The spend budget is used up."), now + timedelta(minutes=1)
         )
         nowhere = msgspec.structs.replace(said, namespace="gone", uid="another")
-        await events.say(nowhere, now)  # its namespace is gone, and so is who would read it
+        await events.record(nowhere, now)  # its namespace is gone, and so is who would read it
     finally:
         await kube.close()
 
     pod_told = plane.kubectl("describe", "pod", "train-0")
     assert "BudgetExceeded" in pod_told
     assert "(x2 over" in pod_told
-    assert "Waiting because all of it is spent." in pod_told
+    assert "Waiting: The spend budget is used up." in pod_told
     assert "gpu-autoscaler" in pod_told
     node_told = plane.kubectl("describe", "node", "gpu-a")
     assert "NodeRegistered" in node_told
-    assert "Bought because: job train waits." in node_told
+    assert "Bought: job train waits." in node_told
 
 
 def everything() -> Iterator[Announcement]:
@@ -120,7 +120,7 @@ async def test_describe_shows_each_name_that_users_know(plane: ControlPlane) -> 
                 await kube.create("/api/v1/nodes", node(name))
         for each in said.values():
             uid = plane.kubectl("get", each.kind.lower(), each.name, "-o", "jsonpath={.metadata.uid}")
-            await EventWriter(kube).say(msgspec.structs.replace(each, uid=uid), datetime.now(UTC))
+            await EventRecorder(kube).record(msgspec.structs.replace(each, uid=uid), datetime.now(UTC))
     finally:
         await kube.close()
 
@@ -156,7 +156,7 @@ async def test_what_happened_once_is_one_event(plane: ControlPlane) -> None:
     )
     try:
         for seconds in (0, 60):
-            await EventWriter(kube).say(once, datetime.now(UTC) + timedelta(seconds=seconds))
+            await EventRecorder(kube).record(once, datetime.now(UTC) + timedelta(seconds=seconds))
     finally:
         await kube.close()
     shown = plane.kubectl("get", "events", "--field-selector", "involvedObject.name=gone-0", "-o", "jsonpath={..count}")

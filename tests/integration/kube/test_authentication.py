@@ -1,4 +1,4 @@
-"""How a real API server is shown who we are, and what is said where it does not believe it."""
+"""Authentication at a real API server, and the errors when it fails."""
 
 import asyncio
 import base64
@@ -159,13 +159,13 @@ async def test_a_plugin_may_give_a_certificate_and_exchange_it(plane: ControlPla
     ],
 )
 async def test_a_plugin_that_fails_is_an_outage(plane: ControlPlane, tmp_path: Path, script: str, why: str) -> None:
-    """Its own words are told, and the hint of the kubeconfig; the call may be tried again."""
+    """The error holds the plugin's output and the install hint of the kubeconfig; the call is retryable."""
     user = plugin(tmp_path, script, installHint="ask the platform team")
     with pytest.raises(TransientError, match=why):
         await who(from_kubeconfig(str(plane.kubeconfig("failing", user))))
 
 
-async def test_a_plugin_is_told_about_the_cluster(plane: ControlPlane, tmp_path: Path) -> None:
+async def test_a_plugin_receives_the_cluster_info(plane: ControlPlane, tmp_path: Path) -> None:
     """Where the kubeconfig says so it hears the server and its authority, and never that somebody could answer it."""
     heard = tmp_path / "heard"
     script = f'printf %s "$KUBERNETES_EXEC_INFO" > {heard}; printf %s "$EXTRA" >> {heard}.env\n'
@@ -198,14 +198,14 @@ async def test_in_a_pod_the_token_is_read_again_as_it_rotates(
     monkeypatch.setattr(credentials, "TOKEN_FILE_SECONDS_MAX", 60.0)
 
     (tmp_path / "token").write_text("nobody's")
-    connection.credentials.refused()
+    connection.credentials.invalidate()
     with pytest.raises(TransientError, match="does not accept the service account in"):
         await who(connection)
     (tmp_path / "token").write_text(await account_token(plane, "second"))
     assert await who(connection) == "system:serviceaccount:default:second"
 
 
-async def test_a_server_that_cannot_be_verified_is_told_nothing(plane: ControlPlane, tmp_path: Path) -> None:
+async def test_a_server_that_cannot_be_verified_receives_no_credentials(plane: ControlPlane, tmp_path: Path) -> None:
     """Another cluster's authority, the system's, or another name: refused before any token is sent, for good."""
     with running_plane(tmp_path / "other") as other:
         mixed = json.loads(plane.kubeconfig().read_text())
@@ -240,8 +240,8 @@ async def test_verification_cannot_be_switched_off(plane: ControlPlane) -> None:
         from_kubeconfig(str(plane.folder / "careless.kubeconfig"))
 
 
-async def test_a_token_that_has_ended_says_when(plane: ControlPlane) -> None:
-    """Of a token with an end in it the end is told, so that nobody looks for another reason."""
+async def test_an_expired_token_is_reported_with_its_expiry(plane: ControlPlane) -> None:
+    """The error contains the expiry of the token."""
     parts = (await account_token(plane, "late")).split(".")
     claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     claims["exp"] = int(datetime(2026, 11, 1, 12, 30, tzinfo=UTC).timestamp())
@@ -251,7 +251,7 @@ async def test_a_token_that_has_ended_says_when(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("is_account", [False, True])
-async def test_a_missing_right_is_told_with_the_command_that_gives_it(plane: ControlPlane, is_account: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_missing_permission_is_reported_with_the_command_that_grants_it(plane: ControlPlane, is_account: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """The 403 names right and resource; the command in it, run as it is, is all that was missing."""
     if is_account:
         token = await account_token(plane, "poor")

@@ -141,7 +141,7 @@ async def test_of_pods_that_share_a_claim_one_asks_for_all(outside: KubeHttp, to
         return {fact.name: fact for fact in told.facts if isinstance(fact, PodObserved)}
 
     def asking() -> list[str]:
-        """Who asks for all of it, as it was told last."""
+        """Return the pods that request all of it, as last reported."""
         wanted = (2, ("B200", "H200"), "")
         return [
             name

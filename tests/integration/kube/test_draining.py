@@ -82,12 +82,12 @@ class Bench:
         self.view.advance(given(self._story, is_synced=False), {})
 
     async def leaving(self) -> set[str]:
-        """The pods here that were told to go."""
+        """Return the terminating pods of the node."""
         pods = await self.kube.pods_on(self.name)
         return {one.metadata.name for one in pods if one.metadata.deletion_timestamp is not None}
 
     async def waves(self, started: ScalingDrainStarted) -> list[set[str]]:
-        """Take passes until the node is drained, the pods of each ending as they are told to; who went in which."""
+        """Run passes until the node is drained, with evicted pods ending; return the pods of each pass."""
         told: list[set[str]] = []
         facts: tuple[Fact, ...] = ()
         while not any(isinstance(fact, ScalingNodeDrained) for fact in facts):
@@ -114,7 +114,7 @@ class Bench:
         return cancelled
 
     async def balancers(self) -> str | None:
-        """What load balancers are told of the node; None: nothing."""
+        """Return the load balancer exclusion label of the node; None: not set."""
         return (await self.kube.get(NODES, "", self.name)).metadata.labels.get(EXCLUDE_FROM_BALANCERS)
 
     async def is_cordoned(self) -> bool:
@@ -146,7 +146,7 @@ async def test_pods_go_in_their_order_and_those_of_the_node_stay(bench: Bench) -
     assert await bench.leaving() == set()
 
 
-async def test_a_drain_that_is_called_back_uncordons_and_evicts_nobody_more(bench: Bench) -> None:
+async def test_a_canceled_drain_uncordons_and_stops_evicting(bench: Bench) -> None:
     """The node takes pods again; a pass that comes late does nothing."""
     name = await bench.runs("train")
     started = await bench.begin(UNDERUSED)
@@ -161,7 +161,7 @@ async def test_a_drain_that_is_called_back_uncordons_and_evicts_nobody_more(benc
     assert [one.metadata.name for one in await bench.kube.pods_on(bench.name)] == [name]
 
 
-async def test_what_somebody_else_told_the_load_balancers_stays(bench: Bench) -> None:
+async def test_a_load_balancer_label_set_by_another_writer_stays(bench: Bench) -> None:
     """A node that its user keeps out of them is kept out before a drain, during it and after."""
     mark = {"metadata": {"labels": {EXCLUDE_FROM_BALANCERS: ""}}}
     marked = await bench.kube.patch_node(bench.name, mark)
@@ -172,7 +172,7 @@ async def test_what_somebody_else_told_the_load_balancers_stays(bench: Bench) ->
     assert (await bench.is_cordoned(), await bench.balancers()) == (False, "")
 
 
-async def test_a_voluntary_drain_is_given_up_at_its_deadline_and_says_why(bench: Bench) -> None:
+async def test_a_voluntary_drain_is_abandoned_at_its_deadline_with_a_reason(bench: Bench) -> None:
     """A budget speaks for itself, and so do two of them, which the server cannot serve (500): never by force."""
     name = await bench.runs("train")
     for number in range(2):
@@ -184,7 +184,7 @@ async def test_a_voluntary_drain_is_given_up_at_its_deadline_and_says_why(bench:
         waits += 1
     (given_up,) = outcome.facts
     assert isinstance(given_up, ScalingDrainCancelled)
-    assert given_up.abandoned_because == "1 pod had not gone by the deadline"
+    assert given_up.abandoned_because == "1 pod left at the deadline"
     assert waits > 0
     assert not await bench.is_cordoned()
     assert await bench.leaving() == set()

@@ -34,7 +34,7 @@ def plane() -> Iterator[ControlPlane]:
 
 
 async def test_a_gang_runs_from_its_place_to_its_end(outside: KubeHttp, kube: KubeClient) -> None:
-    """No pod before it is let go; all members at once with stable names; start and end are told."""
+    """No pod before the job is resumed; all members at once with stable names; start and end are reported."""
     binder, facts = Binder(kube, "default"), list[Fact]()
     watcher = PodWatcher(kube, Cluster(installation="i", epoch=7))
 
@@ -70,7 +70,7 @@ async def test_a_gang_runs_from_its_place_to_its_end(outside: KubeHttp, kube: Ku
 
 
 async def test_the_last_attempt_leaves_spot_though_spot_is_free(outside: KubeHttp, kube: KubeClient) -> None:
-    """Held until its pods are gone; let go anew it is bound where its place is, and to no spot."""
+    """Suspended until its pods are gone; resumed, it is bound to its placement and not to spot."""
     binder, (spec, state) = Binder(kube, "default"), gang("worn", Runtime.JOBSET, gpus=8)
 
     async def cordon(*names: str, **spec: bool) -> None:

@@ -37,7 +37,7 @@ def test_what_is_printed_is_accepted(plane: ControlPlane, tmp_path: Path, capsys
         assert holds(kept["spec"], one["spec"]), (kept["spec"], one["spec"])
 
 
-def test_a_file_with_mistakes_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_file_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half a conversion would be applied by somebody."""
     path = tmp_path / "old.yaml"
     path.write_text(PROVISIONERS, encoding="utf-8")

@@ -17,8 +17,8 @@ from tests.support.runners import until
 
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.providers.karpenter.catalog import Shelf
-from gpu_autoscaler.providers.karpenter.overlays import NO_POOL, Overlays, OverlayStatus, overlaid
+from gpu_autoscaler.providers.karpenter.catalog import Catalog
+from gpu_autoscaler.providers.karpenter.overlays import NO_POOL, Overlays, OverlayStatus, apply_overlays
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -51,8 +51,8 @@ def reader(plane: ControlPlane) -> KubeClient:
 
 async def test_where_there_are_none_the_file_alone_is_heard(plane: ControlPlane, tmp_path: Path) -> None:
     """The definition is not installed: nothing is wrong with that."""
-    kube, shelf = reader(plane), Shelf(str(options_in(tmp_path).offers_path))
-    assert list(await Overlays(kube).over(shelf, NO_POOL)) == sold(options_in(tmp_path))
+    kube, catalog = reader(plane), Catalog(str(options_in(tmp_path).offers_path))
+    assert list(await Overlays(kube).apply_to(catalog, NO_POOL)) == sold(options_in(tmp_path))
     await kube.close()
 
 
@@ -70,7 +70,7 @@ def served() -> Iterator[ControlPlane]:
 
 async def test_ours_and_karpenters_opinions_are_the_same(served: ControlPlane, tmp_path: Path) -> None:
     """Which are in conflict; what it refuses is not heeded; prices and resources are as they say."""
-    kube, shelf = reader(served), Shelf(str(options_in(tmp_path).offers_path))
+    kube, catalog = reader(served), Catalog(str(options_in(tmp_path).offers_path))
 
     async def judged() -> bool:
         return all(any(c.type == "ValidationSucceeded" for c in one.status.conditions) for one in await overlays.read())
@@ -80,10 +80,10 @@ async def test_ours_and_karpenters_opinions_are_the_same(served: ControlPlane, t
     read = await overlays.read()
     refused = {one.metadata.name for one in read if one.is_refused}
     unjudged = [msgspec.structs.replace(one, status=OverlayStatus()) for one in read]
-    ours = overlaid(shelf.offers(), unjudged, shelf.labels(), {POOL: "default"}).silent
+    ours = apply_overlays(catalog.offers(), unjudged, catalog.labels(), {POOL: "default"}).ignored
     assert refused == set(ours) == {"agreed"}
 
-    found = await overlays.look(shelf, NO_POOL)
+    found = await overlays.look(catalog, NO_POOL)
     assert {one.key: (one.price_micro_usd_per_hour or 0) / USD for one in found.offers} == {
         "gpu-1x/zone-a/on-demand": 1.0,
         "gpu-1x/zone-b/on-demand": 1.5,
@@ -95,5 +95,5 @@ async def test_ours_and_karpenters_opinions_are_the_same(served: ControlPlane, t
         "gpu-1x": (("nvidia.com/gpu.shared", 4),),
         "gpu-4x": (),
     }
-    assert set(found.silent) == refused
+    assert set(found.ignored) == refused
     await kube.close()

@@ -9,7 +9,7 @@ from tests.support.stories import T0
 
 from gpu_autoscaler.kube import leases
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.leases import ShownLease, showing
+from gpu_autoscaler.kube.leases import LeaseMirror, mirroring
 from gpu_autoscaler.kube.protocol import NotFound
 from gpu_autoscaler.runtime.clock import Clock
 
@@ -28,11 +28,11 @@ class OnTheBus:
 
 async def test_whoever_leads_is_seen_and_how_often_that_changed(kube: KubeClient) -> None:
     """Made once, renewed by the same holder, taken over by the next."""
-    shown = ShownLease(kube, "default", "leader")
-    await shown.show("a/1", T0)
-    await shown.show("a/1", T0 + timedelta(seconds=5))
+    shown = LeaseMirror(kube, "default", "leader")
+    await shown.write("a/1", T0)
+    await shown.write("a/1", T0 + timedelta(seconds=5))
     first = (await kube.read(f"{PATH}/leader"))["spec"]
-    await shown.show("b/2", T0 + timedelta(seconds=30))
+    await shown.write("b/2", T0 + timedelta(seconds=30))
     second = (await kube.read(f"{PATH}/leader"))["spec"]
 
     assert (first["holderIdentity"], first["leaseTransitions"]) == ("a/1", 0)
@@ -42,10 +42,10 @@ async def test_whoever_leads_is_seen_and_how_often_that_changed(kube: KubeClient
 
 
 async def test_only_what_is_held_on_the_bus_is_shown(kube: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that stands by writes nothing; once it holds the lease, it is told."""
+    """A standby writes nothing; once it holds the bus lease, the Lease object shows it."""
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.05)
     bus = OnTheBus()
-    async with showing(ShownLease(kube, "default", "standby"), bus, Clock().now):
+    async with mirroring(LeaseMirror(kube, "default", "standby"), bus, Clock().now):
         await asyncio.sleep(0.5)
         with pytest.raises(NotFound):
             await kube.read(f"{PATH}/standby")

@@ -1,4 +1,4 @@
-"""Nodes of ended instances on a real API server: what is silent and ours goes, and a missing right is told by name."""
+"""Orphaned nodes on a real API server: our unresponsive ones are removed, and a missing permission is reported."""
 
 import asyncio
 import json
@@ -66,12 +66,12 @@ async def seen(kube: KubeClient, at: datetime) -> ClusterState:
     facts: list[Fact] = []
     for name in NAMES:
         provider_id = ProviderId(f"fake:///zone-a/{name}")
-        over = NodeInstanceObserved(
+        apply_to = NodeInstanceObserved(
             epoch=0, version=4, provider_id=provider_id, action_id=None, state="terminated", instance_type="t",
             zone="z", capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=1, launched_at=ended_at,
             terminated_at=ended_at,
         )  # fmt: skip
-        facts += [over, node_observed(await kube.get(NODES, "", name), epoch=1)]
+        facts += [apply_to, node_observed(await kube.get(NODES, "", name), epoch=1)]
     return given(tuple(Told(fact, ended_at) for fact in facts), as_of=at)
 
 
@@ -107,7 +107,7 @@ async def test_a_kubelet_that_reports_in_between_keeps_its_node(plane: ControlPl
     assert (await kube.get(NODES, "", "ended")).metadata.finalizers == (TERMINATION_FINALIZER,)
 
 
-async def test_a_missing_right_is_told_once_with_the_command_that_gives_it(
+async def test_a_missing_permission_is_reported_once_with_the_command_that_grants_it(
     plane: ControlPlane, kube: KubeClient
 ) -> None:
     """An older Role: nothing is removed, and everything else goes on. With the right the node goes."""

@@ -20,7 +20,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
-from gpu_autoscaler.kube.event_recorder import EventWriter
+from gpu_autoscaler.kube.event_recorder import EventRecorder
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -34,12 +34,12 @@ FILE = policy_file(nodes_count_max=40, pools=(NodePool(name="of-the-file"),))
 
 
 class Running:
-    """The service on its watch, ticking; what it says is folded, as a broker would bring it back."""
+    """The service on its watch, ticking; its facts are folded, as if the broker delivered them."""
 
     def __init__(self, kube: KubeClient, told: list[str]) -> None:
         self.view = StateView()
-        self.facts: list[Told] = []  # all that was said, by us and by others
-        self.service = PolicyWatcher(self.view, FILE, kube, EventWriter(kube), provider="sim", say=told.append)
+        self.facts: list[Told] = []  # all facts, ours and those of others
+        self.service = PolicyWatcher(self.view, FILE, kube, EventRecorder(kube), provider="sim", report=told.append)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -61,7 +61,7 @@ class Running:
             await asyncio.sleep(0.1)
 
     @property
-    def in_force(self) -> ScalingPolicy:
+    def active_policy(self) -> ScalingPolicy:
         """What a scaler would decide by now."""
         return effective_policy(FILE, self.view.state.policy_documents)
 
@@ -73,12 +73,12 @@ class Running:
 
     def pools(self) -> list[str]:
         """Names of the pools that may be bought in."""
-        return [pool.name for pool in self.in_force.pools]
+        return [pool.name for pool in self.active_policy.pools]
 
 
 @pytest.fixture
 def told() -> list[str]:
-    """What was said of the definition."""
+    """Messages about the definition."""
     return []
 
 
@@ -108,24 +108,24 @@ def seen(plane: ControlPlane, name: str) -> dict[str, Any]:
 
 
 def condition(plane: ControlPlane, name: str, kind: str = "Accepted") -> dict[str, Any]:
-    """One condition; empty before it was said."""
+    """Return one condition; empty while it is not set."""
     found: dict[str, Any] = seen(plane, name)["conditions"].get(kind, {})
     return found
 
 
-async def test_a_policy_takes_effect_and_says_so(plane: ControlPlane, running: Running) -> None:
+async def test_a_policy_takes_effect_and_its_status_shows_it(plane: ControlPlane, running: Running) -> None:
     """Applied, changed and deleted: decided by within seconds, and told on the object, by generation."""
     apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a100", "gpuType": "A100"}]))
     await running.until(lambda: running.pools() == ["of-the-file", "a100"])
-    assert running.in_force.pools[1] == NodePool(name="a100", gpu_models=("A100",), nodes_count_max=3)
+    assert running.active_policy.pools[1] == NodePool(name="a100", gpu_models=("A100",), nodes_count_max=3)
     await running.until(lambda: condition(plane, "vision").get("status") == "True")
     assert condition(plane, "vision", "Ready")["observedGeneration"] == 1
 
     apply(plane, policy("vision", maxNodes=5, nodePools=[{"name": "a100", "gpuType": "A100"}]))
-    await running.until(lambda: running.in_force.pools[1].nodes_count_max == 5)
+    await running.until(lambda: running.active_policy.pools[1].nodes_count_max == 5)
     await running.until(lambda: seen(plane, "vision")["observedGeneration"] == 2)
     status = seen(plane, "vision")
-    assert (status["generationInForce"], status["nodes"], status["gpus"]) == (2, 0, 0)
+    assert (status["activeGeneration"], status["nodes"], status["gpus"]) == (2, 0, 0)
     assert "spentTodayUsd" not in status  # no ledger has spoken: not known is not nothing
     row = plane.kubectl("get", "asp", "vision", "--no-headers").split()
     assert row[1:5] == ["0", "0", "0", "True"]
@@ -141,15 +141,15 @@ async def test_a_bad_generation_leaves_the_last_good_one(plane: ControlPlane, ru
     apply(plane, policy("vision", maxNodes=9, provider="gcp", nodePools=[{"name": "b"}]))
     await running.until(lambda: condition(plane, "vision").get("status") == "False")
     assert running.pools() == ["of-the-file", "a"]
-    assert "meant for gcp, and this system buys from sim" in condition(plane, "vision")["message"]
+    assert "gcp does not match provider sim" in condition(plane, "vision")["message"]
     status = seen(plane, "vision")
-    assert (status["observedGeneration"], status["generationInForce"], status["inForce"]["maxNodes"]) == (2, 1, 3)
-    assert condition(plane, "vision", "Ready")["message"] == "generation 1 stays in force"
+    assert (status["observedGeneration"], status["activeGeneration"], status["activeSpec"]["maxNodes"]) == (2, 1, 3)
+    assert condition(plane, "vision", "Ready")["message"] == "generation 1 stays active"
     await running.until(lambda: "PolicyRefused" in plane.kubectl("describe", "asp", "vision"))
 
     apply(plane, policy("vision", maxNodes=9, provider="sim", nodePools=[{"name": "b"}]))
     await running.until(lambda: running.pools() == ["of-the-file", "b"])
-    await running.until(lambda: "inForce" not in seen(plane, "vision"))
+    await running.until(lambda: "activeSpec" not in seen(plane, "vision"))
 
 
 async def test_of_two_policies_with_one_pool_the_later_is_refused(plane: ControlPlane, running: Running) -> None:
@@ -162,15 +162,15 @@ async def test_of_two_policies_with_one_pool_the_later_is_refused(plane: Control
     assert "policy first" in words
     assert "policy second" in words
     assert condition(plane, "first")["status"] == "True"
-    assert condition(plane, "second", "Ready")["message"] == "nothing of it is in force"
+    assert condition(plane, "second", "Ready")["message"] == "no generation is active"
 
     plane.kubectl("delete", "asp", "first")
     await running.until(lambda: condition(plane, "second").get("status") == "True")
-    assert running.in_force.pools[1].nodes_count_max == 2
+    assert running.active_policy.pools[1].nodes_count_max == 2
 
 
-async def test_a_lost_stream_is_told_from_the_objects(plane: ControlPlane, running: Running) -> None:
-    """A new process, a new stream, and a policy whose newest word is bad: what was in force is so again."""
+async def test_a_lost_stream_is_republished_from_the_objects(plane: ControlPlane, running: Running) -> None:
+    """A new process, a new stream, and a policy with an invalid newest spec: the last valid spec is active again."""
     apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
     await running.until(lambda: condition(plane, "vision").get("status") == "True")
     apply(plane, policy("vision", provider="gcp", nodePools=[{"name": "b"}]))
@@ -190,14 +190,14 @@ async def test_a_lost_stream_is_told_from_the_objects(plane: ControlPlane, runni
 async def test_a_definition_that_goes_takes_no_policy_with_it(
     plane: ControlPlane, running: Running, told: list[str]
 ) -> None:
-    """Deleting it deletes every object first; the last good ones stay in force, and that is told."""
+    """Deleting it deletes every object first; the last good ones stay active, and that is reported."""
     apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
     await running.until(lambda: running.pools() == ["of-the-file", "a"])
     plane.kubectl("delete", "crd", "autoscalingpolicies.gpu-autoscaler.io", "--wait=true")
     await running.until(lambda: any("is being deleted" in words or "is not installed" in words for words in told))
     await asyncio.sleep(1.0)
     assert running.pools() == ["of-the-file", "a"]
-    assert told[-1].endswith("1 in force")
+    assert told[-1].endswith("1 active")
 
 
 async def test_the_status_tells_nodes_and_their_share(plane: ControlPlane, running: Running) -> None:

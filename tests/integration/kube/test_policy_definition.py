@@ -50,12 +50,12 @@ def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> 
         ({"scaleUpThreshold": 0.2, "scaleDownThreshold": 0.8}, "scaleDownThreshold is not below scaleUpThreshold"),
         ({"scaleUpThreshold": 80}, "should be less than or equal to 1"),
         ({"provider": "abacus"}, "Unsupported value"),
-        ({"maxNodes": 3, "nodePools": [{"name": "a", "minSize": 2}, {"name": "b", "minSize": 2}]}, "add up to more"),
+        ({"maxNodes": 3, "nodePools": [{"name": "a", "minSize": 2}, {"name": "b", "minSize": 2}]}, "adds up to more"),
         ({"nodePools": [{"name": "a", "minSize": 3, "maxSize": 2}]}, "minSize is above maxSize"),
-        ({"nodePools": [{"name": "a", "maxSize": 0}]}, "lets nothing in"),
+        ({"nodePools": [{"name": "a", "maxSize": 0}]}, "maxSize is 0"),
         ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
-        ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "of capacityType mixed"),
-        ({"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False}, "a pool wants spot"),
+        ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "requires capacityType mixed"),
+        ({"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False}, "a pool has capacityType spot"),
         ({"nodePools": [{"name": "a", "labels": {"gpu-autoscaler.io/pool": "b"}}]}, "written by the autoscaler"),
         ({"nodePools": []}, "should have at least 1 items"),
         ({"scaleUpTreshold": 0.5}, "unknown field"),
@@ -66,8 +66,8 @@ def test_what_cannot_be_meant_is_refused(ready: ControlPlane, changes: dict[str,
     assert said in refused(ready, policy("wrong", **changes))
 
 
-def test_every_field_of_the_checklist_is_taken_by_its_name(ready: ControlPlane) -> None:
-    """S135 to the letter: a policy that says everything comes back as it was said."""
+def test_every_field_of_the_definition_is_accepted(ready: ControlPlane) -> None:
+    """A policy that sets every field of the CRD is returned unchanged."""
     pool = {
         "name": "h100", "minSize": 1, "maxSize": 4, "gpuType": "H100", "instanceTypes": ["p5.48xlarge"],
         "capacityType": "mixed", "spotPercentage": 40, "priority": 10, "labels": {"team": "vision"},
@@ -91,7 +91,7 @@ def test_the_table_shows_what_people_look_for(ready: ControlPlane) -> None:
     assert row.split()[:2] == ["shown", "sim"]
 
 
-def test_the_status_is_a_door_of_its_own(ready: ControlPlane) -> None:
+def test_the_status_is_a_subresource(ready: ControlPlane) -> None:
     """Who writes the spec cannot write the status, and the other way round; the generation counts specs alone."""
     made = applied(ready, policy("status", nodePools=[{"name": "status"}]) | {"status": {"nodes": 3}})
     assert "status" not in made

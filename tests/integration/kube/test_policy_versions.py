@@ -98,19 +98,19 @@ async def test_a_release_that_serves_ours_no_more_is_named(
     """The last good policies stay in force, and when ours is served again they are read again."""
     await begun(plane, running)
     await asyncio.to_thread(redefine, plane, ours_not_served)
-    await running.until(lambda: any("serves v1beta1 and not v1alpha1" in words for words in told))
-    assert told[-1].endswith("install the one of this release; 1 in force")
+    await running.until(lambda: any("serves v1beta1, not v1alpha1" in words for words in told))
+    assert told[-1].endswith("install the definition of this release; 1 active")
     assert running.pools() == ["of-the-file", "a"]
 
     await asyncio.to_thread(redefine, plane, newer_beside)
     await running.until(lambda: told[-1].startswith("1 policies"))
     larger = policy("vision", maxNodes=5, nodePools=[{"name": "a"}])
     await running.until(lambda: not _fails(lambda: apply(plane, larger)))
-    await running.until(lambda: running.in_force.pools[1].nodes_count_max == 5)
+    await running.until(lambda: running.active_policy.pools[1].nodes_count_max == 5)
 
 
 async def test_a_definition_without_status_is_named(plane: ControlPlane, running: Running, told: list[str]) -> None:
-    """The policy is in force all the same; that nothing can be said on it is said elsewhere."""
+    """The policy is active all the same; the missing status is reported elsewhere."""
     await asyncio.to_thread(redefine, plane, without_status)
     vision = policy("vision", maxNodes=3, nodePools=[{"name": "a"}])
     await running.until(lambda: not _fails(lambda: apply(plane, vision)))
@@ -130,7 +130,7 @@ async def test_a_definition_without_rules_lets_nonsense_in_that_is_refused(
     await running.until(lambda: not _fails(lambda: apply(plane, nonsense)))  # the stricter rules go a moment later
     await running.until(lambda: condition(plane, "vision").get("status") == "False")
     assert "is its definition the one of this version?" in condition(plane, "vision")["message"]
-    assert running.in_force.pools[1].nodes_count_max == 3
+    assert running.active_policy.pools[1].nodes_count_max == 3
 
 
 def _fails(act: Callable[[], object]) -> bool:

@@ -1,4 +1,4 @@
-"""`up --kubeconfig`: a cluster that cannot be used is told before anything is started, with the next step."""
+"""`up --kubeconfig`: an unusable cluster is reported before anything starts, with the next step."""
 
 import shlex
 from pathlib import Path
@@ -12,12 +12,12 @@ from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.local.cluster_access import check_access
-from gpu_autoscaler_services.rights import RIGHTS
+from gpu_autoscaler_services.registry import specs
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-ALL = [right for rights in RIGHTS.values() for right in rights]
+ALL = [right for spec in specs() for right in spec.rights]
 
 
 def user(plane: ControlPlane, name: str, days: str = "1") -> Path:
@@ -27,12 +27,12 @@ def user(plane: ControlPlane, name: str, days: str = "1") -> Path:
 
 
 async def test_whoever_has_all_rights_may(plane: ControlPlane) -> None:
-    """The administrator; nothing is said but where the cluster is."""
+    """An administrator; only the cluster's address is printed."""
     assert await check_access(plane.kubeconfig(), ALL, "default") == plane.url
 
 
-async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) -> None:
-    """All at once; and the commands, run as they are told, are enough."""
+async def test_each_missing_permission_is_reported_with_its_command(plane: ControlPlane) -> None:
+    """All at once; running the printed commands is sufficient."""
     path = user(plane, "carol")
     with pytest.raises(ConfigError) as told:
         await check_access(path, ALL, "default")
@@ -54,7 +54,7 @@ async def test_each_missing_right_is_told_with_its_command(plane: ControlPlane) 
     await until(may_all)
 
 
-async def test_credentials_that_ended_are_told(plane: ControlPlane) -> None:
+async def test_expired_credentials_are_reported(plane: ControlPlane) -> None:
     """An expired certificate is no missing right: it is to be renewed."""
     with pytest.raises(TransientError, match=r"401: .* does not accept user 'dave' .*renew it"):
         await check_access(user(plane, "dave", days="-1"), ALL, "default")

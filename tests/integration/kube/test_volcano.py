@@ -56,7 +56,7 @@ async def bound(outside: KubeHttp, name: str, node_name: str, besides: frozenset
     return [pod for pod in await members(outside, name) if pod["metadata"]["uid"] not in besides]
 
 
-async def test_a_member_that_is_evicted_makes_all_begin_anew(outside: KubeHttp, kube: KubeClient) -> None:
+async def test_an_evicted_member_restarts_all_members(outside: KubeHttp, kube: KubeClient) -> None:
     """Both pods are new ones, and the Job goes on; the other's failure for want of its peer ends nothing."""
     binder, (spec, state) = Binder(kube, "default"), gang("moved", Runtime.VOLCANO, gpus=4)
     await binder.release(spec, placed(spec, "spot-1"), state)
@@ -89,7 +89,7 @@ async def test_work_that_fails_ends_the_job(outside: KubeHttp, kube: KubeClient)
     await until(is_over)
 
 
-async def test_a_job_that_is_to_leave_spot_is_made_anew(outside: KubeHttp, kube: KubeClient) -> None:
+async def test_a_job_that_must_leave_spot_is_recreated(outside: KubeHttp, kube: KubeClient) -> None:
     """Gone with its pods, which is not its end; then made with what keeps it off spot."""
     binder, (spec, state) = Binder(kube, "default"), gang("worn", Runtime.VOLCANO, gpus=4)
     watcher = PodWatcher(kube, Cluster(installation="i", epoch=7))

@@ -69,7 +69,7 @@ class Writer:
         del self.alive[name]
 
     async def busy(self, steps_count: int, chance: random.Random) -> None:
-        """Do any of it, so many times."""
+        """Make `steps_count` random changes."""
         for _ in range(steps_count):
             names = sorted(self.alive)
             act = chance.choice(("make", "change", "delete")) if names else "make"
@@ -90,11 +90,11 @@ class Writer:
 
 
 class Watcher:
-    """Reads one watch for ever and keeps what it was told, as the pod watcher's state would."""
+    """Reads one watch forever and keeps what it receives, like the pod watcher's state."""
 
     def __init__(self, kube: KubeClient) -> None:
         self.known: dict[str, int] = {}  # name -> version
-        self.seen: set[tuple[str, int]] = set()  # every version of an object that was told
+        self.seen: set[tuple[str, int]] = set()  # every received version of an object
         self.lists_count = 0
         self.deleted: list[str] = []
         self.version = 0
@@ -181,7 +181,7 @@ class Bench(contextlib.AsyncExitStack):
         await asyncio.to_thread(plane.wait_ready)
 
     def check(self) -> None:
-        """What was told is what somebody wrote."""
+        """Compare the received versions with the written ones."""
         assert not self.watcher.seen - self.writer.written
 
 
@@ -247,7 +247,7 @@ async def test_a_page_that_is_too_old(plane: ControlPlane, monkeypatch: pytest.M
     ids=lambda faults: "-".join(f"{one.kind}{one.status or ''}" for one in faults),
 )
 async def test_a_broken_watch_goes_on_where_it_was(plane: ControlPlane, faults: Iterable[Fault]) -> None:
-    """Every version that was written is told once, over each kind of break, and nothing is listed again."""
+    """Every written version is received once across each kind of break, without another list."""
     async with await Bench.opened(plane) as bench:
         bench.proxy.faults.extend(faults)
         await until(lambda: bench.proxy.cut() == 1)
@@ -283,7 +283,7 @@ async def test_watches_that_never_say_a_word_are_no_proof(plane: ControlPlane, m
         assert bench.watcher.lists_count >= 2
 
 
-async def test_a_throttled_watch_waits_as_long_as_it_is_told(plane: ControlPlane) -> None:
+async def test_a_throttled_watch_waits_for_retry_after(plane: ControlPlane) -> None:
     """429 with Retry-After is a word about when; nobody asks before."""
     async with await Bench.opened(plane) as bench:
         bench.proxy.faults.append(Fault(kind="refused", status=429, retry_after_seconds=3))

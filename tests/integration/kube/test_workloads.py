@@ -113,7 +113,7 @@ async def bench(plane: ControlPlane) -> AsyncIterator[Bench]:
 
 
 async def test_marks_of_a_request_stand_on_the_pods_and_not_instead_of_ours(bench: Bench) -> None:
-    """Where the work can save and wants to be told, and the labels of its team."""
+    """Checkpoint support, the checkpoint notice, and the labels of its team."""
     marks = {CHECKPOINTED_AT: "", CHECKPOINT_HOOK: ":8080/save"}
     state = given(*NODES, job("marked", pod_labels={"team": "vision"}, pod_annotations=marks))
     queued = state.jobs[JobId("marked")].queued

@@ -43,7 +43,7 @@ async def running(outside: KubeHttp, kube: KubeClient, app: str) -> core.Pod:
 
 
 async def counted(outside: KubeHttp, app: str, *, allowed: int) -> None:
-    """A budget over the app that its controller has counted: so many may go."""
+    """Create a PodDisruptionBudget over the app and wait until it allows `allowed` disruptions."""
     name = f"{app}-budget"
     made = await outside.made(BUDGETS, budget(name, app))
     status = {
@@ -97,7 +97,7 @@ async def test_an_eviction_that_a_budget_refuses(kube: KubeClient, outside: Kube
 
 
 async def test_an_eviction_under_two_budgets(kube: KubeClient, outside: KubeHttp) -> None:
-    """500 is an answer here: refused, to be told to somebody and not to be asked again."""
+    """The 500 is a final refusal here: reported and not retried."""
     twice = await running(outside, kube, "twice")
     await counted(outside, "twice", allowed=1)
     await outside.made(BUDGETS, budget("twice-too", "twice"))

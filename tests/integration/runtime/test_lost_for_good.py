@@ -12,14 +12,14 @@ from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, streams
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, NatsSettings, Settings, StoreSettings
 from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.process import EXIT_FAILED, ProcessContext, serve
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler_services.wiring import COMPOSE
+from gpu_autoscaler_services.registry import spec_of
 
 __all__ = ["nats_store", "server"]  # fixtures
 
@@ -58,7 +58,7 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
     opened: list[NatsBus] = []
 
     async def compose(place: ProcessContext) -> tuple[Service, Bus]:
-        service, bus = await COMPOSE["cost_tracker"](place)
+        service, bus = await spec_of("cost_tracker").compose(place)
         assert isinstance(bus, NatsBus)
         opened.append(bus)
         return service, bus

@@ -13,7 +13,7 @@ from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import BusDeclaration, streams
-from gpu_autoscaler.events.catalog import CATALOGUE
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
@@ -42,7 +42,7 @@ async def ends(bus: NatsBus) -> list[JobId]:
     """Return the job of each `job.finished` in the stream."""
     messages = [await bus.message_at("JOB", number) for number in range(1, await bus.last_sequence("JOB") + 1)]
     facts = [
-        CATALOGUE.decode(message.payload).fact
+        FACT_CATALOG.decode(message.payload).fact
         for message in messages
         if message is not None and message.subject == JobFinished.subject_root()
     ]
@@ -50,7 +50,7 @@ async def ends(bus: NatsBus) -> list[JobId]:
 
 
 async def until_ended(bus: NatsBus, count: int) -> None:
-    """Wait until so many jobs have ended."""
+    """Wait until `count` jobs have ended."""
     async with asyncio.timeout(60):
         while len(await ends(bus)) < count:
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A process that stands still with work in hand: others take the work, and its waking does no harm."""
+"""A frozen process with work in progress: others take the work, and its resumption does no harm."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ async def until_ready(process: EnderProcess) -> None:
 
 
 async def test_what_a_frozen_process_holds_is_done_by_another(server: NatsServer, tmp_path: Path) -> None:
-    """Each job ends once although one of two stood still in the middle; awake again it works, and ends in order."""
+    """Each job ends once although one of two processes was frozen; after resuming it works and exits cleanly."""
     load = await NatsBus.connect(server.url, name="load", declared=declared())
     await load.ensure()
     enders = Enders(server.url, tmp_path)

@@ -1,4 +1,4 @@
-"""The announcer says what is new, once, and not more than anybody wants to read."""
+"""The announcer writes what is new, once, and within its rate limit."""
 
 import time
 from datetime import datetime, timedelta
@@ -32,35 +32,35 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler_services.announcer.service import EVENTS_PER_TICK_MAX, Announcer
 
 
-class Wall:
-    """Where announcements hang; it can refuse them."""
+class Recorder:
+    """Keeps announcements; can be set to fail."""
 
     def __init__(self) -> None:
-        self.said: list[Announcement] = []
-        self.refusal: AutoscalerError | None = None
+        self.announcements: list[Announcement] = []
+        self.error: AutoscalerError | None = None
 
-    async def say(self, said: Announcement, now: datetime) -> None:
-        """Hang it up."""
+    async def record(self, announcement: Announcement, now: datetime) -> None:
+        """Keep it, or fail."""
         assert now >= T0
-        if self.refusal is not None:
-            raise self.refusal
-        self.said.append(said)
+        if self.error is not None:
+            raise self.error
+        self.announcements.append(announcement)
 
     def taken(self) -> list[str]:
-        """The names of whom it was about, since last asked."""
-        names, self.said = [one.name for one in self.said], []
+        """The object names of all announcements since the last call."""
+        names, self.announcements = [announcement.name for announcement in self.announcements], []
         return names
 
 
 def waiting(count: int) -> ClusterState:
-    """So many pods that nothing on sale can hold."""
+    """This number of pods that no offer fits."""
     pods = [pod(f"p{number:03}", gpus=16, unschedulable_since=T0 + number * SECOND) for number in range(count)]
     return given(*pods, on_sale(), as_of=T0 + MINUTE)
 
 
-def announcer(state: ClusterState, wall: Wall) -> Announcer:
-    """One that knows the state and the plan that is made of it."""
-    service = Announcer(StateView(state), policy(), wall)
+def announcer(state: ClusterState, recorder: Recorder) -> Announcer:
+    """An announcer with the state and the plan that follows from it."""
+    service = Announcer(StateView(state), policy(), recorder)
     made = ScalingPlanMade(
         plan_id=PlanId("p1"),
         plan=plan(state, policy(), T0 + MINUTE),
@@ -74,101 +74,102 @@ def announcer(state: ClusterState, wall: Wall) -> Announcer:
     return service
 
 
-async def test_what_was_said_is_said_again_only_after_a_long_while() -> None:
-    """Not with each tick; but before Kubernetes forgets it."""
-    wall = Wall()
-    service = announcer(waiting(1), wall)
+async def test_an_unchanged_message_is_repeated_after_half_an_hour() -> None:
+    """Not with every tick, but before Kubernetes forgets it."""
+    recorder = Recorder()
+    service = announcer(waiting(1), recorder)
     for after, names in ((0, ["p000"]), (10, []), (29 * 60, []), (30 * 60, ["p000"]), (31 * 60, [])):
         await service.on_tick(T0 + MINUTE + timedelta(seconds=after))
-        assert wall.taken() == names, after
+        assert recorder.taken() == names, after
 
 
-async def test_other_words_are_news_but_not_every_few_seconds() -> None:
-    """A reason whose numbers move would else be an event a tick."""
-    wall = Wall()
-    service = announcer(waiting(1), wall)
+async def test_a_changed_message_is_written_after_a_minute() -> None:
+    """A message with a changing number would otherwise be an Event a tick."""
+    recorder = Recorder()
+    service = announcer(waiting(1), recorder)
     await service.on_tick(T0 + MINUTE)
-    topic, (_, at) = next(iter(service._said.items()))
-    service._said[topic] = ("other words", at)
+    topic, (_, at) = next(iter(service._written.items()))
+    service._written[topic] = ("another message", at)
     await service.on_tick(T0 + MINUTE + 50 * SECOND)
-    assert wall.taken() == ["p000"]
+    assert recorder.taken() == ["p000"]
     await service.on_tick(T0 + 2 * MINUTE)
-    assert wall.taken() == ["p000"]
+    assert recorder.taken() == ["p000"]
 
 
-async def test_a_storm_of_waiting_pods_is_told_bit_by_bit() -> None:
-    """So many a tick, those that wait longest first, and each of them once."""
-    wall = Wall()
-    service = announcer(waiting(3 * EVENTS_PER_TICK_MAX), wall)
-    told = []
+async def test_many_waiting_pods_are_announced_over_several_ticks() -> None:
+    """Longest waiting first, each of them once."""
+    recorder = Recorder()
+    service = announcer(waiting(3 * EVENTS_PER_TICK_MAX), recorder)
+    announced: list[str] = []
     for number in range(4):
         await service.on_tick(T0 + MINUTE + number * 10 * SECOND)
-        names = wall.taken()
+        names = recorder.taken()
         assert len(names) <= EVENTS_PER_TICK_MAX
-        told += names
-    assert told == [f"p{number:03}" for number in range(3 * EVENTS_PER_TICK_MAX)]
+        announced += names
+    assert announced == [f"p{number:03}" for number in range(3 * EVENTS_PER_TICK_MAX)]
 
 
-async def test_urgent_ticks_say_no_more_than_the_clock_allows() -> None:
-    """However many evictions follow each other: so many in the time of a tick, in their order, and each once."""
-    wall = Wall()
+async def test_urgent_ticks_do_not_exceed_the_rate_limit() -> None:
+    """However many evictions follow each other: in their order, each once."""
+    recorder = Recorder()
     pods = [evicted(f"p{number:03}", off="n1", at=T0) for number in range(2 * EVENTS_PER_TICK_MAX)]
     state = given(node("n1"), drained("n1"), *pods, as_of=T0 + MINUTE)
-    service = Announcer(StateView(state), policy(), wall)
-    told: list[str] = []
+    service = Announcer(StateView(state), policy(), recorder)
+    names: list[str] = []
     for seconds, count_max in ((0, 1), (1, 1), (2, 1), (9, 1), (10, 2), (11, 2), (25, 3), (40 * 60, 4)):
         await service.on_tick(T0 + MINUTE + seconds * SECOND)
-        told += [one.name for one in wall.said if one.reason == "Evicted"]
-        wall.said.clear()
-        assert len(told) <= count_max * EVENTS_PER_TICK_MAX
-    assert told == [f"p{number:03}" for number in range(2 * EVENTS_PER_TICK_MAX)]
+        evictions = (announcement for announcement in recorder.announcements if announcement.reason == "Evicted")
+        names += [announcement.name for announcement in evictions]
+        recorder.announcements.clear()
+        assert len(names) <= count_max * EVENTS_PER_TICK_MAX
+    assert names == [f"p{number:03}" for number in range(2 * EVENTS_PER_TICK_MAX)]
 
 
-async def test_who_was_never_told_of_comes_before_who_is_told_again() -> None:
-    """Words that change each minute on many pods keep nobody else from being told of."""
-    wall = Wall()
-    service = announcer(waiting(2 * EVENTS_PER_TICK_MAX), wall)
+async def test_new_announcements_come_before_repeated_ones() -> None:
+    """Messages that change every minute on many pods do not starve the others."""
+    recorder = Recorder()
+    service = announcer(waiting(2 * EVENTS_PER_TICK_MAX), recorder)
     await service.on_tick(T0 + MINUTE)
-    first = wall.taken()
-    service._said = {topic: ("other words", at) for topic, (_, at) in service._said.items()}
+    first = recorder.taken()
+    service._written = {topic: ("another message", at) for topic, (_, at) in service._written.items()}
     await service.on_tick(T0 + 3 * MINUTE)
-    assert set(wall.taken()).isdisjoint(first)
+    assert set(recorder.taken()).isdisjoint(first)
 
 
-async def test_a_server_that_is_away_is_asked_once_a_tick() -> None:
-    """Nothing counts as said, and all of it comes when the server is back."""
-    wall = Wall()
-    service = announcer(waiting(3), wall)
-    wall.refusal = TransientError("away")
+async def test_an_unreachable_server_is_tried_once_a_tick() -> None:
+    """Nothing counts as written, and everything follows when the server is back."""
+    recorder = Recorder()
+    service = announcer(waiting(3), recorder)
+    recorder.error = TransientError("unreachable")
     await service.on_tick(T0 + MINUTE)
-    wall.refusal = None
+    recorder.error = None
     await service.on_tick(T0 + MINUTE + 10 * SECOND)
-    assert wall.taken() == ["p000", "p001", "p002"]
+    assert recorder.taken() == ["p000", "p001", "p002"]
 
 
-async def test_an_event_that_is_refused_is_left_out() -> None:
-    """It is not asked for with every tick, and holds up no other."""
-    wall = Wall()
-    service = announcer(waiting(2), wall)
-    wall.refusal = PermanentError("403")
+async def test_a_rejected_event_is_not_retried_every_tick() -> None:
+    """It blocks no other."""
+    recorder = Recorder()
+    service = announcer(waiting(2), recorder)
+    recorder.error = PermanentError("403")
     await service.on_tick(T0 + MINUTE)
-    wall.refusal = None
+    recorder.error = None
     await service.on_tick(T0 + MINUTE + 10 * SECOND)
-    assert wall.taken() == []
+    assert recorder.taken() == []
     await service.on_tick(T0 + HOUR)
-    assert wall.taken() == ["p000", "p001"]
+    assert recorder.taken() == ["p000", "p001"]
 
 
-async def test_thousands_of_waiting_pods_are_looked_through_in_a_moment() -> None:
+async def test_thousands_of_waiting_pods_are_processed_quickly() -> None:
     """Each pod costs the same, however many nodes are on their way."""
-    wall = Wall()
+    recorder = Recorder()
     nodes = [bought(purchase(f"buy-{number}", reason=wants(f"pod/uid-p{number:03}"))) for number in range(500)]
     pods = [pod(f"p{number:03}", gpus=16, unschedulable_since=T0) for number in range(5_000)]
-    service = announcer(given(*pods, *nodes, on_sale(), as_of=T0 + MINUTE), wall)
+    service = announcer(given(*pods, *nodes, on_sale(), as_of=T0 + MINUTE), recorder)
     began = time.process_time()
     await service.on_tick(T0 + MINUTE)
     assert time.process_time() - began < 10.0  # a fraction of a second; minutes where each pod looks at each node
-    assert len(wall.said) == EVENTS_PER_TICK_MAX
+    assert len(recorder.announcements) == EVENTS_PER_TICK_MAX
 
 
 def wants(key: str) -> UnmetDemand:

@@ -1,4 +1,4 @@
-"""`doctor` on Azure: what is right, what is wrong, and the next step of each."""
+"""`doctor` on Azure: findings and next steps."""
 
 import json
 from pathlib import Path
@@ -13,39 +13,39 @@ from gpu_autoscaler.simcloud.faults import Fault
 pytestmark = pytest.mark.timeout(120)
 
 
-async def test_a_good_set_up_has_no_fault(tmp_path: Path) -> None:
-    """Credentials, scale set, quotas and offers, and nothing is bought or changed."""
+async def test_a_valid_configuration_has_no_errors(tmp_path: Path) -> None:
+    """Credentials, scale set, quotas and offers; nothing is launched or changed."""
     async with served_group(tmp_path) as group:
         provider = group.provider("ours")
         findings = await provider.preflight()
         await provider.close()
         writes = [call for call in group.fake.asked if CALLS.get(call.name) and CALLS[call.name].method != "GET"]
-    assert {one.level for one in findings} == {"ok"}
-    assert [one.subject for one in findings][:2] == ["credentials", "permissions"]
-    assert findings[-1].message == "12, of 2 types, 6 of them spot"
+    assert {finding.level for finding in findings} == {"ok"}
+    assert [finding.subject for finding in findings][:2] == ["credentials", "permissions"]
+    assert findings[-1].message == "12 of 2 types, 6 spot"
     assert not writes
 
 
-async def test_each_fault_has_its_next_step(tmp_path: Path) -> None:
-    """A set that repairs itself, one that is missing, a pattern that names nothing, a quota of zero."""
+async def test_each_error_has_its_next_step(tmp_path: Path) -> None:
+    """Automatic repairs, a missing scale set, a pattern without a match, a quota of zero."""
     async with served_group(tmp_path) as group:
         group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"] = {"enabled": True}
         provider = group.provider("ours", scale_sets=("training=nowhere",))
-        findings = {one.subject: one for one in await provider.preflight()}
+        findings = {finding.subject: finding for finding in await provider.preflight()}
         await provider.close()
         del group.fake.scale_sets.get("gpu")["properties"]["automaticRepairsPolicy"]
         group.fake.quota_vcpus["lowPriorityCores"] = 0
         provider = group.provider("ours", instance_types=("Standard_NC4as_T4_v3", "Standard_XY*"))
-        later = {one.subject: one for one in await provider.preflight()}
+        later = {finding.subject: finding for finding in await provider.preflight()}
         await provider.close()
     assert "automatic repairs are on" in findings["azure scale set gpu"].message
-    assert "no such scale set" in findings["azure scale set nowhere"].message
+    assert "not found" in findings["azure scale set nowhere"].message
     assert later["azure.instance_types Standard_XY*"].level == "warning"
     assert later["quota lowPriorityCores"].next_step == "request an increase in the portal"
 
 
-async def test_a_missing_right_is_named(tmp_path: Path) -> None:
-    """With the action to allow; without reading machines nothing else is looked at."""
+async def test_a_missing_permission_is_named(tmp_path: Path) -> None:
+    """With the action to grant; without read access nothing else is checked."""
     async with served_group(tmp_path) as group:
         group.fake.faults.add(Fault(kind="refused", call="VirtualMachines_List", code="AuthorizationFailed"))
         provider = group.provider("ours")
@@ -56,35 +56,35 @@ async def test_a_missing_right_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.cloud("azure", calls=("Permissions_ListForResourceGroup",))
-async def test_rights_to_buy_and_remove_are_read_without_using_them(tmp_path: Path) -> None:
-    """A role that takes back what it gives, one of another scope, and where Azure does not tell."""
+async def test_permissions_to_buy_and_remove_are_checked_without_using_them(tmp_path: Path) -> None:
+    """A role with notActions, a role of another scope, and a refused permission query."""
     async with served_group(tmp_path) as group:
         group.fake.permissions = [
             {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []},
         ]
         provider = group.provider("ours")
-        external = {one.subject: one for one in await provider.preflight()}
+        elsewhere = {finding.subject: finding for finding in await provider.preflight()}
         group.fake.permissions = [
             {"actions": ["*"], "notActions": ["microsoft.compute/virtualMachines/DELETE"]},
             {"actions": ["*/read"]},
         ]
-        missing = {one.subject: one for one in await provider.preflight()}
+        missing = {finding.subject: finding for finding in await provider.preflight()}
         group.fake.faults.add(
             Fault(kind="refused", call="Permissions_ListForResourceGroup", code="AuthorizationFailed")
         )
-        untold = {one.subject: one for one in await provider.preflight()}
+        unknown = {finding.subject: finding for finding in await provider.preflight()}
         await provider.close()
-    assert external["VirtualMachines_CreateOrUpdate"].level == "warning"
-    assert "Microsoft.Network/networkInterfaces/write" in external["VirtualMachines_CreateOrUpdate"].next_step
+    assert elsewhere["VirtualMachines_CreateOrUpdate"].level == "warning"
+    assert "Microsoft.Network/networkInterfaces/write" in elsewhere["VirtualMachines_CreateOrUpdate"].next_step
     assert (missing["VirtualMachines_Delete"].level, "VirtualMachines_CreateOrUpdate" in missing) == ("error", False)
-    assert "never removed" in missing["VirtualMachines_Delete"].message
+    assert "never terminated" in missing["VirtualMachines_Delete"].message
     assert "allow Microsoft.Compute/virtualMachines/delete; `" in missing["VirtualMachines_Delete"].next_step
-    assert (untold["permissions"].level, "permissions" in missing) == ("warning", False)
+    assert (unknown["permissions"].level, "permissions" in missing) == ("warning", False)
 
 
 @pytest.mark.cloud("azure", calls=("VirtualMachineImages_List",))
-async def test_an_image_that_is_not_sold_is_told(tmp_path: Path) -> None:
-    """By its parts, or by its version; one of one's own is not looked for."""
+async def test_an_unavailable_image_is_reported(tmp_path: Path) -> None:
+    """By SKU or version; custom images are not checked."""
     async with served_group(tmp_path) as group:
         for image, level in (
             ({"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "1804", "version": "latest"}, "error"),
@@ -95,38 +95,42 @@ async def test_an_image_that_is_not_sold_is_told(tmp_path: Path) -> None:
             machine["storageProfile"]["imageReference"] = image
             group.machine_path.write_text(json.dumps(machine), encoding="utf-8")
             provider = group.provider("ours")
-            found = {one.subject.partition(" ")[0]: one.level for one in await provider.preflight()}
+            found = {finding.subject.partition(" ")[0]: finding.level for finding in await provider.preflight()}
             await provider.close()
             assert found.get("image") == level
 
 
 @pytest.mark.cloud("azure", errors=("clock skew", "group of Azure's own autoscale"))
-async def test_names_clock_and_other_autoscalers_are_told(tmp_path: Path) -> None:
-    """A group, a subscription or a region that is none of ours; a clock that is wrong; a set that Azure scales."""
+async def test_wrong_names_clock_and_other_autoscalers_are_reported(tmp_path: Path) -> None:
+    """An unknown group, subscription or region; a wrong clock; a scale set that Azure scales."""
     async with served_group(tmp_path) as group:
         wrong = {"resource_group": "nowhere", "subscription": "11111111-0000-4000-8000-000000000000"}
         for name, value in wrong.items():
             provider = group.provider("ours", **{name: value})
             (finding,) = await provider.preflight()
             await provider.close()
-            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.message) == ("error", True, True)
+            assert (finding.level, f"azure.{name}" in finding.next_step, value in finding.message) == (
+                "error",
+                True,
+                True,
+            )
         provider = group.provider("ours", region="northeurope")
-        external = {one.subject: one for one in await provider.preflight()}
+        elsewhere = {finding.subject: finding for finding in await provider.preflight()}
         await provider.close()
         group.fake.clock_ahead_seconds = -120.0
         target = group.fake.id_of("virtualMachineScaleSets", "gpu")
         setting = {"name": "cpu-rule", "properties": {"enabled": True, "targetResourceUri": target}}
         group.fake.autoscale_settings = [setting]
         provider = group.provider("ours")
-        found = {one.subject: one for one in await provider.preflight()}
+        found = {finding.subject: finding for finding in await provider.preflight()}
         await provider.close()
-    assert "set azure.region to that" in external["azure scale set gpu"].message
+    assert "set azure.region to that" in elsewhere["azure scale set gpu"].message
     assert "s ahead of Azure's" in found["clock"].message
     assert "cpu-rule" in found["azure scale set gpu"].message
 
 
 async def test_the_role_has_what_the_settings_need(tmp_path: Path) -> None:
-    """Nothing of scale sets that are told a number where there are none."""
+    """No actions for uniform scale sets unless one is configured."""
     async with served_group(tmp_path) as group:
         flexible = json.loads(needed_role(group.options()))
         uniform = json.loads(needed_role(group.options(scale_sets=("training=a100",))))

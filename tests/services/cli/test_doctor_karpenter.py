@@ -1,4 +1,4 @@
-"""`gpu-autoscaler doctor` on a cluster with Karpenter, with half of it, and without."""
+"""`gpu-autoscaler doctor` on a cluster with Karpenter, with parts of it, and without."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ CLASS = "karpenter.kwok.sh/KWOKNodeClass/default"
 
 @pytest.fixture
 def settings(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment of settings for this plane."""
+    """Settings for this control plane in the environment."""
     needed_karpenter()
     options = options_in(tmp_path)
     for name, value in {
@@ -33,28 +33,28 @@ def settings(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def findings(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, str]]:
-    """What the command found, by subject; it must end with this code."""
+    """Run doctor, check its exit code, return findings by subject."""
     assert run(["doctor", "-o", "json"]) == code
-    return {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+    return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
 def overlay(key: str, value: str) -> str:
-    """A price for what has this label."""
-    asked = {"key": key, "operator": "In", "values": [value]}
+    """Return a NodeOverlay with a price for a label."""
+    requirement = {"key": key, "operator": "In", "values": [value]}
     item = {"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": {"name": "cheap"}}
-    return json.dumps(item | {"spec": {"requirements": [asked], "price": "0.5"}})
+    return json.dumps(item | {"spec": {"requirements": [requirement], "price": "0.5"}})
 
 
 def install(plane: ControlPlane, *more: str) -> None:
-    """Karpenter's definitions, without Karpenter."""
+    """Install Karpenter's CRDs without Karpenter."""
     for name in ("nodepools", "nodeclaims", "kwoknodeclasses", *more):
         plane.kubectl("apply", "--server-side", "-f", str(KARPENTER.folder() / f"{name}.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 
 
 @pytest.mark.usefixtures("settings")
-def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
-    """No Karpenter, no class, a pool that buys as well; then all is fine, and no claim was made."""
+def test_missing_objects_are_named(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+    """No Karpenter, no class, a NodePool that also launches nodes; then no errors, and no NodeClaim was created."""
     bare = findings(capsys, 1)
     assert bare.keys() == {"NodeClaims"}
     assert "install Karpenter 1.0 or newer" in bare["NodeClaims"]["next_step"]
@@ -62,50 +62,50 @@ def test_what_is_missing_is_named_until_nothing_is(plane: ControlPlane, capsys: 
     install(plane)
     found = findings(capsys, 1)
     assert found[CLASS]["level"] == "error"
-    assert "there is no karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["message"]
-    assert found["a trial claim"]["level"] == "ok"
+    assert "node class karpenter.kwok.sh/KWOKNodeClass/default" in found[CLASS]["message"]
+    assert found["NodeClaim dry run"]["level"] == "ok"
 
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("apply", "-f", "-", text=node_pool({}))
     found = findings(capsys, 0)
-    assert (found["NodePools"]["level"], "default: Karpenter itself buys" in found["NodePools"]["message"]) == (
+    assert (found["NodePools"]["level"], "default: Karpenter also launches" in found["NodePools"]["message"]) == (
         "warning",
         True,
     )
 
     plane.kubectl("apply", "-f", "-", text=node_pool({"nvidia.com/gpu": "0"}))
-    assert "NodeOverlays" not in findings(capsys, 0), "nobody has to have them"
+    assert "NodeOverlays" not in findings(capsys, 0), "NodeOverlays are optional"
     install(plane, "nodeoverlays")
     plane.kubectl("apply", "-f", "-", text=overlay("node.kubernetes.io/instance-type", "gpu-4x"))
     found = findings(capsys, 0)
-    assert found["NodeOverlays"]["message"] == "1 of 5 offers are changed by them"
-    assert {one["level"] for one in found.values()} == {"ok"}, found
-    assert {"rights on nodeclaims", "rights on events", "offers"} <= found.keys()
+    assert found["NodeOverlays"]["message"] == "change 1 of 5 offers"
+    assert {finding["level"] for finding in found.values()} == {"ok"}, found
+    assert {"permissions on nodeclaims", "permissions on events", "offers"} <= found.keys()
     assert plane.kubectl("get", "nodeclaims", "-o", "name") == ""
 
     plane.kubectl("apply", "-f", "-", text=overlay("karpenter.k8s.aws/instance-family", "g5"))
     found = findings(capsys, 0)
-    assert "cheap: nothing is known of karpenter.k8s.aws/instance-family" in found["NodeOverlays"]["message"]
+    assert "cheap: unknown labels karpenter.k8s.aws/instance-family" in found["NodeOverlays"]["message"]
     plane.kubectl("delete", "nodeoverlay", "cheap")
 
 
 @pytest.mark.usefixtures("settings")
-def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
+def test_a_missing_permission_comes_with_the_command_that_grants_it(
     plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run as it stands, it is enough."""
+    """The commands suffice without changes."""
     install(plane, "nodeoverlays")
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("create", "serviceaccount", "buyer")
     token = plane.kubectl("create", "token", "buyer").strip()
     monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("buyer", {"token": token})))
     found = findings(capsys, 1)
-    assert "may not create, get, list, patch, delete" in found["rights on nodeclaims"]["message"]
-    for subject in ("rights on nodeclaims", "rights on events", "NodeOverlays"):
+    assert "may not create, get, list, patch, delete" in found["permissions on nodeclaims"]["message"]
+    for subject in ("permissions on nodeclaims", "permissions on events", "NodeOverlays"):
         for command in found[subject]["next_step"].split(" && "):
             plane.kubectl(*command.split()[1:])
     found = findings(capsys, 0)
-    assert {subject for subject, one in found.items() if one["level"] != "ok"} == {CLASS}
+    assert {subject for subject, finding in found.items() if finding["level"] != "ok"} == {CLASS}
     assert "get kwoknodeclasses" in found[CLASS]["message"]
 
 
@@ -113,7 +113,7 @@ def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
 def test_the_printed_role_is_enough(
     plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is bound to it misses nothing but to see NodePools, of which nothing is said then."""
+    """A service account bound to it lacks only read access to NodePools, which are then not checked."""
     install(plane)
     plane.kubectl("apply", "-f", "-", text=node_class())
     assert run(["doctor", "--policy"]) == 0
@@ -124,15 +124,15 @@ def test_the_printed_role_is_enough(
     token = plane.kubectl("create", "token", "bound").strip()
     monkeypatch.setenv("GPU_AUTOSCALER_KUBE_KUBECONFIG_PATH", str(plane.kubeconfig("bound", {"token": token})))
     found = findings(capsys, 0)
-    assert {one["level"] for one in found.values()} == {"ok"}, found
+    assert {finding["level"] for finding in found.values()} == {"ok"}, found
     assert "NodePools" not in found
 
 
 @pytest.mark.usefixtures("settings")
-def test_pools_that_are_to_be_ours_are_looked_at(
+def test_managed_node_pools_are_checked(
     plane: ControlPlane, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mode limits: one that is missing, one that makes several types, one that is not handed over; then one that is."""
+    """Mode limits: a missing pool, one with several types, one with limits of its own; then a valid one."""
     install(plane)
     plane.kubectl("apply", "-f", "-", text=node_class())
     plane.kubectl("delete", "nodepool", "--all")
@@ -145,10 +145,12 @@ def test_pools_that_are_to_be_ours_are_looked_at(
     for pool in (kept, wide):
         plane.kubectl("apply", "-f", "-", text=json.dumps(pool))
     found = findings(capsys, 1)
-    assert "there is no NodePool gone" in found["NodePool gone"]["message"]
-    assert "makes gpu-1x/zone-a/on-demand, gpu-1x/zone-a/spot; its machines have" in found["NodePool any"]["message"]
+    assert "NodePool gone not found" in found["NodePool gone"]["message"]
     assert (
-        'may have 8 GPUs and has 0: to hand its limits to us, set spec.limits["nvidia.com/gpu"] to "0"'
+        "offers gpu-1x/zone-a/on-demand, gpu-1x/zone-a/spot; it needs exactly one" in found["NodePool any"]["message"]
+    )
+    assert (
+        'allows 8 GPUs and has 0: to hand its limits over, set spec.limits["nvidia.com/gpu"] to "0"'
         in (found["NodePool gpu"]["message"])
     )
 
@@ -156,10 +158,10 @@ def test_pools_that_are_to_be_ours_are_looked_at(
     plane.kubectl("delete", "nodepool", "any")
     plane.kubectl("apply", "-f", "-", text=json.dumps(handed))
     found = findings(capsys, 0)
-    assert {one["level"] for one in found.values()} == {"ok"}, found
-    assert found["NodePool gpu"]["message"].startswith("makes gpu-4x/zone-a/on-demand for pods that wait, 0 GPUs are")
-    assert "rights on nodepools" in found
-    assert "a trial claim" not in found
+    assert {finding["level"] for finding in found.values()} == {"ok"}, found
+    assert found["NodePool gpu"]["message"].startswith("offers gpu-4x/zone-a/on-demand for pending pods, limited to 0")
+    assert "permissions on nodepools" in found
+    assert "NodeClaim dry run" not in found
 
     handed["spec"]["disruption"] = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "30s"}
     plane.kubectl("apply", "-f", "-", text=json.dumps(handed))

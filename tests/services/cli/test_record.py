@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsBus]:
-    """A broker of this test's own, which the commands find through the environment."""
+    """A broker for this test, configured through the environment."""
     server = NatsServer(tmp_path / "nats")
     await server.start()
     monkeypatch.setenv("GPU_AUTOSCALER_NATS_URL", server.url)
@@ -40,7 +40,7 @@ async def _run(*tokens: str) -> int:
     return await asyncio.to_thread(run, tokens)
 
 
-async def _set_aside(bus: NatsBus) -> None:
+async def _add_dead_letter(bus: NatsBus) -> None:
     ack = await bus.publish("job.requested", b'{"job_name": "half', message_id="broken")
     message = await bus.message_at("JOB", ack.sequence)
     assert message is not None
@@ -54,9 +54,9 @@ async def _set_aside(bus: NatsBus) -> None:
     )
 
 
-async def test_dead_letters_are_listed_and_sent_again(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reason is shown, the message goes back on its own subject, and the list says that it did."""
-    await _set_aside(bus)
+async def test_dead_letters_are_listed_and_resubmitted(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is shown, the message is published on its original subject, and the list shows it."""
+    await _add_dead_letter(bus)
     assert await _run("dead-letters", "list", "-o", "json") == Exit.OK
     (letter,) = json.loads(capsys.readouterr().out)
     assert (letter["reason"], letter["payload"], letter["resubmitted_count"]) == ("no JSON", '{"job_name": "half', 0)
@@ -71,71 +71,69 @@ async def test_dead_letters_are_listed_and_sent_again(bus: NatsBus, capsys: pyte
 
 
 async def test_resubmitting_needs_a_choice(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither nothing nor everything at once is meant by accident; a letter that is not there is said."""
+    """One letter or --all is required; an unknown letter is an error."""
     assert await _run("dead-letters", "resubmit") == Exit.USAGE
     assert await _run("dead-letters", "resubmit", "1", "--all") == Exit.USAGE
     assert await _run("dead-letters", "resubmit", "99") == Exit.FAILURE
     assert "99" in capsys.readouterr().err
 
 
-async def test_recomputing_a_plan_that_nobody_made_is_not_found(
-    bus: NatsBus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit 3, with the command that lists those that there are."""
+async def test_recomputing_an_unknown_plan_is_not_found(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3, with the command that lists plans."""
     assert await _run("recompute", "nobody") == Exit.NOT_FOUND
     assert "plans -o name" in capsys.readouterr().err
 
 
-async def test_a_broker_that_is_away_is_a_time_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 4, naming the address."""
+async def test_an_unreachable_broker_is_a_time_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 4, with the address."""
     assert await _run("dead-letters", "list", "--nats", "nats://127.0.0.1:1") == Exit.TIME_OUT
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-async def _happen(bus: NatsBus, name: str) -> None:
-    """Put a recorded day on the broker, telemetry apart: each fact gets the sequence that it had."""
-    for each in load(history_of(name)).facts:
-        recorded = each.recorded
+async def _publish_history(bus: NatsBus, name: str) -> None:
+    """Publish a recorded day without telemetry; each fact gets its original sequence."""
+    for stored in load(history_of(name)).facts:
+        recorded = stored.recorded
         if recorded.stream != "GPU":
             ack = await bus.publish(recorded.fact.subject(), encode(recorded.envelope), message_id=recorded.envelope.id)
             assert ack.sequence == recorded.sequence
 
 
 def _policy_file(path: Path, **changes: object) -> Path:
-    """The policy of the recorded day, changed."""
-    known = {
+    """Write the policy of the recorded day with changes."""
+    fields = {
         name: value
         for name, value in msgspec.to_builtins(load(history_of("quiet")).head.policy).items()
         if isinstance(value, str | int | float)  # tables keep their defaults
     }
-    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in {**known, **changes}.items()))
+    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in {**fields, **changes}.items()))
     return path
 
 
-async def test_what_the_running_system_recorded_is_replayed(
+async def test_the_running_systems_history_is_replayed(
     bus: NatsBus, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the streams, then from the file that was kept; 0 while nothing differs, 1 where something does."""
-    await _happen(bus, "quiet")
+    """From the streams, then from the saved file; exit code 0 without differences, else 1."""
+    await _publish_history(bus, "quiet")
     monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(_policy_file(tmp_path / "same.toml")))
-    kept = tmp_path / "kept.jsonl.xz"
-    today = retrace(load(history_of("quiet")))
-    answer = Exit.FAILURE if today.found else Exit.OK
+    saved = tmp_path / "kept.jsonl.xz"
+    expected = retrace(load(history_of("quiet")))
+    code = Exit.FAILURE if expected.deviations else Exit.OK
 
-    assert await _run("replay", "--from", "2026-01-01", "--save", str(kept)) == answer, capsys.readouterr()
-    assert f" {len(today.decisions)} decision" in capsys.readouterr().out
-    assert await _run("replay", str(kept)) == answer
+    assert await _run("replay", "--from", "2026-01-01", "--save", str(saved)) == code, capsys.readouterr()
+    assert f" {len(expected.decisions)} different decision" in capsys.readouterr().out
+    assert await _run("replay", str(saved)) == code
 
     other = _policy_file(tmp_path / "other.toml", idle_seconds_max=86_400)
     monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(other))
     assert await _run("replay", "--from", "2026-01-01") == Exit.FAILURE
-    said = capsys.readouterr()
-    assert "drain_node (node_idle) -> deferred (not_yet_idle)" in said.out
-    assert "another policy" in said.err
+    captured = capsys.readouterr()
+    assert "drain_node (node_idle) -> deferred (not_yet_idle)" in captured.out
+    assert "another policy" in captured.err
 
 
-async def test_a_time_without_a_plan_is_not_found(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 3; what cannot be meant is refused with 2."""
+async def test_an_interval_without_a_plan_is_not_found(bus: NatsBus, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3; invalid arguments are refused with 2."""
     assert await _run("replay", "--from", "2026-01-01", "--to", "2026-01-02") == Exit.NOT_FOUND
     assert "no plan between" in capsys.readouterr().err
     assert await _run("replay") == Exit.USAGE

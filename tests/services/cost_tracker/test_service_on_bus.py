@@ -1,4 +1,4 @@
-"""The cost tracker at work: what the ledger has is in the stream, and the stream's word comes back."""
+"""The cost tracker on a bus: the stream has what the ledger has, and confirms it."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,8 @@ from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 
 
-async def test_an_end_is_charged_at_once_and_told_once(tmp_path: Path) -> None:
-    """The executor's word is urgent: no regular tick is waited for; the span is on the stream once and confirmed."""
+async def test_end_is_charged_at_once_and_published_once(tmp_path: Path) -> None:
+    """The executor's fact is urgent: no regular tick is awaited; the span is confirmed."""
     now = datetime.now(UTC)
     launched = NodeInstanceObserved(
         epoch=1,
@@ -48,7 +48,7 @@ async def test_an_end_is_charged_at_once_and_told_once(tmp_path: Path) -> None:
         await until(lambda: runner.readiness.is_ready)
         await place.say(ended, at=now)
         await until(lambda: is_confirmed(store, 1))
-    spans = [said.fact for said in await place.stored(CostAccrued)]
+    spans = [recorded.fact for recorded in await place.stored(CostAccrued)]
     assert sum(span.total_micro_usd for span in spans if isinstance(span, CostAccrued)) == cost_micro_usd(
         1_006_000, HOUR - MINUTE
     )
@@ -58,5 +58,5 @@ async def test_an_end_is_charged_at_once_and_told_once(tmp_path: Path) -> None:
 
 
 async def is_confirmed(store: SqliteStore, count_min: int) -> bool:
-    """True when there are spans and the stream has them all."""
+    """Return True if there are spans and the stream has them all."""
     return len((await store.ledger()).rows) >= count_min and not await store.unconfirmed_charges(10)

@@ -1,4 +1,4 @@
-"""Wishes for room over REST and from the command line."""
+"""Reported demand over REST and from the command line."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ async def _post(gate: Front, body: dict[str, Any]) -> tuple[int, dict[str, Any]]
         return response.status, await response.json()
 
 
-async def test_an_accepted_wish_is_on_the_stream(gate: Front) -> None:
-    """202 promises it; the fact is the body as it was sent."""
+async def test_an_accepted_report_is_on_the_stream(gate: Front) -> None:
+    """202 guarantees it; the fact equals the request body."""
     until = gate.model.clock.now() + timedelta(hours=1)
     body = {"source": "kafka", "shape": {"gpu_count": 1}, "count": 3, "until": until.isoformat()}
     status, accepted = await _post(gate, body)
@@ -45,28 +45,28 @@ async def test_an_accepted_wish_is_on_the_stream(gate: Front) -> None:
     assert read.fact == DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=until)
 
 
-async def test_a_wish_that_cannot_be_meant_is_refused_with_every_mistake(gate: Front) -> None:
-    """By the names that the sender used; of wrong types and unknown fields as well."""
+async def test_an_invalid_report_is_refused_with_every_violation(gate: Front) -> None:
+    """Violations name the sender's fields, including wrong types and unknown fields."""
     body = {"source": "", "shape": {"gpu_count": 1, "gpu_type": "H10"}, "count": -1, "until": "2020-01-01T00:00:00Z"}
     status, problem = await _post(gate, body)
     assert status == 422
-    assert {mistake["field"] for mistake in problem["mistakes"]} == {"source", "shape.gpu_type", "count", "until"}
+    assert {violation["field"] for violation in problem["violations"]} == {"source", "shape.gpu_type", "count", "until"}
     status, problem = await _post(gate, {**body, "counts": 1, "shape": {"gpu_count": "many"}})
     assert status == 422
-    reasons = {mistake["field"]: mistake["reason"] for mistake in problem["mistakes"]}
+    reasons = {violation["field"]: violation["reason"] for violation in problem["violations"]}
     assert set(reasons) == {"counts", "shape.gpu_count"}
     assert f"did you mean 'count'? (this gateway is {package_version()})" in reasons["counts"]
     assert package_version() not in reasons["shape.gpu_count"]
 
 
-async def test_what_stands_is_listed(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """Said from the command line, heard over the bus, shown by both; what is over is not shown."""
+async def test_active_reports_are_listed(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """A report from the command line is on the bus and in the list; expired reports are not listed."""
     now = gate.model.clock.now()
     command = ("demand", "report", "kafka", "--count", "3", "--gpus", "1", "--gateway", gate.url)
     assert await asyncio.to_thread(run, command) == Exit.OK
-    stands = DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=now + timedelta(hours=1))
-    over = DemandReported(source="over", shape=DemandShape(gpu_count=1), count=1, until=now - timedelta(hours=1))
-    await gate.tell((Told(stands, now), Told(over, now - timedelta(hours=2))))
+    active = DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=now + timedelta(hours=1))
+    expired = DemandReported(source="expired", shape=DemandShape(gpu_count=1), count=1, until=now - timedelta(hours=1))
+    await gate.tell((Told(active, now), Told(expired, now - timedelta(hours=2))))
     capsys.readouterr()
 
     assert await asyncio.to_thread(run, ("demand", "list", "-o", "json", "--gateway", gate.url)) == Exit.OK

@@ -1,4 +1,4 @@
-"""What people overrule for a while, over REST and from the command line."""
+"""Directives over REST and from the command line."""
 
 import asyncio
 import json
@@ -32,10 +32,10 @@ async def _ask(gate: Front, method: str, path: str, body: Any = None) -> tuple[i
         return response.status, await response.json()
 
 
-async def test_a_freeze_from_the_command_line_is_a_fact_with_who_why_and_until_when(
+async def test_a_freeze_from_the_command_line_is_a_fact_with_author_reason_and_end(
     gate: Front, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Listed and shown in the status while it holds; taken back by its key."""
+    """Listed and shown in the status while active; ended by its key."""
     monkeypatch.setenv("LOGNAME", "alice")
     here = ("--gateway", gate.url)
     command = ("freeze", "--reason", "upkeep", "--for", "1h30m", *here)
@@ -52,7 +52,7 @@ async def test_a_freeze_from_the_command_line_is_a_fact_with_who_why_and_until_w
     assert await asyncio.to_thread(run, ("directives", "-o", "json", *here)) == Exit.OK
     assert [item["key"] for item in json.loads(capsys.readouterr().out)["items"]] == ["freeze"]
     assert await asyncio.to_thread(run, ("status", *here)) == Exit.OK
-    assert "freeze: buy nothing, remove nothing, by alice until" in capsys.readouterr().out
+    assert "freeze: no purchases, no voluntary removals, by alice until" in capsys.readouterr().out
 
     assert await asyncio.to_thread(run, ("resume", "freeze", "--reason", "done", *here)) == Exit.OK
     message = await gate.model.bus.message_at("POLICY", 3)
@@ -62,8 +62,8 @@ async def test_a_freeze_from_the_command_line_is_a_fact_with_who_why_and_until_w
     assert (lifted.key, lifted.lifted_by, lifted.reason) == ("freeze", "alice", "done")
 
 
-async def test_an_override_of_a_scope_is_what_its_flags_add_up_to(gate: Front) -> None:
-    """Both bounds of a target; keys with slashes are taken back as they are listed."""
+async def test_override_options_define_scope_and_bounds(gate: Front) -> None:
+    """A target sets both bounds; a listed key with slashes ends the override."""
     here = ("--reason", "demo", "--for", "2h", "--gateway", gate.url)
     command = ("override", "--target", "16", "--unit", "gpus", "--pool", "default", "--gpu-type", "A100", *here)
     assert await asyncio.to_thread(run, command) == Exit.OK
@@ -73,28 +73,28 @@ async def test_an_override_of_a_scope_is_what_its_flags_add_up_to(gate: Front) -
     assert isinstance(given, PolicyDirectiveGiven)
     assert given.directive == Override(pool="default", gpu_model="A100", gpu_count_min=16, gpu_count_max=16)
     await gate.tell((Told(given, given.given_at),))
-    again = ("resume", given.directive.key, "--gateway", gate.url)
-    assert await asyncio.to_thread(run, again) == Exit.OK
+    resume = ("resume", given.directive.key, "--gateway", gate.url)
+    assert await asyncio.to_thread(run, resume) == Exit.OK
 
 
-async def test_what_cannot_be_meant_is_refused_with_every_mistake(
+async def test_an_invalid_directive_is_refused_with_every_violation(
     gate: Front, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No end, no reason, an end that has passed, a pool that is not there; by the names that the sender used."""
+    """Missing end or reason, an end in the past, an unknown pool; violations name the sender's fields."""
     past = {"directive": {"directive": "pause", "pool": "gone"}, "reason": " ", "until": "2020-01-01T00:00:00Z"}
     status, problem = await _ask(gate, "POST", "directives", past)
     assert status == 422
-    assert {mistake["field"] for mistake in problem["mistakes"]} == {"reason", "until", "directive.pool"}
+    assert {violation["field"] for violation in problem["violations"]} == {"reason", "until", "directive.pool"}
     status, problem = await _ask(gate, "POST", "directives", {"directive": {"directive": "freeze"}})
     assert status == 422
-    assert {mistake["field"] for mistake in problem["mistakes"]} == {"reason", "until"}
+    assert {violation["field"] for violation in problem["violations"]} == {"reason", "until"}
     status, problem = await _ask(gate, "DELETE", "directives/freeze")
-    assert (status, problem["detail"]) == (404, "no directive 'freeze' is in force; there are none")
+    assert (status, problem["detail"]) == (404, "no active directive 'freeze'; there are none")
 
     here = ("--gateway", gate.url)
     assert await asyncio.to_thread(run, ("freeze", "--for", "1h", *here)) == Exit.USAGE
     assert await asyncio.to_thread(run, ("pause", "gone", "--reason", "x", "--for", "1h", *here)) == Exit.USAGE
-    assert "there is no pool 'gone'; there are default" in capsys.readouterr().err
+    assert "unknown pool 'gone'; known: default" in capsys.readouterr().err
     assert await asyncio.to_thread(run, ("freeze", "--reason", "x", "--for", "soon", *here)) == Exit.USAGE
     both = ("override", "--target", "1", "--at-least", "1", "--reason", "x", "--for", "1h", *here)
     assert await asyncio.to_thread(run, both) == Exit.USAGE

@@ -1,4 +1,4 @@
-"""Facts as they arrive: filtered, resumed without a gap, bounded for each listener."""
+"""Event streams: filtered, resumed without a gap, with a bounded buffer per listener."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ def _types(events: list[Event]) -> list[str]:
 
 
 async def test_only_matching_facts_are_sent(gate: Front) -> None:
-    """The filter is the broker's own: `job.queued` alone, whatever else happens."""
+    """The filter uses the broker's wildcards: only `job.queued`, whatever else is published."""
     async with _listen(gate, "?subject=job.queued") as events:
         await gate.tell(on_sale(), job("j1"), job("j2"))
 
@@ -83,8 +83,8 @@ async def test_only_matching_facts_are_sent(gate: Front) -> None:
     assert taken[1]["id"] == "JOB:4"
 
 
-async def test_a_listener_goes_on_where_it_stopped(gate: Front) -> None:
-    """Everything that was recorded meanwhile, from the streams, in order, then what is new."""
+async def test_a_listener_resumes_where_it_stopped(gate: Front) -> None:
+    """Facts recorded meanwhile come from the streams, in order, then new ones."""
     async with _listen(gate, "?subject=job.>&subject=node.>") as events:
         await gate.tell(job("j1"))
         last_id = (await _take(events, 2))[-1]["id"]
@@ -94,22 +94,22 @@ async def test_a_listener_goes_on_where_it_stopped(gate: Front) -> None:
         await gate.tell(job("back"))
         taken = await _take(events, await _count(gate, "JOB") - 2 + await _count(gate, "NODE"))
 
-    places = [event["id"].partition(",")[0] for event in taken]
+    positions = [event["id"].partition(",")[0] for event in taken]
     for stream, first in (("JOB", 3), ("NODE", 1)):
-        seen = [place for place in places if place.startswith(stream)]
+        seen = [position for position in positions if position.startswith(stream)]
         assert seen == [f"{stream}:{sequence}" for sequence in range(first, await _count(gate, stream) + 1)]
 
 
 async def test_an_id_of_one_stream_is_enough_to_resume_it(gate: Front) -> None:
-    """What other tools write as Last-Event-ID, STREAM:SEQUENCE, is understood."""
+    """A Last-Event-ID of one position, STREAM:SEQUENCE, is valid."""
     await gate.tell(job("j1"), job("j2"))
 
     async with _listen(gate, "?subject=job.>", "JOB:3") as events:
         assert [event["id"] for event in await _take(events, 1)] == ["JOB:4"]
 
 
-async def test_an_id_of_a_record_that_is_gone_begins_with_what_comes(gate: Front) -> None:
-    """A page that outlived its broker must not stay silent until the new stream is as long as the old one was."""
+async def test_an_id_of_a_deleted_stream_starts_with_new_facts(gate: Front) -> None:
+    """A page that outlives its broker must not wait until the new stream is as long as the old one."""
     async with _listen(gate, "?subject=job.>", "JOB:1000") as events:
         await gate.tell(job("j1"))
 
@@ -125,19 +125,19 @@ async def test_an_id_of_a_record_that_is_gone_begins_with_what_comes(gate: Front
         ("?subject=weather.>", ""),
         ("", "twelve"),
         ("", "JOB:-1"),
-        ("?colour=red", ""),
+        ("?color=red", ""),
     ],
 )
-async def test_what_cannot_be_followed_is_refused(gate: Front, query: str, last_id: str) -> None:
-    """422 before anything is sent."""
+async def test_an_invalid_filter_or_position_is_refused(gate: Front, query: str, last_id: str) -> None:
+    """422 before any event is sent."""
     headers = {"Last-Event-ID": last_id} if last_id else {}
     async with aiohttp.ClientSession() as http, http.get(f"{gate.url}{EVENTS}{query}", headers=headers) as response:
         assert response.status == 422
-        assert (await response.json(content_type="application/problem+json"))["mistakes"]
+        assert (await response.json(content_type="application/problem+json"))["violations"]
 
 
-async def test_a_slow_listener_is_told_and_dropped(gate: Front) -> None:
-    """Its buffer is bounded; what it had is sent, then the reason, and others go on."""
+async def test_a_slow_listener_is_closed_with_a_reason(gate: Front) -> None:
+    """Buffered facts are sent, then the reason; other listeners continue."""
     tail = gate.model.tail
     slow = tail.listen(SubjectFilter(["job.>"]), 2)
     quick = tail.listen(SubjectFilter(["job.>"]), 100)
@@ -146,18 +146,18 @@ async def test_a_slow_listener_is_told_and_dropped(gate: Front) -> None:
 
     assert slow.closed_because is not None
     assert "Last-Event-ID" in slow.closed_because
-    assert [await _place(slow) for _ in range(3)] == ["JOB:1", "JOB:2", None]
+    assert [await _position(slow) for _ in range(3)] == ["JOB:1", "JOB:2", None]
     assert quick.closed_because is None
-    assert [await _place(quick) for _ in range(4)] == ["JOB:1", "JOB:2", "JOB:3", "JOB:4"]
+    assert [await _position(quick) for _ in range(4)] == ["JOB:1", "JOB:2", "JOB:3", "JOB:4"]
 
 
-async def _place(listener: Any) -> str | None:  # noqa: ANN401 - a listener of the tail
+async def _position(listener: Any) -> str | None:  # noqa: ANN401 - a listener of the tail
     entry = await listener.next(WAIT_SECONDS_MAX)
-    return None if entry is None else str(entry.place)
+    return None if entry is None else str(entry.position)
 
 
-async def test_listeners_are_counted_and_forgotten(gate: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One too many is asked to come back; one that left makes room."""
+async def test_the_number_of_listeners_is_limited(gate: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too many gets 503; a closed one frees its place."""
     monkeypatch.setattr(sse, "LISTENERS_COUNT_MAX", 1)
     async with _listen(gate) as events:
         await gate.tell(job("j1"))
@@ -171,28 +171,28 @@ async def test_listeners_are_counted_and_forgotten(gate: Front, monkeypatch: pyt
             await asyncio.sleep(0.05)
 
 
-async def test_silence_is_told_from_a_dead_connection(gate: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comment now and then says that the gateway lives."""
+async def test_silence_differs_from_a_dead_connection(gate: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway sends a comment regularly."""
     monkeypatch.setattr(sse, "HEARTBEAT_SECONDS", 0.01)
     async with _listen(gate) as events, asyncio.timeout(WAIT_SECONDS_MAX):
         assert [(await anext(events)) for _ in range(2)] == [{"retry": "2000"}, {"": "heartbeat"}]
 
 
-async def test_a_stopping_gateway_says_goodbye(tmp_path: Path) -> None:
-    """Listeners hear why, and do not hold the shutdown up."""
+async def test_a_stopping_gateway_closes_event_streams(tmp_path: Path) -> None:
+    """Listeners get the reason and do not delay the shutdown."""
     async with contextlib.AsyncExitStack() as stack:
         async with front(tmp_path) as gate:
             events = await stack.enter_async_context(_listen(gate))
             assert await anext(events) == {"retry": "2000"}
             last = asyncio.create_task(_take(events, 1))
             await asyncio.sleep(0.05)
-        (goodbye,) = await last
-    assert goodbye["event"] == "closed"
-    assert "stopping" in goodbye["data"]
+        (closed,) = await last
+    assert closed["event"] == "closed"
+    assert "stopping" in closed["data"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "subject", "is_meant"),
+    ("pattern", "subject", "is_match"),
     [
         (">", "job.queued", True),
         ("job.>", "job.queued", True),
@@ -203,12 +203,12 @@ async def test_a_stopping_gateway_says_goodbye(tmp_path: Path) -> None:
         ("job.queued", "job.queue", False),
     ],
 )
-def test_wildcards_are_those_of_nats(pattern: str, subject: str, is_meant: bool) -> None:  # noqa: FBT001 - a table
+def test_wildcards_are_those_of_nats(pattern: str, subject: str, is_match: bool) -> None:  # noqa: FBT001 - a table
     """`*` is one token, `>` at least one."""
-    assert SubjectFilter([pattern]).matches(subject) is is_meant
+    assert SubjectFilter([pattern]).matches(subject) is is_match
 
 
-def test_many_patterns_are_too_many() -> None:
-    """A filter has a limit, as everything has."""
+def test_the_number_of_patterns_is_limited() -> None:
+    """A filter has at most 16 patterns."""
     with pytest.raises(Problem):
         SubjectFilter(["job.>"] * 100)

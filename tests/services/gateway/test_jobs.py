@@ -1,4 +1,4 @@
-"""Jobs over REST: accepted once, refused with every mistake at once, listed, shown, cancelled."""
+"""Jobs over REST: accepted once, refused with every violation, listed, shown, cancelled."""
 
 import asyncio
 import io
@@ -54,18 +54,18 @@ async def _post(
 
 
 async def _requests_on_stream(gate: Front) -> list[JobRequested]:
-    bus, found = gate.model.bus, []
+    bus, requests = gate.model.bus, []
     for sequence in range(1, await bus.last_sequence("JOB") + 1):
         message = await bus.message_at("JOB", sequence)
         assert message is not None
         fact = decode_message(message, gate.model.clock).fact
         if isinstance(fact, JobRequested):
-            found.append(fact)
-    return found
+            requests.append(fact)
+    return requests
 
 
 async def test_an_accepted_job_is_on_the_stream_and_in_the_store(gate: Front, http: aiohttp.ClientSession) -> None:
-    """202 promises both, and answers with the fields of S33."""
+    """202 guarantees both; the answer has the contractual fields."""
     status, job_, headers = await _post(http, gate, BODY)
 
     assert status == 202
@@ -74,12 +74,12 @@ async def test_an_accepted_job_is_on_the_stream_and_in_the_store(gate: Front, ht
         assert field in job_
     assert job_["queue_position"] == 1
     assert headers["Location"] == f"{JOBS}/{job_['job_id']}"
-    assert [asked.job_id for asked in await _requests_on_stream(gate)] == [job_["job_id"]]
+    assert [request.job_id for request in await _requests_on_stream(gate)] == [job_["job_id"]]
     assert await gate.model.store.job(JobId(job_["job_id"])) is not None
 
 
-async def test_a_job_can_be_read_at_once(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Who was told an id can ask for it, before any other service has heard of the job."""
+async def test_a_job_can_be_read_immediately(gate: Front, http: aiohttp.ClientSession) -> None:
+    """An accepted job is visible before any other service has received it."""
     _, accepted, _ = await _post(http, gate, BODY, path="/jobs")
 
     async with http.get(f"{gate.url}/jobs/{accepted['job_id']}") as response:
@@ -90,8 +90,8 @@ async def test_a_job_can_be_read_at_once(gate: Front, http: aiohttp.ClientSessio
     assert shown["job_name"] == "train-llm"
 
 
-async def test_every_mistake_is_named_at_once(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Wrong types, unknown and missing fields: each by its path."""
+async def test_every_violation_is_reported_at_once(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Wrong types, unknown and missing fields, each by its path."""
     body = {**BODY, "gpu_requirements": {"gpu_count": "four", "gpu_kind": "A100"}, "preemptable": True}
     del body["project_id"]
 
@@ -99,32 +99,32 @@ async def test_every_mistake_is_named_at_once(gate: Front, http: aiohttp.ClientS
 
     assert status == 422
     assert headers["Content-Type"].startswith("application/problem+json")
-    named = {mistake["field"]: mistake["reason"] for mistake in problem["mistakes"]}
+    named = {violation["field"]: violation["reason"] for violation in problem["violations"]}
     assert set(named) == {"gpu_requirements.gpu_count", "gpu_requirements.gpu_kind", "preemptable", "project_id"}
     assert "preemptible" in named["preemptable"]
 
 
-async def test_absurd_values_are_refused_and_nothing_is_published(gate: Front, http: aiohttp.ClientSession) -> None:
-    """What `admit` refuses never reaches the stream."""
+async def test_invalid_values_are_refused_and_nothing_is_published(gate: Front, http: aiohttp.ClientSession) -> None:
+    """A request that `admit` refuses never reaches the stream."""
     body = {**BODY, "gpu_requirements": {"gpu_count": -1}, "max_duration_hours": 9e9, "priority": "urgent"}
 
     status, problem, _ = await _post(http, gate, body)
 
     assert status == 422
-    fields = {mistake["field"] for mistake in problem["mistakes"]}
+    fields = {violation["field"] for violation in problem["violations"]}
     assert {"gpu_requirements.gpu_count", "max_duration_hours", "priority"} <= fields
     assert await gate.model.bus.last_sequence("JOB") == 0
 
 
-async def test_a_gpu_that_nobody_sells_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Once offers are known, a request that no node could ever hold is told so."""
+async def test_a_gpu_that_no_offer_has_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Once offers are known, a request that fits no offer is refused."""
     await gate.tell(on_sale(offer(gpus=4, model="T4", gpu_memory_gib=16)))
 
     status, problem, _ = await _post(http, gate, {**BODY, "gpu_requirements": {"gpu_count": 8, "gpu_type": "H100"}})
 
     assert status == 422
     assert {"gpu_requirements.gpu_type", "gpu_requirements.gpu_count"} == {
-        mistake["field"] for mistake in problem["mistakes"]
+        violation["field"] for violation in problem["violations"]
     }
 
 
@@ -141,10 +141,10 @@ async def test_a_gpu_that_nobody_sells_is_refused(gate: Front, http: aiohttp.Cli
     ],
     ids=["no-json", "deep", "no-text", "list", "null", "form", "large"],
 )
-async def test_what_is_no_request_gets_a_problem_document(
+async def test_an_invalid_body_gets_a_problem_document(
     gate: Front, http: aiohttp.ClientSession, payload: bytes, content_type: str, status: int
 ) -> None:
-    """Whatever is sent, the answer says what is wrong, and the gateway goes on."""
+    """Whatever the body, the answer names the error and the gateway keeps serving."""
     async with http.post(gate.url + JOBS, data=io.BytesIO(payload), headers={"Content-Type": content_type}) as response:
         problem = await response.json(content_type="application/problem+json")
 
@@ -161,7 +161,7 @@ async def test_what_is_no_request_gets_a_problem_document(
 async def test_wrong_addresses_and_methods_are_problems_too(
     gate: Front, http: aiohttp.ClientSession, method: str, path: str, status: int
 ) -> None:
-    """404 and 405 look like every other refusal."""
+    """404 and 405 are problem documents like every other error."""
     async with http.request(method, gate.url + path) as response:
         problem = await response.json(content_type="application/problem+json")
 
@@ -171,17 +171,17 @@ async def test_wrong_addresses_and_methods_are_problems_too(
 
 
 async def test_the_same_key_and_body_get_the_same_answer(gate: Front, http: aiohttp.ClientSession) -> None:
-    """A client that heard no answer asks again: one job, one answer."""
+    """A client that received no answer retries: one job, one answer."""
     first = await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
-    again = await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
+    repeated = await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
 
-    assert first[0] == again[0] == 202
-    assert first[1] == again[1]
+    assert first[0] == repeated[0] == 202
+    assert first[1] == repeated[1]
     assert len(await _requests_on_stream(gate)) == 1
 
 
 async def test_the_same_key_with_another_body_is_a_conflict(gate: Front, http: aiohttp.ClientSession) -> None:
-    """A key stands for one request."""
+    """A key identifies one request."""
     await _post(http, gate, BODY, **{"Idempotency-Key": "k-1"})
 
     status, problem, _ = await _post(http, gate, {**BODY, "job_name": "other"}, **{"Idempotency-Key": "k-1"})
@@ -190,8 +190,8 @@ async def test_the_same_key_with_another_body_is_a_conflict(gate: Front, http: a
     assert "k-1" in problem["detail"]
 
 
-async def test_a_key_that_is_no_text_is_refused(gate: Front) -> None:
-    """Bytes that are no UTF-8 can be neither stored nor repeated; what can be read is a key, whatever its script."""
+async def test_a_key_that_is_not_utf_8_is_refused(gate: Front) -> None:
+    """Any UTF-8 text is a valid key."""
     host, port = gate.url.removeprefix("http://").split(":")
     body = json.dumps(BODY).encode()
     answers = []
@@ -207,7 +207,7 @@ async def test_a_key_that_is_no_text_is_refused(gate: Front) -> None:
 
 
 async def test_without_a_key_two_equal_requests_are_two_jobs(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Who asks twice without a key wants two jobs."""
+    """Equal requests without a key are independent."""
     first, second = await _post(http, gate, BODY), await _post(http, gate, BODY)
 
     assert first[1]["job_id"] != second[1]["job_id"]
@@ -216,28 +216,28 @@ async def test_without_a_key_two_equal_requests_are_two_jobs(gate: Front, http: 
 async def test_a_job_id_is_taken_once(gate: Front, http: aiohttp.ClientSession) -> None:
     """The same id and body is the same job; another body under it is refused."""
     first = await _post(http, gate, {**BODY, "job_id": "mine"})
-    again = await _post(http, gate, {**BODY, "job_id": "mine"})
+    repeated = await _post(http, gate, {**BODY, "job_id": "mine"})
     other = await _post(http, gate, {**BODY, "job_id": "mine", "job_name": "other"})
 
-    assert (first[0], again[0], other[0]) == (202, 202, 409)
+    assert (first[0], repeated[0], other[0]) == (202, 202, 409)
     assert len(await _requests_on_stream(gate)) == 1
 
 
-async def test_of_two_that_race_for_an_id_one_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
-    """The stream keeps the first; the second hears of it instead of being told that its job was taken."""
+async def test_of_two_requests_that_race_for_an_id_one_is_refused(gate: Front, http: aiohttp.ClientSession) -> None:
+    """The stream keeps the first request; the second gets a conflict."""
     bodies = [{**BODY, "job_id": "mine", "job_name": name} for name in ("one", "two")]
 
     answers = await asyncio.gather(*(_post(http, gate, body) for body in bodies))
 
     assert sorted(status for status, _, _ in answers) == [202, 409]
     accepted = next(body["job_name"] for status, body, _ in answers if status == 202)
-    assert [asked.job_name for asked in await _requests_on_stream(gate)] == [accepted]
+    assert [request.job_name for request in await _requests_on_stream(gate)] == [accepted]
     row = await gate.model.store.job(JobId("mine"))
     assert row is not None
     assert row.spec.job_name == accepted
 
 
-async def test_a_full_queue_asks_to_come_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_a_full_queue_answers_retry_later(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """429 with Retry-After, and nothing is published."""
     async with front(tmp_path, policy=policy(queue_count_max=1)) as gate:
         await gate.tell(job("first"))
@@ -250,8 +250,8 @@ async def test_a_full_queue_asks_to_come_back(tmp_path: Path, http: aiohttp.Clie
         assert await gate.model.bus.last_sequence("JOB") == before
 
 
-async def test_without_the_broker_nothing_is_half_done(gate: Front, http: aiohttp.ClientSession) -> None:
-    """503 with Retry-After, no row; the same request later is accepted."""
+async def test_without_the_broker_a_request_has_no_effect(gate: Front, http: aiohttp.ClientSession) -> None:
+    """503 with Retry-After and no row; the same request is accepted later."""
     gate.bus.is_away = True
     status, problem, headers = await _post(http, gate, {**BODY, "job_id": "mine"}, **{"Idempotency-Key": "k"})
     assert (status, headers["Retry-After"]) == (503, "3")
@@ -265,7 +265,7 @@ async def test_without_the_broker_nothing_is_half_done(gate: Front, http: aiohtt
 
 
 async def test_cancelling_is_a_fact_and_an_ended_job_stays_ended(gate: Front, http: aiohttp.ClientSession) -> None:
-    """DELETE asks for the end; of a completed job it is refused."""
+    """DELETE requests cancellation; for a completed job it is a conflict."""
     await gate.tell(job("runs", placed_on=("n1",), is_running=True), job("done"))
     finished = JobFinished(job_id=JobId("done"), outcome="completed", finished_at=Clock().now())
     await gate.tell((Told(finished, finished.finished_at),))
@@ -283,7 +283,7 @@ async def test_cancelling_is_a_fact_and_an_ended_job_stays_ended(gate: Front, ht
 
 
 async def test_pages_follow_each_other_without_gap_or_repeat(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Newest first, cursor by cursor, from the store and from memory alike."""
+    """Newest first, page by page, from the store and from memory."""
     ids = [(await _post(http, gate, {**BODY, "job_id": f"j{n}"}))[1]["job_id"] for n in range(5)]
     await gate.tell(*(job(job_id) for job_id in ids))
 
@@ -306,36 +306,34 @@ async def test_pages_follow_each_other_without_gap_or_repeat(gate: Front, http: 
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=x", "state=sleeping", "cursor=%00", "cursor=zzzz", "cursor=%C3%A9", "colour=red"]
+    "query", ["limit=0", "limit=x", "state=sleeping", "cursor=%00", "cursor=zzzz", "cursor=%C3%A9", "color=red"]
 )
-async def test_a_query_that_cannot_be_read_names_the_parameter(
-    gate: Front, http: aiohttp.ClientSession, query: str
-) -> None:
-    """422 with the parameter's name, never a guess."""
+async def test_an_invalid_query_names_the_parameter(gate: Front, http: aiohttp.ClientSession, query: str) -> None:
+    """422 with the parameter's name."""
     async with http.get(f"{gate.url}{JOBS}?{query}") as response:
         problem = await response.json(content_type="application/problem+json")
 
     assert response.status == 422
-    assert problem["mistakes"][0]["field"] == query.partition("=")[0]
+    assert problem["violations"][0]["field"] == query.partition("=")[0]
 
 
-async def test_an_outlook_names_price_and_start_only_when_known(gate: Front, http: aiohttp.ClientSession) -> None:
-    """Without offers there is no price and no start; with one, both follow from it."""
-    _, blind, _ = await _post(http, gate, BODY)
-    assert (blind["estimated_cost_usd"], blind["estimated_start_time"]) == (None, None)
+async def test_cost_and_start_are_estimated_only_when_known(gate: Front, http: aiohttp.ClientSession) -> None:
+    """Without offers both are null; an offer determines both."""
+    _, unknown, _ = await _post(http, gate, BODY)
+    assert (unknown["estimated_cost_usd"], unknown["estimated_start_time"]) == (None, None)
     sold = offer(gpus=8, model="A100", gpu_memory_gib=40, usd_per_hour=10.0)
-    room = msgspec.structs.replace(sold.resources, ephemeral_storage_bytes=2**40)
+    resources = msgspec.structs.replace(sold.resources, ephemeral_storage_bytes=2**40)
     now = gate.model.clock.now()
-    await gate.tell(on_sale(msgspec.structs.replace(sold, resources=room)), synced((), as_of=now))
+    await gate.tell(on_sale(msgspec.structs.replace(sold, resources=resources)), synced((), as_of=now))
 
-    _, seeing, _ = await _post(http, gate, BODY)
+    _, estimated, _ = await _post(http, gate, BODY)
 
-    assert seeing["estimated_cost_usd"] == pytest.approx(10.0 * 24 * 4 / 8)
-    assert seeing["estimated_start_time"] > seeing["created_at"]
+    assert estimated["estimated_cost_usd"] == pytest.approx(10.0 * 24 * 4 / 8)
+    assert estimated["estimated_start_time"] > estimated["created_at"]
 
 
 async def test_a_running_job_shows_where_it_runs(gate: Front, http: aiohttp.ClientSession) -> None:
-    """State and place come from the stream."""
+    """State and nodes come from the stream."""
     await gate.tell(node("n1"), job("runs", placed_on=("n1",), is_running=True))
 
     async with http.get(f"{gate.url}/jobs/runs") as response:

@@ -1,4 +1,4 @@
-"""The gateway shows where a policy in shadow decides otherwise: what stands, and what is over."""
+"""The gateway shows where the shadow policy decides differently: current and past differences."""
 
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -15,7 +15,7 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan, Side
 from gpu_autoscaler.model.ids import PlanId
 
-HELD = Side(what="deferred", reason="not_yet_idle", sentence="Not yet.")
+DEFERRED = Side(what="deferred", reason="not_yet_idle", sentence="Not yet.")
 DRAINED = Side(what="drain_node", reason="node_idle", sentence="Drain it.")
 
 
@@ -33,8 +33,8 @@ async def _shown(gate: Front, query: str = "") -> dict[str, Any]:
         return document
 
 
-def _said(at: datetime, *nodes: str) -> Told:
-    """The shadow would drain these nodes, the policy in force would not."""
+def _shadow_plan(at: datetime, *nodes: str) -> Told:
+    """The shadow policy would drain these nodes, the active policy would not."""
     fact = ShadowPlanMade(
         plan_id=PlanId(f"shadow-{at.isoformat()}"),
         parent_sequence=0,
@@ -44,7 +44,7 @@ def _said(at: datetime, *nodes: str) -> Told:
         real_policy_digest="theirs",
         core_digest="core",
         differences=tuple(
-            Difference(subject=f"node/{name}", name=f"node/{name}", made=HELD, other=DRAINED) for name in nodes
+            Difference(subject=f"node/{name}", name=f"node/{name}", made=DEFERRED, other=DRAINED) for name in nodes
         ),
     )
     return Told(fact, at)
@@ -61,32 +61,34 @@ def _real(policy_digest: str) -> Told:
     return Told(fact, T0)
 
 
-async def test_without_a_shadow_there_is_none(gate: Front) -> None:
-    """That nobody spoke is told from two policies that agree."""
+async def test_a_missing_shadow_plan_is_reported(gate: Front) -> None:
+    """No shadow plan is distinguishable from two policies that agree."""
     shown = await _shown(gate)
 
-    assert (shown["said_at"], shown["now"], shown["earlier"]) == (None, [], [])
+    assert (shown["changed_at"], shown["now"], shown["earlier"]) == (None, [], [])
 
 
-async def test_a_difference_is_shown_once_from_its_first_word_to_its_last(gate: Front) -> None:
-    """Whatever else was said meanwhile."""
-    await gate.tell((_said(T0, "n1"), _said(T0 + MINUTE, "n1", "n2"), _said(T0 + 2 * MINUTE, "n2")))
+async def test_a_difference_is_shown_once_with_start_and_end(gate: Front) -> None:
+    """Whatever other differences occur."""
+    await gate.tell(
+        (_shadow_plan(T0, "n1"), _shadow_plan(T0 + MINUTE, "n1", "n2"), _shadow_plan(T0 + 2 * MINUTE, "n2"))
+    )
 
     shown = await _shown(gate)
 
-    (standing,), (over,) = shown["now"], shown["earlier"]
-    assert (standing["name"], standing["until_at"]) == ("node/n2", None)
-    assert datetime.fromisoformat(standing["since_at"]) == T0 + MINUTE
-    assert over["name"] == "node/n1"
-    assert datetime.fromisoformat(over["since_at"]) == T0
-    assert datetime.fromisoformat(over["until_at"]) == T0 + 2 * MINUTE
-    assert standing["real"] == {"what": "deferred", "reason": "not_yet_idle", "sentence": "Not yet."}
+    (current,), (past,) = shown["now"], shown["earlier"]
+    assert (current["name"], current["until_at"]) == ("node/n2", None)
+    assert datetime.fromisoformat(current["since_at"]) == T0 + MINUTE
+    assert past["name"] == "node/n1"
+    assert datetime.fromisoformat(past["since_at"]) == T0
+    assert datetime.fromisoformat(past["until_at"]) == T0 + 2 * MINUTE
+    assert current["real"] == {"outcome": "deferred", "reason": "not_yet_idle", "sentence": "Not yet."}
     assert (await _shown(gate, "?limit=0"))["earlier"] == []
 
 
 @pytest.mark.parametrize(("digest", "is_same"), [("theirs", True), ("another", False)])
-async def test_another_policy_than_the_scalers_is_told(gate: Front, digest: str, is_same: bool) -> None:  # noqa: FBT001
-    """Else a forgotten file would make the comparison worthless in silence."""
-    await gate.tell((_said(T0),), (_real(digest),))
+async def test_another_policy_than_the_scalers_is_reported(gate: Front, digest: str, is_same: bool) -> None:  # noqa: FBT001
+    """Otherwise a stale policy file would silently invalidate the comparison."""
+    await gate.tell((_shadow_plan(T0),), (_real(digest),))
 
     assert (await _shown(gate))["is_compared_with_scaler"] is is_same

@@ -1,4 +1,4 @@
-"""What the gateway shows: nodes, plans, facts, money, status, stories, the page and its documents."""
+"""Views of the gateway: nodes, plans, facts, cost, status, why, the page and the OpenAPI document."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,8 +59,8 @@ def _charge(name: str, number: int, *, total: int, idle: int, project: str | Non
     return Told(fact, from_at + HOUR)
 
 
-async def test_a_node_shows_its_gpus_its_notice_and_why_it_was_bought(gate: Front) -> None:
-    """Everything that the page draws of a node comes from one answer."""
+async def test_a_node_shows_gpus_notice_and_reason_of_purchase(gate: Front) -> None:
+    """One answer has everything that the page shows of a node."""
     await gate.tell(
         node("n1", offer(gpus=8)),
         pod("train-0", on="n1", gpus=3),
@@ -80,7 +80,7 @@ async def test_a_node_shows_its_gpus_its_notice_and_why_it_was_bought(gate: Fron
 
 
 async def test_the_cluster_in_numbers(gate: Front) -> None:
-    """Busy GPUs are those of pods, booting ones are no room yet, the price is that of instances there are."""
+    """Pods determine busy GPUs, booting GPUs are not usable, the price is that of existing instances."""
     await gate.tell(node("n1", offer(gpus=8, usd_per_hour=10)), pod("train-0", on="n1", gpus=3), job("waits"))
 
     _, status = await _get(gate, "/api/v1/status")
@@ -91,12 +91,12 @@ async def test_the_cluster_in_numbers(gate: Front) -> None:
     assert status["cut"]["JOB"] == 2
 
 
-async def test_a_plan_shows_what_it_held_back_in_sentences(gate: Front) -> None:
-    """Reasons are sentences here, with their tags beside them."""
-    held = Deferred(step="cover_demand", subject="job/j1", reason=NodesLimit(nodes_count=10, nodes_count_max=10))
+async def test_a_plan_shows_deferred_actions_as_sentences(gate: Front) -> None:
+    """Each reason has a sentence and a tag."""
+    deferred = Deferred(step="cover_demand", subject="job/j1", reason=NodesLimit(nodes_count=10, nodes_count_max=10))
     fact = ScalingPlanMade(
         plan_id=PlanId("p1"),
-        plan=Plan(as_of=T0, parent_sequence=0, deferred=(held,)),
+        plan=Plan(as_of=T0, parent_sequence=0, deferred=(deferred,)),
         cut=Cut(last_sequences=(("JOB", 4),)),
         policy_digest="p",
         core_digest="c",
@@ -113,8 +113,8 @@ async def test_a_plan_shows_what_it_held_back_in_sentences(gate: Front) -> None:
     assert (await _get(gate, "/api/v1/plans/p2"))[0] == 404
 
 
-async def test_facts_are_the_newest_that_match(gate: Front) -> None:
-    """Filters are those of NATS; chatty streams do not push others out."""
+async def test_facts_are_the_newest_matching_ones(gate: Front) -> None:
+    """Filters use NATS wildcards; frequent telemetry does not displace other streams."""
     await gate.tell(on_sale(), job("j1"), job("j2"))
 
     _, facts = await _get(gate, "/api/v1/facts?subject=job.*&limit=3")
@@ -124,8 +124,8 @@ async def test_facts_are_the_newest_that_match(gate: Front) -> None:
     assert (await _get(gate, "/api/v1/facts?subject=job..x"))[0] == 422
 
 
-async def test_money_adds_up_to_the_micro_dollar(gate: Front) -> None:
-    """Allocated and idle of all spans are what was charged, whatever their width; a repeat charges nothing."""
+async def test_costs_sum_exactly(gate: Front) -> None:
+    """Allocated and idle of all spans equal the charges, whatever the width; a repeated charge counts once."""
     charges = (
         _charge("i-1", 0, total=10_000_001, idle=3_333_334),
         _charge("i-2", 0, total=7, idle=7, project=None),
@@ -144,8 +144,8 @@ async def test_money_adds_up_to_the_micro_dollar(gate: Front) -> None:
     assert (await _get(gate, "/api/v1/cost?span_seconds=61"))[0] == 422
 
 
-async def test_a_part_of_the_money_is_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 until all charges are read; no charges at all are a sum."""
+async def test_costs_wait_until_all_charges_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 until then; no charges are a valid sum."""
     monkeypatch.setattr(recent_facts, "RECONNECT_SECONDS", 0.01)
     async with front(tmp_path, unreadable=frozenset({"COST"})) as gate:
         assert (await _get(gate, "/api/v1/cost"))[0] == 503
@@ -158,46 +158,46 @@ async def test_a_part_of_the_money_is_no_sum(tmp_path: Path, monkeypatch: pytest
                 await asyncio.sleep(0.01)
 
 
-async def test_a_story_goes_back_to_its_first_cause(gate: Front) -> None:
-    """Told from the streams, for a name or an id; nobody's story is 404."""
+async def test_why_explains_an_object_from_the_streams(gate: Front) -> None:
+    """By name or id; an unknown object or kind is 404."""
     await gate.tell(job("j1"), node("n1"))
 
     status, why = await _get(gate, "/api/v1/why/node/n1")
 
     assert status == 200
     assert why["sentences"]
-    assert why["now"].endswith("Nothing runs on it.")
+    assert why["now"].endswith("No pod uses the node.")
     _, waiting = await _get(gate, "/api/v1/why/job/j1")
-    assert waiting["now"].startswith("Waiting because the list of nodes was never read")
+    assert waiting["now"].startswith("Waiting: The list of nodes has not been read yet")
     _, listed = await _get(gate, "/api/v1/gpu/jobs?state=queued")
     assert listed["items"][0]["message"] == waiting["now"]
     assert (await _get(gate, "/api/v1/why/node/nobody"))[0] == 404
     assert (await _get(gate, "/api/v1/why/cloud/n1"))[0] == 404
 
 
-async def test_a_half_read_record_is_no_empty_cluster(tmp_path: Path) -> None:
-    """503 until the state is caught up; after that a broker that is away takes no answer back."""
+async def test_requests_wait_until_the_state_is_complete(tmp_path: Path) -> None:
+    """503 until then; afterwards an unreachable broker does not matter."""
     readiness = Readiness()
     async with front(tmp_path, readiness=readiness) as gate:
         assert (await _get(gate, "/api/v1/nodes"))[0] == 503
         readiness.clear("state")
         assert (await _get(gate, "/api/v1/nodes"))[0] == 200
-        readiness.block("state", "reading JOB up to now")
+        readiness.block("state", "not caught up with JOB")
         assert (await _get(gate, "/api/v1/nodes"))[0] == 200
 
 
 def test_the_openapi_document_is_valid() -> None:
-    """By the specification's own validator; every operation has a name of its own."""
-    made = document()
+    """Checked by the specification's validator; operation ids are unique."""
+    openapi = document()
 
-    validate(made)
-    names = [operation["operationId"] for path in made["paths"].values() for operation in path.values()]
+    validate(openapi)
+    names = [operation["operationId"] for path in openapi["paths"].values() for operation in path.values()]
     assert len(names) == len(set(names))
-    assert "/jobs/{job_id}" in made["paths"]
+    assert "/jobs/{job_id}" in openapi["paths"]
 
 
-async def test_the_page_loads_nothing_from_elsewhere(gate: Front) -> None:
-    """Every file it names is served here, under a policy that allows nothing else."""
+async def test_the_page_loads_only_its_own_files(gate: Front) -> None:
+    """The gateway serves every file of the page, under a policy that allows no other source."""
     async with aiohttp.ClientSession() as http:
         for path in ("/", "/app.js", "/panels.js", "/stream.js", "/format.js", "/style.css", "/icon.svg"):
             async with http.get(gate.url + path) as response:
@@ -210,8 +210,8 @@ async def test_the_page_loads_nothing_from_elsewhere(gate: Front) -> None:
             assert (await response.json())["openapi"].startswith("3.1")
 
 
-async def test_a_token_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
-    """401 without, 200 with; the page itself is open, it holds nothing of the cluster."""
+async def test_a_configured_token_is_required(tmp_path: Path) -> None:
+    """401 without, 200 with; the page itself is open because it holds no data."""
     async with front(tmp_path, authenticators=[SharedTokens([TOKEN])]) as gate:
         assert (await _get(gate, "/api/v1/nodes"))[0] == 401
         assert (await _get(gate, "/api/v1/nodes", Authorization="Bearer nobody-knows-this-one"))[0] == 401
@@ -221,14 +221,14 @@ async def test_a_token_is_asked_for_where_there_is_one(tmp_path: Path) -> None:
 
 
 class _Reader:
-    """Knows one caller, who may only read."""
+    """Authenticates one caller with read access."""
 
     async def caller(self, token: str) -> Caller | None:
         return Caller("reader", may_write=False) if token == TOKEN else None
 
 
 async def test_a_reader_may_not_write(tmp_path: Path) -> None:
-    """403 names what is not allowed."""
+    """403 for a write."""
     async with (
         front(tmp_path, authenticators=[_Reader()]) as gate,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
@@ -239,40 +239,40 @@ async def test_a_reader_may_not_write(tmp_path: Path) -> None:
             assert response.status == 403
 
 
-async def test_another_name_for_this_machine_is_refused(gate: Front) -> None:
-    """A page elsewhere that points a name of its own at the loopback address learns nothing."""
+async def test_a_foreign_host_name_is_refused(gate: Front) -> None:
+    """DNS rebinding does not give other web pages access."""
     for name in ("evil.example", "[", "127.0.0.1.evil.example"):
         assert (await _get(gate, "/api/v1/nodes", Host=name))[0] == 421
 
 
 def test_a_short_token_is_refused_at_start() -> None:
-    """A secret that can be guessed is none."""
+    """Short tokens can be guessed."""
     with pytest.raises(ConfigError, match="tokens"):
         SharedTokens(["short"])
 
 
-async def test_limits_of_money_show_what_is_spent_promised_and_left(gate: Front) -> None:
-    """By whose limit and period; where nobody can say, that is said."""
+async def test_spend_budgets_show_spent_reserved_and_left(gate: Front) -> None:
+    """By owner and period; unknown figures have a reason."""
     gate.model.use_policy(clusters(day=1000.0, month=5000.0, is_hard=False))
     day, month = (await _get(gate, "/api/v1/budget"))[1]["items"]
     assert (day["owner"], day["period"], day["limit_micro_usd"], day["is_hard"]) == ("cluster", "day", 10**9, False)
-    assert "never read" in day["doubt"]
+    assert "has not been read yet" in day["unknown_reason"]
     assert month["left_micro_usd"] == 5 * 10**9 - month["spent_micro_usd"] - month["reserved_micro_usd"]
 
 
-async def test_offers_show_until_when_and_why_they_are_not_asked_for(gate: Front) -> None:
-    """The one that was refused, and the one that was not."""
+async def test_unavailable_offers_show_end_and_reason(gate: Front) -> None:
+    """One refused offer and one available offer."""
     now = gate.model.clock.now()
     other = offer(zone="zone-b")
     await gate.tell(on_sale(offer(), other, at=now), bought(purchase("no", at=now), at=now, is_refused=True))
-    refused, free = (await _get(gate, "/api/v1/offers"))[1]["items"]
-    assert refused["refused_because"].startswith("InsufficientInstanceCapacity for offer p4d.24xlarge/zone-a/spot")
-    assert refused["refused_until"] > now.isoformat()
-    assert (free["name"], free["refused_until"], free["refused_because"]) == (other.key, None, "")
+    unavailable, available = (await _get(gate, "/api/v1/offers"))[1]["items"]
+    assert unavailable["unavailable_reason"].startswith("InsufficientInstanceCapacity for offer p4d.")
+    assert unavailable["unavailable_until"] > now.isoformat()
+    assert (available["name"], available["unavailable_until"], available["unavailable_reason"]) == (other.key, None, "")
 
 
 async def test_offers_show_how_old_their_prices_are(gate: Front) -> None:
-    """Whose word it is, since when, and whether the policy finds that too old."""
+    """Source, time, and whether the policy considers the price stale."""
     now = gate.model.clock.now()
     old = msgspec.structs.replace(offer(), price_source="file of prices", priced_at=now - 7 * HOUR)
     await gate.tell(on_sale(old, offer(zone="zone-b"), at=now))

@@ -1,4 +1,4 @@
-"""Pods on a node that Karpenter ends are told to save, by annotation and hook; the node is left to Karpenter."""
+"""Pods on a node that Karpenter deletes are asked to save a checkpoint; the node is left to Karpenter."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.stories import HOUR, Told, given, policy
 from tests.unit.kube.test_checkpoint_hooks import HOOK, listening
 
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.kube.checkpoint_hooks import Hooks
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
@@ -39,16 +39,16 @@ from gpu_autoscaler_services.scaler.service import Digests, Scaler
 NODE = "gpu-a"
 
 
-async def seen(here: RunningCluster) -> ClusterState:
-    """What the pod watcher would have said by now."""
+async def observed_state(here: RunningCluster) -> ClusterState:
+    """Return the state that the pod watcher would have published by now."""
     now = here.clock.now()
-    pods = [pod_observed(one, epoch=1) for one in await here.kube.pods_on(NODE)]
+    pods = [pod_observed(pod, epoch=1) for pod in await here.kube.pods_on(NODE)]
     facts = (node_observed(await here.kube.get(NODES, "", NODE), epoch=1), *pods)
     return given(tuple(Told(fact, now) for fact in facts), as_of=now)
 
 
-def karpenter_ends_it(here: RunningCluster) -> datetime:
-    """It deletes the node, which its finalizer holds until the instance is gone; since when."""
+def delete_as_karpenter(here: RunningCluster) -> datetime:
+    """Delete the node, held by Karpenter's finalizer; return since when."""
     here.world.api.modify(
         SERVED_NODES, NODE, lambda item: item["metadata"].update(finalizers=["karpenter.sh/termination"])
     )
@@ -56,8 +56,8 @@ def karpenter_ends_it(here: RunningCluster) -> datetime:
     return datetime.fromisoformat(here.item("nodes", NODE)["metadata"]["deletionTimestamp"])
 
 
-def works_here(here: RunningCluster, name: str, port: int) -> None:
-    """A pod with a hook that runs on the node, where this test listens."""
+def add_pod_with_hook(here: RunningCluster, name: str, port: int) -> None:
+    """Add a running pod to the node, with a hook at which this test listens."""
     item = pod(name, nodeName=NODE, terminationGracePeriodSeconds=30)
     item["metadata"]["annotations"] = {HOOK: f":{port}/save"}
     here.add("pods", item)
@@ -68,32 +68,32 @@ def works_here(here: RunningCluster, name: str, port: int) -> None:
     here.world.api.modify(SERVED_PODS, f"default/{name}", runs)
 
 
-async def test_pods_are_told_once_and_the_node_is_left_alone() -> None:
-    """By when their own grace is over; a second look at the same state, or at a newer one, tells nobody again."""
-    hooks = Hooks()
-    async with listening() as (port, heard), running_cluster(clock_factor=1.0) as here:
+async def test_pods_are_notified_once_and_node_stays() -> None:
+    """With the end of their own grace period as deadline; no state notifies a pod again."""
+    hooks = CheckpointHooks()
+    async with listening() as (port, requests), running_cluster(clock_factor=1.0) as here:
         here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
-        works_here(here, "train", port)
-        farewells = CheckpointNotices(here.kube, hooks)
-        await farewells.tell(await seen(here))
-        assert heard == [], "nobody ends it yet"
+        add_pod_with_hook(here, "train", port)
+        notices = CheckpointNotices(here.kube, hooks)
+        await notices.send(await observed_state(here))
+        assert requests == [], "not deleted yet"
 
-        ends_at = (karpenter_ends_it(here) + timedelta(seconds=30)).isoformat()
-        before = await seen(here)
-        for state in (before, before, await seen(here)):
-            await farewells.tell(state)
-        told, node = here.item("pods", "train")["metadata"], here.item("nodes", NODE)
+        ends_at = (delete_as_karpenter(here) + timedelta(seconds=30)).isoformat()
+        before = await observed_state(here)
+        for state in (before, before, await observed_state(here)):
+            await notices.send(state)
+        pod_metadata, node = here.item("pods", "train")["metadata"], here.item("nodes", NODE)
     await hooks.close()
 
-    assert heard == [("/save", {"pod": "default/train", "deadline_at": ends_at})]
-    assert told["annotations"][CHECKPOINT_REQUESTED] == ends_at
-    assert "deletionTimestamp" not in told, "nobody is evicted by us"
+    assert requests == [("/save", {"pod": "default/train", "deadline_at": ends_at})]
+    assert pod_metadata["annotations"][CHECKPOINT_REQUESTED] == ends_at
+    assert "deletionTimestamp" not in pod_metadata, "we evict no pod"
     assert not node["spec"].get("unschedulable")
     assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]
 
 
-async def test_what_cannot_be_told_is_said_once_a_departure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at each look; and a node of the same name that goes later is another matter."""
+async def test_refused_notice_is_logged_once_per_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on each tick; a later deletion of the same node name is logged again."""
 
     async def forbidden(*_: object) -> bool:
         raise PermanentError("pods is forbidden")
@@ -101,31 +101,31 @@ async def test_what_cannot_be_told_is_said_once_a_departure(monkeypatch: pytest.
     with structlog.testing.capture_logs() as lines:
         async with running_cluster(clock_factor=1.0) as here:
             here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
-            works_here(here, "train", 1)
-            farewells = CheckpointNotices(here.kube)
-            stays = await seen(here)
-            karpenter_ends_it(here)
-            goes = await seen(here)
+            add_pod_with_hook(here, "train", 1)
+            notices = CheckpointNotices(here.kube)
+            kept = await observed_state(here)
+            delete_as_karpenter(here)
+            deleted = await observed_state(here)
             monkeypatch.setattr(here.kube, "annotate_pod", forbidden)
-            said = []
-            for state in (goes, goes, stays, goes):
-                await farewells.tell(state)
-                said.append(sum(line["event"] == "pods not told that their node goes" for line in lines))
-    assert said == [1, 1, 1, 2]
+            counts = []
+            for state in (deleted, deleted, kept, deleted):
+                await notices.send(state)
+                counts.append(sum(line["event"] == "checkpoint notice refused" for line in lines))
+    assert counts == [1, 1, 1, 2]
 
 
 class _NoRegularTick(Scaler):
-    """It ticks once when it starts, and then only for what is urgent."""
+    """Ticks when it starts, and then only for urgent facts."""
 
     tick_seconds: ClassVar[float | None] = HOUR.total_seconds()
 
 
-async def test_pods_are_told_as_soon_as_the_node_is_seen_to_go(tmp_path: Path) -> None:
-    """Seen by the pod watcher, told by the scaler, which has no regular tick to wait for."""
+async def test_node_deletion_triggers_checkpoint_notice(tmp_path: Path) -> None:
+    """Published by the pod watcher, handled by a scaler without regular ticks."""
     place, view, store = Place(), StateView(), await SqliteStore.open(tmp_path / "store.db")
     async with running_cluster(clock_factor=1.0) as here:
         here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
-        works_here(here, "train", 9)
+        add_pod_with_hook(here, "train", 9)
         installation, metrics = here.cluster.installation, Metrics("scaler", CollectorRegistry())
         scaler = _NoRegularTick(
             view,
@@ -141,11 +141,11 @@ async def test_pods_are_told_as_soon_as_the_node_is_seen_to_go(tmp_path: Path) -
             DecisionRecovery(store, policy()),
             InstanceWatch(here.provider, installation, here.clock),
             digests=Digests(policy="p", core="c"),
-            figures=metrics,
+            metrics=metrics,
         )
         watcher = PodWatcher(here.kube, here.cluster)
         async with running(place, watcher), running(place, scaler, view=view) as runner:
             await until(lambda: runner.readiness.is_ready and bool(view.state.nodes) and bool(view.state.pods))
-            karpenter_ends_it(here)
+            delete_as_karpenter(here)
             await until(lambda: CHECKPOINT_REQUESTED in here.item("pods", "train")["metadata"]["annotations"])
     await store.close()

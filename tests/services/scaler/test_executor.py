@@ -1,4 +1,4 @@
-"""The executor's steps: each once in effect, however often it is taken. A real API server and a cloud in memory."""
+"""The executor's steps are idempotent. A real API server and an in-memory cloud."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -65,15 +65,15 @@ class Bench:
         )
         self._story: Story = ()
 
-    def knows(self, *stories: Story) -> None:
-        """The record says this from now on."""
+    def record_story(self, *stories: Story) -> None:
+        """Fold these stories."""
         for story in stories:
             self._story = (*self._story, *story)
         self.view.advance(given(self._story, is_synced=False), {})
 
-    def told(self, fact: Fact) -> None:
-        """This was said just now."""
-        self.knows((Told(fact, self.here.clock.now()),))
+    def record_fact(self, fact: Fact) -> None:
+        """Fold this fact, published now."""
+        self.record_story((Told(fact, self.here.clock.now()),))
 
     async def step(self, fact: Fact) -> Outcome:
         """Take the step of this fact."""
@@ -82,9 +82,9 @@ class Bench:
         return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
 
     async def begin(self, decision: AnyDecision) -> tuple[Fact, ...]:
-        """Decide this, and take the first step."""
+        """Publish a plan with this decision, and take its first step."""
         story = planned(decision, plan_id=f"plan-{decision.action_id}", at=self.here.clock.now())
-        self.knows(story)
+        self.record_story(story)
         return (await self.step(story[0].fact)).facts
 
 
@@ -99,7 +99,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def drain(here: RunningCluster, reason: DrainReason, *, seconds: float) -> DrainNode:
-    """The decision to drain gpu-a within so much cluster time."""
+    """Return a decision to drain gpu-a within this many seconds of cluster time."""
     return DrainNode(
         action_id=ActionId("drain-1"),
         node_uid=NodeUid(here.item("nodes", "gpu-a")["metadata"]["uid"]),
@@ -120,7 +120,7 @@ async def ready(here: RunningCluster, *items: Json) -> None:
 
 
 def owned(name: str, **how: Any) -> Json:  # noqa: ANN401 - as `kube_objects.pod`
-    """A pod that somebody would make again."""
+    """Return a pod with a controller that would replace it."""
     item = pod(name, **how)
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs-uid", "controller": True}
     item["metadata"]["ownerReferences"] = [owner]
@@ -128,32 +128,32 @@ def owned(name: str, **how: Any) -> Json:  # noqa: ANN401 - as `kube_objects.pod
 
 
 def is_cordoned(here: RunningCluster) -> bool:
-    """Whether gpu-a takes no new pods."""
+    """Return True if gpu-a is unschedulable."""
     return bool(here.item("nodes", "gpu-a")["spec"].get("unschedulable"))
 
 
 def kinds(facts: Iterable[Fact]) -> list[type[Fact]]:
-    """What was said."""
+    """Return the types of the facts."""
     return [type(fact) for fact in facts]
 
 
 async def drain_to_end(bench: Bench, started: Fact) -> list[Fact]:
-    """Take the drain's passes until there are no more; return everything that was said."""
-    said: list[Fact] = []
+    """Repeat the drain's pass until it ends; return all facts."""
+    facts: list[Fact] = []
     async with asyncio.timeout(60):
         while True:
             outcome = await bench.step(started)
-            said += outcome.facts
+            facts += outcome.facts
             if outcome.redeliver_after_seconds is None:
-                return said
+                return facts
             await asyncio.sleep(outcome.redeliver_after_seconds)
 
 
 # ---- buying
 
 
-async def test_an_order_is_launched_once_whatever_happens_to_the_answer(bench: Bench) -> None:
-    """The token makes the second try return the first instance."""
+async def test_order_with_lost_answer_is_launched_once(bench: Bench) -> None:
+    """The token makes the retry return the first instance."""
     decision = purchase("a", at=bench.here.clock.now())
     (ordered,) = await bench.begin(decision)
     assert isinstance(ordered, ScalingNodeOrdered)
@@ -163,12 +163,12 @@ async def test_an_order_is_launched_once_whatever_happens_to_the_answer(bench: B
     (launched,) = (await bench.step(ordered)).facts
     assert isinstance(launched, ScalingNodeLaunched)
     assert bench.cloud.launches_count == 1
-    bench.told(launched)
+    bench.record_fact(launched)
     assert (await bench.step(ordered)).facts == ()
 
 
-async def test_a_refusal_is_a_fact_and_no_retry(bench: Bench) -> None:
-    """The next plan goes elsewhere; the order is not tried again."""
+async def test_refused_launch_is_published_and_not_retried(bench: Bench) -> None:
+    """The next plan buys another offer."""
     (ordered,) = await bench.begin(purchase("a", at=bench.here.clock.now()))
     bench.cloud.refuse("*")
     (refused,) = (await bench.step(ordered)).facts
@@ -177,8 +177,8 @@ async def test_a_refusal_is_a_fact_and_no_retry(bench: Bench) -> None:
     assert refused.retry_at - refused.refused_at == timedelta(seconds=180)
 
 
-async def test_a_cloud_that_would_be_asked_again_at_once_is_left_alone_for_a_moment(bench: Bench) -> None:
-    """Else every plan would ask it, as fast as plans are made."""
+async def test_refusal_without_retry_time_backs_off_ten_seconds(bench: Bench) -> None:
+    """Otherwise every plan would retry it."""
     (ordered,) = await bench.begin(purchase("a", at=bench.here.clock.now()))
     bench.cloud.refuse("*", retry_after_seconds=0.0)
     (refused,) = (await bench.step(ordered)).facts
@@ -186,8 +186,8 @@ async def test_a_cloud_that_would_be_asked_again_at_once_is_left_alone_for_a_mom
     assert refused.retry_at - refused.refused_at == timedelta(seconds=10)
 
 
-async def test_nothing_is_launched_for_an_order_that_is_over(bench: Bench) -> None:
-    """Past its deadline, or given back before the executor came to it."""
+async def test_late_or_released_order_is_not_launched(bench: Bench) -> None:
+    """Past its deadline, or released before the executor reached it."""
     now = bench.here.clock.now()
     (late,) = await bench.begin(purchase("late", at=now, boot_seconds_max=0.0))
     assert (await bench.step(late)).facts == ()
@@ -200,7 +200,7 @@ async def test_nothing_is_launched_for_an_order_that_is_over(bench: Bench) -> No
 
 
 def release(order: str) -> ReleaseInstance:
-    """The decision to give an order back."""
+    """Return the decision to release an order."""
     return ReleaseInstance(
         action_id=ActionId(f"release-{order}"),
         provider_id=None,
@@ -209,8 +209,8 @@ def release(order: str) -> ReleaseInstance:
     )
 
 
-async def test_an_instance_that_nobody_heard_of_is_found_by_its_order(bench: Bench) -> None:
-    """The launch was done and its answer lost for good: the cloud's list knows the tag."""
+async def test_unrecorded_instance_is_found_by_its_order(bench: Bench) -> None:
+    """The launch succeeded and its answer was lost: the cloud's list has the tag."""
     (ordered,) = await bench.begin(purchase("a", at=bench.here.clock.now()))
     bench.cloud.lose_answers(1)
     with pytest.raises(TransientError):
@@ -218,19 +218,19 @@ async def test_an_instance_that_nobody_heard_of_is_found_by_its_order(bench: Ben
     (ended,) = await bench.begin(release("a"))
     assert isinstance(ended, ScalingNodeTerminated)
     assert (ended.order_action_id, ended.provider_id is None) == ("a", False)
-    assert [one.state for one in await bench.cloud.instances("uid")] == ["terminated"]
+    assert [instance.state for instance in await bench.cloud.instances("uid")] == ["terminated"]
 
 
-async def test_a_failing_decision_does_not_hold_up_the_others(bench: Bench) -> None:
-    """The order is said at once, the release is tried again with the plan."""
+async def test_failing_decision_does_not_delay_others(bench: Bench) -> None:
+    """The order is published at once; the release is retried with the plan."""
     decisions = (release("gone"), purchase("b", at=bench.here.clock.now()))
     (story,) = planned(*decisions, at=bench.here.clock.now())
-    bench.knows((story,))
+    bench.record_story((story,))
     bench.cloud.lose_answers(1)
     outcome = await bench.step(story.fact)
     assert kinds(outcome.facts) == [ScalingNodeOrdered]
     assert outcome.redeliver_after_seconds is not None
-    bench.told(outcome.facts[0])
+    bench.record_fact(outcome.facts[0])
     again = await bench.step(story.fact)
     assert kinds(again.facts) == [ScalingNodeTerminated]
     assert again.redeliver_after_seconds is None
@@ -239,8 +239,8 @@ async def test_a_failing_decision_does_not_hold_up_the_others(bench: Bench) -> N
 # ---- removing
 
 
-async def test_an_empty_node_is_cordoned_drained_and_ended(bench: Bench) -> None:
-    """Cordon first; then nothing is left to evict."""
+async def test_empty_node_is_cordoned_and_drained(bench: Bench) -> None:
+    """Cordon first; then there is nothing to evict."""
     (started,) = await bench.begin(drain(bench.here, IDLE, seconds=600))
     assert isinstance(started, ScalingDrainStarted)
     assert is_cordoned(bench.here)
@@ -248,8 +248,8 @@ async def test_an_empty_node_is_cordoned_drained_and_ended(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("reason", [IDLE, RECLAIM])
-async def test_volumes_of_an_empty_node_are_waited_for_until_the_deadline(bench: Bench, reason: DrainReason) -> None:
-    """Who comes next could not have them before; one that never detaches holds up nothing for good."""
+async def test_drain_awaits_volume_detachment_until_deadline(bench: Bench, reason: DrainReason) -> None:
+    """Their next pods need them; a volume that never detaches does not block the drain."""
     attached = {"attacher": "csi.example.com", "nodeName": "gpu-a", "source": {"persistentVolumeName": "pv"}}
     bench.here.add("attachments", {"metadata": {"name": "attached"}, "spec": attached})
     (started,) = await bench.begin(drain(bench.here, reason, seconds=120))
@@ -259,8 +259,8 @@ async def test_volumes_of_an_empty_node_are_waited_for_until_the_deadline(bench:
     assert bench.here.clock.now() >= started.deadline_at  # type: ignore[attr-defined]
 
 
-async def test_a_node_that_is_not_idle_any_more_stays(bench: Bench) -> None:
-    """A pod landed between the plan and the cordon: the node is uncordoned, the pod left alone."""
+async def test_idle_drain_is_cancelled_by_new_pod(bench: Bench) -> None:
+    """A pod was bound between plan and cordon: the node is uncordoned, the pod stays."""
     await ready(bench.here, owned("new"))
     (cancelled,) = await bench.begin(drain(bench.here, IDLE, seconds=600))
     assert isinstance(cancelled, ScalingDrainCancelled)
@@ -268,19 +268,19 @@ async def test_a_node_that_is_not_idle_any_more_stays(bench: Bench) -> None:
     assert bench.here.item("pods", "new")["metadata"].get("deletionTimestamp") is None
 
 
-async def test_a_voluntary_drain_stops_at_a_protected_pod(bench: Bench) -> None:
-    """do-not-disrupt is obeyed although the plan did not see it; an involuntary drain moves it all the same."""
+async def test_protected_pod_stops_only_voluntary_drain(bench: Bench) -> None:
+    """The executor honors do-not-disrupt that the plan did not see; an involuntary drain evicts the pod."""
     await ready(bench.here, owned("kept", annotations={"gpu-autoscaler.io/do-not-disrupt": "true"}))
     assert kinds(await bench.begin(drain(bench.here, UNDERUSED, seconds=600))) == [ScalingDrainCancelled]
-    doomed = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=120), action_id=ActionId("drain-2"))
-    _, started = await bench.begin(doomed)
+    at_risk = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=120), action_id=ActionId("drain-2"))
+    _, started = await bench.begin(at_risk)
     assert isinstance(started, ScalingDrainStarted)
     annotations = bench.here.item("pods", "kept")["metadata"]["annotations"]
-    assert annotations["gpu-autoscaler.io/checkpoint-requested"] == doomed.deadline_at.isoformat()
+    assert annotations["gpu-autoscaler.io/checkpoint-requested"] == at_risk.deadline_at.isoformat()
     assert kinds(await drain_to_end(bench, started)) == [ScalingPodEvicted, ScalingNodeDrained]
 
 
-async def test_a_budget_holds_a_voluntary_drain_until_it_is_given_up(bench: Bench) -> None:
+async def test_pdb_delays_voluntary_drain_until_it_is_abandoned(bench: Bench) -> None:
     """429 means later; at the deadline the node is uncordoned and the pod still runs."""
     await ready(bench.here, owned("guarded", labels={"app": "train"}))
     bench.here.add("budgets", budget("one", "train"))
@@ -294,17 +294,17 @@ async def test_a_budget_holds_a_voluntary_drain_until_it_is_given_up(bench: Benc
     assert bench.here.item("pods", "guarded")["status"]["phase"] == "Running"
 
 
-async def test_a_budget_does_not_outlive_an_involuntary_deadline(bench: Bench) -> None:
-    """Evicted first, forced only when the pod's grace is all that is left, gone before the deadline."""
+async def test_pdb_is_overridden_at_involuntary_deadline(bench: Bench) -> None:
+    """Eviction first, deletion when only the pod's grace period is left, gone before the deadline."""
     await ready(bench.here, owned("guarded", labels={"app": "train"}))
     bench.here.add("budgets", budget("one", "train"))
     await until(lambda: bench.here.item("budgets", "one")["status"].get("expectedPods"))
     decision = drain(bench.here, RECLAIM, seconds=60)
     _, started = await bench.begin(decision)
     assert isinstance(started, ScalingDrainStarted)
-    said = await drain_to_end(bench, started)
-    assert kinds(said) == [ScalingPodEvicted, ScalingNodeDrained]
-    forced, done = said
+    facts = await drain_to_end(bench, started)
+    assert kinds(facts) == [ScalingPodEvicted, ScalingNodeDrained]
+    forced, done = facts
     assert isinstance(forced, ScalingPodEvicted)
     assert isinstance(done, ScalingNodeDrained)
     assert forced.is_forced
@@ -312,7 +312,7 @@ async def test_a_budget_does_not_outlive_an_involuntary_deadline(bench: Bench) -
     assert done.drained_at <= decision.deadline_at + LATE_MAX
 
 
-async def test_pods_leave_in_the_order_of_their_eviction_priority(bench: Bench) -> None:
+async def test_pods_are_evicted_by_priority(bench: Bench) -> None:
     """Low first, training last; each wave waits for the one before."""
     await ready(
         bench.here,
@@ -322,29 +322,29 @@ async def test_pods_leave_in_the_order_of_their_eviction_priority(bench: Bench) 
     )
     _, started = await bench.begin(drain(bench.here, RECLAIM, seconds=600))
     assert isinstance(started, ScalingDrainStarted)
-    said = [one.pod for one in await drain_to_end(bench, started) if isinstance(one, ScalingPodEvicted)]
-    assert said == ["default/c-low", "default/b-plain", "default/a-training"]
+    evicted = [fact.pod for fact in await drain_to_end(bench, started) if isinstance(fact, ScalingPodEvicted)]
+    assert evicted == ["default/c-low", "default/b-plain", "default/a-training"]
 
 
-async def test_a_pod_that_can_save_is_left_to_it_until_it_has(bench: Bench) -> None:
-    """Told with the deadline, it stays while it saves and goes when it has answered; others are not waited for."""
+async def test_pod_that_can_save_is_evicted_after_checkpoint(bench: Bench) -> None:
+    """It is asked with the deadline and evicted once it has answered; others are not waited for."""
     await ready(bench.here, owned("saves", annotations={"gpu-autoscaler.io/checkpointed-at": ""}), owned("cannot"))
     decision = drain(bench.here, RECLAIM, seconds=3600)
     asked, started = await bench.begin(decision)
     assert isinstance(asked, ScalingCheckpointRequested)
     assert isinstance(started, ScalingDrainStarted)
     assert (asked.pods, asked.deadline_at) == (("default/cannot", "default/saves"), decision.deadline_at)
-    evicted = [one for one in (await bench.step(started)).facts if isinstance(one, ScalingPodEvicted)]
-    assert [one.pod for one in evicted] == ["default/cannot"]
-    (pod_left,) = [one for one in await bench.here.kube.pods_on("gpu-a") if one.metadata.name == "saves"]
+    evicted = [fact for fact in (await bench.step(started)).facts if isinstance(fact, ScalingPodEvicted)]
+    assert [fact.pod for fact in evicted] == ["default/cannot"]
+    (pod_left,) = [pod for pod in await bench.here.kube.pods_on("gpu-a") if pod.metadata.name == "saves"]
     answer = {"gpu-autoscaler.io/checkpointed-at": bench.here.clock.now().isoformat()}
     assert await bench.here.kube.annotate_pod(pod_left, answer)
-    said = await drain_to_end(bench, started)
-    assert [one.pod for one in said if isinstance(one, ScalingPodEvicted)] == ["default/saves"]
+    facts = await drain_to_end(bench, started)
+    assert [fact.pod for fact in facts if isinstance(fact, ScalingPodEvicted)] == ["default/saves"]
 
 
-async def test_a_pod_that_never_answers_goes_when_its_grace_is_all_that_is_left(bench: Bench) -> None:
-    """Who promises to save and does not is gone by the deadline all the same."""
+async def test_pod_without_checkpoint_is_evicted_before_deadline(bench: Bench) -> None:
+    """A pod that can save and does not is gone by the deadline."""
     await ready(bench.here, owned("silent", annotations={"gpu-autoscaler.io/checkpointed-at": ""}))
     decision = drain(bench.here, RECLAIM, seconds=30)
     _, started = await bench.begin(decision)
@@ -355,7 +355,7 @@ async def test_a_pod_that_never_answers_goes_when_its_grace_is_all_that_is_left(
 
 
 def cancellation(of: DrainNode) -> CancelDrain:
-    """What the plan says when demand is back."""
+    """Return the decision to cancel a drain when demand returns."""
     return CancelDrain(
         action_id=ActionId("cancel-1"),
         drain_action_id=of.action_id,
@@ -365,8 +365,8 @@ def cancellation(of: DrainNode) -> CancelDrain:
     )
 
 
-async def test_a_cancelled_drain_leaves_the_rest_alone(bench: Bench) -> None:
-    """The cancellation uncordons; the pass that comes after it does nothing."""
+async def test_cancelled_drain_evicts_nothing_more(bench: Bench) -> None:
+    """The cancellation uncordons; the next pass does nothing."""
     await ready(bench.here, owned("stays", labels={"app": "train"}))
     decision = drain(bench.here, UNDERUSED, seconds=600)
     (started,) = await bench.begin(decision)
@@ -376,34 +376,34 @@ async def test_a_cancelled_drain_leaves_the_rest_alone(bench: Bench) -> None:
     assert bench.here.item("pods", "stays")["metadata"].get("deletionTimestamp") is None
 
 
-async def test_a_node_that_is_gone_is_drained(bench: Bench) -> None:
-    """Another node of the same name is not the one that was meant."""
+async def test_missing_node_counts_as_drained(bench: Bench) -> None:
+    """Another node of the same name is not touched."""
     decision = msgspec.structs.replace(drain(bench.here, IDLE, seconds=600), node_uid=NodeUid("other"))
     assert kinds(await bench.begin(decision)) == [ScalingNodeDrained]
     assert not is_cordoned(bench.here)
 
 
-async def test_work_that_moves_by_choice_is_asked_to_save_first(bench: Bench) -> None:
-    """Who can save is told, waited for, and goes once it has saved; nobody else is told anything."""
+async def test_voluntary_drain_awaits_checkpoint(bench: Bench) -> None:
+    """Only pods that can save are asked; they are evicted once they have."""
     await ready(bench.here, owned("saves", annotations={"gpu-autoscaler.io/checkpointed-at": ""}), owned("cannot"))
     asked, started = await bench.begin(drain(bench.here, UNDERUSED, seconds=600))
     assert isinstance(asked, ScalingCheckpointRequested)
     assert isinstance(started, ScalingDrainStarted)
     assert asked.pods == ("default/saves",)
-    evicted = [one.pod for one in (await bench.step(started)).facts if isinstance(one, ScalingPodEvicted)]
+    evicted = [fact.pod for fact in (await bench.step(started)).facts if isinstance(fact, ScalingPodEvicted)]
     assert evicted == ["default/cannot"]
-    (saves,) = [one for one in await bench.here.kube.pods_on("gpu-a") if one.metadata.name == "saves"]
+    (saves,) = [pod for pod in await bench.here.kube.pods_on("gpu-a") if pod.metadata.name == "saves"]
     answer = {"gpu-autoscaler.io/checkpointed-at": bench.here.clock.now().isoformat()}
     assert await bench.here.kube.annotate_pod(saves, answer)
-    said = await drain_to_end(bench, started)
-    assert [one.pod for one in said if isinstance(one, ScalingPodEvicted)] == ["default/saves"]
+    facts = await drain_to_end(bench, started)
+    assert [fact.pod for fact in facts if isinstance(fact, ScalingPodEvicted)] == ["default/saves"]
 
 
-async def test_work_that_does_not_save_is_not_moved_by_choice(bench: Bench) -> None:
-    """It is never told to go unsaved: at the deadline the drain is given up, and the node stays."""
+async def test_voluntary_drain_without_checkpoint_is_abandoned(bench: Bench) -> None:
+    """At the deadline the node stays, and the pod was never evicted."""
     await ready(bench.here, owned("slow", annotations={"gpu-autoscaler.io/checkpointed-at": ""}))
     _, started = await bench.begin(drain(bench.here, UNDERUSED, seconds=120))
     assert isinstance(started, ScalingDrainStarted)
-    *said, last = await drain_to_end(bench, started)
+    *facts, last = await drain_to_end(bench, started)
     assert isinstance(last, ScalingDrainCancelled)
-    assert [one for one in said if isinstance(one, ScalingPodEvicted)] == []
+    assert [fact for fact in facts if isinstance(fact, ScalingPodEvicted)] == []

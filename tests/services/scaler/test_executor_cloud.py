@@ -1,4 +1,4 @@
-"""What the executor does with a cloud that shows its instances late, or replaces those that it takes."""
+"""The executor with a cloud that lists instances late, or replaces interrupted ones."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,19 +25,19 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         await store.close()
 
 
-async def test_an_instance_that_is_not_shown_yet_is_not_said_never_to_have_been(bench: Bench) -> None:
-    """The cloud knows nothing of it moments after it was made: its end is asked for again, as it costs money."""
+async def test_unlisted_new_instance_is_terminated_again(bench: Bench) -> None:
+    """The cloud does not know a new instance yet: termination is retried, since it costs money."""
     now = bench.here.clock.now()
     for action, minutes in (("late", 1), ("lost", 6)):
-        bench.knows(bought(purchase(action, at=now - minutes * MINUTE), at=now - minutes * MINUTE))
-    with pytest.raises(TransientError, match="asked again"):
+        bench.record_story(bought(purchase(action, at=now - minutes * MINUTE), at=now - minutes * MINUTE))
+    with pytest.raises(TransientError, match="retried"):
         await bench.begin(release("late"))
     (ended,) = await bench.begin(release("lost"))
     assert isinstance(ended, ScalingNodeTerminated)
 
 
-async def test_an_instance_leaves_its_group_when_it_is_taken(bench: Bench) -> None:
-    """Once, and not where we take the node ourselves; a failure is tried again, and holds up no drain."""
+async def test_interrupted_instance_is_detached_from_its_group(bench: Bench) -> None:
+    """Once, and only if the cloud takes it; a failure is retried and does not delay the drain."""
     left: list[ProviderId] = []
     fails = [True]
 
@@ -50,7 +50,7 @@ async def test_an_instance_leaves_its_group_when_it_is_taken(bench: Bench) -> No
     await ready(bench.here, owned("p", grace=60))
     decision = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=600), provider_id=provider_id("n"))
     started = next(fact for fact in await bench.begin(decision) if isinstance(fact, ScalingDrainStarted))
-    bench.told(started)
+    bench.record_fact(started)
     for _ in range(3):
         await bench.step(started)
     assert left == [provider_id("n")] * 2

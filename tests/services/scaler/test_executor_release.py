@@ -1,4 +1,4 @@
-"""What the executor looks at once more before it ends an instance that was no use yet when that was decided."""
+"""The executor checks again that an instance to release runs no work."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -36,37 +36,37 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         (ordered,) = await bench.begin(purchase("b", at=here.clock.now()))
         (launched,) = (await bench.step(ordered)).facts
         assert isinstance(launched, ScalingNodeLaunched)
-        bench.told(launched)
+        bench.record_fact(launched)
         here.add_node(NODE, labels={labels.ACTION_ID: "b"})
         yield bench
         await store.close()
 
 
 async def state_of_instance(bench: Bench) -> str:
-    """What the cloud says of the only instance."""
+    """Return the cloud's state of the only instance."""
     (instance,) = await bench.cloud.instances("uid")
     return instance.state
 
 
 def is_cordoned(here: RunningCluster) -> bool:
-    """Whether the node takes no new pods."""
+    """Return True if the node is unschedulable."""
     return bool(here.item("nodes", NODE)["spec"].get("unschedulable"))
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_a_node_that_came_up_and_took_work_is_not_ended(bench: Bench, *, is_known: bool) -> None:
-    """The watch was late: the node is known as booting, or not at all. Told so once, the decision is over."""
+async def test_release_of_node_with_new_pods_is_cancelled(bench: Bench, *, is_known: bool) -> None:
+    """The watch was late: the node is recorded as booting, or not at all. The cancellation is final."""
     if is_known:
         seen = await bench.here.kube.get(NODES, "", NODE)
-        bench.told(msgspec.structs.replace(node_observed(seen, epoch=1), is_ready=False, ready_since=None))
+        bench.record_fact(msgspec.structs.replace(node_observed(seen, epoch=1), is_ready=False, ready_since=None))
     await ready(bench.here, owned("work"))
-    (spared,) = await bench.begin(MAX_DELIVERIES_CONSUMER)
+    (cancelled,) = await bench.begin(MAX_DELIVERIES_CONSUMER)
 
-    assert isinstance(spared, ScalingDrainCancelled)
-    assert (spared.drain_action_id, spared.node_name) == (MAX_DELIVERIES_CONSUMER.action_id, NODE)
-    assert spared.abandoned_because == "pod default/work has come: it is in use"
+    assert isinstance(cancelled, ScalingDrainCancelled)
+    assert (cancelled.drain_action_id, cancelled.node_name) == (MAX_DELIVERIES_CONSUMER.action_id, NODE)
+    assert cancelled.abandoned_because == "node is in use: pod default/work was scheduled to it"
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", False)
-    bench.told(spared)
+    bench.record_fact(cancelled)
     (work,) = await bench.here.kube.pods_on(NODE)
     await bench.here.kube.delete_pod(work, grace_seconds=1)
     await until(lambda: not bench.here.item("pods", "work"))
@@ -74,10 +74,8 @@ async def test_a_node_that_came_up_and_took_work_is_not_ended(bench: Bench, *, i
     assert await state_of_instance(bench) == "running"
 
 
-async def test_work_that_comes_at_that_moment_is_seen_by_the_second_look(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is bound after the first look and before the cordon: the node takes pods again, and stays."""
+async def test_pod_bound_before_cordon_cancels_release(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is bound after the first check and before the cordon: the node is uncordoned and stays."""
     kube, cordon = bench.here.kube, bench.here.kube.patch_node
 
     async def slow(name: str, patch: Mapping[str, Any]) -> core.Node:
@@ -90,8 +88,8 @@ async def test_work_that_comes_at_that_moment_is_seen_by_the_second_look(
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("running", False)
 
 
-async def test_a_node_without_work_is_cordoned_and_its_instance_ends(bench: Bench) -> None:
-    """What stays with every node is no work."""
+async def test_release_of_node_without_work_terminates_it(bench: Bench) -> None:
+    """DaemonSet pods are no work."""
     item = owned("agent")
     item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
     await ready(bench.here, item)
@@ -99,8 +97,8 @@ async def test_a_node_without_work_is_cordoned_and_its_instance_ends(bench: Benc
     assert (await state_of_instance(bench), is_cordoned(bench.here)) == ("terminated", True)
 
 
-async def test_what_others_cordoned_stays_so(bench: Bench) -> None:
-    """Work is there, and a hand wants no more of it to come."""
+async def test_cancelled_release_keeps_foreign_cordon(bench: Bench) -> None:
+    """The node has work, and somebody else cordoned it."""
     await ready(bench.here, owned("work"))
     await bench.here.kube.patch_node(NODE, {"spec": {"unschedulable": True}})
     assert kinds(await bench.begin(MAX_DELIVERIES_CONSUMER)) == [ScalingDrainCancelled]
@@ -108,8 +106,8 @@ async def test_what_others_cordoned_stays_so(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_up", [False, True])
-async def test_a_late_node_is_spared_where_it_runs_something(bench: Bench, *, is_up: bool) -> None:
-    """One that fell silent would keep what is bound to it for ever: its time to boot is over."""
+async def test_release_of_late_node_depends_on_readiness(bench: Bench, *, is_up: bool) -> None:
+    """Pods on a node that is not ready do not keep it: its boot timeout is over."""
     await ready(bench.here, owned("work"))
 
     def silent(item: Json) -> None:
@@ -117,6 +115,6 @@ async def test_a_late_node_is_spared_where_it_runs_something(bench: Bench, *, is
 
     if not is_up:
         bench.here.world.api.modify(served.NODES, NODE, silent)
-    said = await bench.begin(release("b"))
-    assert kinds(said) == [ScalingDrainCancelled if is_up else ScalingNodeTerminated]
+    facts = await bench.begin(release("b"))
+    assert kinds(facts) == [ScalingDrainCancelled if is_up else ScalingNodeTerminated]
     assert await state_of_instance(bench) == ("running" if is_up else "terminated")

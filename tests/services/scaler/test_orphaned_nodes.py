@@ -1,4 +1,4 @@
-"""Node objects that are left of ended instances are deleted: after a second word of the cloud, and nothing else is."""
+"""Nodes of ended instances are deleted after a second confirmation by the cloud; other nodes are not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(seconds=REFUSED_
 
 
 class Bench:
-    """A silent node of ours whose instance has ended, as the record says, and who may delete it."""
+    """A node of ours that is not ready and whose instance has ended."""
 
     def __init__(self, here: RunningCluster) -> None:
         self.here = here
@@ -45,7 +45,7 @@ class Bench:
         self.state = ClusterState()
 
     async def begin(self, *, installation: str = OURS, is_made: bool = True) -> None:
-        """Make the instance and let it die; the node that it had is there, and silent."""
+        """Launch the instance and let it die; its node remains and is not ready."""
         if is_made:
             decision = purchase("buy-1", offer())
             wanted = Order(
@@ -57,15 +57,15 @@ class Bench:
         self.here.add_node(NAME, labels={ACTION_ID: "buy-1"})
         self.change(lambda item: item["spec"].update(providerID=self.provider_id))
         self.change(lambda item: item["metadata"].update(finalizers=["example.com/theirs", TERMINATION_FINALIZER]))
-        self.say(is_ready=False)
-        await self.look()
+        self.set_ready(is_ready=False)
+        await self.observe()
 
     def change(self, how: object) -> None:
         """Change the node."""
         self.here.world.api.modify(SERVED_NODES, NAME, how)  # type: ignore[arg-type]
 
-    def say(self, *, is_ready: bool) -> None:
-        """Its kubelet reports, or is found to be silent."""
+    def set_ready(self, *, is_ready: bool) -> None:
+        """Set the node's Ready condition."""
         now = self.here.clock.now()
 
         def write(item: Json) -> None:
@@ -74,15 +74,15 @@ class Bench:
 
         self.change(write)
 
-    async def look(self) -> None:
-        """Let the record know the node as it is now, and that its instance ended some time ago."""
+    async def observe(self) -> None:
+        """Fold the node as it is now, and the end of its instance some time ago."""
         self.at = self.here.clock.now()
         ended_at = self.at - timedelta(seconds=ORPHANED_SECONDS)
         seen = node_observed(await self.here.kube.get(NODES, "", NAME), epoch=1)
-        self.state = given((Told(seen, ended_at), *self.over(ended_at)), as_of=self.at)
+        self.state = given((Told(seen, ended_at), *self.ended(ended_at)), as_of=self.at)
 
-    def over(self, ended_at: datetime) -> Story:
-        """The cloud's list showed the instance as ended then."""
+    def ended(self, ended_at: datetime) -> Story:
+        """Return the story in which the cloud listed the instance as ended then."""
         fact = NodeInstanceObserved(
             epoch=0, version=4, provider_id=self.provider_id, action_id=None, state="terminated",
             instance_type="t", zone="z", capacity_type=offer().capacity_type, price_micro_usd_per_hour=1,
@@ -91,29 +91,29 @@ class Bench:
         return (Told(fact, ended_at),)
 
     async def remove(self, after: timedelta = timedelta(0)) -> list[ScalingNodeRemoved]:
-        """What is deleted so long after the first look."""
+        """Remove what is due at the last observation plus `after`."""
         return await self.orphaned_nodes.remove(self.state, policy(watch_age_seconds_max=86_400), self.at + after)
 
     @property
     def node(self) -> Json:
-        """As it is now; {} where it is gone."""
+        """The node as it is now; {} if it is gone."""
         return self.here.item("nodes", NAME)
 
     @property
     def is_kept(self) -> bool:
-        """True while nobody has deleted it and our finalizer is there as before."""
+        """True while the node is not deleted and has our finalizer."""
         return bool(self.node) and TERMINATION_FINALIZER in self.node["metadata"]["finalizers"]
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    """A fresh one."""
+    """Return a new bench."""
     async with running_cluster(clock_factor=1.0) as here:
         yield Bench(here)
 
 
-async def test_it_goes_when_the_cloud_says_so_a_second_time(bench: Bench) -> None:
-    """Others' finalizers stay and are theirs to take away; ours is taken off first. It is told once."""
+async def test_node_is_deleted_after_second_confirmation(bench: Bench) -> None:
+    """Our finalizer is removed first, those of others stay; the removal is published once."""
     await bench.begin()
     assert await bench.remove() == []
     assert await bench.remove(LATER / 2) == []
@@ -127,8 +127,8 @@ async def test_it_goes_when_the_cloud_says_so_a_second_time(bench: Bench) -> Non
     assert await bench.remove(LONG) == [], "somebody deletes it already"
 
 
-async def test_an_instance_that_the_cloud_does_not_know_is_gone(bench: Bench) -> None:
-    """Asked for this very one, twice: some clouds show nothing of what has ended."""
+async def test_instance_unknown_to_the_cloud_counts_as_gone(bench: Bench) -> None:
+    """Some clouds do not show ended instances."""
     await bench.begin(is_made=False)
     bench.change(lambda item: item["metadata"].pop("finalizers"))
     assert await bench.remove() == []
@@ -136,8 +136,8 @@ async def test_an_instance_that_the_cloud_does_not_know_is_gone(bench: Bench) ->
     assert bench.node == {}
 
 
-async def test_an_instance_that_lives_after_all_keeps_its_node(bench: Bench) -> None:
-    """The record was told otherwise; and what the cloud said before its last word counts no more."""
+async def test_node_of_running_instance_is_kept(bench: Bench) -> None:
+    """The record was wrong; and a confirmation before it was seen running does not count."""
     await bench.begin()
     ended = bench.provider_id
     living = await bench.cloud.launch(
@@ -148,7 +148,7 @@ async def test_an_instance_that_lives_after_all_keeps_its_node(bench: Bench) -> 
     )  # fmt: skip
     bench.provider_id = living.provider_id
     bench.change(lambda item: item["spec"].update(providerID=living.provider_id))
-    await bench.look()
+    await bench.observe()
     assert await bench.remove() == []
     assert await bench.remove(LATER) == []
     assert bench.is_kept
@@ -159,8 +159,8 @@ async def test_an_instance_that_lives_after_all_keeps_its_node(bench: Bench) -> 
     assert ended != living.provider_id
 
 
-async def test_a_cloud_that_does_not_answer_says_nothing(bench: Bench) -> None:
-    """Neither that it is gone, nor that it is there: it is asked again at the next tick."""
+async def test_failed_lookup_is_retried_with_next_tick(bench: Bench) -> None:
+    """It confirms neither presence nor absence."""
     await bench.begin()
     assert await bench.remove() == []
     bench.cloud.failure = "throttled"
@@ -170,8 +170,8 @@ async def test_a_cloud_that_does_not_answer_says_nothing(bench: Bench) -> None:
     assert len(await bench.remove(LATER + timedelta(seconds=5))) == 1
 
 
-async def test_a_slow_cloud_holds_up_no_plan(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given up within seconds, and said nothing."""
+async def test_slow_lookup_is_abandoned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is abandoned within seconds and confirms nothing."""
 
     async def never(_: ProviderId) -> None:
         await asyncio.Event().wait()
@@ -184,8 +184,8 @@ async def test_a_slow_cloud_holds_up_no_plan(bench: Bench, monkeypatch: pytest.M
     assert bench.is_kept
 
 
-async def test_a_storm_is_taken_in_parts(bench: Bench) -> None:
-    """No more of them are asked about in one tick than the limit says; the others come next."""
+async def test_lookups_per_tick_are_limited(bench: Bench) -> None:
+    """The remaining nodes follow with the next ticks."""
     await bench.begin()
     asked: list[ProviderId] = []
 
@@ -201,10 +201,12 @@ async def test_a_storm_is_taken_in_parts(bench: Bench) -> None:
         )
         for number in range(2 * NODES_PER_TICK_MAX + 1)
     ]
-    over = [each.fact for each in bench.over(ended_at)]
-    ends = [msgspec.structs.replace(over[0], provider_id=one.provider_id) for one in many]
+    ended = [told.fact for told in bench.ended(ended_at)]
+    ends = [msgspec.structs.replace(ended[0], provider_id=node.provider_id) for node in many]
     bench.state = given(tuple(Told(fact, ended_at) for fact in (*many, *ends)), as_of=bench.at)
-    bench.orphaned_nodes = OrphanedNodes(bench.here.kube, Counting([offer()], installation=OURS, now=bench.here.clock.now))
+    bench.orphaned_nodes = OrphanedNodes(
+        bench.here.kube, Counting([offer()], installation=OURS, now=bench.here.clock.now)
+    )
     counts = []
     for _ in range(4):
         await bench.remove()
@@ -213,25 +215,25 @@ async def test_a_storm_is_taken_in_parts(bench: Bench) -> None:
     assert len(asked) == len(many)
 
 
-async def test_an_instance_of_somebody_else_keeps_its_node(bench: Bench) -> None:
-    """Its tags say that it is not ours, whatever the node's label says: that one is looked at seldom."""
+async def test_node_of_foreign_instance_is_kept(bench: Bench) -> None:
+    """The instance's tags name another installation; it is looked up rarely."""
     await bench.begin(installation="another")
     for after in (timedelta(0), LATER, 2 * LATER, LONG, LONG + LATER):
         assert await bench.remove(after) == []
     assert bench.is_kept
 
 
-async def test_a_node_that_is_back_stays(bench: Bench) -> None:
-    """The record is a moment old; the node itself is looked at last."""
+async def test_node_that_is_ready_again_is_kept(bench: Bench) -> None:
+    """The node itself is read last."""
     await bench.begin()
     assert await bench.remove() == []
-    bench.say(is_ready=True)
+    bench.set_ready(is_ready=True)
     assert await bench.remove(LATER) == []
     assert bench.is_kept
 
 
-async def test_another_node_of_the_same_name_stays(bench: Bench) -> None:
-    """Made anew on another instance, or on the same one."""
+async def test_recreated_node_is_kept(bench: Bench) -> None:
+    """On another instance, or on the same one."""
     await bench.begin()
     assert await bench.remove() == []
     bench.change(lambda item: item["spec"].update(providerID="fake:///zone-a/i-other"))
@@ -240,23 +242,23 @@ async def test_another_node_of_the_same_name_stays(bench: Bench) -> None:
     bench.here.world.api.delete(SERVED_NODES, NAME)
     bench.here.add_node(NAME, labels={ACTION_ID: "buy-1"})
     bench.change(lambda item: item["spec"].update(providerID=bench.provider_id))
-    bench.say(is_ready=False)
+    bench.set_ready(is_ready=False)
     assert await bench.remove(2 * LATER) == []
     assert "deletionTimestamp" not in bench.node["metadata"]
 
 
-async def test_what_changed_since_it_was_seen_is_not_deleted(bench: Bench) -> None:
-    """The version that was looked at is a condition: a kubelet that reports in between is not overruled."""
+async def test_changed_node_is_not_deleted(bench: Bench) -> None:
+    """The resource version is a precondition of the deletion."""
     await bench.begin()
     seen = await bench.here.kube.get(NODES, "", NAME)
-    bench.say(is_ready=True)
+    bench.set_ready(is_ready=True)
     assert not await bench.here.kube.delete_node(seen)
     assert "deletionTimestamp" not in bench.node["metadata"]
     assert await bench.here.kube.delete_node(await bench.here.kube.get(NODES, "", NAME))
 
 
-async def test_a_provider_that_cannot_be_asked_about_one_removes_nothing(bench: Bench) -> None:
-    """Karpenter's: it removes its nodes by itself."""
+async def test_provider_without_instance_lookup_removes_nothing(bench: Bench) -> None:
+    """Karpenter removes its nodes itself."""
     await bench.begin()
     blind = OrphanedNodes(bench.here.kube, _Blind())  # type: ignore[arg-type]
     for after in (timedelta(0), LATER):
@@ -268,8 +270,8 @@ class _Blind:
     name = "blind"
 
 
-async def test_a_restart_costs_a_minute_and_no_node(bench: Bench) -> None:
-    """What was asked before is forgotten: the first word is asked for again."""
+async def test_restart_repeats_first_confirmation(bench: Bench) -> None:
+    """The first confirmation is not remembered across restarts."""
     await bench.begin()
     assert await bench.remove() == []
     bench.orphaned_nodes = OrphanedNodes(bench.here.kube, bench.cloud)

@@ -1,4 +1,4 @@
-"""When the scaler speaks: behind the last plan's fence, and only when there is something to say."""
+"""When the scaler publishes: fenced by the last plan, and only what is new."""
 
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
@@ -42,58 +42,58 @@ SECOND = timedelta(seconds=1)
 
 
 async def no_instances() -> AsyncIterator[InstancesListed]:
-    """A cloud that has nothing."""
+    """A cloud without instances."""
     yield InstancesListed(instances=(), listed_at=T0)
 
 
-class _NoHands:
-    """Writes nothing: these tests are about what is said."""
+class _NoExecution:
+    """An executor that does nothing."""
 
     @property
-    def finalizers(self) -> "_NoHands":
+    def finalizers(self) -> "_NoExecution":
         return self
 
     @property
-    def checkpoint_notices(self) -> "_NoHands":
+    def checkpoint_notices(self) -> "_NoExecution":
         return self
 
     @property
-    def orphaned_nodes(self) -> "_NoHands":
+    def orphaned_nodes(self) -> "_NoExecution":
         return self
 
     async def remove(self, *_: object) -> tuple[()]:
-        """Leave every node's object where it is."""
+        """Remove nothing."""
         return ()
 
     async def write_due(self, *_: object, **__: object) -> None:
-        """Leave every node as it is."""
+        """Write nothing."""
 
-    async def tell(self, *_: object) -> None:
-        """Tell nobody."""
+    async def send(self, *_: object) -> None:
+        """Notify nobody."""
 
 
 def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Tables | None = None) -> Scaler:
-    """A scaler that only plans."""
+    """Return a scaler that only plans."""
     return Scaler(
         view,
         with_policy or policy(),
-        executor=_NoHands(),  # type: ignore[arg-type]  # nothing is carried out here
+        executor=_NoExecution(),  # type: ignore[arg-type]  # nothing is carried out here
         recovery=DecisionRecovery(MemoryStore(Tables() if tables is None else tables), with_policy or policy()),
         instances=no_instances(),
         digests=Digests(policy="p", core="c"),
-        figures=Metrics("scaler", CollectorRegistry()),
+        metrics=Metrics("scaler", CollectorRegistry()),
     )
 
 
 def view_of(*stories: Story) -> StateView:
-    """What the stories add up to at T0."""
+    """Return the view of these stories at T0."""
     view = StateView()
     view.advance(given(*stories), {"JOB": 1})
     return view
 
 
-async def test_unmet_demand_is_planned_behind_the_last_plans_fence() -> None:
-    """One fact, the parent's sequence as its fence, cut and digests with it; the id follows from them."""
+async def test_plan_is_fenced_by_its_parent() -> None:
+    """One fact with cut and digests, from which its id follows."""
     view = view_of(on_sale(offer()), job("train"), planned(plan_id="before"))
     outcome = await scaler(view).on_tick(T0)
     assert isinstance(outcome, Outcome)
@@ -105,13 +105,13 @@ async def test_unmet_demand_is_planned_behind_the_last_plans_fence() -> None:
     assert await scaler(view).on_tick(T0) == outcome
 
 
-async def test_nothing_to_say_is_not_said() -> None:
+async def test_empty_plan_is_not_published() -> None:
     """An empty cluster without work makes no plans."""
     assert await scaler(view_of(on_sale(offer()))).on_tick(T0) == ()
 
 
-async def test_what_is_held_back_is_said_once() -> None:
-    """The same thing for the same kind of reason is said again only where the stream never took it."""
+async def test_unchanged_deferrals_are_published_once() -> None:
+    """Repeated only if the stream did not store the plan."""
     view = view_of(on_sale(offer()), job("train", gpus=99))
     service = scaler(view)
     first = await service.on_tick(T0)
@@ -122,7 +122,7 @@ async def test_what_is_held_back_is_said_once() -> None:
 
 
 def instance(state: str) -> Instance:
-    """An instance of ours."""
+    """Return an instance of ours."""
     return Instance(
         provider_id=ProviderId("sim:///a/i-1"),
         action_id=ActionId("a"),
@@ -135,8 +135,8 @@ def instance(state: str) -> Instance:
     )
 
 
-async def test_an_instance_is_told_of_when_it_moves_on() -> None:
-    """Its state is its version; the list is told each time, as the proof of what is absent."""
+async def test_instance_is_published_on_state_change() -> None:
+    """Its state is its version; the list is published each time, as proof of absence."""
     view = StateView()
     service = scaler(view)
     first = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0))
@@ -148,8 +148,8 @@ async def test_an_instance_is_told_of_when_it_moves_on() -> None:
     assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]
 
 
-async def test_no_plan_is_made_on_a_new_stream_before_the_world_is_listed() -> None:
-    """The store says that there were plans: what they bought shows in the cloud, once somebody has looked."""
+async def test_new_stream_defers_planning_until_resources_are_listed() -> None:
+    """The store has plans: what they bought shows in the cloud once it is listed."""
     tables = Tables()
     decided = planned(purchase("buy"), plan_id="lost")[0].fact
     assert isinstance(decided, ScalingPlanMade)
@@ -162,7 +162,7 @@ async def test_no_plan_is_made_on_a_new_stream_before_the_world_is_listed() -> N
     assert isinstance(first, Outcome)
     (restored,) = first.facts
     assert isinstance(restored, ScalingDecisionsRestored)
-    assert [recovery.decision for recovery in restored.recovery] == [purchase("buy")]
+    assert [past.decision for past in restored.past] == [purchase("buy")]
     assert first.expected_last_sequence == 0
     view.advance(given(on_sale(offer()), job("train"), (Told(restored, T0),)), {"JOB": 1})
     after = await scaler(view, tables=tables).on_tick(T0)
@@ -172,8 +172,8 @@ async def test_no_plan_is_made_on_a_new_stream_before_the_world_is_listed() -> N
     assert made.plan.decisions == ()
 
 
-async def test_what_was_open_is_read_from_plans_of_a_bounded_time() -> None:
-    """Counted back from the last plan; whoever was away for long goes on with what was open when he went."""
+async def test_open_decisions_are_read_from_recent_plans() -> None:
+    """Counted back from the last plan, however long no scaler ran."""
     tables = Tables()
     store = MemoryStore(tables)
     for number, at in enumerate((T0 - HOUR, T0 - MINUTE, T0)):
@@ -185,45 +185,45 @@ async def test_what_was_open_is_read_from_plans_of_a_bounded_time() -> None:
     assert outcome is not None
     (restored,) = outcome.facts
     assert isinstance(restored, ScalingDecisionsRestored)
-    assert [recovery.decision.action_id for recovery in restored.recovery] == ["buy-1", "buy-2"]
+    assert [past.decision.action_id for past in restored.past] == ["buy-1", "buy-2"]
 
 
-async def test_a_change_of_policy_is_said_before_the_first_plan_by_it() -> None:
-    """Until the stream has it, with each value that differs; then plans carry the new digest."""
+async def test_policy_change_is_published_before_its_first_plan() -> None:
+    """Repeated until the stream has it, with each difference; then plans carry the new digest."""
     view = view_of(on_sale(offer()), job("train"))
     service, other = scaler(view), policy(nodes_count_max=0)
     service.use_policy(other, "policy.toml")
     first = await service.on_tick(T0)
     assert isinstance(first, tuple)
-    (said,) = first
-    assert isinstance(said, PolicyChanged)
-    assert (said.before_digest, said.differences, said.changed_at) == ("p", ("nodes_count_max: 100 -> 0",), T0)
+    (change,) = first
+    assert isinstance(change, PolicyChanged)
+    assert (change.before_digest, change.differences, change.changed_at) == ("p", ("nodes_count_max: 100 -> 0",), T0)
     assert await service.on_tick(T0) == first
 
-    view.advance(given(on_sale(offer()), job("train"), (Told(said, T0),)), {"POLICY": 1})
+    view.advance(given(on_sale(offer()), job("train"), (Told(change, T0),)), {"POLICY": 1})
     outcome = await service.on_tick(T0)
     assert isinstance(outcome, Outcome)
     (made,) = outcome.facts
     assert isinstance(made, ScalingPlanMade)
-    assert made.policy_digest == said.policy_digest == policy_digest(other)
+    assert made.policy_digest == change.policy_digest == policy_digest(other)
     assert not made.plan.decisions
 
 
-async def test_the_end_of_a_paid_period_is_said_once_and_in_time() -> None:
-    """As a notice with the end as its deadline, when the node is to drain; not before, and not again."""
+async def test_reservation_end_is_published_once_and_ahead() -> None:
+    """As a notice with the end as its deadline, when the node must start to drain."""
     until = T0 + HOUR
     paid = msgspec.structs.replace(offer(), paid_from=T0 - HOUR, paid_until=until)
     order = bought(purchase("buy-1", paid))
     view = view_of(order)
 
-    async def said(at: datetime) -> list[SpotNoticeReceived]:
+    async def notices(at: datetime) -> list[SpotNoticeReceived]:
         seen = msgspec.structs.replace(instance("running"), action_id=ActionId("buy-1"))
         facts = await scaler(view).on_item(InstancesListed(instances=(seen,), listed_at=at))
         assert isinstance(facts, list)
         return [fact for fact in facts if isinstance(fact, SpotNoticeReceived)]
 
-    assert await said(until - 11 * MINUTE) == []
-    (notice,) = await said(until - 10 * MINUTE)
+    assert await notices(until - 11 * MINUTE) == []
+    (notice,) = await notices(until - 10 * MINUTE)
     assert (notice.kind, notice.reclaim_at) == ("paid_period_over", until)
     view.advance(given(order, (Told(notice, until - 10 * MINUTE),)), {"SPOT": 1})
-    assert await said(until - 9 * MINUTE) == []
+    assert await notices(until - 9 * MINUTE) == []

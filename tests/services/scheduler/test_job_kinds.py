@@ -1,73 +1,72 @@
-"""What the scheduler does with the kind of object that a job wants its members made by. A simulated API server."""
+"""Jobs of each runtime at the scheduler's inputs. A simulated API server."""
 
 import msgspec
-from tests.services.scheduler.test_service import TRAIN, Desk, desk, listing
+from tests.services.scheduler.test_service import TRAIN, Bench, bench, listing
 from tests.support.stories import job, node, request
 
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.simcluster.kinds import SERVICES
 
-__all__ = ["desk"]
+__all__ = ["bench"]
 
 
-async def test_a_request_for_a_kind_that_is_not_installed_is_refused(desk: Desk) -> None:
-    """Nothing is kept; the refusal names the definition that is missing."""
+async def test_request_for_missing_kind_is_rejected(bench: Bench) -> None:
+    """Nothing is stored; the rejection names the missing definition."""
     asked = request("train", runtime="jobset")
-    outcome = await desk.hear(asked)
+    outcome = await bench.handle(asked)
     (rejected,) = outcome.facts
     assert isinstance(rejected, JobRejected)
-    (mistake,) = rejected.mistakes
-    assert mistake.field == "runtime"
-    assert "jobsets.jobset.x-k8s.io" in mistake.reason
-    assert await desk.store.job(TRAIN) is None
+    (violation,) = rejected.violations
+    assert violation.field == "runtime"
+    assert "jobsets.jobset.x-k8s.io" in violation.reason
+    assert await bench.store.job(TRAIN) is None
 
 
-async def test_an_accepted_job_whose_kind_is_gone_fails_and_says_so(desk: Desk) -> None:
-    """The gateway accepted it, or the definition went since: it ends, as no accepted job is lost."""
-    queued = await desk.accepted()
+async def test_accepted_job_of_missing_kind_fails(bench: Bench) -> None:
+    """Accepted by the gateway, or the definition was removed since: the job ends, it is never lost."""
+    queued = await bench.accepted()
     asked = msgspec.structs.replace(queued, spec=msgspec.structs.replace(queued.spec, runtime=Runtime.JOBSET))
-    (finished,) = (await desk.hear(asked)).facts
+    (finished,) = (await bench.handle(asked)).facts
     assert isinstance(finished, JobFinished)
     assert finished.outcome == "failed"
     assert "jobsets.jobset.x-k8s.io" in finished.message
 
 
-async def test_a_list_of_one_kind_says_nothing_of_jobs_of_another(desk: Desk) -> None:
+async def test_list_of_one_kind_ignores_other_kinds(bench: Bench) -> None:
     """A JobSet is not missing because no Kubernetes Job is listed."""
-    desk.knows(job("train", runtime=Runtime.JOBSET, placed_on=("n1",), is_running=True), node("n1"))
-    assert (await desk.hear(listing())).facts == ()
-    (finished,) = (await desk.hear(msgspec.structs.replace(listing(), runtime=Runtime.JOBSET))).facts
+    bench.record_story(job("train", runtime=Runtime.JOBSET, placed_on=("n1",), is_running=True), node("n1"))
+    assert (await bench.handle(listing())).facts == ()
+    (finished,) = (await bench.handle(msgspec.structs.replace(listing(), runtime=Runtime.JOBSET))).facts
     assert isinstance(finished, JobFinished)
 
 
-async def test_members_of_a_gang_find_each_other_by_name(desk: Desk) -> None:
-    """A headless Service of the Job's own, made once; each member is told where the first one is, unless the request
-    says so itself."""
-    queued = (await desk.hear(request("train", members=3))).facts[0]
+async def test_gang_members_have_service_and_rendezvous(bench: Bench) -> None:
+    """A headless Service owned by the Job, created once; each member gets the address of the first."""
+    queued = (await bench.handle(request("train", members=3))).facts[0]
     assert isinstance(queued, JobQueued)
-    await desk.hear(queued)
-    await desk.hear(queued)
-    (service,) = desk.here.world.api.objects(SERVICES, None)
-    job_made = desk.here.item("jobs", "train")
+    await bench.handle(queued)
+    await bench.handle(queued)
+    (service,) = bench.here.world.api.objects(SERVICES, None)
+    job_made = bench.here.item("jobs", "train")
     template = job_made["spec"]["template"]["spec"]
-    told = {each["name"]: each.get("value") for each in template["containers"][0]["env"]}
+    variables = {item["name"]: item.get("value") for item in template["containers"][0]["env"]}
 
     assert service["metadata"]["ownerReferences"][0]["uid"] == job_made["metadata"]["uid"]
     assert service["spec"]["clusterIP"] == "None"
     assert template["subdomain"] == service["metadata"]["name"] == "gang-train"
-    assert (told["MASTER_ADDR"], told["WORLD_SIZE"]) == ("train-0.gang-train", "3")
+    assert (variables["MASTER_ADDR"], variables["WORLD_SIZE"]) == ("train-0.gang-train", "3")
 
 
-async def test_a_runtime_is_told_what_it_lacks(desk: Desk) -> None:
-    """An unknown one with the nearest known, an id that names of pods cannot be made of, a RayJob without a command."""
+async def test_runtime_violations_are_reported(bench: Bench) -> None:
+    """An unknown runtime with the nearest known one, an unusable id, a RayJob without a command."""
     for asked, field, word in (
         (request("train", runtime="pytorch"), "runtime", "did you mean pytorchjob?"),
-        (request("1-train", runtime="jobset"), "job_id", "begin with a letter"),
+        (request("1-train", runtime="jobset"), "job_id", "start with a letter"),
         (request("train", runtime="rayjob"), "container.command", "entrypoint"),
     ):
-        (rejected,) = (await desk.hear(asked)).facts
+        (rejected,) = (await bench.handle(asked)).facts
         assert isinstance(rejected, JobRejected)
-        (mistake,) = rejected.mistakes
-        assert mistake.field == field
-        assert word in mistake.reason
+        (violation,) = rejected.violations
+        assert violation.field == field
+        assert word in violation.reason

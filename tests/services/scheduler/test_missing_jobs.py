@@ -1,4 +1,4 @@
-"""Jobs of a kind that cannot be suspended, while the scheduler makes them anew: a list without them is no end."""
+"""Jobs of a kind that cannot be suspended, while the scheduler recreates them: a list without them is no end."""
 
 import pytest
 from tests.support.stories import MINUTE, T0, Story, Told, given, job, policy
@@ -12,12 +12,12 @@ TRAIN = JobId("train")
 
 
 def lost(attempt: int) -> Story:
-    """It lost its place."""
+    """Return the loss of this attempt."""
     return (Told(JobPreempted(job_id=TRAIN, attempt=attempt, cause="gone", preempted_at=T0), T0),)
 
 
 def started(minutes: int) -> Story:
-    """It was seen at work so long after its place."""
+    """Return a start this many minutes after the placement."""
     at = T0 + minutes * MINUTE
     return (Told(JobStarted(job_id=TRAIN, kube_job="default/train", started_at=at, epoch=1, version=1), at),)
 
@@ -32,8 +32,8 @@ def started(minutes: int) -> Story:
         (1, (), False),
     ],
 )
-def test_only_what_we_take_away_ourselves_is_made_anew(attempt: int, since: Story, expected: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Of Volcano's kind alone: the others are held, and always there."""
+def test_only_jobs_that_we_delete_are_recreated(attempt: int, since: Story, expected: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Only of Volcano's kind: the other kinds are suspended and always exist."""
     for runtime in Runtime:
         state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=attempt), since)
         assert is_recreated(state.jobs[TRAIN], policy(), T0) is (expected and runtime is Runtime.VOLCANO)

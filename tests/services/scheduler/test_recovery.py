@@ -1,6 +1,6 @@
-"""Accepted jobs that the stream does not have are said again, and nothing runs twice for it."""
+"""Accepted jobs that a new stream does not have are published again, and nothing runs twice."""
 
-from tests.services.scheduler.test_service import TRAIN, Desk, desk
+from tests.services.scheduler.test_service import TRAIN, Bench, bench
 from tests.support.stories import MINUTE, T0, Told, given, job, request
 
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
@@ -10,58 +10,58 @@ from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery
 
-__all__ = ["desk"]
+__all__ = ["bench"]
 PLACED = JobPlaced(job_id=TRAIN, attempt=2, node_uids=(NodeUid("uid-n1"),), node_names=("n1",), placed_at=T0)
 
 
-def past(desk: Desk, seed: ClusterState = EMPTY_STATE) -> JobRecovery:
-    """What the scheduler has of before."""
-    return JobRecovery(desk.store, Binder(desk.here.kube, "default"), seed)
+def recovery(bench: Bench, seed: ClusterState = EMPTY_STATE) -> JobRecovery:
+    """Return the scheduler's recovery with this seed."""
+    return JobRecovery(bench.store, Binder(bench.here.kube, "default"), seed)
 
 
-async def test_a_job_of_the_store_is_said_again_until_the_stream_has_it(desk: Desk) -> None:
-    """Accepted before: queued again, as of then. Nothing more is said once it is known."""
-    queued = await desk.accepted()
-    before = past(desk)
+async def test_stored_job_is_published_until_stream_has_it(bench: Bench) -> None:
+    """Queued again, as of its acceptance; nothing once it is known."""
+    queued = await bench.accepted()
+    before = recovery(bench)
     assert await before.jobs(EMPTY_STATE, T0 + MINUTE) == [queued]
     assert await before.jobs(EMPTY_STATE, T0 + MINUTE) == [queued], "the stream did not take it"
-    assert await before.jobs(desk.view.state, T0 + MINUTE) == []
+    assert await before.jobs(bench.view.state, T0 + MINUTE) == []
 
 
-async def test_a_job_that_is_over_is_not_said_again(desk: Desk) -> None:
-    """Its end is on record."""
-    await desk.accepted()
-    await desk.store.finish_job(TRAIN, outcome="completed", finished_at=T0)
-    assert await past(desk).jobs(EMPTY_STATE, T0 + MINUTE) == []
+async def test_finished_job_is_not_published_again(bench: Bench) -> None:
+    """Its end is stored."""
+    await bench.accepted()
+    await bench.store.finish_job(TRAIN, outcome="completed", finished_at=T0)
+    assert await recovery(bench).jobs(EMPTY_STATE, T0 + MINUTE) == []
 
 
-async def test_attempts_are_counted_on(desk: Desk) -> None:
-    """The last snapshot knows the attempt, and whether it was lost since."""
-    queued = await desk.accepted()
+async def test_attempts_continue_after_recovery(bench: Bench) -> None:
+    """The last snapshot has the attempt, and whether it was lost since."""
+    queued = await bench.accepted()
     placed = given((Told(queued, T0), Told(PLACED, T0)))
-    assert await past(desk, placed).jobs(EMPTY_STATE, T0) == [queued, PLACED]
+    assert await recovery(bench, placed).jobs(EMPTY_STATE, T0) == [queued, PLACED]
     preempted = JobPreempted(job_id=TRAIN, attempt=2, cause="its node went", preempted_at=T0)
     lost = given((Told(queued, T0), Told(PLACED, T0), Told(preempted, T0)))
-    await desk.hear(queued)  # its Kubernetes Job is there
-    assert await past(desk, lost).jobs(EMPTY_STATE, T0) == [queued, PLACED, preempted]
+    await bench.handle(queued)  # its Kubernetes Job is there
+    assert await recovery(bench, lost).jobs(EMPTY_STATE, T0) == [queued, PLACED, preempted]
 
 
-async def test_a_job_that_ran_and_whose_kubernetes_job_went_unseen_is_not_run_again(desk: Desk) -> None:
-    """It had started by the last snapshot: it is cancelled, and its end comes before its acceptance."""
-    queued = await desk.accepted()
+async def test_started_job_deleted_unseen_is_cancelled(bench: Bench) -> None:
+    """It had started by the last snapshot: its end is published before its acceptance."""
+    queued = await bench.accepted()
     started = JobStarted(epoch=1, version=1, job_id=TRAIN, kube_job="default/train", started_at=T0)
     ran = given((Told(queued, T0), Told(PLACED, T0), Told(started, T0)))
-    ended, again = await past(desk, ran).jobs(EMPTY_STATE, T0)
+    ended, again = await recovery(bench, ran).jobs(EMPTY_STATE, T0)
     assert isinstance(ended, JobFinished)
     assert (ended.outcome, again) == ("cancelled", queued)
-    await desk.hear(queued)  # there it is
-    assert await past(desk, ran).jobs(EMPTY_STATE, T0) == [queued, PLACED]
+    await bench.handle(queued)  # there it is
+    assert await recovery(bench, ran).jobs(EMPTY_STATE, T0) == [queued, PLACED]
 
 
-async def test_the_scheduler_places_nothing_before_all_jobs_are_known(desk: Desk) -> None:
-    """A job that came after the loss would take the place of one that was there before."""
-    await desk.hear(request("train"))
-    desk.knows(job("late"))
-    (said,) = as_outcome(await desk.scheduler.on_tick(T0)).facts
-    assert isinstance(said, JobQueued)
-    assert said.job_id == TRAIN
+async def test_nothing_is_placed_before_all_jobs_are_restored(bench: Bench) -> None:
+    """A later job would take the place of an earlier one."""
+    await bench.handle(request("train"))
+    bench.record_story(job("late"))
+    (queued,) = as_outcome(await bench.scheduler.on_tick(T0)).facts
+    assert isinstance(queued, JobQueued)
+    assert queued.job_id == TRAIN

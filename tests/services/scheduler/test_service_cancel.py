@@ -1,4 +1,4 @@
-"""What a cancel of a job that is not accepted comes to."""
+"""Cancellation of a job that is not accepted."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,8 +27,8 @@ ASKED = Told(request(job_id=JOB), T0)
 CANCEL = Told(JobCancelRequested(job_id=JOB), T0)
 
 
-class Desk:
-    """A scheduler that knows some facts, with a clock to be set."""
+class Bench:
+    """A scheduler with some known facts and a settable clock."""
 
     def __init__(self, store: SqliteStore, *known: Told) -> None:
         self.now = T0
@@ -38,44 +38,44 @@ class Desk:
         self.scheduler = Scheduler(view, policy(), store, Binder(kube, "default"), lambda: self.now)
 
     async def cancel(self, after: timedelta) -> object:
-        """What the scheduler says to the cancel when it is given it this long after the first time."""
+        """Pass the cancellation to the scheduler this long after the first time."""
         self.now = T0 + after
         return await self.scheduler.on_fact(self.known[-1])
 
 
 @asynccontextmanager
-async def desk(folder: Path, *known: Told) -> AsyncIterator[Desk]:
-    """A desk with an empty store."""
+async def bench(folder: Path, *known: Told) -> AsyncIterator[Bench]:
+    """A bench with an empty store."""
     store = await SqliteStore.open(folder / "store.db")
     try:
-        yield Desk(store, *known)
+        yield Bench(store, *known)
     finally:
         await store.close()
 
 
-async def test_a_cancel_waits_for_the_answer_to_its_request_and_not_for_ever(tmp_path: Path) -> None:
-    """The request may be in another hand at this moment; one that was set aside is never answered."""
-    async with desk(tmp_path, ASKED) as front:
+async def test_cancel_waits_for_its_request_up_to_a_limit(tmp_path: Path) -> None:
+    """The request may be in progress elsewhere; a dead letter is never answered."""
+    async with bench(tmp_path, ASKED) as bench_:
         waits = Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
-        assert await front.cancel(timedelta()) == waits
-        assert await front.cancel(MINUTE - timedelta(seconds=1)) == waits
-        with pytest.raises(PermanentError, match="job_id: 'train' was never accepted: there is nothing to cancel"):
-            await front.cancel(MINUTE)
+        assert await bench_.cancel(timedelta()) == waits
+        assert await bench_.cancel(MINUTE - timedelta(seconds=1)) == waits
+        with pytest.raises(PermanentError, match="job_id: cancellation of 'train' failed: no such job was accepted"):
+            await bench_.cancel(MINUTE)
 
 
-async def test_a_cancel_of_nothing_is_refused_at_once(tmp_path: Path) -> None:
-    """Nobody asked for such a job, or it was refused."""
-    refused = Told(JobRejected(request_id="e", mistakes=(Violation("members", "is 0"),), job_id=JOB), T0)
+async def test_cancel_of_unknown_job_fails_at_once(tmp_path: Path) -> None:
+    """The job was never requested, or was rejected."""
+    refused = Told(JobRejected(request_id="e", violations=(Violation("members", "is 0"),), job_id=JOB), T0)
     for known in ((), (ASKED, refused)):
-        async with desk(tmp_path, *known) as front:
-            with pytest.raises(PermanentError, match="never accepted"):
-                await front.cancel(timedelta())
+        async with bench(tmp_path, *known) as bench_:
+            with pytest.raises(PermanentError, match="no such job was accepted"):
+                await bench_.cancel(timedelta())
 
 
-async def test_a_job_that_is_accepted_meanwhile_is_cancelled(tmp_path: Path) -> None:
-    """The wait was worth it."""
-    async with desk(tmp_path, ASKED) as front:
-        await front.cancel(timedelta())
-        await front.scheduler.on_fact(front.known[0])
-        finished = await front.cancel(timedelta(seconds=1))
+async def test_job_accepted_meanwhile_is_cancelled(tmp_path: Path) -> None:
+    """The redelivered cancellation finds the job."""
+    async with bench(tmp_path, ASKED) as bench_:
+        await bench_.cancel(timedelta())
+        await bench_.scheduler.on_fact(bench_.known[0])
+        finished = await bench_.cancel(timedelta(seconds=1))
         assert [fact.outcome for fact in finished] == ["cancelled"]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The shadow stands beside each real plan with just what that plan was made from, in whichever order streams come."""
+"""The shadow compares each real plan with a plan from the same facts, in any order of streams."""
 
 import random
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ def _shuffled(recording: Recording, seed: int) -> Iterator[list[Recorded]]:
     """The day as it may arrive: each stream in its order, one up to twenty facts behind another."""
     chance = random.Random(seed)  # noqa: S311 - an order that comes again with its seed
     waiting = {stream: [] for stream in ("POD", "NODE", "GPU", "SPOT", "JOB", "SCALING")}  # type: dict[str, list[Recorded]]
-    for each in recording.facts:
-        waiting[each.recorded.stream].append(each.recorded)
+    for item in recording.facts:
+        waiting[item.recorded.stream].append(item.recorded)
         for stream, batch in waiting.items():
             if batch and (len(batch) >= 20 or chance.random() < 0.3):
                 yield batch
@@ -41,48 +41,54 @@ def _shuffled(recording: Recording, seed: int) -> Iterator[list[Recorded]]:
     yield from (batch for batch in waiting.values() if batch)
 
 
-async def _lived_through(recording: Recording, policy: ScalingPolicy, seed: int) -> list[ShadowPlanMade]:
+async def _published_during(recording: Recording, policy: ScalingPolicy, seed: int) -> list[ShadowPlanMade]:
     """All that the shadow says of the day."""
     real = recording.head.policy
     view = StateView()
     shadow = Shadow(view, real, policy, Digests(shadow=policy_digest(policy), real=policy_digest(real), core="core"))
-    said: list[ShadowPlanMade] = []
+    published: list[ShadowPlanMade] = []
     for batch in _shuffled(recording, seed):
         view.advance(fold(view.state, batch), {batch[-1].stream: batch[-1].sequence})
         shadow.on_folded(batch)
         while isinstance(outcome := await shadow.on_tick(batch[-1].envelope.time), Outcome):
             (fact,) = outcome.facts
             assert isinstance(fact, ShadowPlanMade)
-            said.append(fact)
+            published.append(fact)
             envelope = Envelope(id=FactId(fact.plan_id), source="/shadow", time=fact.plan.as_of, fact=fact)
-            shadow.on_folded([Recorded(envelope=envelope, stream="SHADOW", sequence=len(said))])
-    return said
+            shadow.on_folded([Recorded(envelope=envelope, stream="SHADOW", sequence=len(published))])
+    return published
 
 
 @pytest.mark.parametrize("name", DAYS)
-async def test_the_same_policy_never_differs_from_a_real_plan(name: str) -> None:
-    """But where today's code differs from the recorded day's anyway: what is on its way when a plan comes is waited
-    for, and what came after it is not counted.
-    """
+async def test_same_policy_never_differs_from_real_plans(name: str) -> None:
+    """Except where today's code differs from the recording: facts of the cut are awaited, later ones excluded."""
     recording = load(history_of(name))
 
-    said = await _lived_through(recording, recording.head.policy, seed=7)
+    published = await _published_during(recording, recording.head.policy, seed=7)
 
-    changed = {one.difference.subject for one in retrace(recording, recording.head.policy).found}
-    beside = (one.subject for fact in said if fact.real_plan_id is not None for one in fact.differences)
-    assert set(beside) <= changed
+    changed = {deviation.difference.subject for deviation in retrace(recording, recording.head.policy).deviations}
+    differing = (
+        difference.subject for fact in published if fact.real_plan_id is not None for difference in fact.differences
+    )
+    assert set(differing) <= changed
 
 
-async def test_what_a_real_plan_does_and_the_shadow_would_not_is_never_missed() -> None:
-    """A purchase is seen though it is carried out at once: as many as a replay of the day finds at its plans."""
+async def test_no_real_decision_is_missed() -> None:
+    """A purchase is found although it is executed at once, as in a replay of the day."""
     recording = load(history_of("burst"))
     narrow = msgspec.structs.replace(recording.head.policy, nodes_count_max=3)
 
-    said = await _lived_through(recording, narrow, seed=11)
+    published = await _published_during(recording, narrow, seed=11)
 
-    wanted = {one.difference.subject for one in retrace(recording, narrow).decisions if _is_purchase(one.difference)}
+    wanted = {
+        deviation.difference.subject
+        for deviation in retrace(recording, narrow).decisions
+        if _is_purchase(deviation.difference)
+    }
     assert wanted
-    assert wanted <= {one.subject for fact in said for one in fact.differences if _is_purchase(one)}
+    assert wanted <= {
+        difference.subject for fact in published for difference in fact.differences if _is_purchase(difference)
+    }
 
 
 def _is_purchase(difference: Difference) -> bool:

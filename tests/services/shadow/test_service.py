@@ -1,4 +1,4 @@
-"""A policy in shadow says where it would decide otherwise, once, and does nothing."""
+"""The shadow publishes, once, where its policy decides differently, and does nothing else."""
 
 from datetime import datetime, timedelta
 
@@ -12,11 +12,11 @@ from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import FactInput, Outcome, WatchInput
-from gpu_autoscaler_services.registry import SERVICES
+from gpu_autoscaler_services.registry import services
 from gpu_autoscaler_services.shadow.service import Digests, Shadow
 
 AS_OF = T0 + HOUR
-WAITS_COUNT = {"waiting_micro_usd_per_hour": 10**12}  # nobody waits to save money
+WAITS_COUNT = {"waiting_micro_usd_per_hour": 10**12}  # no waiting to save money
 PATIENT = policy(idle_seconds_max=7200.0, disruption_ratio_max=1.0, removal=WAITS_COUNT)
 QUICK = policy(idle_seconds_max=600.0, disruption_ratio_max=1.0, removal=WAITS_COUNT)
 
@@ -30,7 +30,7 @@ def _idle() -> ClusterState:
     return given(on_sale(at=T0), node("n1", at=T0), as_of=AS_OF)
 
 
-async def _said(service: Shadow, now: datetime = AS_OF) -> ShadowPlanMade | None:
+async def _published(service: Shadow, now: datetime = AS_OF) -> ShadowPlanMade | None:
     outcome = await service.on_tick(now)
     if not isinstance(outcome, Outcome):
         assert outcome == ()
@@ -46,52 +46,52 @@ def _stored(fact: ShadowPlanMade, sequence: int) -> Recorded:
     return Recorded(envelope=envelope, stream=fact.stream(), sequence=sequence)
 
 
-async def test_what_it_would_do_and_the_real_one_does_not_is_said() -> None:
+async def test_shadow_decision_is_published() -> None:
     """With both reasons."""
-    fact = await _said(_shadow(_idle(), PATIENT, QUICK))
+    fact = await _published(_shadow(_idle(), PATIENT, QUICK))
 
     assert fact is not None
-    (one,) = fact.differences
-    assert one.name == "node/n1"
-    assert (one.made.what, one.made.reason) == ("deferred", "not_yet_idle")
-    assert (one.other.what, one.other.reason) == ("drain_node", "node_idle")
+    (difference,) = fact.differences
+    assert difference.name == "node/n1"
+    assert (difference.made.what, difference.made.reason) == ("deferred", "not_yet_idle")
+    assert (difference.other.what, difference.other.reason) == ("drain_node", "node_idle")
     assert fact.policy_digest == policy_digest(QUICK) != fact.real_policy_digest
 
 
-async def test_the_other_way_round_as_well() -> None:
-    """What the real one does and the shadow would not."""
-    fact = await _said(_shadow(_idle(), QUICK, PATIENT))
+async def test_missing_shadow_decision_is_published() -> None:
+    """A decision of the real policy that the shadow does not make."""
+    fact = await _published(_shadow(_idle(), QUICK, PATIENT))
 
     assert fact is not None
-    (one,) = fact.differences
-    assert (one.made.what, one.other.what) == ("drain_node", "deferred")
+    (difference,) = fact.differences
+    assert (difference.made.what, difference.other.what) == ("drain_node", "deferred")
 
 
-async def test_it_is_said_once_as_long_as_it_stays_so() -> None:
-    """Nobody acts on it, so it stays so for long; seconds that pass are no news, a restart is none either."""
+async def test_unchanged_difference_is_published_once() -> None:
+    """Passing time is no news, and neither is a restart."""
     service = _shadow(_idle(), PATIENT, QUICK)
-    first = await _said(service)
+    first = await _published(service)
     assert first is not None
 
     service.on_folded([_stored(first, 7)])
-    assert await _said(service, AS_OF + 5 * SECOND) is None
+    assert await _published(service, AS_OF + 5 * SECOND) is None
 
     again = _shadow(_idle(), PATIENT, QUICK)
     again.on_folded([_stored(first, 7)])
-    assert await _said(again, AS_OF + 10 * SECOND) is None
+    assert await _published(again, AS_OF + 10 * SECOND) is None
 
 
-async def test_its_chain_is_its_own() -> None:
-    """A change is said after the shadow's own last plan, which is the fence; the plan itself has a real parent."""
+async def test_shadow_has_its_own_chain() -> None:
+    """A change is fenced by the shadow's last plan; the plan itself has a real parent."""
     service = _shadow(_idle(), PATIENT, QUICK)
-    first = await _said(service)
+    first = await _published(service)
     assert first is not None
     assert first.parent_sequence == 0
     service.on_folded([_stored(first, 7)])
 
     more = given(on_sale(at=T0), node("n1", at=T0), node("n2", at=T0), as_of=AS_OF + MINUTE)
     service._view.advance(more, {"NODE": 9})
-    second = await _said(service, AS_OF + MINUTE)
+    second = await _published(service, AS_OF + MINUTE)
 
     assert second is not None
     assert second.parent_sequence == 7
@@ -99,23 +99,23 @@ async def test_its_chain_is_its_own() -> None:
     assert second.plan_id != first.plan_id
 
 
-async def test_two_policies_that_agree_say_so_once() -> None:
+async def test_agreement_is_published_once() -> None:
     """Silence would look like a shadow that does not run."""
     service = _shadow(given(on_sale(at=T0), job("j1", at=AS_OF - MINUTE), as_of=AS_OF), QUICK, PATIENT)
 
-    fact = await _said(service)
+    fact = await _published(service)
 
     assert fact is not None
     assert fact.differences == ()
     assert fact.plan.decisions
     service.on_folded([_stored(fact, 1)])
-    assert await _said(service, AS_OF + timedelta(seconds=5)) is None
+    assert await _published(service, AS_OF + timedelta(seconds=5)) is None
 
 
-def test_it_can_do_nothing_else() -> None:
-    """One fact to publish, which nobody consumes; nothing to carry out, and nothing seen but the record."""
+def test_shadow_publishes_one_fact_and_consumes_none() -> None:
+    """No executor, no watches; no service consumes its fact."""
     assert Shadow.publishes == (ShadowPlanMade,)
     assert Shadow.consumes == ()
-    assert not any(ShadowPlanMade in service.consumes for service in SERVICES)
+    assert not any(ShadowPlanMade in service.consumes for service in services())
     assert not issubclass(Shadow, FactInput | WatchInput)
-    assert [service.name for service in SERVICES if ShadowPlanMade in service.publishes] == ["shadow"]
+    assert [service.name for service in services() if ShadowPlanMade in service.publishes] == ["shadow"]

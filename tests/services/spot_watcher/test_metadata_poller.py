@@ -1,4 +1,4 @@
-"""Reads of the metadata of many nodes by one process."""
+"""Concurrent metadata reads of many nodes."""
 
 import asyncio
 
@@ -8,8 +8,8 @@ from tests.support.small_servers import serving
 from gpu_autoscaler_services.spot_watcher.metadata_poller import POLLS_AT_ONCE_MAX, READS_OF_POLL_MAX, metadata_session
 
 
-async def test_no_read_of_a_poll_waits_for_a_connection() -> None:
-    """As many as there may be at once are under way at once: each is answered only when all are there."""
+async def test_concurrent_reads_do_not_wait_for_connections() -> None:
+    """Each read is answered only when all of them are in progress."""
     reads_count, present = POLLS_AT_ONCE_MAX * READS_OF_POLL_MAX, 0
     all_there = asyncio.Event()
 
@@ -23,4 +23,4 @@ async def test_no_read_of_a_poll_waits_for_a_connection() -> None:
 
     async with serving(answer) as url, metadata_session() as session, asyncio.timeout(60):
         answers = await asyncio.gather(*(session.get(url) for _ in range(reads_count)))
-    assert {one.status for one in answers} == {200}
+    assert {response.status for response in answers} == {200}

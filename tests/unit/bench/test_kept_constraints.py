@@ -20,7 +20,7 @@ def fleet(*pods: list[dict[str, Any]]) -> tuple[dict[str, Any], list[Node]]:
     return case, [(TYPE, OFFERS[number % 2], listed) for number, listed in enumerate(pods)]
 
 
-def test_a_fleet_that_keeps_everything_has_no_mistakes() -> None:
+def test_a_fleet_that_meets_every_constraint_has_no_violations() -> None:
     """Zone, model, group and spread are all asked for, and all kept."""
     case, nodes = fleet(
         [told("a", zone="zone-a", gpu_models=["A100"]), told("b", spread_group="s")],

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.streams import ConsumerSpec, BusDeclaration, StreamSpec
+from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, StreamSpec
 
 STREAM = StreamSpec(
     name="WORK", subjects=("work.>",), description="of a test", max_age_seconds=3600, max_bytes=100,

@@ -17,7 +17,7 @@ from gpu_autoscaler.bus.streams import (
     subject_filter,
 )
 from gpu_autoscaler.events.catalog import FACTS
-from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 
@@ -43,7 +43,7 @@ def test_every_fact_has_one_stream() -> None:
         ("a.b", "a.b", True),
     ],
 )
-def test_patterns_cover_what_the_server_says(pattern: str, subject: str, is_covered: bool) -> None:  # noqa: FBT001
+def test_patterns_match_like_the_server(pattern: str, subject: str, is_covered: bool) -> None:  # noqa: FBT001
     """A star is one token, an arrow one or more."""
     assert covers(pattern, subject) is is_covered
 
@@ -65,7 +65,7 @@ def test_a_service_gets_one_consumer_for_each_domain() -> None:
 
 def test_telemetry_is_a_family_of_subjects() -> None:
     """One subject a node; everything else has one for all."""
-    assert subject_filter(GpuNodeSummarised) == "gpu.node_summarised.>"
+    assert subject_filter(GpuNodeSummarized) == "gpu.node_summarized.>"
     assert subject_filter(JobRequested) == "job.requested"
 
 
@@ -75,7 +75,7 @@ def test_raw_samples_leave_early() -> None:
 
     assert gpu is not None
     assert gpu.ttl_seconds("gpu.node_sampled.n1") == 3600
-    assert gpu.ttl_seconds("gpu.node_summarised.n1") is None
+    assert gpu.ttl_seconds("gpu.node_summarized.n1") is None
     assert gpu.config()["allow_msg_ttl"]
 
 

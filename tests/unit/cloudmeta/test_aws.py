@@ -87,7 +87,7 @@ async def test_maintenance_is_a_notice_with_its_event_and_start(ec2: Ec2, metada
 async def test_a_maintenance_date_that_cannot_be_read_is_no_all_clear(ec2: Ec2, metadata: AwsMetadata) -> None:
     """It is told as an error, with the text."""
     ec2.texts[MAINTENANCE] = '[{"NotBefore": "soon", "EventId": "e", "State": "active"}]'
-    with pytest.raises(TransientError, match="'soon' is no date"):
+    with pytest.raises(TransientError, match="'soon' is not an EC2 date"):
         await metadata.reclaim_notices()
 
 
@@ -123,10 +123,10 @@ async def test_one_token_serves_many_reads(ec2: Ec2, metadata: AwsMetadata) -> N
     assert (fetched_count, ec2.tokens_count) == (1, 3)
 
 
-async def test_tokens_that_never_work_are_told(ec2: Ec2, metadata: AwsMetadata) -> None:
+async def test_tokens_that_never_work_are_reported(ec2: Ec2, metadata: AwsMetadata) -> None:
     """It asks twice and then says so, instead of asking for ever."""
     ec2.accepts = lambda _token: False
-    with pytest.raises(TransientError, match="fresh token is refused"):
+    with pytest.raises(TransientError, match="fresh token is rejected"):
         await metadata.reclaim_notices()
     assert ec2.tokens_count == 2
 
@@ -142,15 +142,15 @@ async def test_a_failed_read_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata, s
 async def test_silence_is_not_no_notice(ec2: Ec2, metadata: AwsMetadata) -> None:
     """An address that hangs raises at its limit."""
     ec2.seconds = 5.0
-    with pytest.raises(TransientError, match="not 'no notice'"):
+    with pytest.raises(TransientError, match="notices are unknown"):
         await metadata.reclaim_notices()
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"action": "dance", "time": "2026-09-18T08:22:00Z"}', "terminate"])
-async def test_a_notice_that_cannot_be_read_is_told(ec2: Ec2, metadata: AwsMetadata, text: str) -> None:
+async def test_an_unreadable_notice_is_reported(ec2: Ec2, metadata: AwsMetadata, text: str) -> None:
     """Never taken for none."""
     ec2.texts[ACTION] = text
-    with pytest.raises(TransientError, match="cannot be read"):
+    with pytest.raises(TransientError, match="undecodable answer"):
         await metadata.reclaim_notices()
 
 

@@ -88,7 +88,7 @@ async def test_an_empty_list_is_no_notice(metadata: AzureMetadata) -> None:
 
 
 @pytest.mark.cloud("azure", notices=("terminate",))
-async def test_a_preemption_is_told_with_its_deadline(machine: Machine, metadata: AzureMetadata) -> None:
+async def test_a_preemption_is_reported_with_its_deadline(machine: Machine, metadata: AzureMetadata) -> None:
     """By the event's id; read again it is equal."""
     machine.show()
     first = await metadata.reclaim_notices()
@@ -103,7 +103,7 @@ async def test_events_of_other_machines_are_not_ours(machine: Machine, metadata:
     assert await metadata.reclaim_notices() == [ReclaimNotice("maintenance", "e1", AT)]
 
 
-async def test_a_deadline_that_goes_blank_was_said_before(machine: Machine, metadata: AzureMetadata) -> None:
+async def test_a_deadline_that_becomes_blank_keeps_its_earlier_value(machine: Machine, metadata: AzureMetadata) -> None:
     """Once started there is none in the list: the earliest that was told stands."""
     machine.show()
     await metadata.reclaim_notices()
@@ -117,7 +117,7 @@ async def test_an_event_may_begin_as_started(machine: Machine, metadata: AzureMe
     assert await metadata.reclaim_notices() == [ReclaimNotice("terminate", "e0", None)]
 
 
-async def test_an_event_that_is_gone_is_told_no_more(machine: Machine, metadata: AzureMetadata) -> None:
+async def test_an_event_that_is_gone_is_no_longer_reported(machine: Machine, metadata: AzureMetadata) -> None:
     """Over, or called off."""
     machine.show()
     await metadata.reclaim_notices()
@@ -171,14 +171,14 @@ async def test_no_answer_is_not_no_notice(machine: Machine, metadata: AzureMetad
     with pytest.raises(TransientError, match="HTTP 500"):
         await metadata.reclaim_notices()
     machine.status, machine.text = None, "<html>"
-    with pytest.raises(TransientError, match="cannot be read"):
+    with pytest.raises(TransientError, match="undecodable answer"):
         await metadata.reclaim_notices()
     machine.text = "x" * (ANSWER_BYTES_MAX + 1)
     with pytest.raises(TransientError, match="more than"):
         await metadata.reclaim_notices()
     machine.text = None
     machine.show(NotBefore="tomorrow")
-    with pytest.raises(TransientError, match="no date"):
+    with pytest.raises(TransientError, match="not an Azure date"):
         await metadata.reclaim_notices()
 
 

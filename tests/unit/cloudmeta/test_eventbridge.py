@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpu_autoscaler.cloudmeta.eventbridge import Beside, Ending, Hint, HookWaits, Notices, Unread, read_event
+from gpu_autoscaler.cloudmeta.eventbridge import Irrelevant, Ending, RebalanceRecommendation, LifecycleHook, Notices, Unparsed, read_event
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 
 AT = datetime(2026, 11, 22, 10, tzinfo=UTC)
@@ -40,7 +40,7 @@ def test_a_reservation_s_warning_carries_its_own_deadline() -> None:
 
 def test_a_recommendation_is_a_hint() -> None:
     """With the event's instant."""
-    assert read_event(event("EC2 Instance Rebalance Recommendation", {"instance-id": "i-1"})) == Hint("i-1", AT)
+    assert read_event(event("EC2 Instance Rebalance Recommendation", {"instance-id": "i-1"})) == RebalanceRecommendation("i-1", AT)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ HOOK = {
 def test_a_hook_waits_for_us(body: str) -> None:
     """However it writes to the queue."""
     read = read_event(body)
-    assert isinstance(read, HookWaits)
+    assert isinstance(read, LifecycleHook)
     assert (read.instance_id, read.group, read.hook, read.token) == ("i-1", "gpu", "drain", "t-1")
     assert (read.notice.kind, read.notice.provider_event) == ("terminate", "lifecycle/t-1")
 
@@ -103,7 +103,7 @@ def test_a_hook_waits_for_us(body: str) -> None:
 )
 def test_what_takes_no_instance_is_of_no_concern(body: str) -> None:
     """Understood, and nothing comes of it."""
-    assert isinstance(read_event(body), Beside)
+    assert isinstance(read_event(body), Irrelevant)
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_what_takes_no_instance_is_of_no_concern(body: str) -> None:
 def test_what_cannot_be_read_is_left(body: str) -> None:
     """Never an exception, never a guess: it says what was not understood."""
     read = read_event(body)
-    assert isinstance(read, Unread)
-    assert read.said
+    assert isinstance(read, Unparsed)
+    assert read.detail

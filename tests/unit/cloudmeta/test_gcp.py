@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from tests.support.small_servers import serving
 
-from gpu_autoscaler.cloudmeta.gcp import MAINTENANCE_AHEAD, USABLE, GcpMetadata
+from gpu_autoscaler.cloudmeta.gcp import MAINTENANCE_NOTICE, USABLE_NOTICE, GcpMetadata
 from gpu_autoscaler.cloudmeta.opening import metadata_opener
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
@@ -81,12 +81,12 @@ async def test_it_is_named_as_the_cloud_provider_names_it(metadata: GcpMetadata)
 
 
 @pytest.mark.cloud("gcp", notices=("preemption, metadata",))
-async def test_what_stands_at_the_start_is_read_at_once(machine: Machine, metadata: GcpMetadata) -> None:
+async def test_a_notice_present_at_the_start_is_read_at_once(machine: Machine, metadata: GcpMetadata) -> None:
     """A restart misses no edge: nothing is waited for, and a deadline counts what is left to the pods of users."""
     machine.set("instance/preempted", "TRUE")
     (notice,) = await metadata.reclaim_notices()
-    assert (notice.kind, notice.reclaim_at) == ("terminate", NOW + USABLE)
-    assert timedelta(seconds=15) == USABLE
+    assert (notice.kind, notice.reclaim_at) == ("terminate", NOW + USABLE_NOTICE)
+    assert timedelta(seconds=15) == USABLE_NOTICE
     assert machine.waits_count == 0
 
 
@@ -95,7 +95,7 @@ async def test_a_fast_clock_leaves_pods_their_time(machine: Machine) -> None:
     machine.set("instance/preempted", "TRUE")
     async with serving(machine.answer) as url, aiohttp.ClientSession() as session:
         (notice,) = await GcpMetadata(session, url, now=lambda: NOW, clock_factor=15.0).reclaim_notices()
-    assert notice.reclaim_at == NOW + USABLE * 15
+    assert notice.reclaim_at == NOW + USABLE_NOTICE * 15
 
 
 async def test_a_change_ends_the_wait_and_is_the_same_when_read_again(machine: Machine, metadata: GcpMetadata) -> None:
@@ -120,7 +120,7 @@ async def test_maintenance_that_goes_back_is_over_and_comes_back_as_another(
     assert await metadata.reclaim_notices() == []
     machine.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     (second,) = await metadata.reclaim_notices()
-    assert (first.kind, first.reclaim_at) == ("maintenance", NOW + MAINTENANCE_AHEAD)
+    assert (first.kind, first.reclaim_at) == ("maintenance", NOW + MAINTENANCE_NOTICE)
     assert second.provider_event != first.provider_event
 
 
@@ -128,7 +128,7 @@ async def test_spot_has_no_hour_before_maintenance(machine: Machine, metadata: G
     """It is taken within 30 s, as at a preemption."""
     machine.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     (notice,) = await metadata.reclaim_notices()
-    assert notice.reclaim_at == NOW + USABLE
+    assert notice.reclaim_at == NOW + USABLE_NOTICE
 
 
 async def test_an_edge_between_two_reads_is_seen(machine: Machine, metadata: GcpMetadata) -> None:
@@ -147,7 +147,7 @@ async def test_an_address_that_is_not_google_s_is_no_answer(machine: Machine, me
     with pytest.raises(TransientError, match="Google's metadata address"):
         await metadata.reclaim_notices()
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(TransientError, match="not 'no notice'"):
+        with pytest.raises(TransientError, match="notices are unknown"):
             await GcpMetadata(session, "http://127.0.0.1:1", now=lambda: NOW).reclaim_notices()
 
 

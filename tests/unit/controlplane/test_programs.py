@@ -45,7 +45,7 @@ def test_what_is_built_is_found_again_by_its_pins(tmp_path: Path, monkeypatch: p
     assert not other.folder().is_dir()
 
 
-def test_the_pinned_version_is_told_to_the_linker() -> None:
+def test_the_pinned_version_is_passed_to_the_linker() -> None:
     """Without it the server would say v0.0.0-master, and clients believe what they are told."""
     major, minor, _ = programs.version().removeprefix("v").split(".")
 

@@ -1,4 +1,4 @@
-"""Which purchases are one call, and what the second opinion says of a plan that has it wrong."""
+"""Launch groups: which purchases are one launch, and their check."""
 
 from datetime import timedelta
 
@@ -17,34 +17,34 @@ POLICY = ScalingPolicy()
 
 
 def node(name: str, **how: object) -> BuyNode:
-    """A node of gang job/a, whose labels have its own name as those of every order do."""
-    made = purchase(name, gang="job/a", labels={ACTION_ID: name})
-    return msgspec.structs.replace(made, **how)
+    """A node of gang job/a, with its own action id in its labels."""
+    result = purchase(name, gang="job/a", labels={ACTION_ID: name})
+    return msgspec.structs.replace(result, **how)
 
 
 def transactions(*decisions: BuyNode) -> list[str | None]:
-    """What each is bought with."""
+    """The launch group of each purchase."""
     return [one.transaction for one in assign_launch_groups(decisions)]
 
 
-def test_nodes_of_one_gang_that_are_alike_are_one_transaction() -> None:
-    """It has the name of the first; what its labels say of the order's own name is no difference."""
+def test_equal_nodes_of_one_gang_are_one_launch_group() -> None:
+    """With the id of the first; the action id in labels makes no difference."""
     assert transactions(node("a"), node("b"), node("c")) == ["a", "a", "a"]
 
 
-def test_what_is_alone_or_of_no_gang_is_bought_by_itself() -> None:
-    """A gang's only node, and nodes for pods that stand for themselves."""
+def test_single_nodes_have_no_launch_group() -> None:
+    """The only node of a gang, and nodes without a gang."""
     assert transactions(node("a")) == [None]
     assert transactions(node("a", gang=None), node("b", gang=None)) == [None, None]
 
 
-def test_gangs_are_not_mixed() -> None:
-    """Each has its own transaction, in whichever order they come."""
+def test_gangs_have_separate_launch_groups() -> None:
+    """In any order."""
     assert transactions(node("a"), node("x", gang="job/x"), node("b"), node("y", gang="job/x")) == ["a", "x", "a", "x"]
 
 
-def test_what_differs_is_another_transaction() -> None:
-    """Type, zone, purchase option, pool, taints, labels, how GPUs are cut, and by when."""
+def test_different_nodes_have_separate_launch_groups() -> None:
+    """Type, zone, capacity type, pool, taints, labels, slices, deadline."""
     other_zone = offer(zone="zone-b")
     other_type = offer("g5.xlarge", gpus=1, model="A10G", gpu_memory_gib=24)
     on_demand = offer(capacity_type=CapacityType.ON_DEMAND)
@@ -61,7 +61,7 @@ def test_what_differs_is_another_transaction() -> None:
         assert transactions(node("a"), node("b"), node("z", **how)) == ["a", "a", None], how
 
 
-def test_the_second_opinion_finds_nothing_wrong_with_it() -> None:
+def test_the_plan_check_accepts_launch_groups() -> None:
     """What is put together here passes there."""
     decisions = assign_launch_groups([node("a"), node("x", gang="job/x"), node("b"), node("c", pool="other")])
     assert (
@@ -70,15 +70,17 @@ def test_the_second_opinion_finds_nothing_wrong_with_it() -> None:
     )
 
 
-def test_the_second_opinion_refuses_what_does_not_belong_together() -> None:
-    """Of two gangs, unlike, alone, or named after nobody."""
+def test_the_plan_check_rejects_invalid_launch_groups() -> None:
+    """Of two gangs, different, single, or with an unknown id."""
     for wrong, word in (
         ((node("a", transaction="a"), node("b", gang="job/b", transaction="a")), "not of one gang"),
         ((node("a", gang=None, transaction="a"), node("b", gang=None, transaction="a")), "not of one gang"),
-        ((node("a", transaction="a"), node("b", pool="other", transaction="a")), "not alike"),
-        ((node("a", transaction="a"), node("b", offer=offer(zone="zone-b"), transaction="a")), "not alike"),
+        ((node("a", transaction="a"), node("b", pool="other", transaction="a")), "not identical"),
+        ((node("a", transaction="a"), node("b", offer=offer(zone="zone-b"), transaction="a")), "not identical"),
         ((node("a", transaction="a"),), "first of two or more"),
         ((node("a", transaction="z"), node("b", transaction="z")), "first of two or more"),
     ):
-        said = list(launch_group_violations(Plan(as_of=T0, parent_sequence=0, decisions=wrong), ClusterState(), POLICY))
-        assert word in "".join(said), wrong
+        violations = list(
+            launch_group_violations(Plan(as_of=T0, parent_sequence=0, decisions=wrong), ClusterState(), POLICY)
+        )
+        assert word in "".join(violations), wrong

@@ -1,4 +1,4 @@
-"""What a policy's pools want always: a pause, at least so many nodes; and a person's word beside it."""
+"""Paused pools and minimums of pools, beside directives."""
 
 from datetime import datetime
 
@@ -19,69 +19,71 @@ from gpu_autoscaler.model.reasons.defer_limits import KeptByOverride, PoolPaused
 NOW = T0 + HOUR
 
 
-def made(*stories: Story, under: ScalingPolicy, at: datetime = NOW) -> tuple[Plan, ClusterState]:
-    """The plan after the stories, which the second opinion has nothing against."""
+def plan_of(*stories: Story, under: ScalingPolicy, at: datetime = NOW) -> tuple[Plan, ClusterState]:
+    """The plan after the stories, accepted by the plan check."""
     state = given(*stories, as_of=at)
-    found = plan(state, under, at)
-    assert check(found, state, under) == ()
-    return found, state
+    result = plan(state, under, at)
+    assert check(result, state, under) == ()
+    return result, state
 
 
-def said(directive: AnyDirective) -> Story:
-    """Somebody's word for an hour."""
+def given_directive(directive: AnyDirective) -> Story:
+    """A directive for an hour."""
     fact = PolicyDirectiveGiven(directive=directive, reason="upkeep", given_by="ada", given_at=T0, until=NOW + HOUR)
     return (Told(fact, T0),)
 
 
-def pools(**said: object) -> ScalingPolicy:
+def pools(**fields: object) -> ScalingPolicy:
     """A policy of one pool."""
-    return policy(pools=(NodePool(name="default", **said),))  # type: ignore[arg-type]
+    return policy(pools=(NodePool(name="default", **fields),))  # type: ignore[arg-type]
 
 
-def test_a_pool_has_its_least_without_work() -> None:
-    """Bought for nobody, and kept when it is idle; what is more goes."""
+def test_the_minimum_of_a_pool_is_bought_without_work() -> None:
+    """And kept when idle; further nodes are removed."""
     rules = pools(nodes_count_min=2)
-    found, _ = made(on_sale(), under=rules)
-    bought = [each for each in found.decisions if isinstance(each, BuyNode)]
+    result, _ = plan_of(on_sale(), under=rules)
+    bought = [each for each in result.decisions if isinstance(each, BuyNode)]
     assert [type(each.reason) for each in bought] == [BelowOverride] * 2
 
     idle = [node(name, at=NOW - 30 * MINUTE) for name in ("n1", "n2", "n3")]
-    found, _ = made(*idle, on_sale(), under=rules)
-    assert [type(each) for each in found.decisions] == [DrainNode]
-    assert any(isinstance(each.reason, KeptByOverride) for each in found.deferred)
+    result, _ = plan_of(*idle, on_sale(), under=rules)
+    assert [type(each) for each in result.decisions] == [DrainNode]
+    assert any(isinstance(each.reason, KeptByOverride) for each in result.deferred)
 
 
-def test_a_persons_most_goes_before_a_pools_least() -> None:
+def test_a_maximum_of_a_directive_overrides_the_minimum_of_a_pool() -> None:
     """Nothing is bought up to the least that somebody does not allow."""
-    found, _ = made(said(Override(pool="default", nodes_count_max=1)), on_sale(), under=pools(nodes_count_min=3))
-    assert len(found.decisions) == 1
+    result, _ = plan_of(
+        given_directive(Override(pool="default", nodes_count_max=1)), on_sale(), under=pools(nodes_count_min=3)
+    )
+    assert len(result.decisions) == 1
 
 
-def test_a_pool_that_is_switched_off_is_left_as_it_is() -> None:
-    """Nothing is bought, nothing idle goes, and the reason names the policy and no end."""
-    idle, _ = made(node("n1", at=NOW - 30 * MINUTE), on_sale(), under=pools(is_paused=True))
-    found, state = made(
+def test_a_paused_pool_is_unchanged() -> None:
+    """Nothing is bought or removed; the reason names the policy, without an end."""
+    idle, _ = plan_of(node("n1", at=NOW - 30 * MINUTE), on_sale(), under=pools(is_paused=True))
+    result, state = plan_of(
         node("n1"), pod("full", on="n1", gpus=8), pod("a", gpus=8), on_sale(), under=pools(is_paused=True)
     )
-    assert idle.decisions == found.decisions == ()
-    paused = [each.subject for each in (*idle.deferred, *found.deferred) if isinstance(each.reason, PoolPaused)]
+    assert idle.decisions == result.decisions == ()
+    paused = [each.subject for each in (*idle.deferred, *result.deferred) if isinstance(each.reason, PoolPaused)]
     assert paused == ["node/uid-n1", "pod/uid-a"]
-    line = pod_line("a", StatusView.of(state, pools(is_paused=True), NOW, found))
-    assert "paused by the policy: the pool is switched off" in line
+    line = pod_line("a", StatusView.of(state, pools(is_paused=True), NOW, result))
+    assert "paused by the policy (" in line
     assert "9999" not in line
 
 
-def test_the_second_opinion_reads_the_pools_by_itself() -> None:
-    """A plan that was made without them is refused under them."""
+def test_the_plan_check_reads_pools_itself() -> None:
+    """A plan made without them is rejected."""
     state = given(node("n1", at=NOW - 30 * MINUTE), on_sale(), as_of=NOW)
-    found = plan(state, pools(), NOW)
-    assert found.decisions
-    assert any("the policy paused" in each for each in check(found, state, pools(is_paused=True)))
+    result = plan(state, pools(), NOW)
+    assert result.decisions
+    assert any("the policy paused" in each for each in check(result, state, pools(is_paused=True)))
 
 
-def test_pools_cannot_want_more_than_the_cluster_may_have() -> None:
-    """Their least is added up."""
+def test_minimums_of_pools_must_fit_the_cluster() -> None:
+    """In total."""
     two = policy(
         pools=(NodePool(name="a", nodes_count_min=3), NodePool(name="b", nodes_count_min=3)), nodes_count_max=5
     )
-    assert any("add up to 6" in each for each in mistakes(two))
+    assert any("adds up to 6" in violation for violation in policy_violations(two))

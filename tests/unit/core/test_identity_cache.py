@@ -1,24 +1,24 @@
-"""Answers are kept for the very same records, and never for others that look alike or have taken their place."""
+"""Identity caches: results for the same records only."""
 
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, changed_keys
 
 
-def test_the_same_records_are_asked_once() -> None:
-    """Equal ones that are other objects are asked anew: nothing is compared by value."""
-    asked: list[str] = []
+def test_results_are_cached_by_identity() -> None:
+    """Equal records that are other objects are computed again."""
+    requested: list[str] = []
 
     @cached_by_identity(2)
     def longest(words: list[str]) -> str:
-        asked.append(words[0])
+        requested.append(words[0])
         return max(words, key=len)
 
     words = ["a", "bcd"]
     assert [longest(words), longest(words), longest(["a", "bcd"])] == ["bcd", "bcd", "bcd"]
-    assert asked == ["a", "a"]
+    assert requested == ["a", "a"]
 
 
-def test_a_record_that_is_remembered_shares_its_id_with_no_other() -> None:
-    """A thousand short-lived records, each at a memory address that others had before, get their own answers."""
+def test_cached_arguments_keep_their_id() -> None:
+    """A thousand short-lived records at reused addresses get their own results."""
 
     @cached_by_identity(4)
     def only(numbers: list[int]) -> int:
@@ -27,8 +27,8 @@ def test_a_record_that_is_remembered_shares_its_id_with_no_other() -> None:
     assert [only([number]) for number in range(1000)] == list(range(1000))
 
 
-def test_what_is_in_use_outlives_what_is_not() -> None:
-    """So memory stays as large as what is looked at."""
+def test_used_entries_outlive_unused_ones() -> None:
+    """Memory is bounded by what is used."""
     kept: IdentityCache[str] = IdentityCache(2)
     for number in range(100):
         kept.put((number,), str(number))
@@ -37,8 +37,8 @@ def test_what_is_in_use_outlives_what_is_not() -> None:
     assert kept.get((0,)) is None
 
 
-def test_what_came_went_or_was_replaced_has_changed() -> None:
-    """An equal object in the place of another is a change; nothing else is."""
+def test_changed_keys() -> None:
+    """Added, removed and replaced keys, also by an equal object."""
     one, other = [1], [1]
     assert changed_keys({"a": one, "b": one, "c": one}, {"a": one, "b": other, "d": one}) == {"b", "c", "d"}
     assert changed_keys({"a": one}, {"a": one}) == set()

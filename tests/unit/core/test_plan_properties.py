@@ -1,4 +1,4 @@
-"""What holds for every plan, whatever the cluster looks like."""
+"""Properties of every plan."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ from gpu_autoscaler.model.jobs import JobSpec
 
 
 def shuffled(state: ClusterState, seed: int) -> ClusterState:
-    """The same state with every mapping in another order."""
+    """The same state with shuffled mappings."""
     order = random.Random(seed)  # noqa: S311 - order, not secrets
 
     def mixed(mapping: dict[Any, Any]) -> dict[Any, Any]:
@@ -36,17 +36,17 @@ def shuffled(state: ClusterState, seed: int) -> ClusterState:
 
 @settings(max_examples=300, deadline=None)
 @for_all(situations())
-def test_the_second_opinion_agrees_with_every_plan(situation: Situation) -> None:
+def test_the_plan_check_accepts_every_plan(situation: Situation) -> None:
     """`check` finds nothing in what `plan` makes."""
-    made = plan(situation.state, situation.policy, situation.as_of)
+    result = plan(situation.state, situation.policy, situation.as_of)
 
-    assert check(made, situation.state, situation.policy) == ()
+    assert check(result, situation.state, situation.policy) == ()
 
 
 @settings(max_examples=150, deadline=None)
 @for_all(situations(), st.integers())
 def test_equal_states_give_equal_plans_byte_for_byte(situation: Situation, seed: int) -> None:
-    """The order in which mappings were filled leaves no trace."""
+    """Whatever the order of mappings."""
     mixed = shuffled(situation.state, seed)
     args = (situation.policy, situation.as_of)
 
@@ -56,8 +56,8 @@ def test_equal_states_give_equal_plans_byte_for_byte(situation: Situation, seed:
 
 @settings(max_examples=200, deadline=None)
 @for_all(situations())
-def test_no_limit_is_ever_passed_by_a_purchase(situation: Situation) -> None:
-    """Nodes and GPUs, with all orders in flight, stay at or below the limits once anything is bought."""
+def test_purchases_never_exceed_limits(situation: Situation) -> None:
+    """Nodes and GPUs, launches in flight included."""
     bought = [
         each for each in plan(situation.state, situation.policy, situation.as_of).decisions if isinstance(each, BuyNode)
     ]
@@ -73,28 +73,28 @@ def test_no_limit_is_ever_passed_by_a_purchase(situation: Situation) -> None:
 
 @settings(max_examples=200, deadline=None)
 @for_all(situations())
-def test_a_schedule_fills_no_node_twice(situation: Situation) -> None:
-    """What starts fits into what is free, all jobs together."""
+def test_a_schedule_never_overcommits_a_node(situation: Situation) -> None:
+    """All started jobs fit the free capacity."""
     started = schedule(situation.state, situation.policy, situation.as_of).placements
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
     for placement in started:
         queued = situation.state.jobs[placement.job_id].queued
         assert queued is not None
         spec: JobSpec = queued.spec
         assert len(placement.node_uids) == spec.member_count
         for name in placement.node_names:
-            asked[name] += spec.member_resources.gpu_count
+            requested[name] += spec.member_resources.gpu_count
     for pod in situation.state.pods.values():
         if pod.node_name is not None:
-            asked[pod.node_name] += pod.requests.gpu_count
+            requested[pod.node_name] += pod.requests.gpu_count
     nodes = {node.name: node for node in situation.state.nodes.values()}
 
-    assert all(count <= nodes[name].allocatable.gpu_count for name, count in asked.items())
+    assert all(count <= nodes[name].allocatable.gpu_count for name, count in requested.items())
 
 
 @settings(max_examples=200, deadline=None)
 @for_all(situations())
-def test_what_is_bought_for_is_not_removed_in_the_same_plan(situation: Situation) -> None:
+def test_a_plan_with_purchases_does_not_consolidate(situation: Situation) -> None:
     """A plan that buys does not at the same time merge nodes that could have stayed."""
     decisions = plan(situation.state, situation.policy, situation.as_of).decisions
     if any(isinstance(each, BuyNode) and each.reason.tag() == "unmet_demand" for each in decisions):

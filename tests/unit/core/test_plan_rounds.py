@@ -1,4 +1,4 @@
-"""Plan after plan on a world that answers: orders take their time, some are refused, and limits hold throughout."""
+"""Successive plans with delayed and refused launches: limits hold throughout."""
 
 from datetime import timedelta
 
@@ -22,10 +22,8 @@ GPUS_MAX = 32
     jobs=st.lists(st.tuples(st.sampled_from((1, 2, 8)), st.integers(1, 4)), max_size=5),
     fates=st.lists(st.sampled_from(("planned", "launched", "ready", "refused")), min_size=1, max_size=8),
 )
-def test_orders_in_any_stage_never_pass_the_limit_and_are_never_bought_twice(
-    jobs: list[tuple[int, int]], fates: list[str]
-) -> None:
-    """Jobs come one a round; what is bought for them is as far as its fate says, for good."""
+def test_launches_in_any_stage_count_and_are_not_repeated(jobs: list[tuple[int, int]], fates: list[str]) -> None:
+    """One job per round; each launch stops at a drawn stage."""
     under = policy(gpu_count_max=GPUS_MAX)
     story: Story = on_sale(*OFFERS)
     gpus_in_flight = number = 0
@@ -42,14 +40,14 @@ def test_orders_in_any_stage_never_pass_the_limit_and_are_never_bought_twice(
             fate = fates[number % len(fates)]
             number += 1
             gpus_in_flight += 0 if fate == "refused" else decision.offer.resources.gpu_count
-            story += _told(decision, fate, turn)
+            story += _facts_of(decision, fate, turn)
         assert gpus_in_flight <= GPUS_MAX
         if turn > len(jobs) and "refused" not in fates:
             assert purchases == []
 
 
-def _told(decision: BuyNode, fate: str, turn: int) -> Story:
-    """The decision, and what became of it."""
+def _facts_of(decision: BuyNode, fate: str, turn: int) -> Story:
+    """The decision and its result."""
     at, plan_id = T0 + turn * timedelta(seconds=10), f"plan-{decision.action_id}"
     if fate == "ready":
         name = f"node-{decision.action_id}"

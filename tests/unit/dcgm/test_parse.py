@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_autoscaler.dcgm.parse import MEBIBYTE, parse_page
 from gpu_autoscaler.events.gpu import GpuSample
 from gpu_autoscaler.simcluster.exporter import Telemetry
-from gpu_autoscaler.simcluster.offers import CATALOGUE
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG
 
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 LABELS = 'gpu="0",UUID="GPU-1",device="nvidia0",modelName="NVIDIA A100-SXM4-40GB",Hostname="n1"'
@@ -100,7 +100,7 @@ def test_mig_instances_are_read_by_their_engines() -> None:
     assert [(gpu.gpu, gpu.utilization_ratio) for gpu in parse_page(text).gpus] == [("0:7", 0.5), ("0:8", None)]
 
 
-def test_the_engine_counter_stands_in_where_utilisation_is_missing() -> None:
+def test_the_engine_counter_replaces_missing_utilization() -> None:
     """And only there: it has been seen at zero under full load."""
     assert only(lines({"PROF_GR_ENGINE_ACTIVE": 0.4})).utilization_ratio == 0.4
     assert only(lines({"PROF_GR_ENGINE_ACTIVE": 0, "DEV_GPU_UTIL": 90})).utilization_ratio == 0.9
@@ -143,7 +143,7 @@ def test_a_real_page_is_read() -> None:
 
 def test_values_are_those_that_prometheus_reads() -> None:
     """The reference parser agrees on every value that is used."""
-    kind = next(kind for kind in CATALOGUE if kind.name == "p4d.24xlarge")
+    kind = next(kind for kind in INSTANCE_CATALOG if kind.name == "p4d.24xlarge")
     text = Telemetry("n1", kind).page([], datetime(2026, 11, 21, 12, tzinfo=UTC))
     assert text is not None
     reference: dict[tuple[str, str], float] = {

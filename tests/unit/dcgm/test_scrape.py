@@ -45,7 +45,7 @@ async def url_and_exporters() -> AsyncIterator[tuple[str, Exporters]]:
         yield url, exporters
 
 
-async def test_silence_is_none_and_harms_nobody(url_and_exporters: tuple[str, Exporters]) -> None:
+async def test_an_exporter_without_answer_gives_none_and_does_not_affect_others(url_and_exporters: tuple[str, Exporters]) -> None:
     """Each name is in the answer: a page for the one that works, None for every other."""
     url, _ = url_and_exporters
     scraper = Scraper(scrape_seconds_max=0.3)
@@ -66,7 +66,7 @@ async def test_silence_is_none_and_harms_nobody(url_and_exporters: tuple[str, Ex
 async def test_only_so_many_are_asked_at_once(url_and_exporters: tuple[str, Exporters]) -> None:
     """A large cluster is read in turns."""
     url, exporters = url_and_exporters
-    scraper = Scraper(scrapes_at_once_max=3)
+    scraper = Scraper(concurrent_scrapes_max=3)
     pages = await scraper.scrape({str(index): f"{url}/slow" for index in range(12)})
     await scraper.close()
     assert all(page is not None for page in pages.values())

@@ -1,4 +1,4 @@
-"""Facts on the wire: what is read, what is refused, what is lifted."""
+"""Encoding and decoding of facts: valid, invalid and old versions."""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gpu_autoscaler.events.catalog import CATALOGUE, FACTS, Catalogue
+from gpu_autoscaler.events.catalog import FACT_CATALOG, FACTS, FactCatalog
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
@@ -29,7 +29,7 @@ def _lift(old: dict[str, Any]) -> dict[str, Any]:
     return {"brightness_ratio": old["percent"] / 100}
 
 
-LAMPS = Catalogue([LampLit], {"lamp.lit.v1": Upcast("lamp.lit.v1", "lamp.lit.v2", _lift)})
+LAMPS = FactCatalog([LampLit], {"lamp.lit.v1": Upcast("lamp.lit.v1", "lamp.lit.v2", _lift)})
 
 
 def event(**changes: Any) -> bytes:  # noqa: ANN401 - any JSON
@@ -39,18 +39,18 @@ def event(**changes: Any) -> bytes:  # noqa: ANN401 - any JSON
 
 
 @pytest.mark.parametrize("envelope", list(examples()), ids=lambda envelope: envelope.type)
-def test_every_fact_survives_the_wire(envelope: Envelope) -> None:
-    """What is encoded is what is decoded."""
-    assert CATALOGUE.decode(encode(envelope)) == envelope
+def test_every_fact_survives_encoding(envelope: Envelope) -> None:
+    """Decoding returns what was encoded."""
+    assert FACT_CATALOG.decode(encode(envelope)) == envelope
 
 
 def test_there_is_an_example_of_every_fact() -> None:
-    """Each fact of the catalogue has one example."""
+    """Each fact of the catalog has one example."""
     assert sorted(envelope.type for envelope in examples()) == sorted(fact.type_name() for fact in FACTS)
 
 
 def test_an_unknown_field_is_ignored() -> None:
-    """A newer publisher may say more than we understand."""
+    """A newer publisher may send fields that we do not know."""
     fact = LAMPS.decode(event(data={"brightness_ratio": 0.5, "warmth_kelvin": 2700})).fact
     assert fact == LampLit(brightness_ratio=0.5)
 
@@ -62,8 +62,8 @@ def test_a_new_field_has_a_default() -> None:
     assert fact.colour == "white"
 
 
-def test_an_unknown_type_is_told_apart_from_an_invalid_fact() -> None:
-    """One is a newer version's fact, the other is broken."""
+def test_an_unknown_type_is_distinct_from_an_invalid_fact() -> None:
+    """The first is a fact of a newer version, the second is broken."""
     with pytest.raises(UnknownType, match=r"lamp\.dimmed\.v1"):
         LAMPS.decode(event(type="lamp.dimmed.v1"))
     with pytest.raises(InvalidFact, match="brightness_ratio") as caught:
@@ -71,14 +71,14 @@ def test_an_unknown_type_is_told_apart_from_an_invalid_fact() -> None:
     assert not isinstance(caught.value, UnknownType)
 
 
-def test_an_old_version_is_lifted() -> None:
+def test_an_old_version_is_converted() -> None:
     """What was stored as version 1 reads as version 2."""
     fact = LAMPS.decode(event(type="lamp.lit.v1", data={"percent": 25})).fact
     assert fact == LampLit(brightness_ratio=0.25)
 
 
-def test_an_old_version_that_cannot_be_lifted_is_invalid() -> None:
-    """The message says which lift failed."""
+def test_an_old_version_that_cannot_be_converted_is_invalid() -> None:
+    """The message names the failed conversion."""
     with pytest.raises(InvalidFact, match=r"lamp\.lit\.v1"):
         LAMPS.decode(event(type="lamp.lit.v1", data={"watts": 25}))
 
@@ -95,7 +95,7 @@ def test_an_old_version_that_cannot_be_lifted_is_invalid() -> None:
         (event(time="yesterday"), "CloudEvent"),
     ],
 )
-def test_what_is_no_cloud_event_is_refused_by_name(message: bytes, word: str) -> None:
+def test_a_message_that_is_not_a_cloud_event_is_rejected(message: bytes, word: str) -> None:
     """The reason names what is wrong."""
     with pytest.raises(InvalidFact, match=word):
         LAMPS.decode(message)
@@ -111,14 +111,14 @@ def test_a_missing_time_is_the_arrival_time() -> None:
         LAMPS.decode(without)
 
 
-def test_a_naive_time_is_refused() -> None:
-    """An instant without a zone means a different moment to everyone."""
+def test_a_naive_time_is_rejected() -> None:
+    """A time without a zone is ambiguous."""
     with pytest.raises(InvalidFact):
         LAMPS.decode(event(time="2026-11-21T12:00:00"))
 
 
-def test_ids_name_the_condition_and_repeat() -> None:
-    """The same condition has the same id, whoever says it and whenever."""
+def test_equal_conditions_have_equal_ids() -> None:
+    """Whatever the publisher and the time."""
     first, second = list(examples()), list(examples())
     assert [one.id for one in first] == [two.id for two in second]
     assert all(one.id for one in first)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.kube.api_errors import HistoryLost, read_status, refusal
+from gpu_autoscaler.kube.api_errors import HistoryLost, error_from_status, read_status
 from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Conflict, NotFound
 from gpu_autoscaler.kube.translate.job import job_finished, job_removed
 from gpu_autoscaler.kube.translate.node import node_observed
@@ -42,7 +42,7 @@ def pod(name: str) -> PodObserved:
     return pod_observed(PODS.decode(body(name), "read"), epoch=7)
 
 
-def test_a_running_pod_says_where_since_when_and_with_what() -> None:
+def test_a_running_pod_shows_its_node_start_and_devices() -> None:
     """Phase, node, requests, tolerations and start come out in our units."""
     seen = pod("pod-running")
     assert (seen.phase, seen.node_name, seen.is_ready, seen.grace_seconds) == ("running", "gpu-a", True, 5.0)
@@ -55,7 +55,7 @@ def test_a_running_pod_says_where_since_when_and_with_what() -> None:
     assert (seen.epoch, seen.version) == (7, 257)
 
 
-def test_an_unschedulable_pod_says_since_when_and_why() -> None:
+def test_an_unschedulable_pod_shows_since_when_and_why() -> None:
     """The condition's transition is the start of the wait."""
     seen = pod("pod-unschedulable")
     assert seen.unschedulable_since == datetime(2026, 11, 21, 10, 43, 51, tzinfo=UTC)
@@ -63,7 +63,7 @@ def test_an_unschedulable_pod_says_since_when_and_why() -> None:
     assert seen.node_name is None
 
 
-def test_a_gated_pod_is_nobodys_demand_yet() -> None:
+def test_a_gated_pod_is_no_demand_yet() -> None:
     """Scheduling gates are seen."""
     assert pod("pod-suspended-by-gate").is_gated
 
@@ -85,7 +85,7 @@ def test_a_cordoned_node_is_seen_as_such() -> None:
     assert node_observed(NODES.decode(body("node-cordon"), "read"), epoch=7).is_cordoned
 
 
-def test_a_budget_says_how_many_may_go() -> None:
+def test_a_disruption_budget_shows_its_allowed_disruptions() -> None:
     """Status and selector of a disruption budget."""
     seen = budget_observed(BUDGETS.decode(body("pdb-status"), "read"), epoch=7)
     assert (seen.disruptions_allowed, seen.pods_healthy_count, seen.pods_healthy_count_min) == (0, 1, 1)
@@ -127,10 +127,10 @@ def test_a_job_that_goes_on_is_not_finished() -> None:
     ],
 )
 def test_refusals_are_sorted_into_later_and_never(name: str, error: type[Exception]) -> None:
-    """Each recorded refusal becomes one error of ours, with the server's reason in its words."""
+    """Each recorded error_from_status becomes one error of ours, with the server's reason in its words."""
     recorded = answer(name)
     status = read_status(recorded["status"], json.dumps(recorded["body"]).encode())
-    found = refusal(recorded["status"], status, {}, "patch nodes x")
+    found = error_from_status(recorded["status"], status, {}, "patch nodes x")
     assert type(found) is error
     assert "patch nodes x" in str(found)
     assert recorded["body"]["message"] in str(found)

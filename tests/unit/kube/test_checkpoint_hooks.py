@@ -13,7 +13,7 @@ from tests.support.cluster import running_cluster
 from tests.support.kube_objects import Json, pod
 from tests.support.stories import T0
 
-from gpu_autoscaler.kube.checkpoint_hooks import SECONDS_MAX, Hooks, hook_of
+from gpu_autoscaler.kube.checkpoint_hooks import SECONDS_MAX, CheckpointHooks, hook_of
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.wire.core import Pod
 from gpu_autoscaler.model.ids import JobId
@@ -70,9 +70,9 @@ def test_a_hook_is_a_port_and_a_path_of_the_pod_itself(hook: str, address: str |
     assert hook_of(hooked(hook, address)) == url
 
 
-async def test_a_job_is_told_by_its_hook_and_by_its_annotation() -> None:
+async def test_a_job_is_notified_by_its_hook_and_by_its_annotation() -> None:
     """By when, and which pod is meant."""
-    hooks = Hooks()
+    hooks = CheckpointHooks()
     async with listening() as (port, heard), running_cluster(clock_factor=1.0) as here:
         item = pod("a", labels={"gpu-autoscaler.io/job-id": "train"}, nodeName="n1")
         item["metadata"]["annotations"] = {HOOK: f":{port}/save"}
@@ -93,11 +93,11 @@ async def test_a_job_is_told_by_its_hook_and_by_its_annotation() -> None:
 
 async def test_a_pod_that_does_not_listen_takes_no_time() -> None:
     """A hook that never answers, one that refuses and one that is not there: a second for all of them."""
-    hooks = Hooks()
+    hooks = CheckpointHooks()
     async with listening(seconds=30.0) as (port, heard):
         began = time.monotonic()
         silent, absent, closed = hooked(f":{port}/save"), hooked(f":{port}/nothing"), hooked(":1/save")
-        await hooks.tell([silent, silent, absent, closed], T0)
+        await hooks.notify([silent, silent, absent, closed], T0)
         took = time.monotonic() - began
         await hooks.close()
     assert heard == []

@@ -111,8 +111,8 @@ async def test_nodes_are_listed_by_label(here: RunningCluster) -> None:
     """Only those that carry it with this value."""
     for name, action_id in (("gpu-a", "a"), ("gpu-b", "b")):
         here.add_node(name, labels={ACTION_ID: action_id})
-    assert [one.metadata.name for one in await here.kube.nodes_labelled(f"{ACTION_ID}=b")] == ["gpu-b"]
-    assert await here.kube.nodes_labelled(f"{ACTION_ID}=c") == []
+    assert [one.metadata.name for one in await here.kube.nodes_labeled(f"{ACTION_ID}=b")] == ["gpu-b"]
+    assert await here.kube.nodes_labeled(f"{ACTION_ID}=c") == []
 
 
 async def test_a_job_is_made_once_and_deleted_with_its_pods(here: RunningCluster) -> None:
@@ -129,7 +129,7 @@ async def test_a_job_is_made_once_and_deleted_with_its_pods(here: RunningCluster
         await here.kube.get(JOBS, "default", "train")
 
 
-async def test_what_may_pass_is_transient_and_says_when(here: RunningCluster) -> None:
+async def test_a_retryable_error_is_transient_and_carries_the_delay(here: RunningCluster) -> None:
     """A throttled call carries the server's own wait; a server that is away is transient; a refusal is not."""
     refused = Refusal(method="GET", path_prefix="/api/v1/nodes", status=429, left_count=1, retry_after_seconds=7)
     here.world.faults.refuse(refused)

@@ -45,14 +45,14 @@ async def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert await connection.credentials.header() == "Bearer secret"
 
 
-async def test_a_pod_without_a_token_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_without_a_token_is_reported_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not mounted is a setting of the pod; and outside of a pod nothing is read at all."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     with pytest.raises(ConfigError, match=r"token is missing; set automountServiceAccountToken: true"):
         from_service_account(tmp_path)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(ConfigError, match=r"this is no pod; set kube\.kubeconfig_path or kube\.url"):
+    with pytest.raises(ConfigError, match=r"not running in a pod; set kube\.kubeconfig_path or kube\.url"):
         from_service_account(tmp_path)
 
 
@@ -73,32 +73,32 @@ async def test_a_token_file_that_is_away_is_an_outage(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (("current-context: here", ""), r"no current-context; set kube\.context to one of 'here', 'away'"),
-        (("here\nclusters", "there\nclusters"), r"contexts has no 'there'; there is 'here', 'away'"),
-        (("current-context: here", "current-context: away"), r"clusters has no 'far'; there is 'c'"),
-        (("clusters: [", "clusters: ["[:-1] + "7 #"), r"is no kubeconfig that can be read: .*kubectl config view"),
-        (("users: [", "users: ["[:-1] + "{ ["), r"is no kubeconfig that can be read"),
-        (("http://127.0.0.1:1/", ""), r"cluster 'c': server '' is no https:// address"),
-        (("http://127.0.0.1:1/", "http://api.example"), r"for everybody to read; use its https:// address"),
+        (("here\nclusters", "there\nclusters"), r"contexts has no 'there'; defined: 'here', 'away'"),
+        (("current-context: here", "current-context: away"), r"clusters has no 'far'; defined: 'c'"),
+        (("clusters: [", "clusters: ["[:-1] + "7 #"), r"is not a valid kubeconfig: .*kubectl config view"),
+        (("users: [", "users: ["[:-1] + "{ ["), r"is not a valid kubeconfig"),
+        (("http://127.0.0.1:1/", ""), r"cluster 'c': server '' is not an https:// address"),
+        (("http://127.0.0.1:1/", "http://api.example"), r"unencrypted; use its https:// address"),
         (("token: secret", "as: root"), r"impersonation \(as: root\) is not supported"),
         (("token: secret", "username: me, password: x"), r"Kubernetes has no passwords since 1\.19"),
         (("token: secret", "auth-provider: {name: gcp}"), r"auth-provider gcp is not supported; use an exec plugin"),
         (
             ("token: secret", "exec: {apiVersion: v1, command: nowhere-to-be-found, installHint: 'get it at x'}"),
-            r"the credential plugin nowhere-to-be-found is not here; get it at x",
+            r"credential plugin nowhere-to-be-found not found; get it at x",
         ),
         (
             ("token: secret", "exec: {apiVersion: v1, command: sh, interactiveMode: Always}"),
-            r"the plugin sh wants to ask somebody, and nobody is here",
+            r"plugin sh needs interactive input",
         ),
-        (("http://127.0.0.1:1/", 'https://x", certificate-authority: "/nowhere'), r"/nowhere holds no certificates"),
+        (("http://127.0.0.1:1/", 'https://x", certificate-authority: "/nowhere'), r"/nowhere contains no readable certificates"),
         (
             ("http://127.0.0.1:1/", 'https://x", certificate-authority-data: "bm8='),
-            r"certificate-authority-data holds no certificates",
+            r"certificate-authority-data contains no readable certificates",
         ),
         (("http://127.0.0.1:1/", 'https://x", proxy-url: "http://p'), r"proxy-url is not supported"),
     ],
 )
-async def test_what_cannot_be_used_is_told_with_the_next_step(
+async def test_an_unusable_kubeconfig_is_reported_with_the_next_step(
     tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
     """The file is named, and what to change in it."""
@@ -108,7 +108,7 @@ async def test_what_cannot_be_used_is_told_with_the_next_step(
         from_kubeconfig(kubeconfig(tmp_path, text))
 
 
-async def test_no_cluster_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_cluster_is_reported_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that was looked for is named, and the settings that help."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 

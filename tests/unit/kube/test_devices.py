@@ -126,7 +126,7 @@ def test_so_many_gpus_that_meet_a_condition_are_read(
     assert found == Claimed(gpu_count=4, gpu_models=models, gpu_memory_bytes_min=least)
 
 
-def test_a_class_says_as_much_as_a_request() -> None:
+def test_selectors_of_a_class_count_as_those_of_a_request() -> None:
     """A class of one's own, over the driver's devices; together with what the request says."""
     assert claimed(NAMED, claims(request(deviceClassName="large"))).gpu_models == ("A100", "B200", "H100", "H200")
     hopper = [{"cel": {"expression": attribute("architecture", " == 'Hopper'")}}]
@@ -152,7 +152,7 @@ def test_of_pods_that_share_a_claim_the_first_asks_for_it() -> None:
     """The others go where that one is, so nothing is bought for them meanwhile."""
     known = claims(request(count=2), first=asking("b", resourceClaimName="c"))
     assert claimed(asking("b", resourceClaimName="c"), known).gpu_count == 2
-    assert "ResourceClaim default/c is shared with b" in claimed(NAMED, known).trouble
+    assert "ResourceClaim default/c is shared with pod b" in claimed(NAMED, known).problem
 
 
 def allocated(*users: str, devices: int = 2, request: str = "gpus") -> Json:
@@ -176,7 +176,7 @@ def test_what_was_allocated_counts_once_and_ties_others_to_its_node() -> None:
     runs = asking("b", resourceClaimName="c")
     assert claimed(runs, known).gpu_count == 8
     waits = claimed(asking("z", resourceClaimName="c"), known)
-    assert (waits.gpu_count, waits.trouble) == (0, "")
+    assert (waits.gpu_count, waits.problem) == (0, "")
     ((term,),) = waits.alternatives
     assert [(one.key, one.values) for one in term.requirements] == [("metadata.name", ("n1",))]
 
@@ -189,7 +189,7 @@ def test_gpus_that_are_alike_anyway_may_be_asked_to_be() -> None:
     assert claimed(NAMED, claims(request(), devices=root)).gpu_count == 1
     assert (
         "constraints, matchAttribute resource.kubernetes.io/pcieRoot"
-        in claimed(NAMED, claims(request(count=2), devices=root)).trouble
+        in claimed(NAMED, claims(request(count=2), devices=root)).problem
     )
 
 
@@ -214,18 +214,18 @@ def test_several_requests_add_up_and_a_look_at_others_costs_nothing() -> None:
         ),
         (claims(alternatives(one(1), one(1, deviceClassName="x"))), "request g, firstAvailable b, deviceClassName"),
         (claims({"name": "g"}), "neither exactly nor firstAvailable"),
-        (claims(request(deviceClassName="mig.nvidia.com")), "deviceClassName mig.nvidia.com: which GPUs"),
+        (claims(request(deviceClassName="mig.nvidia.com")), "deviceClassName mig.nvidia.com: the matching GPUs"),
         (claims(request(deviceClassName="nic")), "devices of class nic"),
         (claims(request(deviceClassName="whatever")), "devices of class whatever"),
-        (claims(request(capacity={"requests": {"memory": "10Gi"}})), "request gpus, capacity: it is for a part"),
+        (claims(request(capacity={"requests": {"memory": "10Gi"}})), "request gpus, capacity: it requests a share"),
         (
             claims(request(selectors=[{"cel": {"expression": memory(">=", "80Gi") + " && " + PRODUCT}}])),
-            "selectors: which",
+            "selectors: the matching GPUs",
         ),
-        (claims(request(selectors=[{"cel": {"expression": attribute("driverVersion", " == '1'")}}])), "which GPUs"),
+        (claims(request(selectors=[{"cel": {"expression": attribute("driverVersion", " == '1'")}}])), "the matching GPUs"),
         (claims(request(selectors=[{"cel": {"expression": "device.attributes.exists(a, true)"}}])), ".exists"),
-        (claims(request(), classes={}), "no DeviceClass gpu.nvidia.com"),
-        (claims(request(allocationMode="All")), "All devices"),
+        (claims(request(), classes={}), "DeviceClass gpu.nvidia.com does not exist"),
+        (claims(request(allocationMode="All")), "allocationMode: All requests"),
         (
             claims(request(selectors=[{"cel": {"expression": "device.capacity['x'].memory + 3"}}])),
             "request gpus, selectors: a condition is not understood",
@@ -235,14 +235,14 @@ def test_several_requests_add_up_and_a_look_at_others_costs_nothing() -> None:
             claims(request(selectors=[{"cel": {"expression": PRODUCT.replace("H100", "A100").replace("80", "40")}}])),
             "sizes",
         ),
-        (claims(request(count=2), devices={"constraints": [{"matchAttribute": "x/y"}]}), "in common"),
-        (claims(request(), status={"reservedFor": [{"name": "b", "uid": "uid-b"}]}), "shared with b"),
+        (claims(request(count=2), devices={"constraints": [{"matchAttribute": "x/y"}]}), "unknown which GPUs"),
+        (claims(request(), status={"reservedFor": [{"name": "b", "uid": "uid-b"}]}), "shared with pod b"),
     ],
 )
-def test_what_is_not_plain_is_told(known: Claims, says: str) -> None:
+def test_an_unsupported_claim_is_reported(known: Claims, says: str) -> None:
     """In words, and with no count: a wrong one would buy the wrong thing."""
     found = claimed(NAMED, known)
-    assert says in found.trouble
+    assert says in found.problem
     assert found.gpu_count == 0
 
 
@@ -253,10 +253,10 @@ def test_alternatives_that_come_to_the_same_are_read() -> None:
     assert claimed(NAMED, claims(both)) == Claimed(gpu_count=2, gpu_models=("H100",))
 
 
-def test_a_claim_that_is_not_there_is_told_by_name() -> None:
+def test_a_missing_claim_is_reported_by_name() -> None:
     """Whoever makes it has not."""
-    assert "ResourceClaimTemplate default/t does not exist" in claimed(FROM_TEMPLATE, Claims()).trouble
-    assert "ResourceClaim default/c does not exist" in claimed(NAMED, Claims()).trouble
+    assert "ResourceClaimTemplate default/t does not exist" in claimed(FROM_TEMPLATE, Claims()).problem
+    assert "ResourceClaim default/c does not exist" in claimed(NAMED, Claims()).problem
 
 
 def slice_of(
@@ -296,7 +296,7 @@ def test_a_virtual_gpu_is_no_gpu_of_its_model() -> None:
     """Eight of its forty gigabytes: who names the product waits for one, and is bought no whole A100."""
     assert gpu_model_name("GRID A100-8C") is None
     named = attribute("productName", " == 'GRID A100-8C'")
-    assert "which GPUs" in claimed(NAMED, claims(request(selectors=[{"cel": {"expression": named}}]))).trouble
+    assert "the matching GPUs" in claimed(NAMED, claims(request(selectors=[{"cel": {"expression": named}}]))).problem
 
 
 def test_parts_of_gpus_are_room_where_they_are_cut_already() -> None:

@@ -7,9 +7,9 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model.scheduling import (
+    AffinityPreference,
+    AffinitySelector,
     LabelRequirement,
-    Nearness,
-    NearPreference,
     NodePreference,
     NodeSelectorTerm,
     PodGroup,
@@ -36,18 +36,18 @@ def observed(**spec: Any) -> PodObserved:  # noqa: ANN401 - JSON
     return pod_observed(PODS.decode(json.dumps(body).encode(), "this pod of the"), epoch=1)
 
 
-def test_a_spread_that_must_hold_is_told_and_a_wish_is_not() -> None:
+def test_a_required_spread_is_read_and_a_preferred_one_is_not() -> None:
     """Kinds of revisions are told apart by the label that matchLabelKeys names."""
     hard = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
     soft = {**hard, "whenUnsatisfiable": "ScheduleAnyway"}
-    said = observed(topologySpreadConstraints=[{**hard, "matchLabelKeys": ["hash"]}, soft]).neighbours
+    said = observed(topologySpreadConstraints=[{**hard, "matchLabelKeys": ["hash"]}, soft]).pod_affinity
 
     group = PodGroup(namespaces=("shop",), requirements=(IS_WEB, LabelRequirement("hash", "In", ("h1",))))
     assert said is not None
     assert said.spreads == (Spread(topology_key=ZONE, group=group, skew_count_max=2),)
 
 
-def test_required_affinity_and_anti_affinity_are_told() -> None:
+def test_required_affinity_and_anti_affinity_are_read() -> None:
     """The pod's own namespace unless others are named; those chosen by their labels are read as all of them."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     near = {"topologyKey": ZONE, "labelSelector": WEB, "namespaces": ["b", "a"]}
@@ -56,24 +56,24 @@ def test_required_affinity_and_anti_affinity_are_told() -> None:
     wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": near}]}
     said = observed(
         affinity={"podAffinity": {required: [near], **wishes}, "podAntiAffinity": {required: [far, everywhere]}}
-    ).neighbours
+    ).pod_affinity
 
     assert said is not None
     assert said.together == (
-        Nearness(topology_key=ZONE, group=PodGroup(namespaces=("a", "b"), requirements=(IS_WEB,))),
+        AffinitySelector(topology_key=ZONE, group=PodGroup(namespaces=("a", "b"), requirements=(IS_WEB,))),
     )
     assert said.apart == (
-        Nearness(topology_key=HOST, group=PodGroup(namespaces=("shop",), requirements=(IS_WEB,))),
-        Nearness(topology_key=HOST, group=PodGroup(namespaces=(), requirements=(IS_WEB,))),
+        AffinitySelector(topology_key=HOST, group=PodGroup(namespaces=("shop",), requirements=(IS_WEB,))),
+        AffinitySelector(topology_key=HOST, group=PodGroup(namespaces=(), requirements=(IS_WEB,))),
     )
 
 
-def test_a_pod_that_minds_nobody_says_nothing_of_neighbours() -> None:
+def test_a_pod_without_affinity_has_no_topology() -> None:
     """Most pods do not."""
-    assert observed().neighbours is None
+    assert observed().pod_affinity is None
 
 
-def test_one_of_several_gpu_models_is_told_in_the_pods_order() -> None:
+def test_alternative_gpu_models_are_read_in_the_pods_order() -> None:
     """Alternatives of an affinity, or several values of one; an alternative without a model allows every model."""
 
     def term(*products: str) -> dict[str, object]:
@@ -92,7 +92,7 @@ def test_one_of_several_gpu_models_is_told_in_the_pods_order() -> None:
     assert (free.gpu_model, free.gpu_models) == (None, ())
 
 
-def test_what_a_pod_would_like_is_told_with_its_weights() -> None:
+def test_preferences_are_read_with_their_weights() -> None:
     """Preferred nodes, near and far pods, and an even spread that may be broken; an empty term is about nothing."""
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
     is_a = {"key": ZONE, "operator": "In", "values": ["a"]}
@@ -109,11 +109,11 @@ def test_what_a_pod_would_like_is_told_with_its_weights() -> None:
     )
 
     shop = PodGroup(namespaces=("shop",), requirements=(IS_WEB,))
-    assert said.neighbours is None
+    assert said.pod_affinity is None
     assert said.preferences == Preferences(
         nodes=(NodePreference(weight=30, term=NodeSelectorTerm((LabelRequirement(ZONE, "In", ("a",)),))),),
         spreads=(Spread(topology_key=ZONE, group=shop, skew_count_max=2),),
-        apart=(NearPreference(weight=7, nearness=Nearness(topology_key=HOST, group=shop)),),
-        together=(NearPreference(weight=5, nearness=Nearness(topology_key=ZONE, group=shop)),),
+        apart=(AffinityPreference(weight=7, selector=AffinitySelector(topology_key=HOST, group=shop)),),
+        together=(AffinityPreference(weight=5, selector=AffinitySelector(topology_key=ZONE, group=shop)),),
     )
     assert observed().preferences is None

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_autoscaler.kube.translate.devices import Claims
 from gpu_autoscaler.kube.translate.pod import pod_observed
-from gpu_autoscaler.kube.translate.related_objects import DEFAULT_CLASS, Storage, all_terms, around
+from gpu_autoscaler.kube.translate.related_objects import DEFAULT_CLASS, Storage, all_terms, related_objects
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import storage as wire_storage
 from gpu_autoscaler.model import labels
@@ -67,26 +67,26 @@ def storage(*objects: Any) -> Storage:  # noqa: ANN401 - as decoded
 )
 def test_a_volume_binds_its_zone(key: str) -> None:
     """By whoever's key the driver calls it: a node that is not there yet carries only the common one."""
-    found = around(
+    found = related_objects(
         POD,
         storage(claim(phase="Bound", volumeName="v1"), volume(key, "zone-a")),
         Claims(),
         version=7,
         group_count_min=None,
     )
-    assert (found.alternatives, found.trouble, found.version) == (((ZONE_A,),), "", 7)
+    assert (found.alternatives, found.problem, found.version) == (((ZONE_A,),), "", 7)
 
 
 def test_a_volume_that_waits_for_the_pod_binds_the_zones_of_its_class() -> None:
     """And none where its class allows all."""
     waits = storage_class("WaitForFirstConsumer", "zone-a", "zone-b", is_default=True)
     both = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-a", "zone-b")),))
-    assert around(POD, storage(claim(), waits), Claims(), version=1, group_count_min=None).alternatives == ((both,),)
+    assert related_objects(POD, storage(claim(), waits), Claims(), version=1, group_count_min=None).alternatives == ((both,),)
     anywhere = storage_class("WaitForFirstConsumer")
     assert (
-        around(
+        related_objects(
             POD, storage(claim(storageClassName="fast"), anywhere), Claims(), version=1, group_count_min=None
-        ).trouble
+        ).problem
         == ""
     )
 
@@ -96,13 +96,13 @@ def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
     by_hand = storage_class("WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner")
     asked = claim(storageClassName="fast")
     free = volume(labels.ZONE, "zone-b", phase="Available", storage_class="fast")
-    assert around(POD, storage(asked, by_hand, free), Claims(), version=1, group_count_min=None).alternatives == (
+    assert related_objects(POD, storage(asked, by_hand, free), Claims(), version=1, group_count_min=None).alternatives == (
         (ZONE_B,),
     )
     taken = volume(labels.ZONE, "zone-b", storage_class="fast")
     assert (
-        "none of storage class fast is free"
-        in around(POD, storage(asked, by_hand, taken), Claims(), version=1, group_count_min=None).trouble
+        "storage class fast has no available one"
+        in related_objects(POD, storage(asked, by_hand, taken), Claims(), version=1, group_count_min=None).problem
     )
 
 
@@ -111,16 +111,16 @@ def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
     [
         (POD, (), "claim default/data does not exist"),
         (OWN, (), "claim default/p-scratch does not exist"),
-        (POD, (claim(phase="Lost"),), "has lost its volume"),
-        (POD, (claim(volumeName="v9"),), "volume v9, which does not exist"),
-        (POD, (claim(),), "no storage class that would make one"),
-        (POD, (claim(storageClassName="slow"),), "there is no storage class slow"),
-        (POD, (claim(storageClassName="fast"), storage_class("Immediate")), "without waiting for a pod"),
+        (POD, (claim(phase="Lost"),), "lost its volume"),
+        (POD, (claim(volumeName="v9"),), "volume v9 does not exist"),
+        (POD, (claim(),), "neither a volume nor a storage class"),
+        (POD, (claim(storageClassName="slow"),), "storage class slow does not exist"),
+        (POD, (claim(storageClassName="fast"), storage_class("Immediate")), "before the pod is scheduled"),
     ],
 )
 def test_no_node_helps_a_pod_whose_volume_is_not_to_be_had(pod: core.Pod, objects: tuple[Any, ...], says: str) -> None:
     """Each with the name of the claim and of what is missing."""
-    assert says in around(pod, storage(*objects), Claims(), version=1, group_count_min=None).trouble
+    assert says in related_objects(pod, storage(*objects), Claims(), version=1, group_count_min=None).problem
 
 
 def test_alternatives_of_pod_and_volumes_hold_together() -> None:

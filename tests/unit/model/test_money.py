@@ -22,7 +22,7 @@ def test_a_lifetime_cannot_be_negative() -> None:
 
 
 @given(st.integers(0, 10**9), st.lists(st.integers(0, 10**10), min_size=1, max_size=20))
-def test_accruing_by_spans_is_exact(price: int, spans_microseconds: list[int]) -> None:
+def test_accrual_by_spans_is_exact(price: int, spans_microseconds: list[int]) -> None:
     """Differences of the lifetime's cost add up to the lifetime's cost, however it is cut."""
     charged, elapsed = 0, timedelta()
     for microseconds in spans_microseconds:
@@ -33,14 +33,14 @@ def test_accruing_by_spans_is_exact(price: int, spans_microseconds: list[int]) -
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**6), min_size=1, max_size=64).filter(any))
 def test_shares_add_up(amount: int, weights: list[int]) -> None:
-    """No cent is lost, none is made, and nobody without weight pays."""
+    """Exactly to the amount, and nothing for a weight of zero."""
     shares = split_micro_usd(amount, weights)
     assert sum(shares) == amount
     assert all(share >= 0 for share in shares)
     assert all(share == 0 for share, weight in zip(shares, weights, strict=True) if weight == 0)
 
 
-def test_nothing_can_be_split_over_nobody() -> None:
+def test_an_amount_cannot_be_split_without_weights() -> None:
     """Money without an owner is an error, not a rounding."""
     assert split_micro_usd(0, [0, 0]) == (0, 0)
     with pytest.raises(ValueError, match="weights"):

@@ -1,4 +1,4 @@
-"""AWS's words become ours: types, errors, ends."""
+"""Translation of AWS instance types, errors and termination reasons."""
 
 from datetime import UTC, datetime
 
@@ -8,7 +8,7 @@ from tests.support.aws import moto_or_skip
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
-from gpu_autoscaler.providers.aws.translate import code_in_message, failure, instance_of, kind_of
+from gpu_autoscaler.providers.aws.translate import code_in_message, failure, instance_of, parse_instance_type
 from gpu_autoscaler.providers.protocol import LaunchRefused
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -25,19 +25,19 @@ CARRIES = {
 
 
 @pytest.mark.parametrize("name", CARRIES)
-def test_what_a_type_carries(name: str) -> None:
-    """Model, count and memory, by the names that everybody uses for them."""
+def test_resources_of_an_instance_type(name: str) -> None:
+    """GPU model, GPU count and memory, under the names that Kubernetes uses."""
     kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
 
 
-def test_the_bundled_table_says_what_aws_said() -> None:
-    """Row by row as DescribeInstanceTypes answers, where moto carries the answer."""
+def test_the_bundled_table_equals_the_api() -> None:
+    """Each row equals the DescribeInstanceTypes response, where moto has one."""
     moto_or_skip()
     from moto.ec2.models.instance_types import INSTANCE_TYPES  # noqa: PLC0415 - loads slowly, and may be missing
 
-    told = {name: kind_of(INSTANCE_TYPES[name]) for name in KNOWN_INSTANCE_TYPES if name in INSTANCE_TYPES}
+    told = {name: parse_instance_type(INSTANCE_TYPES[name]) for name in KNOWN_INSTANCE_TYPES if name in INSTANCE_TYPES}
     differing = [
         name
         for name, kind in told.items()
@@ -53,15 +53,15 @@ def test_the_bundled_table_says_what_aws_said() -> None:
     assert differing == []
 
 
-def test_gpus_that_our_pods_cannot_use_are_not_for_sale() -> None:
-    """A type with another maker's GPUs."""
+def test_unsupported_gpus_are_not_offered() -> None:
+    """A type with GPUs of another manufacturer."""
     told = {
         "InstanceType": "g4ad.xlarge",
         "VCpuInfo": {"DefaultVCpus": 4},
         "MemoryInfo": {"SizeInMiB": 16384},
         "GpuInfo": {"Gpus": [{"Name": "Radeon Pro V520", "Manufacturer": "AMD", "Count": 1}]},
     }
-    assert kind_of(told) is None
+    assert parse_instance_type(told) is None
 
 
 # Every refusal that has a meaning of its own: what kind it is, and how far it reaches.
@@ -115,8 +115,8 @@ CREDENTIALS = (
 
 @pytest.mark.cloud("aws", errors=REFUSALS)
 @pytest.mark.parametrize("code", REFUSALS)
-def test_a_refused_launch_is_of_one_kind(code: str) -> None:
-    """The same word of a call that only reads is no refusal: it is asked again."""
+def test_a_launch_refusal_has_its_kind(code: str) -> None:
+    """The same code of a read call is not a refusal: the call is retried."""
     refused = failure("RunInstances", code, "words", of_launch=True)
     assert isinstance(refused, LaunchRefused)
     assert ((refused.kind, refused.scope), refused.code) == (REFUSALS[code], code)
@@ -125,23 +125,23 @@ def test_a_refused_launch_is_of_one_kind(code: str) -> None:
 
 @pytest.mark.cloud("aws", errors=PASSING)
 @pytest.mark.parametrize("code", PASSING)
-def test_what_may_pass_is_transient(code: str) -> None:
-    """Also a word that nobody has heard yet: the token makes a second try harmless."""
+def test_temporary_errors_are_transient(code: str) -> None:
+    """So are unknown codes: the token makes a retry safe."""
     assert isinstance(failure("RunInstances", code, "words", of_launch=True), TransientError)
 
 
 @pytest.mark.cloud("aws", errors=CREDENTIALS)
 @pytest.mark.parametrize("code", CREDENTIALS)
-def test_credentials_that_fail_are_no_refusal(code: str) -> None:
-    """They name the credentials and this machine's clock, of which signatures are made."""
+def test_credential_errors_are_not_refusals(code: str) -> None:
+    """The message names the credentials and this machine's clock, which signatures depend on."""
     error = failure("RunInstances", code, "words", of_launch=True)
     assert type(error) is TransientError
-    assert "credentials are valid, and this machine's clock is right" in str(error)
+    assert "check the credentials and this machine's clock" in str(error)
 
 
 @pytest.mark.cloud("aws", errors=("IdempotentParameterMismatch",))
-def test_a_token_used_for_something_else_is_final() -> None:
-    """Trying again cannot help."""
+def test_a_token_used_for_another_launch_is_a_final_error() -> None:
+    """A retry cannot succeed."""
     assert type(failure("RunInstances", "IdempotentParameterMismatch", "", of_launch=True)) is PermanentError
 
 
@@ -171,14 +171,14 @@ def test_a_token_used_for_something_else_is_final() -> None:
         ("Client.InternalError: Client error on launch. Launching EC2 instance failed.", "ValidationError"),
     ],
 )
-def test_what_a_group_says_of_a_failed_launch_has_a_word(said: str, code: str) -> None:
-    """EC2's own, of which each is of one kind; what nobody knows is somebody's to look at."""
+def test_failed_group_launches_have_a_refusal_code(said: str, code: str) -> None:
+    """EC2's own codes, each of one kind; an unknown one is a configuration problem."""
     assert code_in_message(said) == code
     assert isinstance(failure("DescribeScalingActivities", code, said, of_launch=True), LaunchRefused)
 
 
-def test_an_end_has_the_cloud_s_date_or_that_of_being_seen() -> None:
-    """EC2 dates the ends that users ask for, and no others."""
+def test_a_termination_has_the_cloud_s_time_or_ours() -> None:
+    """EC2 gives a time only for terminations that users request."""
     told = {
         "InstanceId": "i-1",
         "InstanceType": "g4dn.xlarge",

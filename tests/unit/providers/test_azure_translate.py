@@ -1,4 +1,4 @@
-"""Azure's words into ours: sizes, errors, zones, names of machines, prices and quotas."""
+"""Translation of Azure sizes, errors, zones, machine names, prices and quotas."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from gpu_autoscaler.providers.azure.translate import (
     Denied,
     failure,
     instance_of,
-    kind_of,
+    parse_instance_type,
     resource_id_of,
     zone_name,
     zones_of,
@@ -76,8 +76,8 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("name", CARRIES)
-def test_what_a_size_carries(name: str) -> None:
-    """Model, count and memory, by the names that everybody uses for them."""
+def test_resources_of_a_size(name: str) -> None:
+    """GPU model, GPU count and memory, under the names that Kubernetes uses."""
     kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
@@ -93,25 +93,25 @@ def told_sku(name: str, gpus: str = "1", family: str = "f", **more: str) -> dict
     }
 
 
-def test_what_our_pods_cannot_use_is_not_sold() -> None:
-    """AMD's GPUs, a share of one, and models that no name tells."""
-    assert kind_of(told_sku("Standard_ND96isr_MI300X_v5", "8")) is None
-    assert kind_of(told_sku("Standard_NV6ads_A10_v5", "0.1667")) is None
-    assert kind_of(told_sku("Standard_NC99_v9")) is None
-    assert kind_of(told_sku("Standard_D4s_v5", "0")) is None
+def test_unsupported_sizes_are_not_offered() -> None:
+    """AMD GPUs, a fraction of a GPU, and models that the name does not contain."""
+    assert parse_instance_type(told_sku("Standard_ND96isr_MI300X_v5", "8")) is None
+    assert parse_instance_type(told_sku("Standard_NV6ads_A10_v5", "0.1667")) is None
+    assert parse_instance_type(told_sku("Standard_NC99_v9")) is None
+    assert parse_instance_type(told_sku("Standard_D4s_v5", "0")) is None
 
 
-def test_a_size_that_is_never_spot_says_so() -> None:
+def test_a_size_without_spot_is_recognized() -> None:
     """`LowPriorityCapable` is False."""
-    kind = kind_of(told_sku("Standard_NC4as_T4_v3", LowPriorityCapable="False"))
+    kind = parse_instance_type(told_sku("Standard_NC4as_T4_v3", LowPriorityCapable="False"))
     assert kind is not None
     assert not kind.is_spot_sold
 
 
 @pytest.mark.cloud("azure", errors=REFUSALS)
 @pytest.mark.parametrize("code", REFUSALS)
-def test_a_refused_launch_is_of_one_kind(code: str) -> None:
-    """The same word of a call that only reads is no refusal: it is asked again."""
+def test_a_launch_refusal_has_its_kind(code: str) -> None:
+    """The same code of a read call is not a refusal: the call is retried."""
     refused = failure(PUT, code, "words", of_launch=True)
     assert isinstance(refused, LaunchRefused)
     assert ((refused.kind, refused.scope), refused.code) == (REFUSALS[code], code)
@@ -119,8 +119,8 @@ def test_a_refused_launch_is_of_one_kind(code: str) -> None:
 
 
 @pytest.mark.cloud("azure", errors=("OperationNotAllowed",))
-def test_one_code_says_two_things() -> None:
-    """A quota that is used up, or what the machine may not have: its words tell which."""
+def test_a_code_with_two_meanings_is_decided_by_its_message() -> None:
+    """A used-up quota, or a setting that the size does not support."""
     quota = failure(PUT, "OperationNotAllowed", "exceeding approved Total Regional Cores quota", of_launch=True)
     other = failure(PUT, "OperationNotAllowed", "Premium disks are not allowed", of_launch=True)
     assert isinstance(quota, LaunchRefused)
@@ -130,28 +130,28 @@ def test_one_code_says_two_things() -> None:
 
 @pytest.mark.cloud("azure", errors=PASSING)
 @pytest.mark.parametrize("code", PASSING)
-def test_what_may_pass_is_transient(code: str) -> None:
-    """Also a word that nobody has heard yet: the name makes a second try harmless."""
+def test_temporary_errors_are_transient(code: str) -> None:
+    """So are unknown codes: the name makes a retry safe."""
     assert isinstance(failure(PUT, code, "words", of_launch=True), TransientError)
 
 
 @pytest.mark.cloud("azure", errors=CREDENTIALS)
 @pytest.mark.parametrize("code", CREDENTIALS)
-def test_credentials_that_fail_are_no_refusal(code: str) -> None:
-    """They name the credentials and this machine's clock."""
+def test_credential_errors_are_not_refusals(code: str) -> None:
+    """The message names the credentials and this machine's clock."""
     error = failure(PUT, code, "words", of_launch=True)
     assert type(error) is TransientError
-    assert "credentials are valid, and this machine's clock is right" in str(error)
+    assert "check the credentials and this machine's clock" in str(error)
 
 
-def test_every_error_that_is_known_is_tested() -> None:
-    """The tables of the driver and of this file hold the same words."""
+def test_every_known_error_is_tested() -> None:
+    """The driver's tables and this file have the same codes."""
     tested = {*REFUSALS, *PASSING, *CREDENTIALS, "OperationNotAllowed"} - {"a word that nobody has heard yet"}
     assert tested - {"InvalidTagName", "ImageNotFound"} == KNOWN_ERRORS
 
 
-def test_a_denied_call_names_what_to_allow() -> None:
-    """Call, action and the next step; of a read it is told apart, as another source may stand in."""
+def test_a_denied_call_names_the_missing_permission() -> None:
+    """Call, action and next step; a denied read is a separate error, because another source may replace it."""
     refused = failure(PUT, "AuthorizationFailed", "words", of_launch=True)
     denied = failure("ResourceSkus_List", "AuthorizationFailed", "words", of_launch=False)
     assert "Microsoft.Compute/virtualMachines/write" in str(refused)
@@ -160,14 +160,14 @@ def test_a_denied_call_names_what_to_allow() -> None:
     assert "Microsoft.Compute/skus/read" in str(denied)
 
 
-def test_zones_are_named_as_nodes_are_labelled() -> None:
-    """Region and number; a region without zones has the one that its nodes say."""
+def test_zones_have_the_names_of_node_labels() -> None:
+    """Region and number; a region without zones has the name in its nodes' labels."""
     assert (zone_name("westeurope", ["2"]), zones_of("westeurope-2")) == ("westeurope-2", ["2"])
     assert (zone_name("westus", []), zones_of("0")) == ("0", [])
 
 
-def test_a_machine_of_azure_is_an_instance() -> None:
-    """Tags in any case, the resource group in lower case, the state in our words."""
+def test_an_azure_machine_becomes_an_instance() -> None:
+    """Tags in any case, the resource group in lower case, and our state names."""
     told = {
         "id": f"{HEAD}/virtualMachines/gpu-1",
         "location": "westeurope",
@@ -189,8 +189,8 @@ def test_a_machine_of_azure_is_an_instance() -> None:
     assert (made.capacity_type, made.price_micro_usd_per_hour) == (CapacityType.SPOT, 500)
 
 
-def test_a_machine_whose_provisioning_failed_still_runs() -> None:
-    """Azure says Failed of one whose extension failed, with work on it: only its node or its deadline tells more."""
+def test_a_machine_with_failed_provisioning_is_running() -> None:
+    """Azure reports Failed when an extension failed; the machine may have pods."""
     told = {
         "id": f"{HEAD}/virtualMachines/gpu-1",
         "location": "westeurope",
@@ -199,9 +199,9 @@ def test_a_machine_whose_provisioning_failed_still_runs() -> None:
     assert instance_of(told, now=NOW).state == "running"
 
 
-def test_an_instance_of_another_cloud_is_left_alone() -> None:
-    """Its name alone tells."""
-    with pytest.raises(PermanentError, match="no instance of this cloud"):
+def test_instances_of_other_clouds_are_ignored() -> None:
+    """They are recognized by their provider ID."""
+    with pytest.raises(PermanentError, match="is not an instance of"):
         resource_id_of(ProviderId("aws:///eu-west-1a/i-1"))
 
 
@@ -217,8 +217,8 @@ def price(**changes: object) -> dict[str, object]:
     } | changes
 
 
-def test_a_price_is_of_linux_by_the_hour() -> None:
-    """On-demand or spot; Windows, low priority, and prices of nothing are left out."""
+def test_only_hourly_linux_prices_are_used() -> None:
+    """On-demand and spot; Windows, low priority and zero prices are skipped."""
     assert price_of(price()) == (("Standard_NC4as_T4_v3", CapacityType.ON_DEMAND), 526_000)
     assert price_of(price(skuName="NC4as T4 v3 Spot")) == (("Standard_NC4as_T4_v3", CapacityType.SPOT), 526_000)
     assert price_of(price(skuName="NC4as T4 v3 Low Priority")) is None
@@ -227,8 +227,8 @@ def test_a_price_is_of_linux_by_the_hour() -> None:
     assert price_of(price(retailPrice=0.0)) is None
 
 
-def test_restrictions_take_zones_and_whole_regions_away() -> None:
-    """A size that is not sold to this subscription is not for sale."""
+def test_restrictions_remove_zones_or_the_whole_region() -> None:
+    """A size that the subscription cannot use is not offered."""
     place = {"locationInfo": [{"location": "westeurope", "zones": ["1", "2", "3"]}]}
     in_zone = {"type": "Zone", "restrictionInfo": {"zones": ["3"]}}
     everywhere = {"type": "Location", "restrictionInfo": {"locations": ["westeurope"]}}
@@ -236,11 +236,11 @@ def test_restrictions_take_zones_and_whole_regions_away() -> None:
     assert zones_sold(place | {"restrictions": [everywhere]}, "westeurope") == frozenset()
 
 
-def test_quotas_are_by_family_and_region_and_one_for_spot() -> None:
-    """A quota that is not told does not limit."""
+def test_quotas_per_family_and_region_and_one_for_spot() -> None:
+    """A quota that is not listed does not limit."""
     kind = KNOWN_INSTANCE_TYPES["Standard_NC4as_T4_v3"]
     family = kind.family.lower()
     assert quota_shortfall(kind, CapacityType.ON_DEMAND, {}) is None
     assert f"quota {family} is 0 vCPUs" in str(quota_shortfall(kind, CapacityType.ON_DEMAND, {family: Quota(0, 0)}))
-    assert "of which 8 are in use" in str(quota_shortfall(kind, CapacityType.ON_DEMAND, {"cores": Quota(10, 8)}))
+    assert "with 8 in use" in str(quota_shortfall(kind, CapacityType.ON_DEMAND, {"cores": Quota(10, 8)}))
     assert quota_shortfall(kind, CapacityType.SPOT, {family: Quota(0, 0), "lowprioritycores": Quota(4, 0)}) is None

@@ -1,4 +1,4 @@
-"""Credentials of Google Cloud as google-auth finds them: a token is kept while it is good, and renewed when refused."""
+"""Google Cloud credentials: a token is kept while it is valid and renewed when it is refused."""
 
 import json
 from collections.abc import AsyncIterator
@@ -71,26 +71,22 @@ async def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         await made.close()
 
 
-async def test_a_token_is_asked_for_once_and_again_when_it_was_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call that meets a token which ran out is transient; made again it has another."""
+async def test_a_token_is_reused_until_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call with an expired token is transient; its retry gets a new token."""
     async with called(tmp_path, monkeypatch) as (google, made):
         for _ in range(3):
             assert (await made.call("regions.get", region="europe-west4"))["name"] == "europe-west4"
         assert google.tokens_count == 1
         google.good = "token-2"
-        with pytest.raises(TransientError, match=r"authError.*credentials are valid, and this machine's clock"):
+        with pytest.raises(TransientError, match=r"authError.*check the credentials and this machine's clock"):
             await made.call("regions.get", region="europe-west4")
         assert await made.find("regions.get", region="europe-west4") == {"name": "europe-west4"}
         assert google.tokens_count == 2
         assert made.cloud_ahead is not None
 
 
-async def test_without_a_token_nothing_is_asked_and_the_next_step_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A clock that is wrong, a key that was deleted, no credentials at all."""
+async def test_without_a_token_no_call_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong clock, deleted key, no credentials: the error has the next step."""
     async with called(tmp_path, monkeypatch) as (google, made):
         google.is_granting = False
         with pytest.raises(TransientError, match=r"invalid_grant.*Workload Identity"):

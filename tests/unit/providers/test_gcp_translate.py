@@ -1,4 +1,4 @@
-"""Google Cloud's words become ours: machine types, errors, ends, prices."""
+"""Translation of Google Cloud machine types, errors, termination reasons and prices."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from gpu_autoscaler.providers.gcp.translate import (
     failure,
     is_passing,
     is_throttled,
-    kind_of,
+    parse_instance_type,
     past_of,
     refusal,
 )
@@ -35,21 +35,22 @@ CARRIES = {
 
 
 @pytest.mark.parametrize("name", CARRIES)
-def test_what_a_type_carries(name: str) -> None:
-    """Model, count and memory, by the names that everybody uses for them."""
+def test_resources_of_an_instance_type(name: str) -> None:
+    """GPU model, GPU count and memory, under the names that Kubernetes uses."""
     kind = KNOWN_INSTANCE_TYPES[name]
     model, count, gibibytes = CARRIES[name]
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == (model, count, gibibytes * GIBIBYTE)
 
 
-def test_gpus_that_a_template_adds_are_the_machine_s() -> None:
-    """N1 has none of its own; another maker's accelerators are not for sale."""
+def test_gpus_of_the_template_are_included() -> None:
+    """N1 has none of its own; accelerators of other manufacturers are not offered."""
     told: dict[str, Any] = {"name": "n1-standard-8", "guestCpus": 8, "memoryMb": 30720}
     added = [{"acceleratorType": f"{ZONE_URL}/acceleratorTypes/nvidia-tesla-v100", "acceleratorCount": 2}]
-    kind = kind_of(told, added)
+    kind = parse_instance_type(told, added)
     assert kind is not None
     assert (kind.gpu_model, kind.resources.gpu_count, kind.gpu_memory_bytes) == ("V100", 2, 16 * GIBIBYTE)
-    assert kind_of({**told, "accelerators": [{"guestAcceleratorType": "ct6e", "guestAcceleratorCount": 4}]}) is None
+    tpus = [{"guestAcceleratorType": "ct6e", "guestAcceleratorCount": 4}]
+    assert parse_instance_type({**told, "accelerators": tpus}) is None
 
 
 def answer(status: int, reason: str) -> Answer:
@@ -90,8 +91,8 @@ THROTTLED = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"
 
 @pytest.mark.cloud("gcp", errors=REFUSALS)
 @pytest.mark.parametrize("code", REFUSALS)
-def test_a_refused_launch_is_of_one_kind(code: str) -> None:
-    """Whether to go elsewhere, wait, or call somebody; the cloud's own word stays in it."""
+def test_a_launch_refusal_has_its_kind(code: str) -> None:
+    """Capacity, quota or configuration; it keeps the cloud's own code."""
     refused = refusal(CREATE, code, f"{code}: as told")
     assert (refused.kind, refused.scope) == REFUSALS[code]
     assert code in str(refused)
@@ -100,23 +101,23 @@ def test_a_refused_launch_is_of_one_kind(code: str) -> None:
 
 @pytest.mark.cloud("gcp", errors=PASSING)
 @pytest.mark.parametrize("code", PASSING)
-def test_what_the_group_tries_again_is_no_refusal(code: str) -> None:
-    """Withdrawing it would give up what is about to be made."""
+def test_errors_that_the_group_retries_are_not_refusals(code: str) -> None:
+    """Cancelling the order would waste the instance that is about to be created."""
     assert is_passing(code)
 
 
 @pytest.mark.cloud("gcp", errors=THROTTLED)
 @pytest.mark.parametrize("reason", THROTTLED)
-def test_too_often_may_come_as_403(reason: str) -> None:
-    """It is no missing permission then."""
+def test_rate_limits_may_be_403(reason: str) -> None:
+    """They are not reported as a missing permission."""
     assert is_throttled(answer(403, reason))
     assert not is_throttled(answer(403, "forbidden"))
     assert is_throttled(answer(429, ""))
 
 
 @pytest.mark.cloud("gcp", errors=("authError", "resourceNotReady"))
-def test_what_is_no_refusal_is_asked_again() -> None:
-    """Credentials that ran out, things that are not ready yet. A read is never final, and says what is in the way."""
+def test_other_errors_are_retried() -> None:
+    """Expired credentials, resources that are not ready. Read errors are never final and name their cause."""
     assert isinstance(failure(CREATE, answer(401, "authError")), TransientError)
     assert isinstance(failure(CREATE, answer(400, "resourceNotReady")), TransientError)
     read = failure("machineTypes.get", answer(403, "forbidden"))
@@ -141,8 +142,8 @@ def operation(kind: str, *, at: str, is_done: bool = True, error: str | None = N
     return told
 
 
-def test_operations_tell_of_what_is_gone() -> None:
-    """When it began, when it ended first, how often it failed before; times are ours."""
+def test_operations_report_deleted_instances() -> None:
+    """Start, first termination, number of earlier failures; times are our clock's."""
     past = past_of(
         [
             operation("delete", at="04:00"),
@@ -180,8 +181,8 @@ SKUS = (
 )
 
 
-def test_a_machine_costs_its_parts() -> None:
-    """Cores, memory and GPUs of the right size; where a part has no price, the machine has none."""
+def test_a_price_is_the_sum_of_its_parts() -> None:
+    """Cores, memory and GPUs of the right size; if one part has no price, neither has the machine."""
     prices = {key: price for one in SKUS for key, price in part_of(one).items()}
     small, large = KNOWN_INSTANCE_TYPES["a2-highgpu-1g"], KNOWN_INSTANCE_TYPES["a2-ultragpu-1g"]
     on_demand = CapacityType.ON_DEMAND
@@ -191,8 +192,8 @@ def test_a_machine_costs_its_parts() -> None:
     assert price_of(small, on_demand, "us-east1", prices) is None
 
 
-def test_the_capacity_history_tells_price_and_risk() -> None:
-    """The newest price; the mean of the newest rates. What it does not tell is unknown, and not zero."""
+def test_the_capacity_history_gives_price_and_preemption_rate() -> None:
+    """The newest price and the mean of the newest rates; a missing rate is unknown, not zero."""
     days = [{"startTime": f"2026-11-{day:02}T00:00:00Z"} for day in range(1, 21)]
     told = {
         "priceHistory": [

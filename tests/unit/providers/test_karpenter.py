@@ -1,4 +1,4 @@
-"""What the Karpenter driver reads and writes, without a Karpenter: settings, file of offers, claims, refusals."""
+"""The Karpenter driver's documents: settings, offers file, claims and refusals, without a server."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
-from gpu_autoscaler.providers.karpenter.catalog import Shelf, offers_in, rows_of
+from gpu_autoscaler.providers.karpenter.catalog import Catalog, offers_in, rows_of
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, NodeClass, validate_options
 from gpu_autoscaler.providers.karpenter.translate import (
-    HELD,
+    FINALIZER,
     OFFER,
     PRICE,
     claim_of,
@@ -66,7 +66,7 @@ def claim(*conditions: Condition, deleted_at: datetime | None = None, is_held: b
             deletion_timestamp=deleted_at,
             labels={"gpu-autoscaler.io/action-id": "a1"},
             annotations={OFFER: "gpu-1x/zone-a/spot", PRICE: "400000"},
-            finalizers=(HELD, KARPENTER_FINALIZER) if is_held else (HELD,),
+            finalizers=(FINALIZER, KARPENTER_FINALIZER) if is_held else (FINALIZER,),
         ),
         status=ClaimStatus(provider_id="aws:///zone-a/i-1", conditions=conditions),
     )
@@ -82,11 +82,11 @@ def an_order(tmp_path: Path, **changes: Any) -> Order:  # noqa: ANN401 - fields 
 # ---- settings
 
 
-def test_every_missing_setting_is_told_at_once() -> None:
-    """With what to set it to."""
+def test_all_missing_settings_are_reported_together() -> None:
+    """Each with an example value."""
     with pytest.raises(ConfigError) as wrong:
         validate_options(KarpenterOptions())
-    assert [mistake.partition(":")[0] for mistake in wrong.value.mistakes] == [
+    assert [mistake.partition(":")[0] for mistake in wrong.value.violations] == [
         "karpenter.node_class",
         "karpenter.offers_path",
     ]
@@ -94,22 +94,22 @@ def test_every_missing_setting_is_told_at_once() -> None:
         validate_options(KarpenterOptions(node_class="EC2NodeClass/gpu", offers_path="f"))
 
 
-def test_limits_of_node_pools_are_refused_by_name() -> None:
-    """A limit that is looked at after the fact keeps no promise; what to do instead is said."""
-    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: is needed with mode limits"):
+def test_node_pool_limits_are_refused_in_claims_mode() -> None:
+    """Claims do not respect them; the error has the alternative."""
+    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: is required with mode limits"):
         validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits"))
-    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: are of mode limits alone"):
+    with pytest.raises(ConfigError, match=r"karpenter\.node_pools: requires mode limits"):
         validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", node_pools=("gpu",)))
     validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="limits", node_pools=("gpu",)))
-    with pytest.raises(ConfigError, match="'any' is none of claims, limits"):
+    with pytest.raises(ConfigError, match="'any' is not one of claims, limits"):
         validate_options(KarpenterOptions(node_class="a/b/c", offers_path="f", mode="any"))
 
 
 # ---- the file of offers
 
 
-def test_each_row_is_an_offer_a_zone_and_capacity_type(tmp_path: Path) -> None:
-    """At its price; amounts as Kubernetes writes them; what pods get besides is filled in."""
+def test_each_row_has_an_offer_per_zone_and_capacity_type(tmp_path: Path) -> None:
+    """With its price; Kubernetes quantities are accepted, and missing pod limits get a default."""
     offers = {offer.key: offer for offer in offers_in(str(options_in(tmp_path).offers_path))}
     assert len(offers) == 5
     spot = offers["gpu-1x/zone-b/spot"]
@@ -122,17 +122,17 @@ def test_each_row_is_an_offer_a_zone_and_capacity_type(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"resources": {"cpu": "many", "memory": "1Gi"}}, "not a Kubernetes quantity: 'many'"),
-        ({"resources": {"nvidia.com/gpu": "1"}}, "resources name no cpu or no memory"),
+        ({"resources": {"nvidia.com/gpu": "1"}}, "resources lack cpu or memory"),
         ({"usd_per_hour": {"on-demand": 0}}, "> 0"),
         ({"usd_per_hour": {"cheap": 1}}, "cheap"),
         ({"zones": []}, "length >= 1"),
-        ({"zones": ["zone-a", "zone-a"]}, "gpu-1x/zone-a/on-demand stands there twice"),
+        ({"zones": ["zone-a", "zone-a"]}, "gpu-1x/zone-a/on-demand occurs twice"),
         ({"instance_type": "g5 xlarge"}, "matching regex"),
         ({"price": 1}, "price"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    """Nothing free, nothing twice, nothing that no label could say."""
+def test_file_errors_name_their_position(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    """Zero prices, duplicates, values that are not valid label values."""
     path = tmp_path / "offers.json"
     path.write_text(json.dumps([TYPES[0] | changes]))
     with pytest.raises(ConfigError) as wrong:
@@ -143,7 +143,7 @@ def test_a_file_with_a_mistake_is_refused_with_its_place(tmp_path: Path, changes
 
 @pytest.mark.parametrize("text", ["[]", "{", "[1]"])
 def test_a_file_without_offers_is_refused(tmp_path: Path, text: str) -> None:
-    """As is one that is not there."""
+    """So is a missing file."""
     path = tmp_path / "offers.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"offers\.json"):
@@ -152,20 +152,20 @@ def test_a_file_without_offers_is_refused(tmp_path: Path, text: str) -> None:
         offers_in(str(tmp_path / "elsewhere.json"))
 
 
-def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    """Prices move; what was read last is better than nothing."""
+def test_a_changed_file_is_reloaded_unless_invalid(tmp_path: Path) -> None:
+    """If it is invalid, the last valid offers stay in use."""
     path = Path(str(options_in(tmp_path).offers_path))
-    shelf = Shelf(str(path))
-    first = shelf.offers()
+    catalog = Catalog(str(path))
+    first = catalog.offers()
     for text, count in ((json.dumps(TYPES[:1]), 4), ("[", 4), (json.dumps(TYPES), 5)):
         path.write_text(text)
         os.utime(path, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
-        assert len(shelf.offers()) == count
-    assert shelf.offers() == first
+        assert len(catalog.offers()) == count
+    assert catalog.offers() == first
 
 
-def test_what_another_driver_sells_comes_back_from_the_file_as_it_was(tmp_path: Path) -> None:
-    """Sizes, GPUs and prices of the bundled table of AWS, written as rows and read again."""
+def test_offers_of_another_driver_survive_the_file(tmp_path: Path) -> None:
+    """Sizes, GPUs and prices of the bundled AWS table, written as rows and read back."""
     offers = [
         msgspec.structs.replace(
             offers_in(str(options_in(tmp_path).offers_path))[0],
@@ -188,8 +188,8 @@ def test_what_another_driver_sells_comes_back_from_the_file_as_it_was(tmp_path: 
 # ---- claims
 
 
-def test_the_same_order_is_the_same_claim(tmp_path: Path) -> None:
-    """And another's is another, also with the same action."""
+def test_the_same_order_has_the_same_claim_name(tmp_path: Path) -> None:
+    """Another order has another name, also for the same action."""
     wanted = an_order(tmp_path)
     assert name_of(wanted) == name_of(an_order(tmp_path))
     assert len({name_of(wanted), name_of(an_order(tmp_path, installation="theirs"))}) == 2
@@ -197,8 +197,8 @@ def test_the_same_order_is_the_same_claim(tmp_path: Path) -> None:
     assert claim_of(wanted, CLASS) == claim_of(wanted, CLASS)
 
 
-def test_taints_that_vanish_are_not_waited_for_as_the_others(tmp_path: Path) -> None:
-    """Karpenter keeps the two apart, and calls a node initialised only without the first."""
+def test_startup_taints_are_separate_from_taints(tmp_path: Path) -> None:
+    """Karpenter reports a node initialized only when its startup taints are gone."""
     stays, vanishes = (
         Taint("nvidia.com/gpu", "NoSchedule", "true"),
         Taint("ebs.csi.aws.com/agent-not-ready", "NoExecute"),
@@ -208,24 +208,24 @@ def test_taints_that_vanish_are_not_waited_for_as_the_others(tmp_path: Path) -> 
     assert spec["startupTaints"] == [{"key": "ebs.csi.aws.com/agent-not-ready", "effect": "NoExecute"}]
 
 
-def test_gpus_are_waited_for_unless_they_come_as_slices(tmp_path: Path) -> None:
-    """Under other names they would be waited for in vain."""
+def test_gpus_are_requested_unless_partitioned(tmp_path: Path) -> None:
+    """MIG slices have other resource names; Karpenter would wait forever."""
     whole = claim_of(an_order(tmp_path), CLASS)["spec"]["resources"]["requests"]
     cut = claim_of(an_order(tmp_path, labels=(("nvidia.com/mig.config", "all-1g.5gb"),)), CLASS)
     assert whole == {"nvidia.com/gpu": "1"}
     assert cut["spec"]["resources"]["requests"] == {}
 
 
-def test_labels_that_are_karpenters_are_left_to_it(tmp_path: Path) -> None:
-    """It refuses them, or says them itself."""
+def test_karpenter_s_own_labels_are_omitted(tmp_path: Path) -> None:
+    """It refuses them or sets them itself."""
     told = (("karpenter.sh/nodepool", "x"), ("kubernetes.io/hostname", "n"), ("team", "vision"))
     marks = claim_of(an_order(tmp_path, labels=told), CLASS)["metadata"]["labels"]
     assert marks["team"] == "vision"
     assert not {"karpenter.sh/nodepool", "kubernetes.io/hostname"} & marks.keys()
 
 
-def test_conditions_are_the_life_of_an_instance() -> None:
-    """Launched, registered, told to end, gone: the end is dated, and the price is the one that was agreed."""
+def test_conditions_become_instance_states() -> None:
+    """Launched, registered, terminating, ended: with the time of the end and the agreed price."""
     launched, registered = condition("Launched"), condition("Registered")
     ending = condition("InstanceTerminating", at=T0 + timedelta(minutes=5))
     told_at = T0 + timedelta(minutes=4)
@@ -249,8 +249,8 @@ def test_conditions_are_the_life_of_an_instance() -> None:
 
 @pytest.mark.cloud("karpenter", errors=WORDS)
 @pytest.mark.parametrize("word", WORDS)
-def test_a_clouds_word_is_found_in_karpenters_sentence(word: str) -> None:
-    """Whichever of its sentences it stands in, it says how far the refusal reaches."""
+def test_a_cloud_code_is_found_in_karpenter_s_message(word: str) -> None:
+    """Anywhere in the message; it decides the refusal's scope."""
     message = f"creating instance, with fleet error(s), {word}: we currently do not have it"
     found = refused("c", "LaunchFailed", message)
     assert (found.code, found.scope in ("offer", "zone", "region")) == (word, True)
@@ -258,8 +258,8 @@ def test_a_clouds_word_is_found_in_karpenters_sentence(word: str) -> None:
     assert "NodeClaim c" in str(found)
 
 
-def test_words_that_nobody_knows_are_for_people_to_see_to() -> None:
-    """But for capacity, which Karpenter says by itself."""
+def test_unknown_codes_are_configuration_problems() -> None:
+    """Except insufficient capacity, which Karpenter reports itself."""
     assert refused("c", "InsufficientCapacityError", "all requested types were unavailable").kind == "capacity"
     assert refused("c", "NodeClassNotReady", "no subnets").kind == "configuration"
     assert refused("c", "LaunchFailed", "instance type not found").kind == "configuration"
@@ -276,7 +276,9 @@ def test_words_that_nobody_knows_are_for_people_to_see_to() -> None:
         ("Unknown", "Unauthorized", "User is not authorized", True),
     ],
 )
-def test_what_passes_by_itself_is_no_failure(status: str, reason: str, message: str, *, is_failure: bool) -> None:
-    """Karpenter asks again; what it cannot mend is told."""
+def test_errors_retried_by_karpenter_are_not_refusals(
+    status: str, reason: str, message: str, *, is_failure: bool
+) -> None:
+    """What a retry cannot fix is reported."""
     said = failure_of(claim(condition("Launched", status, reason, message)))
     assert (said is not None) is is_failure

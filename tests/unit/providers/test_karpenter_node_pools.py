@@ -1,4 +1,4 @@
-"""What a NodePool remembers, and how many GPUs follow from it: looked at in memory, without a server."""
+"""State kept in NodePool annotations and the limits that follow from it, without a server."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,16 +9,16 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.karpenter.node_pools import (
-    GIVEN_UP_SECONDS,
+    ABANDONED_SECONDS,
     ORDERS,
     OWNER,
     POOLS,
     WRITTEN,
-    Look,
     NodePool,
-    look_at,
+    PoolState,
     marks_of,
     note_of,
+    pool_state,
 )
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, NodeClaim
 from gpu_autoscaler.providers.protocol import Order
@@ -65,60 +65,60 @@ def claim(name: str, *, age: float = 0.0, action: str | None = None, is_ending: 
     return CLAIMS.decode(msgspec.json.encode({"metadata": metadata}), "test")
 
 
-def look(of: NodePool, *claims: NodeClaim, asked: str = "", ending: frozenset[str] = frozenset()) -> Look:
+def look(of: NodePool, *claims: NodeClaim, asked: str = "", ending: frozenset[str] = frozenset()) -> PoolState:
     """Now, by us."""
-    return look_at(of, claims, "us", NOW.timestamp(), ending, asked)
+    return pool_state(of, claims, "us", NOW.timestamp(), ending, asked)
 
 
-def due(seen: Look) -> int:
+def due(seen: PoolState) -> int:
     """What is to be allowed."""
-    return seen.due(seen.ledger, GPUS)
+    return seen.required_gpus(seen.ledger, GPUS)
 
 
-def test_newcomers_go_to_orders_the_oldest_to_the_oldest() -> None:
-    """By when they were made, whatever they are called; the third is nobody's order, and ours all the same."""
+def test_new_claims_are_assigned_to_orders_by_age() -> None:
+    """By creation time, not by name; the third belongs to no order but is ours."""
     seen = look(pool(8, standing("a1", "a2")), claim("z", age=9), claim("y", age=5), claim("x", age=1))
-    named = {name: action for name, (action, _) in seen.given.items()}
+    named = {name: action for name, (action, _) in seen.newly_assigned.items()}
     assert (named["z"], named["y"], named["x"]) == ("a1", "a2", "0x")
-    assert (seen.ledger.standing, due(seen)) == ((), 12)
+    assert (seen.ledger.pending, due(seen)) == ((), 12)
 
 
-def test_what_was_there_before_the_pool_was_handed_over_is_nobodys() -> None:
-    """It counts, and stays a stranger once we write there."""
+def test_earlier_claims_are_foreign() -> None:
+    """They count towards the limit and stay foreign."""
     before = look(pool(4, owner=None), claim("old"))
     assert before.problem("us", GPUS) is None
-    assert (before.given, before.ledger.strangers, due(before)) == ({}, frozenset({"old"}), 4)
+    assert (before.newly_assigned, before.ledger.foreign_members, due(before)) == ({}, frozenset({"old"}), 4)
     after = look(pool(8, f"-old {standing('a1')}"), claim("old"), claim("new"))
-    assert list(after.given) == ["new"]
+    assert list(after.newly_assigned) == ["new"]
 
 
-def test_an_order_that_has_its_claim_does_not_stand() -> None:
-    """Labels were written, and the order was not struck off: whoever did it is gone."""
+def test_an_order_with_a_claim_is_not_pending() -> None:
+    """Also if a process was killed after it labelled the claim and before it removed the order."""
     seen = look(pool(4, standing("a1")), claim("x", action="a1"))
-    assert (seen.given, seen.ledger.standing, due(seen)) == ({}, (), 4)
+    assert (seen.newly_assigned, seen.ledger.pending, due(seen)) == ({}, (), 4)
     assert seen.claim_of(ActionId("a1")) is not None
 
 
-def test_what_ends_is_not_counted_and_what_is_about_to_neither() -> None:
-    """As Karpenter counts; an order that is being taken back stands for a claim that may come, and allows none."""
+def test_terminating_claims_are_not_counted() -> None:
+    """As Karpenter counts; a cancelled order stays for a late claim but raises no limit."""
     ended = claim("x", action="a1", is_ending=True)
     assert due(look(pool(8), ended, claim("y", action="a2"))) == 4
     assert due(look(pool(8), claim("x", action="a1"), ending=frozenset({"x", "gone"}))) == 0
     withdrawing = look(pool(4, standing("a3", is_withdrawing=True)))
     assert (due(withdrawing), withdrawing.wants(ActionId("a3"))) == (0, False)
     late = look(pool(4, standing("a3", is_withdrawing=True)), claim("z"))
-    assert late.given["z"][0] == "a3"
+    assert late.newly_assigned["z"][0] == "a3"
 
 
-def test_an_order_that_nobody_asks_for_is_forgotten() -> None:
-    """After an hour, unless it is asked for now."""
-    old = pool(4, standing("a1", seconds=GIVEN_UP_SECONDS + 1))
+def test_an_abandoned_order_is_removed() -> None:
+    """After an hour, unless it is requested now."""
+    old = pool(4, standing("a1", seconds=ABANDONED_SECONDS + 1))
     assert due(look(old)) == 0
     assert due(look(old, asked="a1")) == 4
 
 
-def test_who_may_write_is_told_by_name() -> None:
-    """Others' numbers, others' pools, a pool that was never handed over; our own number is fine."""
+def test_a_pool_of_others_is_refused_by_name() -> None:
+    """Limits or pools of others, pools not assigned to us; our own limit is accepted."""
     assert look(pool(4), claim("x", action="a1")).problem("us", GPUS) is None
     problems = {
         "LimitsChanged": pool(8, written=4),
@@ -132,8 +132,8 @@ def test_who_may_write_is_told_by_name() -> None:
     assert look(pool(None, written=4)).problem("us", GPUS) is not None, "the limit was taken away"
 
 
-def test_a_claim_carries_what_was_agreed() -> None:
-    """Price, pool and project of the order; of one that nobody ordered, what the pool is known to cost."""
+def test_a_claim_has_the_terms_of_its_order() -> None:
+    """Price, pool and project of the order; without an order, the pool's known price."""
     marks, notes = marks_of(ActionId("a1"), note_of(order("a1"), 7), OFFER, "us")
     assert marks == {
         "gpu-autoscaler.io/installation": "us",
@@ -148,6 +148,6 @@ def test_a_claim_carries_what_was_agreed() -> None:
         "gpu-autoscaler.io/price-micro-usd-per-hour": "4000000",
     }
     seen = look(pool(4), claim("x"))
-    alone, price = marks_of(*seen.given["x"], OFFER, "us")
+    alone, price = marks_of(*seen.newly_assigned["x"], OFFER, "us")
     assert "gpu-autoscaler.io/pool" not in alone
     assert price == notes

@@ -1,4 +1,4 @@
-"""What NodeOverlays make of offers: as Karpenter's own tests and code have it, case by case."""
+"""NodeOverlays applied to offers, after Karpenter's own test cases."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.providers.karpenter.overlays import OVERLAYS, NodeOverlay, Overlaid, overlaid
+from gpu_autoscaler.providers.karpenter.overlays import OVERLAYS, NodeOverlay, OverlaidOffers, apply_overlays
 
 USD = 1_000_000
 TYPE, ZONE, FAMILY = (
@@ -45,12 +45,12 @@ def overlay(
     return OVERLAYS.decode(msgspec.json.encode(item), "test")
 
 
-def under(offers: list[Offer], *overlays: NodeOverlay, **more: Any) -> Overlaid:  # noqa: ANN401 - as `overlaid`
+def under(offers: list[Offer], *overlays: NodeOverlay, **more: Any) -> OverlaidOffers:  # noqa: ANN401 - as `overlaid`
     """Where no pool is, and nothing more is known of types."""
-    return overlaid(offers, overlays, more.get("labels_of", {}), more.get("pool", {}))
+    return apply_overlays(offers, overlays, more.get("labels_of", {}), more.get("pool", {}))
 
 
-def prices(found: Overlaid) -> list[float | None]:
+def prices(found: OverlaidOffers) -> list[float | None]:
     """US dollars an hour, in the order of the offers."""
     told = (one.price_micro_usd_per_hour for one in found.offers)
     return [None if price is None else price / USD for price in told]
@@ -72,23 +72,23 @@ OF_SMALL = (TYPE, "In", ["small"])
         ({}, 1.0),
     ],
 )
-def test_a_price_is_set_or_adjusted_and_never_below_nothing(spec: dict[str, Any], usd: float) -> None:
-    """Exactly; offers that are not meant stay as they were, and a word stands for its source."""
+def test_a_price_is_set_or_adjusted_and_never_negative(spec: dict[str, Any], usd: float) -> None:
+    """Exactly; other offers keep theirs, and the source of the price is recorded."""
     found = under([offer("small"), offer("large", usd=4.0)], overlay("o", OF_SMALL, **spec))
     assert prices(found) == [usd, 4.0]
     assert [one.price_source for one in found.offers] == ["NodeOverlay o" if spec else None, None]
-    assert found.silent == {}
+    assert found.ignored == {}
 
 
-def test_an_adjustment_of_what_is_not_known_makes_no_price() -> None:
-    """Unknown stays unknown; a price that is set is known."""
+def test_an_unknown_price_cannot_be_adjusted() -> None:
+    """It stays unknown; a price that is set is known."""
     unknown = [offer("small", usd=None)]
     assert prices(under(unknown, overlay("o", OF_SMALL, priceAdjustment="+1"))) == [None]
     assert prices(under(unknown, overlay("o", OF_SMALL, price="2"))) == [2.0]
 
 
-def test_the_heaviest_speaks_first_for_each_thing_apart() -> None:
-    """The lighter one's price is not heard, its resource is."""
+def test_the_highest_weight_wins_per_field() -> None:
+    """Price and resources are decided separately."""
     found = under(
         [offer("small")],
         overlay("light", OF_SMALL, price="9", capacity={"nvidia.com/gpu.shared": 4}, weight=1),
@@ -97,34 +97,34 @@ def test_the_heaviest_speaks_first_for_each_thing_apart() -> None:
     assert prices(found) == [2.0]
     assert found.offers[0].resources.gpu_count == 8
     assert found.offers[0].resources.slices == (("nvidia.com/gpu.shared", 4),)
-    assert found.silent == {}
+    assert found.ignored == {}
 
 
-def test_of_equal_weight_the_earlier_name_is_in_conflict_and_silent_as_a_whole() -> None:
-    """Karpenter goes by the later name first. A conflict over one offer silences the overlay for all of its offers."""
+def test_of_equal_weights_the_later_name_wins() -> None:
+    """A conflict over one offer disables the other overlay for all its offers."""
     found = under(
         [offer("small"), offer("large")],
         overlay("a", (TYPE, "Exists", []), price="3", weight=5),
         overlay("b", OF_SMALL, price="2", weight=5),
     )
     assert prices(found) == [2.0, 1.0]
-    assert found.silent == {"a": "in conflict with another of the same weight"}
+    assert found.ignored == {"a": "in conflict with another overlay of the same weight"}
 
 
-def test_equal_weights_that_say_different_things_are_both_heard() -> None:
-    """Other offers, or another resource."""
+def test_equal_weights_without_conflict_both_apply() -> None:
+    """To other offers or another resource."""
     found = under(
         [offer("small"), offer("large")],
         overlay("a", OF_SMALL, price="3", capacity={"nvidia.com/gpu": 2}),
         overlay("b", (TYPE, "NotIn", ["small"]), price="2"),
         overlay("c", OF_SMALL, capacity={"nvidia.com/gpu.shared": 3}),
     )
-    assert (prices(found), found.silent) == ([3.0, 2.0], {})
+    assert (prices(found), found.ignored) == ([3.0, 2.0], {})
     assert [one.resources.gpu_count for one in found.offers] == [2, 1]
 
 
-def test_a_resource_is_the_whole_types_and_a_price_the_offers() -> None:
-    """Where one zone of it is meant."""
+def test_a_resource_applies_to_the_type_a_price_to_the_offer() -> None:
+    """If the overlay selects one zone."""
     found = under(
         [offer("small"), offer("small", "b")],
         overlay("o", (ZONE, "In", ["b"]), price="2", capacity={"nvidia.com/gpu": 3}),
@@ -134,7 +134,7 @@ def test_a_resource_is_the_whole_types_and_a_price_the_offers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "values", "is_meant"),
+    ("operator", "values", "matches"),
     [
         ("In", ["g5", "p5"], True),
         ("NotIn", ["g5"], False),
@@ -142,50 +142,50 @@ def test_a_resource_is_the_whole_types_and_a_price_the_offers() -> None:
         ("DoesNotExist", [], False),
     ],
 )
-def test_labels_of_the_file_are_asked(operator: str, values: list[str], *, is_meant: bool) -> None:
-    """Each operator."""
+def test_labels_of_the_file_are_matched(operator: str, values: list[str], *, matches: bool) -> None:
+    """With every operator."""
     asked = overlay("o", (FAMILY, operator, values), price="2")
-    assert prices(under([offer("small")], asked, labels_of={"small": {FAMILY: "g5"}})) == [2.0 if is_meant else 1.0]
+    assert prices(under([offer("small")], asked, labels_of={"small": {FAMILY: "g5"}})) == [2.0 if matches else 1.0]
 
 
 @pytest.mark.parametrize(
-    ("operator", "is_meant"), [("Gt", False), ("Gte", True), ("Lt", False), ("Lte", True), ("Unheard", False)]
+    ("operator", "matches"), [("Gt", False), ("Gte", True), ("Lt", False), ("Lte", True), ("Unheard", False)]
 )
-def test_numbers_are_compared_as_numbers(operator: str, *, is_meant: bool) -> None:
-    """Twelve is more than nine."""
+def test_numbers_are_compared_numerically(operator: str, *, matches: bool) -> None:
+    """12 is greater than 9."""
     key = "karpenter.k8s.aws/instance-cpu"
     asked = overlay("o", (key, operator, ["12"]), (key, "Gt", ["9"]), price="2")
-    assert prices(under([offer("small")], asked, labels_of={"small": {key: "12"}})) == [2.0 if is_meant else 1.0]
+    assert prices(under([offer("small")], asked, labels_of={"small": {key: "12"}})) == [2.0 if matches else 1.0]
 
 
-def test_what_hangs_on_a_label_that_nobody_told_says_nothing_and_is_named() -> None:
-    """Unless the rest of it decides: then it is not about these offers."""
+def test_an_overlay_on_an_unknown_label_is_ignored_and_reported() -> None:
+    """Unless its other requirements already exclude these offers."""
     asked = overlay("o", OF_SMALL, (FAMILY, "In", ["g5"]), price="2")
     found = under([offer("small"), offer("large")], asked)
     assert prices(found) == [1.0, 1.0]
-    assert found.silent == {"o": f"nothing is known of {FAMILY}; write it into `labels` of the types that have it"}
-    assert under([offer("large")], asked).silent == {}
+    assert found.ignored == {"o": f"unknown labels {FAMILY}; add them to `labels` of the types that have them"}
+    assert under([offer("large")], asked).ignored == {}
 
 
-def test_what_is_of_a_node_pool_is_not_about_claims_of_none() -> None:
-    """It is where that pool buys."""
+def test_an_overlay_of_a_node_pool_applies_only_there() -> None:
+    """Claims without a pool are not affected."""
     asked = overlay("o", (POOL, "In", ["gpu"]), price="2")
-    assert (prices(under([offer("small")], asked)), under([offer("small")], asked).silent) == ([1.0], {})
+    assert (prices(under([offer("small")], asked)), under([offer("small")], asked).ignored) == ([1.0], {})
     assert prices(under([offer("small")], asked, pool={POOL: "gpu"})) == [2.0]
 
 
-def test_what_karpenter_refuses_is_not_heeded_until_it_is_changed() -> None:
-    """Its word on an older generation is old."""
+def test_an_overlay_that_karpenter_refuses_is_ignored() -> None:
+    """A condition of an older generation does not count."""
     refused = {"type": "ValidationSucceeded", "status": "False", "reason": "RuntimeValidation", "message": "restricted"}
     now = overlay("o", OF_SMALL, price="2", said=refused | {"observedGeneration": 2})
     before = overlay("o", OF_SMALL, price="2", said=refused | {"observedGeneration": 1})
     assert prices(under([offer("small")], now)) == [1.0]
-    assert under([offer("small")], now).silent == {"o": "Karpenter has refused it, see its conditions"}
+    assert under([offer("small")], now).ignored == {"o": "refused by Karpenter, see its conditions"}
     assert prices(under([offer("small")], before)) == [2.0]
 
 
-def test_a_quantity_that_is_none_silences_its_overlay() -> None:
-    """And names it."""
+def test_an_invalid_quantity_disables_its_overlay() -> None:
+    """The reason names the overlay."""
     found = under([offer("small")], overlay("o", OF_SMALL, price="2", capacity={"nvidia.com/gpu": "many"}))
     assert prices(found) == [1.0]
-    assert "NodeOverlay o: nvidia.com/gpu" in found.silent["o"]
+    assert "NodeOverlay o: nvidia.com/gpu" in found.ignored["o"]

@@ -1,4 +1,4 @@
-"""Karpenter's old kinds become today's, and nothing is lost in silence."""
+"""Conversion of Karpenter's v1beta kinds to the current ones; every unconverted field is reported."""
 
 import contextlib
 import copy
@@ -10,7 +10,7 @@ import yaml
 from tests.support.old_karpenter import PROVISIONERS
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.karpenter.v1beta_kinds import Converted, converted
+from gpu_autoscaler.providers.karpenter.v1beta_kinds import Converted, convert_documents
 
 
 def documents() -> list[dict[str, Any]]:
@@ -28,9 +28,9 @@ def told(found: Converted, words: str) -> bool:
     return any(words in note for _, note in found.notes)
 
 
-def test_a_provisioner_is_a_node_pool() -> None:
-    """Requirements, limits, labels and taints as they were; lifetimes under their new names."""
-    pool = spec_of(converted(documents(), role="gpu-nodes"), "NodePool", "gpu-training")
+def test_a_provisioner_becomes_a_node_pool() -> None:
+    """Same requirements, limits, labels and taints; lifetimes under their new names."""
+    pool = spec_of(convert_documents(documents(), role="gpu-nodes"), "NodePool", "gpu-training")
     template = pool["template"]["spec"]
     assert {requirement["key"]: requirement["values"] for requirement in template["requirements"]} == {
         "karpenter.sh/capacity-type": ["spot", "on-demand"],
@@ -47,9 +47,9 @@ def test_a_provisioner_is_a_node_pool() -> None:
     assert pool["template"]["metadata"]["labels"] == {"workload-type": "training"}
 
 
-def test_what_a_provisioner_left_unsaid_is_said() -> None:
-    """A NodePool without a word about it means anything; a Provisioner meant on-demand, amd64 and no GPU type."""
-    found = converted(documents(), role="gpu-nodes")
+def test_provisioner_defaults_become_explicit() -> None:
+    """A NodePool has no such defaults; a Provisioner defaults to on-demand, amd64 and no GPU type."""
+    found = convert_documents(documents(), role="gpu-nodes")
     pool = spec_of(found, "NodePool", "gpu-inference")
     said = {
         requirement["key"]: (requirement["operator"], requirement["values"])
@@ -58,15 +58,15 @@ def test_what_a_provisioner_left_unsaid_is_said() -> None:
     assert said["karpenter.sh/capacity-type"] == ("In", ["on-demand"])
     assert said["karpenter.k8s.aws/instance-category"] == ("In", ["c", "m", "r"])
     assert said["karpenter.k8s.aws/instance-generation"] == ("Gt", ["2"])
-    assert told(found, "karpenter.sh/capacity-type In on-demand was meant, and is said now")
+    assert told(found, "default karpenter.sh/capacity-type In on-demand is now explicit")
     assert pool["disruption"] == {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
     assert pool["template"]["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true"}
     assert pool["template"]["spec"]["expireAfter"] == "Never"
 
 
-def test_a_template_is_a_node_class() -> None:
-    """Selectors are terms, the family an alias, the kubelet's settings stand here now; what is gone is told."""
-    found = converted(documents(), role="gpu-nodes")
+def test_a_template_becomes_a_node_class() -> None:
+    """Selectors become terms, the AMI family an alias; removed fields are reported."""
+    found = convert_documents(documents(), role="gpu-nodes")
     made = spec_of(found, "EC2NodeClass", "gpu")
     assert made["amiSelectorTerms"] == [{"alias": "al2@latest"}]
     assert made["subnetSelectorTerms"] == [{"tags": {"karpenter.sh/discovery": "gpu-cluster", "tier": "*"}}]
@@ -80,25 +80,25 @@ def test_a_template_is_a_node_class() -> None:
         assert told(found, words), words
 
 
-def test_what_stood_in_a_provisioner_is_a_class_of_its_name() -> None:
-    """With ids and names of groups, each a term."""
-    made = spec_of(converted(documents(), role="gpu-nodes"), "EC2NodeClass", "gpu-inference")
+def test_an_inline_provider_becomes_a_node_class() -> None:
+    """With the Provisioner's name; each security group ID and name becomes a term."""
+    made = spec_of(convert_documents(documents(), role="gpu-nodes"), "EC2NodeClass", "gpu-inference")
     assert made["subnetSelectorTerms"] == [{"id": "subnet-0aaaaaaaaaaaaaaaa"}, {"id": "subnet-0bbbbbbbbbbbbbbbb"}]
     assert made["securityGroupSelectorTerms"] == [{"name": "gpu-nodes"}]
     assert made["instanceProfile"] == "KarpenterNodes"
 
 
-def test_old_kinds_are_never_written() -> None:
-    """Whatever goes in, v1 comes out."""
-    found = converted(documents(), role="gpu-nodes")
+def test_only_v1_objects_are_written() -> None:
+    """Whatever the input."""
+    found = convert_documents(documents(), role="gpu-nodes")
     assert {(one["apiVersion"], one["kind"]) for one in found.objects} == {
         ("karpenter.sh/v1", "NodePool"),
         ("karpenter.k8s.aws/v1", "EC2NodeClass"),
     }
 
 
-def test_what_cannot_be_converted_is_told_at_once() -> None:
-    """Every mistake with its object and its next step, and nothing is converted."""
+def test_conversion_errors_are_reported_together() -> None:
+    """Each with its object and next step; nothing is converted."""
     templates = [
         {"apiVersion": "karpenter.k8s.aws/v1alpha1", "kind": "AWSNodeTemplate", "metadata": {"name": "a"}, "spec": spec}
         for spec in ({"amiFamily": "Ubuntu"}, {"launchTemplate": "mine", "instanceProfile": "p"})
@@ -106,13 +106,13 @@ def test_what_cannot_be_converted_is_told_at_once() -> None:
     bare = {"apiVersion": "karpenter.sh/v1alpha5", "kind": "Provisioner", "metadata": {"name": "b"}, "spec": {}}
     both = {"ttlSecondsAfterEmpty": 1, "consolidation": {"enabled": True}, "providerRef": {"name": "a"}}
     with pytest.raises(ConfigError) as refused:
-        converted([*templates, bare, bare | {"spec": both}, {**bare, "apiVersion": "karpenter.sh/v1"}])
-    said = "\n".join(refused.value.mistakes)
+        convert_documents([*templates, bare, bare | {"spec": both}, {**bare, "apiVersion": "karpenter.sh/v1"}])
+    said = "\n".join(refused.value.violations)
     for words in (
-        "Ubuntu without spec.amiSelector names no image",
-        "give --role",
-        "spec.launchTemplate: classes take none",
-        "spec.subnetSelector: is needed",
+        "spec.amiFamily: Ubuntu requires spec.amiSelector",
+        "use --role",
+        "spec.launchTemplate: not supported by classes",
+        "spec.subnetSelector: is required",
         "neither spec.providerRef nor spec.provider",
         "contradict each other; keep one",
         "karpenter.sh/v1 is not karpenter.sh/v1alpha5",
@@ -120,12 +120,12 @@ def test_what_cannot_be_converted_is_told_at_once() -> None:
         assert words in said, words
 
 
-def test_other_objects_are_left_out_and_told() -> None:
-    """A file may hold more; one without any of the old kinds is a mistake."""
+def test_other_objects_are_omitted_and_reported() -> None:
+    """A file without any v1beta kind is an error."""
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
-    assert told(converted([other, *documents()], role="r"), "left out")
+    assert told(convert_documents([other, *documents()], role="r"), "omitted")
     with pytest.raises(ConfigError, match="neither Provisioner nor AWSNodeTemplate"):
-        converted([other])
+        convert_documents([other])
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,20 @@ def test_other_objects_are_left_out_and_told() -> None:
         ("limits", {"resources": {"cpu": [1]}}, "$.spec.limits.resources"),
     ],
 )
-def test_a_field_of_another_form_is_told_with_its_place(field: str, value: Any, said: str) -> None:  # noqa: ANN401 - YAML
-    """A server of that time would not have taken it either."""
+def test_a_malformed_field_is_reported_with_its_path(field: str, value: Any, said: str) -> None:  # noqa: ANN401 - YAML
+    """An API server of that version would have refused it too."""
     first = documents()[0]
     with pytest.raises(ConfigError) as refused:
-        converted([first | {"spec": first["spec"] | {field: value}}])
+        convert_documents([first | {"spec": first["spec"] | {field: value}}])
     assert "Provisioner: " in str(refused.value)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("document", [1, [], "Provisioner", {"kind": "Provisioner"}, {"kind": 3, "apiVersion": "v1"}])
-def test_what_is_no_object_is_told(document: Any) -> None:  # noqa: ANN401 - YAML
-    """And never a traceback."""
-    with pytest.raises(ConfigError, match="1 mistake"):
-        converted([document])
+def test_a_document_that_is_no_object_is_reported(document: Any) -> None:  # noqa: ANN401 - YAML
+    """Without a traceback."""
+    with pytest.raises(ConfigError, match="1 error"):
+        convert_documents([document])
 
 
 STRANGE: tuple[Any, ...] = (None, 1, -1, "", "a,b", [], {}, [1], {"a": 1}, True, 1.5, "x" * 300)
@@ -169,8 +169,8 @@ def places(document: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 @pytest.mark.parametrize("strange", STRANGE, ids=repr)
-def test_whatever_stands_in_its_place_is_converted_or_told(strange: Any) -> None:  # noqa: ANN401 - YAML
-    """In every place of every object, one at a time."""
+def test_any_replaced_value_is_converted_or_reported(strange: Any) -> None:  # noqa: ANN401 - YAML
+    """Every field of every object, one at a time."""
     whole = documents()
     for place in list(places(whole)):
         changed = copy.deepcopy(whole)
@@ -179,4 +179,4 @@ def test_whatever_stands_in_its_place_is_converted_or_told(strange: Any) -> None
             inner = inner[key]
         inner[place[-1]] = strange
         with contextlib.suppress(ConfigError):
-            assert converted(changed, role="r").objects, place
+            assert convert_documents(changed, role="r").objects, place

@@ -1,4 +1,4 @@
-"""Providers are found by name."""
+"""Registration and lookup of providers by name."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +21,8 @@ needs_boto3 = pytest.mark.skipif(find_spec("boto3") is None, reason="NOT RUN: bo
 
 
 @needs_boto3
-async def test_a_provider_knows_its_registered_name(tmp_path: Path) -> None:
-    """What is opened under a name says that name of itself."""
+async def test_a_provider_has_its_registered_name(tmp_path: Path) -> None:
+    """Its `name` is the name that it is opened by."""
     options = ProviderOptions(
         installation="ours",
         url="http://127.0.0.1:1",
@@ -38,22 +38,22 @@ async def test_a_provider_knows_its_registered_name(tmp_path: Path) -> None:
         await provider.close()
 
 
-def test_what_aws_lacks_is_told_at_once() -> None:
-    """Every missing setting by its name, before anything is asked of the cloud."""
+def test_missing_aws_settings_are_reported_together() -> None:
+    """By name, before any call to the cloud."""
     with pytest.raises(ConfigError) as refused:
         open_provider("aws", ProviderOptions(installation="ours"))
-    assert [mistake.partition(":")[0] for mistake in refused.value.mistakes] == [
+    assert [mistake.partition(":")[0] for mistake in refused.value.violations] == [
         "aws.region",
         "aws.launch_template",
         "aws.subnets",
     ]
 
 
-def test_what_azure_lacks_is_told_at_once() -> None:
-    """Every missing setting by its name; a scale set of AKS by its name, with what to do."""
+def test_missing_azure_settings_are_reported_together() -> None:
+    """By name, before any call to the cloud."""
     with pytest.raises(ConfigError) as refused:
         open_provider("azure", ProviderOptions(installation="ours"))
-    assert [mistake.partition(":")[0] for mistake in refused.value.mistakes] == [
+    assert [mistake.partition(":")[0] for mistake in refused.value.violations] == [
         "azure.subscription",
         "azure.resource_group",
         "azure.region",
@@ -66,23 +66,23 @@ def test_what_azure_lacks_is_told_at_once() -> None:
     [{"scale_sets": ("default=aks-gpu-12345678-vmss",)}, {"resource_group": "MC_group_cluster_westeurope"}],
 )
 def test_a_scale_set_of_aks_is_refused_by_name(of_aks: dict[str, object]) -> None:
-    """Its number is AKS's alone to change; the message says what to make instead."""
+    """Only AKS may change its capacity; the message has the alternative."""
     options = msgspec.structs.replace(AZURE, **of_aks)
-    with pytest.raises(ConfigError, match=r"is AKS's own.*make a scale set of your own"):
+    with pytest.raises(ConfigError, match=r"belongs to AKS.*create a scale set of your own"):
         open_provider("azure", ProviderOptions(installation="ours", azure=options))
 
 
-def test_what_google_cloud_lacks_is_told_at_once() -> None:
-    """Every missing or wrong setting by its name, before anything is asked of the cloud."""
+def test_missing_gcp_settings_are_reported_together() -> None:
+    """By name, before any call to the cloud."""
     wrong = GcpOptions(groups=("l4", "*=europe-west4/l4"))
     with pytest.raises(ConfigError) as refused:
         open_provider("gcp", ProviderOptions(installation="ours", gcp=wrong))
-    assert [mistake.partition(": ")[0] for mistake in refused.value.mistakes] == [
+    assert [mistake.partition(": ")[0] for mistake in refused.value.violations] == [
         "gcp.project",
         "gcp.groups",
         "gcp.groups",
     ]
-    assert "is no zone; regional groups are not bought from" in refused.value.mistakes[2]
+    assert "is not a zone; regional groups are not supported" in refused.value.violations[2]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_what_google_cloud_lacks_is_told_at_once() -> None:
         ("aws", "=0.6", "is not type=US dollars"),
         ("aws", "g5.*=inf", "is not type=US dollars"),
         ("azure", "Standard_NC*=-1", "below 0.00100"),
-        ("gcp", "g2-standard-4=0.5", "gcp.spot_ceilings: Compute Engine takes no ceiling"),
+        ("gcp", "g2-standard-4=0.5", "gcp.spot_ceilings: Compute Engine accepts no ceiling"),
     ],
 )
-def test_a_ceiling_that_no_cloud_takes_is_refused_by_name(cloud: str, ceiling: str, words: str) -> None:
-    """What is no amount, what is none that a cloud takes, and any where the cloud has no ceilings."""
+def test_an_invalid_spot_ceiling_is_refused_by_name(cloud: str, ceiling: str, words: str) -> None:
+    """Not a number, out of the cloud's range, or a cloud without spot ceilings."""
     given = {
         name: msgspec.structs.replace(one, spot_ceilings=(ceiling,))
         for name, one in (("aws", AWS), ("azure", AZURE), ("gcp", GCP))
@@ -106,12 +106,12 @@ def test_a_ceiling_that_no_cloud_takes_is_refused_by_name(cloud: str, ceiling: s
 
 
 def test_an_unknown_provider_is_refused_by_name() -> None:
-    """With the names that there are."""
-    with pytest.raises(ConfigError, match="'ibm' is none of aws, azure, gcp, karpenter, sim"):
+    """The message lists the known names."""
+    with pytest.raises(ConfigError, match="'ibm' is not one of aws, azure, gcp, karpenter, sim"):
         open_provider("ibm", ProviderOptions(installation="ours"))
 
 
 def test_a_missing_option_is_refused_by_name() -> None:
-    """The simulated cloud has no address of its own."""
+    """The simulated cloud has no default address."""
     with pytest.raises(ConfigError, match="url"):
         open_provider("sim", ProviderOptions(installation="ours"))

@@ -1,4 +1,4 @@
-"""Calls to REST clouds: what is an answer, and what is asked again."""
+"""REST calls to clouds: results, errors and retries."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,14 +30,15 @@ async def asked(handler: Handler, *, call_seconds_max: float = 30.0) -> AsyncIte
     rate_limit = RateLimit(100.0, 100)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/thing"
     try:
-        yield lambda: calls.call("things.make", "POST", url, rate_limit=rate_limit, query={"zone": "a"}, body={"name": "x"})
+        query, body = {"zone": "a"}, {"name": "x"}
+        yield lambda: calls.call("things.make", "POST", url, rate_limit=rate_limit, query=query, body=body)
     finally:
         await calls.close()
         await runner.cleanup()
 
 
-async def test_an_answer_carries_status_and_body() -> None:
-    """Token, query and JSON body go out; a refusal comes back as an answer, for the driver to read."""
+async def test_a_response_has_status_and_body() -> None:
+    """Token, query and JSON body are sent; an error response is returned for the driver to read."""
 
     async def refuse(request: web.Request) -> web.Response:
         sent = {"token": request.headers["Authorization"], "zone": request.query["zone"], **await request.json()}
@@ -50,8 +51,8 @@ async def test_an_answer_carries_status_and_body() -> None:
 
 
 @pytest.mark.parametrize(("status", "wait_seconds"), [(429, 7.0), (500, 7.0), (503, 7.0)])
-async def test_a_cloud_in_trouble_is_asked_again(status: int, wait_seconds: float) -> None:
-    """After as long as it asks for; its own words are kept."""
+async def test_server_errors_are_transient(status: int, wait_seconds: float) -> None:
+    """With the cloud's Retry-After and message."""
 
     async def trouble(_: web.Request) -> web.Response:
         return web.Response(status=status, text="overloaded", headers={"Retry-After": "7"})
@@ -62,32 +63,32 @@ async def test_a_cloud_in_trouble_is_asked_again(status: int, wait_seconds: floa
     assert told.value.retry_after_seconds == wait_seconds
 
 
-async def test_an_answer_that_never_comes_ends_by_the_limit() -> None:
-    """The call may have been done, so it may be made again."""
+async def test_a_call_without_an_answer_times_out() -> None:
+    """The call may have succeeded; it is safe to retry."""
 
     async def hang(_: web.Request) -> web.Response:
         await asyncio.sleep(30)
         return web.Response()
 
     async with asked(hang, call_seconds_max=0.2) as call:
-        with pytest.raises(TransientError, match=r"within 0\.2 s; the same call may be made again"):
+        with pytest.raises(TransientError, match=r"within 0\.2 s; safe to retry"):
             await call()
 
 
-async def test_half_an_answer_is_no_answer() -> None:
-    """What cannot be read is not taken for success."""
+async def test_a_truncated_response_is_an_error() -> None:
+    """Unreadable bodies are not successes."""
 
     async def garbled(_: web.Request) -> web.Response:
         return web.Response(text='{"items": [')
 
     async with asked(garbled) as call:
-        with pytest.raises(TransientError, match="cannot be read"):
+        with pytest.raises(TransientError, match="cannot be decoded"):
             await call()
 
 
-async def test_nobody_there_is_transient() -> None:
-    """A region that is down is no refusal."""
+async def test_connection_errors_are_transient() -> None:
+    """An unreachable region is not a refusal."""
     calls = RestClient(_token, call_seconds_max=5.0)
-    with pytest.raises(TransientError, match="may be made again"):
+    with pytest.raises(TransientError, match="safe to retry"):
         await calls.call("things.list", "GET", "http://127.0.0.1:1/", rate_limit=RateLimit(1.0, 1))
     await calls.close()

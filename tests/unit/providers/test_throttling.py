@@ -1,4 +1,4 @@
-"""No driver asks a cloud more often than its budget, and none waits for ever."""
+"""Rate limits of calls, and bounded waits."""
 
 import asyncio
 import threading
@@ -20,21 +20,21 @@ class TurnedSeconds:
         return self.seconds
 
 
-async def test_a_burst_goes_at_once_and_then_the_rate_holds() -> None:
-    """Three at once, then no more than two a second: what would wait too long is told how long."""
+async def test_a_burst_passes_and_then_the_rate_holds() -> None:
+    """Three at once, then two per second; a call that would wait too long gets the waiting time."""
     clock = TurnedSeconds()
     budget = RateLimit(2.0, 3, wait_seconds_max=0.0, now=clock)
     for _ in range(3):
         await budget.take("RunInstances")
-    with pytest.raises(TransientError, match=r"RunInstances.*2 calls a second") as refused:
+    with pytest.raises(TransientError, match=r"RunInstances.*2 calls per second") as refused:
         await budget.take("RunInstances")
     clock.seconds += 0.5
     await budget.take("RunInstances")
     assert refused.value.retry_after_seconds == pytest.approx(0.5)
 
 
-async def test_a_cloud_that_throttles_is_asked_less_often_for_a_while() -> None:
-    """Half as often after each complaint; calls that go well bring the full rate back."""
+async def test_throttling_halves_the_rate_for_a_while() -> None:
+    """Each throttled call halves it; successful calls restore it."""
     clock = TurnedSeconds()
     budget = RateLimit(2.0, 1, wait_seconds_max=0.0, now=clock)
     budget.throttled()
@@ -50,8 +50,8 @@ async def test_a_cloud_that_throttles_is_asked_less_often_for_a_while() -> None:
     await budget.take("DescribeInstances")
 
 
-async def test_calls_beyond_the_threads_wait_their_turn_and_no_longer_than_a_call_may() -> None:
-    """Two threads, both held: the third call gives up at its limit and says that it may be made again."""
+async def test_calls_wait_for_a_thread_at_most_the_call_limit() -> None:
+    """Two busy threads: the third call ends at its limit with an error that is safe to retry."""
     calls = BoundedCalls("test", threads_count=2, call_seconds_max=0.2)
     held = threading.Event()
     ran: list[int] = []

@@ -1,4 +1,4 @@
-"""Whoever looks on for weeks keeps the last facts, what came before them as a state, and nothing twice."""
+"""The window keeps the latest facts and folds older ones into a state, in bounded memory."""
 
 import tracemalloc
 from collections.abc import Iterable, Iterator
@@ -15,39 +15,39 @@ from gpu_autoscaler.model.ids import FactId, PodUid
 from gpu_autoscaler.replay.observation import Window
 
 
-def recorded(told: Iterable[Told]) -> Iterator[tuple[Recorded, datetime]]:
-    """These facts as their streams have them."""
-    for number, each in enumerate(told, start=1):
+def recorded(stories: Iterable[Told]) -> Iterator[tuple[Recorded, datetime]]:
+    """Yield the facts as stored in their streams."""
+    for number, each in enumerate(stories, start=1):
         envelope = Envelope(id=FactId(str(number)), source="/test", time=each.at, fact=each.fact)
         yield Recorded(envelope=envelope, stream=each.fact.stream(), sequence=number), each.at
 
 
-def lives(count: int) -> Iterator[Told]:
-    """One node, and pods that come one after the other."""
+def pod_facts(count: int) -> Iterator[Told]:
+    """Yield one node, then pods one after the other."""
     yield from node("n1", is_ours=False)
     for number in range(count):
         yield from pod(f"p{number}", on="n1", gpus=1, at=T0 + number * SECOND)
 
 
-def test_older_facts_leave_and_what_they_said_stays() -> None:
-    """The state before and the facts kept come to the same as all of them; it begins where the last one left."""
-    told = list(recorded(lives(95)))
+def test_older_facts_are_folded_into_the_state() -> None:
+    """State and kept facts fold to the same as all facts; the recording starts after the last dropped fact."""
+    facts = list(recorded(pod_facts(95)))
     window = Window(T0, facts_count_max=20)
-    dropped = [window.add(each, at) for each, at in told]
+    dropped = [window.add(each, at) for each, at in facts]
 
     kept = window.recording(policy(), T0 + HOUR)
     assert any(dropped)
     assert len(kept.facts) == window.facts_count <= 20
     assert fold(kept.head.state, [each.recorded for each in kept.facts]) == fold(
-        EMPTY_STATE, [each for each, _ in told]
+        EMPTY_STATE, [each for each, _ in facts]
     )
     assert kept.head.from_at == window.from_at <= kept.facts[0].at
     assert kept.head.sequences["POD"] == kept.facts[0].recorded.sequence - 1
 
 
-def test_of_streams_side_by_side_the_oldest_of_all_leave() -> None:
-    """A stream that is read late does not push out what is newer in another."""
-    pods, nodes = list(recorded(lives(30)))[1:], [Told(node(f"n{number}")[-1].fact, T0) for number in range(5)]
+def test_the_oldest_facts_of_all_streams_are_dropped() -> None:
+    """A stream that is read late does not displace newer facts of another."""
+    pods, nodes = list(recorded(pod_facts(30)))[1:], [Told(node(f"n{number}")[-1].fact, T0) for number in range(5)]
     window = Window(T0, facts_count_max=34)
     for each, at in (*pods, *recorded(nodes)):
         window.add(each, at)
@@ -57,8 +57,8 @@ def test_of_streams_side_by_side_the_oldest_of_all_leave() -> None:
     assert set(window.recording(policy(), T0 + HOUR).head.state.nodes) == {f"uid-n{number}" for number in range(5)}
 
 
-def test_a_price_list_that_says_the_same_again_counts_and_costs_once() -> None:
-    """Lists come by the minute and are long; another one counts in full."""
+def test_an_unchanged_price_list_counts_and_costs_once() -> None:
+    """Lists are frequent and long; a changed list counts in full."""
     window = Window(T0, facts_count_max=1000)
     for number in range(50):
         sale = on_sale(*(offer(f"t{kind}") for kind in range(10)), at=T0 + number * MINUTE)
@@ -70,8 +70,8 @@ def test_a_price_list_that_says_the_same_again_counts_and_costs_once() -> None:
     assert len({id(fact.offers) for fact in kept if isinstance(fact, SpotOffersSampled)}) == 1
 
 
-def test_memory_does_not_grow_with_the_time_looked_on() -> None:
-    """Ten times the facts, most of them of pods that are gone: about the same memory."""
+def test_memory_does_not_grow_with_time() -> None:
+    """Ten times the facts, most of deleted pods, take about the same memory."""
 
     def traced_bytes(count: int) -> int:
         window = Window(T0, facts_count_max=500)
@@ -87,7 +87,7 @@ def test_memory_does_not_grow_with_the_time_looked_on() -> None:
 
 
 def _churn(pods_count: int) -> Iterator[Told]:
-    """A pod a minute that runs, and is gone with the next one."""
+    """Yield one pod per minute, deleted with the next one."""
     for number in range(pods_count):
         at = T0 + number * MINUTE
         yield from pod(f"p{number}", on="n1", gpus=1, at=at)

@@ -1,4 +1,4 @@
-"""A recorded plan can be made again from its facts, byte for byte; what keeps it from that has a verdict of its own."""
+"""A recorded plan is recomputed from its facts byte for byte; each obstacle has its own verdict."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from gpu_autoscaler.replay.history import History
 from gpu_autoscaler.replay.recompute import Verdict, recompute
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
-from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, fact_types, encode_snapshot
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, encode_snapshot, fact_types
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 
 PLAN = "plan-of-the-test"
@@ -34,7 +34,7 @@ STORIES: tuple[Story, ...] = (on_sale(at=T0), node("n1", at=T0), job("j1", gpus=
 
 
 class Wall:
-    """Wall time that the test moves on."""
+    """Wall time that the test advances."""
 
     now = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -56,10 +56,11 @@ async def bus(wall: Wall) -> AsyncIterator[MemoryBus]:
 
 
 async def _tell(bus: MemoryBus, facts: Story) -> dict[str, int]:
-    """Publish facts; the last sequence of each stream."""
+    """Publish facts; return the last sequence of each stream."""
     last: dict[str, int] = {}
-    for each in record(facts):
-        ack = await bus.publish(each.fact.subject(), encode(each.envelope), message_id=each.envelope.id)
+    for recorded in record(facts):
+        envelope = recorded.envelope
+        ack = await bus.publish(recorded.fact.subject(), encode(envelope), message_id=envelope.id)
         last[ack.stream] = ack.sequence
     return last
 
@@ -82,8 +83,8 @@ async def _made(bus: MemoryBus, **changes: object) -> ScalingPlanMade:
     return fact
 
 
-async def test_a_plan_is_made_again_byte_for_byte(bus: MemoryBus) -> None:
-    """Also when much has happened since: only facts up to the cut count."""
+async def test_a_plan_is_recomputed_byte_for_byte(bus: MemoryBus) -> None:
+    """Only facts up to the cut count, whatever happened since."""
     await _made(bus)
     await _tell(bus, job("later", at=AS_OF))
 
@@ -93,8 +94,8 @@ async def test_a_plan_is_made_again_byte_for_byte(bus: MemoryBus) -> None:
     assert found.facts_count > 5
 
 
-async def test_what_was_set_aside_then_stays_aside(bus: MemoryBus) -> None:
-    """A message that was no fact when the plan was made is none now, whatever it looks like."""
+async def test_dead_letters_of_the_cut_stay_excluded(bus: MemoryBus) -> None:
+    """A message that was a dead letter when the plan was made does not count now."""
     await _tell(bus, job("a-dead-letter", gpus=4))
     aside = tuple(("JOB", sequence) for sequence in range(1, await bus.last_sequence("JOB") + 1))
     fact = await _made(bus)
@@ -108,7 +109,7 @@ async def test_what_was_set_aside_then_stays_aside(bus: MemoryBus) -> None:
     assert (await recompute(bus, "knowing", DEFAULT_POLICY, Clock())).verdict is Verdict.EQUAL
 
 
-async def test_a_difference_is_shown_where_it_is(bus: MemoryBus) -> None:
+async def test_a_different_plan_shows_the_differing_lines(bus: MemoryBus) -> None:
     """Exit 1 with the lines that differ."""
     true = plan(given(*STORIES, as_of=AS_OF), DEFAULT_POLICY, AS_OF)
     await _made(bus, plan=msgspec.structs.replace(true, decisions=true.decisions[1:]))
@@ -119,8 +120,8 @@ async def test_a_difference_is_shown_where_it_is(bus: MemoryBus) -> None:
     assert any(line.startswith("+") and "action_id" in line for line in found.difference)
 
 
-async def test_aged_out_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
-    """Without the requests nothing can be told: which stream, and what is the first that is kept."""
+async def test_expired_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
+    """The sentence names the stream and the first sequence kept."""
     await _made(bus)
     wall.now += 2 * HOUR
     await _tell(bus, job("later", at=AS_OF))
@@ -132,7 +133,7 @@ async def test_aged_out_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
 
 
 async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
-    """A snapshot of everything that is on the streams now."""
+    """Save a snapshot of everything that is in the streams now."""
     marks, recorded = [], []
     for spec in streams():
         facts = [fact for fact in FACTS if fact.stream() == spec.name]
@@ -147,11 +148,11 @@ async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
         marks=tuple(marks),
     )
     sealed, body = encode_snapshot(label, fold(EMPTY_STATE, recorded))
-    await MemoryStore(tables).save_snapshot(label=sealed, body=body, kept_at=Wall.now)
+    await MemoryStore(tables).save_snapshot(label=sealed, body=body, saved_at=Wall.now)
 
 
 async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -> None:
-    """The jobs of the situation are kept in a snapshot alone by now; of the plan's facts only the last job is left."""
+    """Expire the facts: the jobs are only in a snapshot, and of the plan's facts only the last job is left."""
     told = tuple(each for story in STORIES for each in story)
     last = await _tell(bus, told)
     await _snapshot(bus, tables, core=core)
@@ -167,11 +168,11 @@ async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -
     )
     await _tell(bus, (Told(fact, AS_OF),))
     await _tell(bus, job("after", at=AS_OF))
-    await _snapshot(bus, tables)  # of no use: it knows what the plan did not
+    await _snapshot(bus, tables)  # unusable: it contains facts unknown to the plan
     wall.now += timedelta(minutes=30)
 
 
-async def test_a_snapshot_stands_for_facts_that_have_aged_out(bus: MemoryBus, wall: Wall) -> None:
+async def test_a_snapshot_replaces_expired_facts(bus: MemoryBus, wall: Wall) -> None:
     """The nearest one below the plan's cut, and the facts from there to the cut; the sentence says so."""
     tables = Tables()
     await _aged(bus, wall, tables)
@@ -183,24 +184,24 @@ async def test_a_snapshot_stands_for_facts_that_have_aged_out(bus: MemoryBus, wa
     assert 0 < found.facts_count < 10
 
 
-async def test_what_is_missing_is_named(bus: MemoryBus, wall: Wall) -> None:
-    """No store, no snapshot, none of the plan's code: facts are gone, and nothing stands for them."""
+async def test_a_missing_snapshot_is_explained(bus: MemoryBus, wall: Wall) -> None:
+    """No store, no snapshot, or only snapshots of another core."""
     tables = Tables()
     await _aged(bus, wall, tables, core="another")
 
-    for store, words in (
-        (None, "there is no store here"),
-        (MemoryStore(Tables()), "there is no snapshot: none of 0 kept is below the plan's cut"),
-        (MemoryStore(tables), "the nearest of 1 below the plan's cut does not serve: it was folded by core another"),
+    for store, phrase in (
+        (None, "no store is configured"),
+        (MemoryStore(Tables()), "no snapshot replaces them: none of 0 is below the plan's cut"),
+        (MemoryStore(tables), "the nearest of 1 below the plan's cut is unusable: folded by core another"),
     ):
         found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), store)
         assert found.verdict is Verdict.FACTS_EXPIRED
-        assert "facts have aged out (JOB: the first one kept is " in found.sentence
-        assert words in found.sentence
+        assert "facts have expired (JOB: the first sequence kept is " in found.sentence
+        assert phrase in found.sentence
 
 
-async def test_other_code_is_said_before_anything_is_compared(bus: MemoryBus) -> None:
-    """A plan of another core proves nothing, equal or not."""
+async def test_another_core_is_reported_without_comparing(bus: MemoryBus) -> None:
+    """With another core an equal plan proves nothing."""
     await _made(bus, core_digest="another", service_version="0.0.1")
 
     found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock())
@@ -209,8 +210,8 @@ async def test_other_code_is_said_before_anything_is_compared(bus: MemoryBus) ->
     assert "0.0.1" in found.sentence
 
 
-async def test_another_policy_is_said_before_anything_is_compared(bus: MemoryBus) -> None:
-    """The policy that was used has to be named."""
+async def test_another_policy_is_reported_without_comparing(bus: MemoryBus) -> None:
+    """The recorded policy is required."""
     await _made(bus)
 
     found = await recompute(bus, PLAN, policy(idle_seconds_max=1.0), Clock())
@@ -218,8 +219,8 @@ async def test_another_policy_is_said_before_anything_is_compared(bus: MemoryBus
     assert found.verdict is Verdict.POLICY_CHANGED
 
 
-async def test_nobody_made_this_plan(bus: MemoryBus) -> None:
-    """An id that is not on the record; also when there is no record at all."""
+async def test_an_unknown_plan_is_reported(bus: MemoryBus) -> None:
+    """With and without other plans in the stream."""
     assert (await recompute(bus, PLAN, DEFAULT_POLICY, Clock())).verdict is Verdict.UNKNOWN_PLAN
     await _made(bus)
     assert (await recompute(bus, "nobody", DEFAULT_POLICY, Clock())).verdict is Verdict.UNKNOWN_PLAN

@@ -1,4 +1,4 @@
-"""A history travels as a file, or is read from the running system; what is missing is said."""
+"""A history is a file or is read from the running system; missing facts are reported."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -19,14 +19,14 @@ from gpu_autoscaler.replay.recompute import folded_facts
 from gpu_autoscaler.replay.recording import STREAMS, Missing, Recording, collect, load, save
 from gpu_autoscaler.replay.retrace import RetraceResult, retrace
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, fact_types, encode_snapshot
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, encode_snapshot, fact_types
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Wall:
-    """The broker's clock: each fact is stored when it was."""
+    """The broker's clock: each fact is stored at its recorded time."""
 
     now = BEGINNING
 
@@ -39,13 +39,13 @@ def quiet() -> Recording:
 
 @pytest.fixture
 async def bus(quiet: Recording) -> AsyncIterator[MemoryBus]:
-    """A broker with the day in it. Where raw samples stood in the stream of telemetry there are other messages."""
+    """A broker with the history in it. Filler messages replace raw telemetry samples."""
     wall = Wall()
     opened = MemoryBus(MemoryBroker(), BusDeclaration(streams=streams()), now=lambda: wall.now)
     await opened.ensure()
-    for each in quiet.facts:
-        wall.now = each.at
-        recorded = each.recorded
+    for stored in quiet.facts:
+        wall.now = stored.at
+        recorded = stored.recorded
         while await opened.last_sequence(recorded.stream) < recorded.sequence - 1:
             filler = await opened.last_sequence(recorded.stream)
             await opened.publish("gpu.node_sampled.none", b"", message_id=f"filler-{filler}")
@@ -57,7 +57,7 @@ async def bus(quiet: Recording) -> AsyncIterator[MemoryBus]:
     await opened.close()
 
 
-def test_a_history_comes_back_as_it_was(quiet: Recording, tmp_path: Path) -> None:
+def test_a_saved_history_loads_unchanged(quiet: Recording, tmp_path: Path) -> None:
     """Compressed or not."""
     for name in ("a.jsonl", "a.jsonl.xz"):
         save(quiet, tmp_path / name)
@@ -66,23 +66,23 @@ def test_a_history_comes_back_as_it_was(quiet: Recording, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "phrase"),
     [
-        (b"", "is no history"),
-        (b"# Readme\n", "line 1 is no head"),
-        (b'{"format_version": 1}\n', "line 1 is no head"),
+        (b"", "is not a history"),
+        (b"# Readme\n", "line 1 is not the head"),
+        (b'{"format_version": 1}\n', "line 1 is not the head"),
     ],
 )
-def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
-    """With the line that is wrong."""
+def test_an_invalid_history_is_refused(tmp_path: Path, content: bytes, phrase: str) -> None:
+    """The error names the invalid line."""
     path = tmp_path / "some.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=phrase):
         load(path)
 
 
-def test_a_line_that_is_no_fact_is_named(quiet: Recording, tmp_path: Path) -> None:
-    """Half a history would be replayed as another one."""
+def test_an_invalid_line_is_named(quiet: Recording, tmp_path: Path) -> None:
+    """A truncated history would replay as a different one."""
     path = tmp_path / "some.jsonl"
     save(quiet, path)
     path.write_bytes(path.read_bytes() + b'{"at": "2026-01-05T00:00:00Z"}\n')
@@ -90,19 +90,19 @@ def test_a_line_that_is_no_fact_is_named(quiet: Recording, tmp_path: Path) -> No
         load(path)
 
 
-async def test_the_running_system_is_read_as_its_file(bus: MemoryBus, quiet: Recording) -> None:
-    """Same plans, same state, same answer."""
+async def test_the_running_system_is_read_like_a_file(bus: MemoryBus, quiet: Recording) -> None:
+    """Same plans, same state, same differences."""
     head = quiet.head
     read = await collect(bus, None, Clock(), head.policy, from_at=head.from_at, to_at=head.to_at)
 
     assert isinstance(read, Recording)
     assert len(read.facts) == len(quiet.facts)
-    assert retrace(read).found == retrace(quiet).found
+    assert retrace(read).deviations == retrace(quiet).deviations
     assert retrace(read).plans_count == retrace(quiet).plans_count
 
 
-async def test_a_later_time_begins_with_the_nearest_snapshot(bus: MemoryBus, quiet: Recording) -> None:
-    """What came before need not be read, nor be there any more: from there on, it is as in the whole day."""
+async def test_a_later_interval_starts_at_the_nearest_snapshot(bus: MemoryBus, quiet: Recording) -> None:
+    """Earlier facts are not read and may have expired; the differences equal those of the whole history."""
     head, store = quiet.head, MemoryStore(Tables())
     middle = head.from_at + timedelta(minutes=30)
     cut = await _keep_snapshot(bus, store, quiet, middle)
@@ -111,37 +111,48 @@ async def test_a_later_time_begins_with_the_nearest_snapshot(bus: MemoryBus, qui
 
     assert isinstance(read, Recording)
     assert read.head.sequences == dict(cut.last_sequences)
-    assert all(one.recorded.sequence > read.head.sequences[one.recorded.stream] for one in read.facts)
+    assert all(stored.recorded.sequence > read.head.sequences[stored.recorded.stream] for stored in read.facts)
     found, whole = retrace(read), retrace(quiet)
     assert 0 < found.plans_count < whole.plans_count
     assert _differences(found, middle) == _differences(whole, middle)
 
 
-async def test_a_time_without_plans_is_said(bus: MemoryBus, quiet: Recording) -> None:
-    """And is told from one whose facts have aged out."""
+async def test_an_interval_without_plans_is_reported(bus: MemoryBus, quiet: Recording) -> None:
+    """It is distinguished from expired facts."""
     read = await collect(bus, None, Clock(), quiet.head.policy, from_at=BEGINNING, to_at=BEGINNING)
 
     assert isinstance(read, Missing)
-    assert not read.is_aged_out
+    assert not read.is_expired
 
 
-def test_each_day_has_its_files() -> None:
-    """What is not there is not replayed."""
+def test_each_day_has_its_history() -> None:
+    """All kinds of day are recorded."""
     assert set(DAYS) == {"quiet", "burst", "storm", "outage"}
     assert all(history_of(name).exists() for name in DAYS)
 
 
-def _differences(walked: RetraceResult, since: datetime) -> set[tuple[str, str, str, str, datetime]]:
-    """What is decided otherwise then or later, and until when; sentences would have the figures of its beginning."""
-    told = [(one.difference, one.until) for one in walked.found if one.until >= since]
-    return {(each.subject, each.name, each.made.reason, each.other.reason, until) for each, until in told}
+def _differences(result: RetraceResult, since: datetime) -> set[tuple[str, str, str, str, datetime]]:
+    """Return the differences since then with their end, without sentences, whose figures depend on the start."""
+    return {
+        (
+            found.difference.subject,
+            found.difference.name,
+            found.difference.made.reason,
+            found.difference.other.reason,
+            found.until,
+        )
+        for found in result.deviations
+        if found.until >= since
+    }
 
 
 async def _keep_snapshot(bus: MemoryBus, store: MemoryStore, quiet: Recording, at: datetime) -> Cut:
-    """Keep the state of the last plan before this instant."""
-    fact = [one for one in quiet.plans() if one.at < at][-1].recorded.fact
+    """Save the state of the last plan before this instant as a snapshot."""
+    fact = [stored for stored in quiet.plans() if stored.at < at][-1].recorded.fact
     last = dict(getattr(fact, "cut").last_sequences)  # noqa: B009 - a plan, as `plans` says
-    folded = [one.recorded for one in quiet.facts if one.recorded.sequence <= last.get(one.recorded.stream, 0)]
+    folded = [
+        stored.recorded for stored in quiet.facts if stored.recorded.sequence <= last.get(stored.recorded.stream, 0)
+    ]
     marks = []
     for stream in STREAMS:
         message = await bus.message_at(stream, last.get(stream, 0)) if last.get(stream) else None
@@ -159,5 +170,5 @@ async def _keep_snapshot(bus: MemoryBus, store: MemoryStore, quiet: Recording, a
         marks=tuple(marks),
     )
     sealed, body = encode_snapshot(label, fold(quiet.head.state, folded))
-    await store.save_snapshot(label=sealed, body=body, kept_at=at)
+    await store.save_snapshot(label=sealed, body=body, saved_at=at)
     return label.cut

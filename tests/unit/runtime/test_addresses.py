@@ -30,5 +30,5 @@ def test_what_is_not_known_gives_no_address() -> None:
 @pytest.mark.parametrize("template", ["http://{ip}/", "http://{}/", "http://{node_name/"])
 def test_a_template_that_cannot_be_filled_is_refused(template: str) -> None:
     """At start, with the placeholders that there are."""
-    with pytest.raises(ConfigError, match="address template"):
+    with pytest.raises(ConfigError, match="URL template"):
         NodeUrl(template)

@@ -42,53 +42,53 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert settings.instance == "host-1"
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
-    """An operator needs one start to learn of all mistakes, and each names key and reason."""
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
+    """One start shows all errors, each with key and reason."""
     path = file(tmp_path, '[nats]\nulr = "x"\n[gateway]\nport = 70000\n[log]\nlevel = 3\n[storage]\nx = 1\n')
     with pytest.raises(ConfigError) as caught:
         load_settings(path, {"GPU_AUTOSCALER_HTTP_PORT": "many", "GPU_AUTOSCALER_NATS_ULR": "x"})
-    told = "\n".join(caught.value.mistakes)
-    assert "nats.ulr: unknown key 'ulr'; did you mean 'url'?" in told
-    assert "gateway.port: Expected `int` <= 65535" in told
-    assert "log.level: Expected `str`, got `int`" in told
-    assert "storage: unknown key 'storage'; did you mean 'store'?" in told
-    assert "GPU_AUTOSCALER_HTTP_PORT: Expected `int`" in told
-    assert "GPU_AUTOSCALER_NATS_ULR: unknown key 'NATS_ULR'; did you mean 'NATS_URL'?" in told
-    assert len(caught.value.mistakes) == 6
+    message = "\n".join(caught.value.violations)
+    assert "nats.ulr: unknown key 'ulr'; did you mean 'url'?" in message
+    assert "gateway.port: Expected `int` <= 65535" in message
+    assert "log.level: Expected `str`, got `int`" in message
+    assert "storage: unknown key 'storage'; did you mean 'store'?" in message
+    assert "GPU_AUTOSCALER_HTTP_PORT: Expected `int`" in message
+    assert "GPU_AUTOSCALER_NATS_ULR: unknown key 'NATS_ULR'; did you mean 'NATS_URL'?" in message
+    assert len(caught.value.violations) == 6
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "message"),
     [
-        ({"GATEWAY_HOST": "0.0.0.0"}, "gateway.host: 0.0.0.0 is reachable from outside"),  # noqa: S104 - refused here
-        ({"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"}, "kube: url and is_in_cluster are set; keep one"),
+        ({"GATEWAY_HOST": "0.0.0.0"}, "gateway.host: 0.0.0.0 is reachable from other machines"),  # noqa: S104 - refused here
+        ({"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"}, "kube: url and is_in_cluster exclude each other; keep one"),
         ({"KUBE_URL": "a:1"}, "kube.url: 'a:1' must start with http"),
         ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// or postgresql:// (got 'mysql')"),
-        ({"SENSING_ROLE": "node"}, "sensing.node_name: is needed"),
+        ({"SENSING_ROLE": "node"}, "sensing.node_name: required"),
         ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
     ],
 )
-def test_contradictions_are_refused(variables: dict[str, str], told: str) -> None:
-    """Values that are fine alone and wrong together are refused with the way out."""
-    with pytest.raises(ConfigError, match=re.escape(told)):
+def test_contradictions_are_refused(variables: dict[str, str], message: str) -> None:
+    """Values that are valid alone and invalid together are refused with the next step."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
         load_settings(None, {f"GPU_AUTOSCALER_{name}": value for name, value in variables.items()})
 
 
-def test_what_kubernetes_says_of_services_is_no_mistake() -> None:
+def test_variables_of_kubernetes_services_are_ignored() -> None:
     """A Service with our name must not keep a pod from starting."""
     assert load_settings(None, {"GPU_AUTOSCALER_GATEWAY_SERVICE_HOST": "10.0.0.1"}) == Settings()
 
 
-def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
-    """The error names the file and what is wrong with it."""
+def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
+    """The error names the file and the reason."""
     with pytest.raises(ConfigError, match=r"absent\.toml.*\n.*cannot be read"):
         load_settings(tmp_path / "absent.toml", {})
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="invalid TOML"):
         load_settings(file(tmp_path, "= what"), {})
 
 
-def test_settings_reach_another_process_whole(tmp_path: Path) -> None:
-    """The launcher hands its settings on as variables."""
+def test_settings_are_passed_to_another_process(tmp_path: Path) -> None:
+    """The launcher passes its settings as environment variables."""
     settings = load_settings(
         file(tmp_path, 'instance = "a"\n[gateway]\ntokens = ["a", "b"]\n[kube]\nis_in_cluster = true\n'), {}
     )
@@ -96,7 +96,7 @@ def test_settings_reach_another_process_whole(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_read_from_toml(tmp_path: Path) -> None:
-    """Fields that are not named keep their defaults."""
+    """Omitted fields keep their defaults."""
     path = file(tmp_path, 'idle_seconds_max = 60\n[[pools]]\nname = "spot"\ncapacity_types = ["spot"]\n')
     policy = load_policy(path)
     assert policy.idle_seconds_max == 60
@@ -105,33 +105,33 @@ def test_a_policy_is_read_from_toml(tmp_path: Path) -> None:
     assert load_policy(None) == DEFAULT_POLICY
 
 
-def test_mistakes_of_a_policy_are_told_together(tmp_path: Path) -> None:
+def test_all_errors_of_a_policy_are_reported_at_once(tmp_path: Path) -> None:
     """Wrong types and unknown keys, also inside pools."""
     path = file(tmp_path, 'idle_seconds = 60\ndisruption_ratio_max = 3\n[[pools]]\nnmae = "a"\n[[pools]]\nname = 1\n')
     with pytest.raises(ConfigError) as caught:
         load_policy(path)
-    told = "\n".join(caught.value.mistakes)
-    assert "did you mean 'idle_seconds_max'?" in told
-    assert "disruption_ratio_max: Expected `float` <= 1" in told
-    assert "pools[0].nmae: unknown key 'nmae'; did you mean 'name'?" in told
-    assert "pools[0].name: is missing" in told
-    assert "pools[1].name: Expected `str`, got `int`" in told
+    message = "\n".join(caught.value.violations)
+    assert "did you mean 'idle_seconds_max'?" in message
+    assert "disruption_ratio_max: Expected `float` <= 1" in message
+    assert "pools[0].nmae: unknown key 'nmae'; did you mean 'name'?" in message
+    assert "pools[0].name: missing" in message
+    assert "pools[1].name: Expected `str`, got `int`" in message
 
 
-def test_a_removal_budget_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """Planning would allow nothing under it; whoever wrote it learns of it at the start."""
+def test_an_invalid_disruption_budget_is_refused(tmp_path: Path) -> None:
+    """It would allow no removal; its author learns of it at the start."""
     path = file(
         tmp_path,
         '[[removal.disruption_budgets]]\nnodes_count_max = 1\nschedule = "0 25 * * *"\nduration_seconds = 60\n',
     )
     with pytest.raises(
-        ConfigError, match=r"removal\.disruption_budgets\[0\]: schedule: hour '25': '25' is not 0 to 23"
+        ConfigError, match=r"removal\.disruption_budgets\[0\]: schedule: hour '25': '25' is not within 0 to 23"
     ):
         load_policy(path)
 
 
 def test_a_policy_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    """Min above max, the default above the limit, a pool named twice, a GPU nobody makes."""
+    """Minimum above maximum, default above the limit, a duplicate pool, an unknown GPU."""
     path = file(
         tmp_path,
         "nodes_count_min = 5\nnodes_count_max = 2\njob_duration_hours_default = 50\n"
@@ -139,9 +139,9 @@ def test_a_policy_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load_policy(path)
-    told = "\n".join(caught.value.mistakes)
-    assert "nodes_count_min: 5 is above nodes_count_max 2" in told
-    assert "job_duration_hours_default: 50 is above job_duration_hours_max 48" in told
-    assert "pools: the name 'a' is used 2 times" in told
-    assert "pools[0].gpu_models: unknown GPU model 'H10'; did you mean 'H100'?" in told
-    assert "pools[1].nodes_count_max: 3 is above" in told
+    message = "\n".join(caught.value.violations)
+    assert "nodes_count_min: 5 is above nodes_count_max 2" in message
+    assert "job_duration_hours_default: 50 is above job_duration_hours_max 48" in message
+    assert "pools: name 'a' is used 2 times" in message
+    assert "pools[0].gpu_models: unknown GPU model 'H10'; did you mean 'H100'?" in message
+    assert "pools[1].nodes_count_max: 3 is above" in message

@@ -60,7 +60,7 @@ def cancel(job_id: str) -> JobCancelRequested:
     return JobCancelRequested(job_id=JobId(job_id))
 
 
-async def test_nobody_is_ready_between_the_start_and_the_first_read() -> None:
+async def test_no_service_is_ready_before_the_first_read() -> None:
     """A process says that it has started before its first loop turns: who asks just then hears of history unread."""
     readiness = Readiness()
     readiness.block("running", "starting")
@@ -104,7 +104,7 @@ async def test_nothing_is_decided_before_the_state_is_up_to_date() -> None:
     assert isinstance(bus, Slow)
     bus.may_read = asyncio.Event()
     async with running(place, service, bus=bus) as runner:
-        await until(lambda: runner.readiness.conditions.get("state") == "reading JOB up to now")
+        await until(lambda: runner.readiness.conditions.get("state") == "not caught up with JOB")
         await asyncio.sleep(0.1)
         assert service.ticks == []
         assert not runner.readiness.is_ready
@@ -141,7 +141,7 @@ async def test_a_fact_that_is_not_urgent_waits_for_its_tick() -> None:
     assert len(service.ticks) == 1
 
 
-async def test_what_nobody_can_read_is_set_aside_once_and_named_in_the_cut() -> None:
+async def test_an_unreadable_message_becomes_one_dead_letter_named_in_the_snapshot() -> None:
     """Two services that fold the stream leave one dead letter; the state goes on without the message."""
     place, first, second = Place(), Reader(), Reader()
     async with running(place, first), running(place, second):
@@ -154,7 +154,7 @@ async def test_what_nobody_can_read_is_set_aside_once_and_named_in_the_cut() -> 
     assert first.view.cut == Cut(last_sequences=(("JOB", 2),), set_aside=(("JOB", 1),))
 
 
-async def test_what_nobody_could_read_while_all_were_down_gets_its_letter_later() -> None:
+async def test_an_unreadable_message_stored_during_downtime_becomes_a_dead_letter_later() -> None:
     """However old it is; the next start finds the letter and writes no other."""
     place = Place()
     place.passed = timedelta(hours=-1)
@@ -262,7 +262,7 @@ async def test_a_service_may_remember_what_the_state_forgets() -> None:
     assert service.seen == list(range(1, 22))
 
 
-async def test_a_fold_that_fails_is_loud_and_begins_again() -> None:
+async def test_a_failed_fold_is_logged_and_restarted() -> None:
     """Not ready while it fails; it goes on where it stopped, and says so when it works again."""
 
     class Fragile(Reader):
@@ -279,7 +279,7 @@ async def test_a_fold_that_fails_is_loud_and_begins_again() -> None:
             await until(lambda: runner.readiness.is_ready)
             await place.say(cancel("a"))
             await until(lambda: not service.is_broken)
-            await until(lambda: any(line["event"] == "loop failed; it begins again" for line in lines))
+            await until(lambda: any(line["event"] == "loop failed, restart scheduled" for line in lines))
             await place.say(cancel("b"))
             await until(lambda: len(service.view.state.jobs) == 2)
             await until(lambda: runner.readiness.is_ready)
@@ -350,7 +350,7 @@ async def test_an_item_that_never_works_does_not_hold_up_the_rest() -> None:
     assert [line["event"] for line in lines if line["log_level"] == "error"] == ["watched item set aside"]
 
 
-async def test_a_source_that_ends_is_told() -> None:
+async def test_a_source_that_ends_is_reported() -> None:
     """A source goes on until it is closed; its end is a bug that shows."""
     place, service = Place(), Watcher(1, StopAsyncIteration)
     async with running(place, service) as runner:

@@ -8,7 +8,7 @@ from tests.support.stories import given, job, node, notice, offer, on_sale, pod,
 from tests.support.told import HOUR, MINUTE, SECOND, T0, Story, Told, record
 
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
+from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.events.job import JobPlaced, JobStarted
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
@@ -67,7 +67,7 @@ def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
     assert figure(metrics, "node_ready_seconds_sum") == pytest.approx(90, abs=1)
 
 
-def test_what_a_plan_held_back_is_a_label() -> None:
+def test_deferred_reasons_of_a_plan_are_labels() -> None:
     """The last plan's reasons, counted; what the plan before held back is gone."""
     watch, metrics = observer("scaler")
     held = (
@@ -83,7 +83,7 @@ def test_what_a_plan_held_back_is_a_label() -> None:
     assert figure(metrics, "scale_up_cooldown_remaining_seconds") == 7
 
 
-def test_the_fleet_is_told_by_the_scaler_alone() -> None:
+def test_only_the_scaler_reports_the_fleet() -> None:
     """Two services that know the nodes do not count them twice."""
     stories = (node("n1"), node("n2"), pod("waits", gpus=1))
     for service, nodes, waiting in (("scaler", 2, 1), ("gateway", 0, 0)):
@@ -124,7 +124,7 @@ def test_a_node_without_a_price_is_not_free() -> None:
 
 def test_what_is_not_known_any_more_is_not_shown_as_it_was() -> None:
     """A fleet that fell silent, or is gone, has no utilisation and saves nothing; a notice said again stands again."""
-    summary = GpuNodeSummarised(
+    summary = GpuNodeSummarized(
         epoch=1, version=1, node_uid=NodeUid("uid-n"), node_name="n", window_started_at=T0, window_seconds=60.0,
         scrapes_expected_count=6, scrapes_answered_count=6,
         gpus=(GpuSummary(gpu="0", gpu_uuid="g", samples_count=6, utilization_ratio_mean=0.5),),

@@ -49,14 +49,14 @@ async def losing(place: Place, *, is_recreated: bool) -> str:
     return str(mistake)
 
 
-async def test_a_process_whose_streams_were_made_anew_ends() -> None:
+async def test_a_process_ends_when_its_streams_were_recreated() -> None:
     """Another process made them; what this one had said is not in them."""
-    assert "was made anew" in await losing(Place(), is_recreated=True)
+    assert "was recreated" in await losing(Place(), is_recreated=True)
 
 
-async def test_a_process_whose_streams_are_gone_ends() -> None:
+async def test_a_process_ends_when_its_streams_were_deleted() -> None:
     """Its next start makes them."""
-    assert "is gone" in await losing(Place(), is_recreated=False)
+    assert "was deleted" in await losing(Place(), is_recreated=False)
 
 
 async def test_a_process_on_the_same_streams_goes_on() -> None:

@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 async def page(port: int, path: str) -> tuple[int, str]:
-    """Return status and text of a page; status 0 while nobody answers."""
+    """Return status and text of a page; status 0 without an answer."""
     try:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
             return response.status, await response.text()
@@ -110,7 +110,7 @@ async def test_a_service_lives_and_ends_cleanly(logs: io.StringIO) -> None:
     async with asyncio.timeout(60):
         assert await served == EXIT_STOPPED
     lines = [json.loads(line) for line in logs.getvalue().splitlines()]
-    assert [line["event"] for line in lines][-2:] == ["stopping", "service stopped"]
+    assert [line["event"] for line in lines][-2:] == ["stop requested", "service stopped"]
     assert all(line["service"] == "quiet" and line["instance"] == "test" for line in lines)
 
 
@@ -134,7 +134,7 @@ async def test_a_start_that_hangs_can_be_stopped(logs: io.StringIO) -> None:
     assert "service stopped" in logs.getvalue()
 
 
-async def test_a_mistake_of_the_operator_is_told_and_ends_it(logs: io.StringIO) -> None:
+async def test_an_invalid_setting_is_reported_and_ends_the_process(logs: io.StringIO) -> None:
     """All mistakes at once, no traceback, exit code 2; adapters that were opened are closed."""
     closed: list[str] = []
 
@@ -158,7 +158,7 @@ async def test_a_bug_at_the_start_ends_it_loudly(logs: io.StringIO) -> None:
     assert "Traceback" in logs.getvalue()
 
 
-async def test_a_port_in_use_is_told_with_the_way_out(logs: io.StringIO) -> None:
+async def test_a_port_in_use_is_reported_with_the_remedy(logs: io.StringIO) -> None:
     """The error names the address and the setting."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -169,7 +169,7 @@ async def test_a_port_in_use_is_told_with_the_way_out(logs: io.StringIO) -> None
             raise AssertionError("nothing is composed")
 
         assert await serve("quiet", Settings(http=HttpSettings(port=port)), compose) == EXIT_MISCONFIGURED
-    assert f"127.0.0.1:{port} cannot be listened on" in logs.getvalue()
+    assert f"cannot listen on 127.0.0.1:{port}" in logs.getvalue()
     assert "set http.port" in logs.getvalue()
 
 
@@ -193,7 +193,7 @@ def test_every_reason_and_outcome_starts_at_zero() -> None:
     for tag in reason_tags(BuyReason):
         assert f'gpu_autoscaler_decisions_total{{reason="{tag}"}} 0.0' in text
     for tag in reason_tags(DeferReason):
-        assert f'gpu_autoscaler_held_back{{reason="{tag}"}} 0.0' in text
+        assert f'gpu_autoscaler_deferred{{reason="{tag}"}} 0.0' in text
     assert "gpu_autoscaler_plans_refused_total 0.0" in text
 
 

@@ -18,7 +18,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark
-from gpu_autoscaler.runtime.snapshots import Snapshots, saving_periodically, outdated, refused
+from gpu_autoscaler.runtime.snapshots import Snapshots, outdated, refused, saving_periodically
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler.store.protocol import SnapshotRow
 
@@ -122,7 +122,7 @@ async def test_without_a_snapshot_everything_is_read() -> None:
         ({"label": (b"job.cancel_requested.v1", b"job.queued.v1")}, "fact_types_changed"),
     ],
 )
-async def test_what_cannot_be_trusted_is_told_and_not_used(change: dict[str, Any], reason: str) -> None:
+async def test_an_untrusted_snapshot_is_reported_and_not_used(change: dict[str, Any], reason: str) -> None:
     """The whole stream is read instead, and the state is equal."""
     desk = Desk()
     await desk.live("a", "b")
@@ -132,7 +132,7 @@ async def test_what_cannot_be_trusted_is_told_and_not_used(change: dict[str, Any
         state, folded_count = await desk.live("c")
 
     assert (sorted(state.jobs), folded_count) == (["a", "b", "c"], 3)
-    assert [line["reason"] for line in lines if line["event"].startswith("snapshot not used")] == [reason]
+    assert [line["reason"] for line in lines if line["event"] == "snapshot refused"] == [reason]
     assert desk.refusals(reason) == 1
 
 
@@ -148,7 +148,7 @@ async def test_an_older_snapshot_is_better_than_none() -> None:
     assert (sorted(state.jobs), folded_count) == (["a", "b", "c", "d", "e"], 2)
 
 
-async def test_a_stream_that_was_made_anew_is_another_one() -> None:
+async def test_a_recreated_stream_is_a_different_stream() -> None:
     """Also when it has come further than the snapshot by now: no job of the old one lives on."""
     desk = Desk()
     await desk.live("a", "b")
@@ -238,7 +238,7 @@ async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
         assert desk.metrics.snapshots.labels("not_saved")._value.get() == 1
         store.is_full = False
         await snapshots.save()
-        assert desk.metrics.snapshots.labels("kept")._value.get() == 1
+        assert desk.metrics.snapshots.labels("saved")._value.get() == 1
 
 
 async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> None:
@@ -257,11 +257,11 @@ async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> Non
     assert desk.tables.snapshots_count == 2
 
 
-async def test_a_bug_in_keeping_is_loud_and_costs_nothing_else() -> None:
+async def test_a_bug_in_saving_is_logged_and_affects_nothing_else() -> None:
     """Told with its traceback each time; the process goes on, and ends for its own reasons."""
 
     class Broken(Snapshots):
-        async def keep(self) -> None:
+        async def save(self) -> None:
             raise KeyError("what the author forgot")
 
     desk, service = Desk(), Folder()
@@ -282,7 +282,7 @@ async def test_a_bug_in_keeping_is_loud_and_costs_nothing_else() -> None:
 
     with structlog.testing.capture_logs() as lines, pytest.raises(RuntimeError, match="its own reason"):
         await end()
-    assert {line["event"].partition(";")[0] for line in lines} == {"snapshot failed"}
+    assert {line["event"].partition(",")[0] for line in lines} == {"snapshot failed"}
 
 
 async def test_a_message_set_aside_just_before_still_gets_its_letter() -> None:
@@ -324,7 +324,7 @@ def test_a_service_that_sees_every_fact_cannot_start_from_a_snapshot() -> None:
 
 
 def _kept(*minutes_ago: int) -> list[SnapshotRow]:
-    rows = [SnapshotRow(number=-each, kept_at=NOON - timedelta(minutes=each), label=b"") for each in minutes_ago]
+    rows = [SnapshotRow(number=-each, saved_at=NOON - timedelta(minutes=each), label=b"") for each in minutes_ago]
     return sorted(rows, key=lambda row: row.number, reverse=True)
 
 
@@ -340,12 +340,12 @@ def test_a_week_of_snapshots_has_its_limit() -> None:
     rows: list[SnapshotRow] = []
     for number in range(8 * 24 * 20):
         now = NOON + timedelta(minutes=3 * number)
-        rows.insert(0, SnapshotRow(number=number, kept_at=now, label=b""))
+        rows.insert(0, SnapshotRow(number=number, saved_at=now, label=b""))
         gone = set(outdated(rows, now))
         rows = [row for row in rows if row.number not in gone]
 
     assert 180 <= len(rows) <= 195
-    assert {row.kept_at.minute for row in rows[22:]} == {0}
+    assert {row.saved_at.minute for row in rows[22:]} == {0}
 
 
 async def test_a_snapshot_of_other_streams_is_a_seed_and_no_state() -> None:

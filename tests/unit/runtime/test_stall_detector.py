@@ -56,7 +56,7 @@ class Mute(Away):
 
 
 async def mute(place: Place, count: int) -> Mute:
-    """A bus with so many mute reads, and a fact to read."""
+    """Return a bus whose first `count` reads stall, with a fact to read."""
     await place.say(JobCancelRequested(job_id=JobId("a")))
     bus = await place.bus(Reader, Mute)
     assert isinstance(bus, Mute)
@@ -64,50 +64,50 @@ async def mute(place: Place, count: int) -> Mute:
     return bus
 
 
-async def test_a_read_that_stands_still_begins_again() -> None:
-    """Not ready meanwhile, a line in the log, counted; then the rest is read, and it is ready."""
+async def test_a_stalled_read_is_restarted() -> None:
+    """Not ready meanwhile, logged and counted; then the rest is read, and the process is ready."""
     place, service = Place(), Reader()
     bus = await mute(place, 1)
     with structlog.testing.capture_logs() as lines:
         async with running(place, service, bus=bus, limits=IMPATIENT) as runner:
-            await until(lambda: "stands still" in (runner.readiness.conditions.get("fold JOB") or ""))
+            await until(lambda: "stalled" in (runner.readiness.conditions.get("fold JOB") or ""))
             assert not runner.readiness.is_ready
             await until(lambda: runner.readiness.is_ready)
-            assert runner.metrics.loop_restarts.labels("stood_still")._value.get() == 1
+            assert runner.metrics.loop_restarts.labels("stalled")._value.get() == 1
     assert list(service.view.state.jobs) == ["a"]
-    (line,) = [line for line in lines if line["event"] == "loop interrupted; it begins again"]
-    assert line["error"].startswith("the read of JOB stands still at sequence 0 with 1 to come")
+    (line,) = [line for line in lines if line["event"] == "loop interrupted, restart scheduled"]
+    assert line["error"].startswith("read of stream JOB stalled at sequence 0")
 
 
-async def test_a_read_that_never_goes_on_ends_the_process() -> None:
-    """Somebody starts another one; this one would say for ever that all is well."""
+async def test_a_permanently_stalled_read_ends_the_process() -> None:
+    """Its supervisor starts another one, instead of a process that never recovers."""
     place, service = Place(), Reader()
     bus = await mute(place, 1_000)
     runner = Runner(service, bus, view=service.view, clock=Clock(), instance="test", limits=IMPATIENT)
     with pytest.raises(ExceptionGroup) as group:
         await asyncio.wait_for(runner.run(), 60)
-    assert group.group_contains(LoopUnrecoverable, match="the read of JOB stands still .* begun again 3 times")
+    assert group.group_contains(LoopUnrecoverable, match="read of stream JOB stalled .* after 3 restarts")
 
 
-def test_a_process_that_was_busy_does_not_count_as_a_read_that_stands_still() -> None:
-    """A decision of minutes kept everything waiting; what the read does then is what counts."""
-    headway = StallDetector("POD", seconds_max=30.0, step_seconds_max=5.0)
-    headway.begin()
-    for look in range(6):
-        headway.look(look * 100.0, sequence=7, lag_count=3)
+def test_a_busy_process_is_not_a_stalled_read() -> None:
+    """A decision of minutes delays everything; only the read's progress afterwards counts."""
+    detector = StallDetector("POD", seconds_max=30.0, step_seconds_max=5.0)
+    detector.start()
+    for number in range(6):
+        detector.check(number * 100.0, sequence=7, lag_count=3)
     with pytest.raises(LoopStalled):
-        headway.look(605.0, sequence=7, lag_count=3)
+        detector.check(605.0, sequence=7, lag_count=3)
 
 
-def test_any_message_takes_the_doubt_away() -> None:
-    """Slow is not stuck: what reads a message now and then goes on for ever."""
-    headway = StallDetector("POD", seconds_max=10.0, step_seconds_max=5.0)
+def test_any_message_clears_the_stall() -> None:
+    """Slow is not stalled: a read with occasional messages runs without an end."""
+    detector = StallDetector("POD", seconds_max=10.0, step_seconds_max=5.0)
     now = 0.0
     for sequence in range(2 * RESTARTS_COUNT_MAX):
-        headway.look(now, sequence=sequence, lag_count=100)
-        assert not headway.is_doubtful
-        headway.look(now + 5.0, sequence=sequence, lag_count=100)
+        detector.check(now, sequence=sequence, lag_count=100)
+        assert not detector.is_stalled
+        detector.check(now + 5.0, sequence=sequence, lag_count=100)
         with pytest.raises(LoopStalled):
-            headway.look(now + 10.0, sequence=sequence, lag_count=100)
+            detector.check(now + 10.0, sequence=sequence, lag_count=100)
         now += 15.0
-        assert headway.is_doubtful
+        assert detector.is_stalled

@@ -1,4 +1,4 @@
-"""What is changed in the simulated cluster's cloud is changed in the fake Azure behind it."""
+"""Changes of the simulated cluster's cloud appear in the simulated Azure."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from tests.support.azure import served_group
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Order
-from gpu_autoscaler.simcloud.azure.fleet_emulator import AzureBooks
-from gpu_autoscaler.simcloud.azure.market import CATALOGUE
-from gpu_autoscaler.simcloud.fleet_emulator import Park
+from gpu_autoscaler.simcloud.azure.fleet_emulator import AzureFleet
+from gpu_autoscaler.simcloud.azure.market import INSTANCE_CATALOG
+from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.world import World
 
@@ -27,12 +27,13 @@ class Sleepless(TurnedClock):
         """Nobody waits here: the test turns the clock."""
 
 
-async def test_a_price_jump_of_the_cluster_s_cloud_is_one_of_azure_s_spot(tmp_path: Path) -> None:
-    """For the whole region, as the price list knows no zones, and seen within minutes; on demand costs what it did."""
+async def test_a_price_change_applies_to_azure_spot_prices(tmp_path: Path) -> None:
+    """For the whole region, as the price list has no zones, and visible within minutes; on-demand prices are
+    unchanged."""
     async with served_group(tmp_path) as group:
         world = World(Sleepless(), seed=1)
-        cloud, _ = attach_cloud(world, CATALOGUE)
-        world.add_controller(Park(AzureBooks(group.fake), cloud))
+        cloud, _ = attach_cloud(world, INSTANCE_CATALOG)
+        world.add_controller(FleetEmulator(AzureFleet(group.fake), cloud))
         driver = group.provider("ours")
         try:
             usual = {offer.key: offer.price_micro_usd_per_hour or 0 for offer in await driver.offers()}
@@ -55,12 +56,12 @@ def order(offer: Offer, action: str) -> Order:
     return Order(action_id=ActionId(action), installation="ours", pool="default", offer=offer, labels=(), taints=())
 
 
-async def test_spot_that_passes_its_ceiling_is_evicted_for_its_price(tmp_path: Path) -> None:
-    """With the half minute that an eviction is told ahead; without a ceiling (-1) a machine stays whatever it costs."""
+async def test_spot_above_its_ceiling_is_evicted(tmp_path: Path) -> None:
+    """With the eviction's 30 s notice; without a ceiling (-1) a machine is never evicted for its price."""
     async with served_group(tmp_path) as group:
         world = World(Sleepless(), seed=1)
-        cloud, _ = attach_cloud(world, CATALOGUE)
-        world.add_controller(Park(AzureBooks(group.fake), cloud))
+        cloud, _ = attach_cloud(world, INSTANCE_CATALOG)
+        world.add_controller(FleetEmulator(AzureFleet(group.fake), cloud))
         plain = group.provider("ours")
         spot = next(offer for offer in await plain.offers() if offer.key.endswith("/spot"))
         capped = group.provider("ours", spot_ceilings=(f"*={2 * (spot.price_micro_usd_per_hour or 0) / 1_000_000}",))

@@ -1,4 +1,4 @@
-"""Azure's own client drives the fake: what it asks is taken, and what it is told it understands."""
+"""Azure's own SDK works against the simulated Azure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -66,8 +66,8 @@ def machine(**more: object) -> dict[str, object]:
     return {"location": REGION, "zones": ["1"], "tags": {"team": "vision"}, "properties": properties}
 
 
-async def test_a_machine_from_its_making_to_its_end(sdk: Sdk) -> None:
-    """Made, read with its view, listed, deleted by an operation that is followed, and gone."""
+async def test_a_machine_is_created_and_deleted(sdk: Sdk) -> None:
+    """Created, read with its instance view, listed, deleted by a long-running operation."""
     made = await sdk.do(lambda c: c.virtual_machines.begin_create_or_update(GROUP, "gpu-1", machine()).result())
     assert (made.name, made.provisioning_state, made.zones) == ("gpu-1", "Succeeded", ["1"])
     read = await sdk.do(lambda c: c.virtual_machines.get(GROUP, "gpu-1", expand="instanceView"))
@@ -78,8 +78,8 @@ async def test_a_machine_from_its_making_to_its_end(sdk: Sdk) -> None:
     assert await sdk.do(lambda c: list(c.virtual_machines.list(GROUP))) == []
 
 
-async def test_a_failed_allocation_is_an_error_of_the_operation(sdk: Sdk) -> None:
-    """The client raises it with Azure's code; the machine stands there as failed."""
+async def test_a_failed_allocation_fails_the_operation(sdk: Sdk) -> None:
+    """The SDK raises it with Azure's code; the machine remains in state failed."""
     from azure.core.exceptions import HttpResponseError  # noqa: PLC0415 - an extra
 
     sdk.group.fake.faults.add(Fault(kind="refused", call="VirtualMachines_CreateOrUpdate", code="AllocationFailed"))
@@ -89,8 +89,8 @@ async def test_a_failed_allocation_is_an_error_of_the_operation(sdk: Sdk) -> Non
     assert left.provisioning_state == "Failed"
 
 
-async def test_a_uniform_set_grows_and_loses_one_by_name(sdk: Sdk) -> None:
-    """Under its ETag; the list of its machines comes in pages."""
+async def test_a_uniform_set_grows_and_loses_a_named_machine(sdk: Sdk) -> None:
+    """With its ETag; the machine list is paged."""
     body = {
         "location": REGION,
         "zones": ["1"],
@@ -105,8 +105,8 @@ async def test_a_uniform_set_grows_and_loses_one_by_name(sdk: Sdk) -> None:
     assert (len(members), read.sku.capacity) == (501, 500)
 
 
-async def test_tags_of_a_flexible_set_are_written_under_its_etag(sdk: Sdk) -> None:
-    """Who has read it before somebody else wrote is refused; no machine comes of it."""
+async def test_tags_of_a_flexible_set_are_written_with_its_etag(sdk: Sdk) -> None:
+    """A write with an outdated ETag is refused; no machine is created."""
     from azure.core import MatchConditions  # noqa: PLC0415 - an extra
     from azure.core.exceptions import ResourceModifiedError  # noqa: PLC0415 - as above
 
@@ -123,8 +123,8 @@ async def test_tags_of_a_flexible_set_are_written_under_its_etag(sdk: Sdk) -> No
     assert (written.tags, sdk.group.fake.launches_count) == ({"team": "vision"}, 0)
 
 
-async def test_versions_of_an_image_are_understood(sdk: Sdk) -> None:
-    """Of the one that is sold; another is not found."""
+async def test_image_versions_can_be_read(sdk: Sdk) -> None:
+    """The known image has versions; another is not found."""
     from azure.core.exceptions import ResourceNotFoundError  # noqa: PLC0415 - an extra
 
     image = MACHINE["storageProfile"]["imageReference"]
@@ -135,8 +135,8 @@ async def test_versions_of_an_image_are_understood(sdk: Sdk) -> None:
         await sdk.do(lambda c: c.virtual_machine_images.list(REGION, "nobody", *parts[1:]))
 
 
-async def test_sizes_and_quotas_are_understood(sdk: Sdk) -> None:
-    """Capabilities and zones of a size, limits and use of quotas."""
+async def test_sizes_and_quotas_can_be_read(sdk: Sdk) -> None:
+    """Capabilities and zones of a size, limits and usage of quotas."""
     sizes = await sdk.do(lambda c: {one.name: one for one in c.resource_skus.list(filter=f"location eq '{REGION}'")})
     told = {capability.name: capability.value for capability in sizes["Standard_ND96asr_v4"].capabilities}
     assert (told["GPUs"], sizes["Standard_ND96asr_v4"].location_info[0].zones) == ("8", ["1", "2", "3"])

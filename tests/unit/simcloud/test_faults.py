@@ -1,4 +1,4 @@
-"""A fake cloud does wrong what it is told to do wrong, and nothing else; also from outside."""
+"""Faults of simulated clouds: applied as configured, also over HTTP."""
 
 from typing import Any
 
@@ -15,28 +15,28 @@ def asked(faults: Faults, method: str, path: str, body: bytes = b"") -> tuple[in
     return status, msgspec.json.decode(answer)
 
 
-def test_a_fault_meets_its_calls_so_many_times_and_not_the_first() -> None:
-    """One is let through, two are met, the fourth passes; other calls and offers never meet it."""
+def test_a_fault_applies_to_its_calls_for_its_count() -> None:
+    """One call passes, two fail, the fourth passes; other calls and offers are not affected."""
     faults = Faults()
     faults.add(Fault(kind="refused", call="Run*", offer="*/a/spot", code="x", passed_count=1, left_count=2))
-    met = [bool(list(faults.met_by("RunInstances", "t4/a/spot"))) for _ in range(4)]
+    met = [bool(list(faults.matching("RunInstances", "t4/a/spot"))) for _ in range(4)]
     assert met == [False, True, True, False]
-    assert not list(faults.met_by("RunInstances", "t4/b/spot"))
+    assert not list(faults.matching("RunInstances", "t4/b/spot"))
     assert not faults.standing
 
 
-def test_a_call_is_refused_once() -> None:
-    """Of two refusals only the first is used up; what is only slow comes on top."""
+def test_a_call_uses_one_refusal() -> None:
+    """Of two refusals only the first is used up; a delay applies in addition."""
     faults = Faults()
     faults.add(Fault(kind="slow", wait_seconds=1))
     faults.add(Fault(kind="refused", code="a", left_count=1))
     faults.add(Fault(kind="refused", code="b", left_count=1))
-    assert [fault.code for fault in faults.met_by("Any")] == ["", "a"]
-    assert [fault.code for fault in faults.met_by("Any")] == ["", "b"]
+    assert [fault.code for fault in faults.matching("Any")] == ["", "a"]
+    assert [fault.code for fault in faults.matching("Any")] == ["", "b"]
 
 
-def test_the_door_sets_tells_and_clears() -> None:
-    """What is wrong with a fault is said; the list of calls is told."""
+def test_faults_are_set_listed_and_cleared_over_http() -> None:
+    """An invalid fault is refused with a message; received calls are listed."""
     faults = Faults()
     status, standing = asked(faults, "POST", "/admin/faults", b'{"kind": "refused", "code": "Throttling"}')
     assert (status, [one["code"] for one in standing]) == (200, ["Throttling"])
@@ -47,7 +47,7 @@ def test_the_door_sets_tells_and_clears() -> None:
 
 
 def test_faults_have_a_limit() -> None:
-    """Beyond it the next is refused, until they are cleared."""
+    """Above it the next is refused, until they are cleared."""
     faults = Faults()
     for _ in range(FAULTS_MAX):
         faults.add(Fault(kind="lost"))

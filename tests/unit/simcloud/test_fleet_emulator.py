@@ -1,4 +1,4 @@
-"""Behind each instance of the fake stands a machine of the simulated cluster, from its launch to its end."""
+"""Each instance of the simulated AWS has a machine of the simulated cluster, from launch to termination."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +12,8 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.aws import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.simcloud.aws.fleet_emulator import AwsBooks
-from gpu_autoscaler.simcloud.fleet_emulator import Park
+from gpu_autoscaler.simcloud.aws.fleet_emulator import AwsFleet
+from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
 from gpu_autoscaler.simcloud.node_texts import USER_DATA
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
@@ -44,7 +44,7 @@ class Scene:
         self.world = World(self._clock, seed=1)
         self.cloud: Cloud
         self.cloud, _ = attach_cloud(self.world)
-        self.world.add_controller(Park(AwsBooks(region.fake), self.cloud))
+        self.world.add_controller(FleetEmulator(AwsFleet(region.fake), self.cloud))
 
     async def order(self, action: str = "a1") -> Order:
         """A spot node with a label and a taint."""
@@ -78,8 +78,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         await scene.driver.close()
 
 
-async def test_what_was_launched_becomes_a_node_under_its_own_name(scene: Scene) -> None:
-    """With the order's labels and taints, the action's label, and the provider id by which it is found again."""
+async def test_an_instance_becomes_a_node(scene: Scene) -> None:
+    """With the order's labels and taints, the action label, and the provider ID that identifies it."""
     made = await scene.driver.launch(await scene.order())
     scene.turn(200)
     (node,) = scene.world.api.objects(NODES)
@@ -89,8 +89,8 @@ async def test_what_was_launched_becomes_a_node_under_its_own_name(scene: Scene)
     assert {"key": "nvidia.com/gpu", "effect": "NoSchedule", "value": "true"} in node["spec"]["taints"]
 
 
-async def test_what_is_ended_goes_and_is_charged_as_aws_dates_it(scene: Scene) -> None:
-    """The machine's bill is the one that the driver's own figures make."""
+async def test_a_terminated_instance_is_billed_by_aws_times(scene: Scene) -> None:
+    """The machine's bill equals the one from the driver's values."""
     made = await scene.driver.launch(await scene.order())
     scene.turn(200)
     await scene.driver.terminate(made.provider_id, now=scene.region.clock.now())
@@ -102,8 +102,8 @@ async def test_what_is_ended_goes_and_is_charged_as_aws_dates_it(scene: Scene) -
     assert line.price_micro_usd_per_hour == ended.price_micro_usd_per_hour
 
 
-async def test_what_the_cloud_takes_ends_at_aws_too(scene: Scene) -> None:
-    """Under a notice: the driver sees it terminated, dated alike on both sides."""
+async def test_a_reclaimed_instance_is_terminated_at_aws(scene: Scene) -> None:
+    """After a notice; the driver sees it terminated, with the same time on both sides."""
     await scene.driver.launch(await scene.order())
     scene.turn(200)
     (machine,) = scene.cloud.machines
@@ -114,8 +114,8 @@ async def test_what_the_cloud_takes_ends_at_aws_too(scene: Scene) -> None:
     assert ended.terminated_at == machine.terminated_at
 
 
-async def test_a_refusal_of_the_cluster_s_cloud_is_one_of_aws(scene: Scene) -> None:
-    """So often as it says, then the same offer sells again."""
+async def test_a_refusal_of_the_cluster_s_cloud_is_refused_by_aws(scene: Scene) -> None:
+    """As often as configured; afterwards the same offer can be launched."""
     scene.cloud.refuse(RefusalRule(pattern="g4dn.*", code="InsufficientInstanceCapacity", left_count=1, until=None))
     scene.turn(1)
     wanted = await scene.order()
@@ -126,8 +126,8 @@ async def test_a_refusal_of_the_cluster_s_cloud_is_one_of_aws(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("ratio", [1.5, 4.0])
-async def test_spot_that_passes_its_ceiling_is_taken_for_its_price(scene: Scene, ratio: float) -> None:
-    """With the notice that each interruption has; below its ceiling, and without one, an instance stays."""
+async def test_spot_above_its_ceiling_is_reclaimed(scene: Scene, ratio: float) -> None:
+    """With an interruption notice; below its ceiling, or without one, an instance stays."""
     order = await scene.order()
     usual = order.offer.price_micro_usd_per_hour
     assert usual is not None

@@ -1,4 +1,4 @@
-"""Behind each instance of the fake Google Cloud stands a machine of the simulated cluster, until its end."""
+"""Each instance of the simulated Google Cloud has a machine of the simulated cluster until it is deleted."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.gcp import GcpCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.simcloud.fleet_emulator import Park
+from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.invoice import invoice
@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(self, project: Project, driver: GcpCapacity) -> None:
         from gpu_autoscaler.simcloud.gcp.catalog import TYPES  # noqa: PLC0415 - needs googleapiclient
-        from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpBooks  # noqa: PLC0415 - as the catalogue
+        from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpFleet  # noqa: PLC0415 - as the catalogue
 
         self.project = project
         self.driver = driver
@@ -43,7 +43,7 @@ class Scene:
         self.world = World(self._clock, seed=1)
         self.cloud: Cloud
         self.cloud, _ = attach_cloud(self.world, TYPES)
-        self.world.add_controller(Park(GcpBooks(project.fake), self.cloud))
+        self.world.add_controller(FleetEmulator(GcpFleet(project.fake), self.cloud))
 
     async def order(self, action: str = "a1") -> Order:
         """A spot node with a label and a taint."""
@@ -74,7 +74,7 @@ async def scene() -> AsyncIterator[Scene]:
         await driver.close()
 
 
-async def test_what_was_launched_becomes_a_node_under_its_own_name(scene: Scene) -> None:
+async def test_an_instance_becomes_a_node(scene: Scene) -> None:
     """With the order's labels and taints, and the provider id by which it is found again."""
     made = await scene.driver.launch(await scene.order())
     scene.turn(200)
@@ -84,8 +84,8 @@ async def test_what_was_launched_becomes_a_node_under_its_own_name(scene: Scene)
     assert {"key": "nvidia.com/gpu", "effect": "NoSchedule", "value": "true"} in node["spec"]["taints"]
 
 
-async def test_what_is_ended_goes_and_is_charged_as_the_cloud_dates_it(scene: Scene) -> None:
-    """The machine's bill is the one that the driver's own figures make, to the millisecond."""
+async def test_a_terminated_instance_is_billed_by_gcp_times(scene: Scene) -> None:
+    """The machine's bill equals the one from the driver's values, to the millisecond."""
     made = await scene.driver.launch(await scene.order())
     scene.turn(200.123456)
     await scene.driver.terminate(made.provider_id, now=scene.project.clock.now())
@@ -97,8 +97,8 @@ async def test_what_is_ended_goes_and_is_charged_as_the_cloud_dates_it(scene: Sc
     assert line.price_micro_usd_per_hour == ended.price_micro_usd_per_hour
 
 
-async def test_what_the_cloud_takes_ends_at_google_too(scene: Scene) -> None:
-    """Under a notice: the driver sees it terminated, dated alike on both sides."""
+async def test_a_reclaimed_instance_is_terminated_at_gcp(scene: Scene) -> None:
+    """After a notice; the driver sees it terminated, with the same time on both sides."""
     await scene.driver.launch(await scene.order())
     scene.turn(200)
     (machine,) = scene.cloud.machines
@@ -109,8 +109,8 @@ async def test_what_the_cloud_takes_ends_at_google_too(scene: Scene) -> None:
     assert ended.terminated_at == machine.terminated_at
 
 
-async def test_a_refusal_of_the_cluster_s_cloud_is_one_of_google_s(scene: Scene) -> None:
-    """So often as it says, then the same offer sells again."""
+async def test_a_refusal_of_the_cluster_s_cloud_is_refused_by_gcp(scene: Scene) -> None:
+    """As often as configured; afterwards the same offer can be launched."""
     scene.cloud.refuse(RefusalRule(pattern="g2-*", code="InsufficientInstanceCapacity", left_count=1, until=None))
     scene.turn(1)
     with pytest.raises(LaunchRefused, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
@@ -119,8 +119,8 @@ async def test_a_refusal_of_the_cluster_s_cloud_is_one_of_google_s(scene: Scene)
     assert scene.project.fake.machines.launches_count == 1
 
 
-async def test_a_price_jump_of_the_cluster_s_cloud_is_one_of_google_s_spot(scene: Scene) -> None:
-    """In the zone that it is of, and seen within minutes; on demand costs what it did."""
+async def test_a_price_change_applies_to_gcp_spot_prices(scene: Scene) -> None:
+    """In its zone, visible within minutes; on-demand prices are unchanged."""
     usual = {offer.key: offer.price_micro_usd_per_hour or 0 for offer in await scene.driver.offers()}
     jumped = (await scene.order()).offer
     scene.cloud.price_ratios[f"*/{jumped.zone}/spot"] = 4.0

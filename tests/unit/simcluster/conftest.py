@@ -1,4 +1,4 @@
-"""A cluster in-process whose time stands still until the test moves it."""
+"""An in-process cluster whose clock moves only when the test moves it."""
 
 from datetime import UTC, datetime, timedelta
 

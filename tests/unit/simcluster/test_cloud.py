@@ -1,4 +1,4 @@
-"""The simulated cloud: boots in steps, refusals, notices, ends, and the bill."""
+"""The simulated cloud: boot stages, refusals, notices, terminations and billing."""
 
 from datetime import timedelta
 
@@ -67,8 +67,8 @@ def steps_seen(cluster: Cluster, machine: Machine, seconds: float) -> list[tuple
     return seen
 
 
-def test_a_node_boots_in_steps(cluster: Cluster, cloud: Cloud) -> None:
-    """Pending, running, registered, ready, and only later are GPUs allocatable."""
+def test_a_node_boots_in_stages(cluster: Cluster, cloud: Cloud) -> None:
+    """Pending, running, registered, ready, and GPUs allocatable last."""
     machine = bought(cloud)
     assert steps_seen(cluster, machine, 140) == [
         ("pending", False, False, 0),
@@ -80,8 +80,8 @@ def test_a_node_boots_in_steps(cluster: Cluster, cloud: Cloud) -> None:
     assert machine.boot_seconds == pytest.approx(machine.offer.boot_seconds, rel=0.1)
 
 
-def test_a_node_carries_what_the_order_and_the_machine_say(cluster: Cluster, cloud: Cloud) -> None:
-    """Labels and taints of the order, the token, the installation, its place, and the instance's own name."""
+def test_a_node_has_the_labels_of_its_order_and_machine(cluster: Cluster, cloud: Cloud) -> None:
+    """Labels and taints of the order, token, installation, zone and instance ID."""
     machine = bought(cloud)
     cluster.settle(140, step_seconds=5)
     node = node_of(cluster, machine)
@@ -107,8 +107,8 @@ def test_a_node_carries_what_the_order_and_the_machine_say(cluster: Cluster, clo
     assert {"type": "InternalIP", "address": machine.internal_ip} in node["status"]["addresses"]
 
 
-def test_pods_run_on_a_bought_node(cluster: Cluster, cloud: Cloud) -> None:
-    """The scheduler waits for the GPUs, and heartbeats keep the node ready for longer than its lease."""
+def test_pods_run_on_a_launched_node(cluster: Cluster, cloud: Cloud) -> None:
+    """The scheduler waits for the GPUs, and heartbeats keep the node ready beyond one lease."""
     machine = bought(cloud)
     cluster.make(PODS, pod("train", gpus=4, tolerations=[TOLERATION]))
     cluster.settle(80, step_seconds=2)
@@ -118,16 +118,16 @@ def test_pods_run_on_a_bought_node(cluster: Cluster, cloud: Cloud) -> None:
     assert cluster.phases() == {"train": "Running"}
 
 
-def test_one_token_is_one_machine(cloud: Cloud) -> None:
-    """The same order again returns the same instance; another offer under that token is a mistake."""
+def test_a_token_launches_one_machine(cloud: Cloud) -> None:
+    """The same order again returns the same instance; another offer with that token is an error."""
     assert cloud.launch(order(cloud)) == cloud.launch(order(cloud))
     assert len(cloud.machines) == 1
     with pytest.raises(PermanentError, match="IdempotentParameterMismatch"):
         cloud.launch(order(cloud, key=f"{TYPE}/sim-b/spot"))
 
 
-def test_refusals_hit_what_they_name_so_many_times(cloud: Cloud) -> None:
-    """A zone is refused once; other zones sell meanwhile."""
+def test_refusals_apply_to_their_offers_for_their_count(cloud: Cloud) -> None:
+    """A zone refuses once; other zones launch meanwhile."""
     cloud.refuse(RefusalRule(pattern="*/sim-a/*", code="InsufficientInstanceCapacity", left_count=1, until=None))
     with pytest.raises(LaunchRefused) as refused:
         cloud.launch(order(cloud, "a1"))
@@ -138,8 +138,8 @@ def test_refusals_hit_what_they_name_so_many_times(cloud: Cloud) -> None:
     assert len(cloud.machines) == 2
 
 
-def test_a_refusal_ends_at_its_instant(cluster: Cluster, cloud: Cloud) -> None:
-    """A quota reaches as far as the region says, until it is raised."""
+def test_a_refusal_expires(cluster: Cluster, cloud: Cloud) -> None:
+    """A quota applies to its region until it is raised."""
     until = NOON + timedelta(seconds=60)
     cloud.refuse(RefusalRule(pattern="*", code="VcpuLimitExceeded", left_count=None, until=until))
     with pytest.raises(LaunchRefused) as refused:
@@ -149,8 +149,8 @@ def test_a_refusal_ends_at_its_instant(cluster: Cluster, cloud: Cloud) -> None:
     assert refused.value.scope == "region"
 
 
-def test_an_ended_machine_is_billed_to_its_end_and_its_node_goes(cluster: Cluster, cloud: Cloud) -> None:
-    """Terminating, then terminated; then the node and its lease are deleted, and the bill stands still."""
+def test_a_terminated_machine_is_billed_and_its_node_deleted(cluster: Cluster, cloud: Cloud) -> None:
+    """Terminating, then terminated; then node and lease are deleted, and the bill is final."""
     machine = bought(cloud)
     cluster.settle(150, step_seconds=5)
     shown = cloud.terminate(machine.instance_id, "ours")
@@ -170,8 +170,8 @@ def test_an_ended_machine_is_billed_to_its_end_and_its_node_goes(cluster: Cluste
     assert invoice(cloud.machines, cluster.clock.now()).total_micro_usd == bill.total_micro_usd
 
 
-def test_a_machine_ended_while_booting_never_becomes_a_node(cluster: Cluster, cloud: Cloud) -> None:
-    """Its boot stops where it was."""
+def test_a_machine_terminated_at_boot_never_becomes_a_node(cluster: Cluster, cloud: Cloud) -> None:
+    """Its boot stops."""
     machine = bought(cloud)
     cluster.settle(5)
     cloud.terminate(machine.instance_id, "ours")
@@ -179,8 +179,8 @@ def test_a_machine_ended_while_booting_never_becomes_a_node(cluster: Cluster, cl
     assert (machine.state, node_of(cluster, machine)) == ("terminated", None)
 
 
-def test_machines_of_others_are_not_touched(cloud: Cloud) -> None:
-    """Neither ended nor shown."""
+def test_machines_of_others_are_left_untouched(cloud: Cloud) -> None:
+    """Neither terminated nor listed."""
     machine = bought(cloud, installation="theirs")
     with pytest.raises(NotOurs):
         cloud.terminate(machine.instance_id, "ours")
@@ -189,8 +189,8 @@ def test_machines_of_others_are_not_touched(cloud: Cloud) -> None:
     assert cloud.terminate("i-never", "ours") is None
 
 
-def test_a_noticed_machine_is_taken_at_its_deadline(cluster: Cluster, cloud: Cloud) -> None:
-    """Not before; its node stays until its heartbeats are missed, then goes as well."""
+def test_a_machine_with_a_notice_is_reclaimed_at_its_deadline(cluster: Cluster, cloud: Cloud) -> None:
+    """Not earlier; its node stays until its heartbeats are missed, then it is deleted."""
     machine = bought(cloud)
     cluster.settle(150, step_seconds=5)
     reclaim_at = cloud.give_notice(machine, seconds=120)
@@ -203,8 +203,8 @@ def test_a_noticed_machine_is_taken_at_its_deadline(cluster: Cluster, cloud: Clo
     assert node_of(cluster, machine) is None
 
 
-def test_a_withdrawn_notice_takes_nothing(cluster: Cluster, cloud: Cloud) -> None:
-    """The machine runs on after the deadline."""
+def test_a_withdrawn_notice_reclaims_nothing(cluster: Cluster, cloud: Cloud) -> None:
+    """The machine keeps running after the deadline."""
     machine = bought(cloud)
     cluster.settle(60, step_seconds=5)
     cloud.give_notice(machine, seconds=30)
@@ -213,8 +213,8 @@ def test_a_withdrawn_notice_takes_nothing(cluster: Cluster, cloud: Cloud) -> Non
     assert machine.state == "running"
 
 
-def test_the_first_busy_spot_machine_is_one_with_a_running_pod(cluster: Cluster, cloud: Cloud) -> None:
-    """On-demand and empty ones are passed over, and so is one that has its notice."""
+def test_the_first_busy_spot_machine_has_a_running_pod(cluster: Cluster, cloud: Cloud) -> None:
+    """On-demand and empty machines are skipped, and machines that have a notice."""
     bought(cloud, "on-demand", key="m5.xlarge/sim-a/on-demand")
     bought(cloud, "empty", key="m5.xlarge/sim-a/spot")
     machine = bought(cloud, "busy")
@@ -225,8 +225,8 @@ def test_the_first_busy_spot_machine_is_one_with_a_running_pod(cluster: Cluster,
     assert cloud.first_busy_spot() is None
 
 
-def test_ended_machines_are_shown_for_an_hour(cluster: Cluster, cloud: Cloud) -> None:
-    """Long enough to learn of an end, and no longer."""
+def test_terminated_machines_are_listed_for_an_hour(cluster: Cluster, cloud: Cloud) -> None:
+    """And no longer."""
     machine = bought(cloud)
     cloud.terminate(machine.instance_id, "ours")
     cluster.settle(3000, step_seconds=100)
@@ -235,8 +235,8 @@ def test_ended_machines_are_shown_for_an_hour(cluster: Cluster, cloud: Cloud) ->
     assert cloud.instances("ours") == []
 
 
-def test_boots_repeat_with_the_seed(cluster: Cluster) -> None:
-    """Two clouds of one seed boot alike."""
+def test_boots_are_reproducible(cluster: Cluster) -> None:
+    """Two clouds with the same seed boot alike."""
     first, second = Cloud(cluster.api, seed=7), Cloud(cluster.api, seed=7)
     assert bought(first).boot_seconds == bought(second).boot_seconds
     assert bought(first).node_name == bought(second).node_name

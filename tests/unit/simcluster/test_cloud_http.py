@@ -1,4 +1,4 @@
-"""The cloud over HTTP: instance metadata as EC2 answers it, exporter addresses, and the admin doors."""
+"""The simulated cloud over HTTP: EC2 instance metadata, exporter addresses and the admin API."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -80,16 +80,16 @@ async def rig(cluster: Cluster) -> AsyncIterator[Rig]:
     await runner.cleanup()
 
 
-async def test_a_process_that_stood_still_is_no_cluster_of_dead_nodes(rig: Rig) -> None:
-    """After a minute in which nothing was done heartbeats come before anybody misses them."""
+async def test_a_stopped_process_does_not_make_nodes_unreachable(rig: Rig) -> None:
+    """After a pause of a minute, heartbeats are sent before leases are checked."""
     name = rig.node()
     rig.cluster.clock.at += timedelta(seconds=60)
     rig.cluster.settle()
     assert is_true(rig.cluster.api.record(NODES, name).object, "Ready")
 
 
-async def test_metadata_asks_for_a_token(rig: Rig) -> None:
-    """Without one 401, with a made-up one 401; a token needs a lifetime within bounds."""
+async def test_metadata_requires_a_token(rig: Rig) -> None:
+    """Without one or with an invalid one 401; a token needs a lifetime in range."""
     path = f"/nodes/{rig.node()}/latest"
     assert (await rig.send("GET", f"{path}/meta-data/instance-id"))[0] == 401
     assert (await rig.send("GET", f"{path}/meta-data/instance-id", **{TOKEN: "made-up"}))[0] == 401
@@ -97,8 +97,8 @@ async def test_metadata_asks_for_a_token(rig: Rig) -> None:
     assert (await rig.send("PUT", f"{path}/api/token", **{TTL: "21601"}))[0] == 400
 
 
-async def test_metadata_says_who_it_is(rig: Rig) -> None:
-    """Instance, zone and type; a path that is not there is 404."""
+async def test_metadata_has_the_instance_s_identity(rig: Rig) -> None:
+    """Instance, zone and type; an unknown path is 404."""
     name = rig.node()
     token = await rig.metadata_token(name)
     read = [
@@ -109,8 +109,8 @@ async def test_metadata_says_who_it_is(rig: Rig) -> None:
     assert read[3][0] == 404
 
 
-async def test_no_notice_is_404_and_a_notice_is_its_json(rig: Rig) -> None:
-    """The deadline in whole seconds, UTC; gone again when it is withdrawn."""
+async def test_no_notice_is_404_and_a_notice_is_json(rig: Rig) -> None:
+    """The deadline in whole seconds, UTC; 404 again when it is withdrawn."""
     name = rig.node()
     token = await rig.metadata_token(name)
     path = f"/nodes/{name}/latest/meta-data/spot/instance-action"
@@ -125,8 +125,8 @@ async def test_no_notice_is_404_and_a_notice_is_its_json(rig: Rig) -> None:
     assert (await rig.send("GET", path, **token))[0] == 404
 
 
-async def test_work_ends_when_it_is_told(rig: Rig) -> None:
-    """What would run for ever has succeeded, as when its time is over; what waits for room goes on waiting."""
+async def test_work_ends_on_request(rig: Rig) -> None:
+    """Endless pods succeed; pending pods stay pending."""
     rig.node()
     rig.cluster.make(PODS, pod("runs", gpus=4), pod("waits", gpus=4))
     rig.cluster.settle(5)
@@ -137,8 +137,8 @@ async def test_work_ends_when_it_is_told(rig: Rig) -> None:
     assert rig.cluster.phases() == {"runs": "Succeeded", "waits": "Running"}
 
 
-async def test_a_fast_clock_leaves_a_notice_its_time(rig: Rig) -> None:
-    """Seconds of a notice are wall time: who has to empty the node by then is no faster than at real speed."""
+async def test_a_fast_clock_does_not_shorten_notices(rig: Rig) -> None:
+    """Seconds of a notice are real time, because drains do not run faster."""
     rig.cluster.clock.factor = 15.0
     rig.cluster.world.clock = HeldClock(rig.cluster)
     name = rig.node()
@@ -150,8 +150,8 @@ async def test_a_fast_clock_leaves_a_notice_its_time(rig: Rig) -> None:
     assert not rig.cloud.machines[0].is_alive
 
 
-async def test_a_rebalance_hint_has_its_instant(rig: Rig) -> None:
-    """Told as EC2 tells it, without any notice."""
+async def test_a_rebalance_recommendation_has_its_time(rig: Rig) -> None:
+    """In EC2's form, without a notice."""
     name = rig.node()
     token = await rig.metadata_token(name)
     await rig.send("POST", "/admin/rebalances", {"node": name, "after_seconds": 10})
@@ -160,8 +160,8 @@ async def test_a_rebalance_hint_has_its_instant(rig: Rig) -> None:
     assert (status, msgspec.json.decode(text)) == (200, {"noticeTime": "2026-11-21T12:02:30Z"})
 
 
-async def test_a_machine_that_is_gone_answers_nothing(rig: Rig) -> None:
-    """Neither metadata nor telemetry, and no 404 that would mean "no notice"."""
+async def test_a_terminated_machine_does_not_answer(rig: Rig) -> None:
+    """Neither metadata nor telemetry, and no 404, which would mean "no notice"."""
     name = rig.node()
     token = await rig.metadata_token(name)
     rig.cloud.terminate(rig.cloud.machines[0].instance_id, "ours")
@@ -171,7 +171,7 @@ async def test_a_machine_that_is_gone_answers_nothing(rig: Rig) -> None:
 
 
 async def test_the_first_busy_spot_node_gets_the_notice(rig: Rig) -> None:
-    """Without a name the cloud finds one; without a busy one it says so."""
+    """Without a name the cloud selects one; if none is busy, the request fails with a message."""
     name = rig.node()
     assert (await rig.send("POST", "/admin/notices", {}))[0] == 404
     rig.cluster.make(PODS, pod("train", gpus=1))
@@ -183,8 +183,8 @@ async def test_the_first_busy_spot_node_gets_the_notice(rig: Rig) -> None:
     assert rig.cloud.machines[0].notice is not None
 
 
-async def test_telemetry_breaks_and_heals_on_demand(rig: Rig) -> None:
-    """A silent exporter answers nothing; healed, it is a page again."""
+async def test_telemetry_faults_can_be_set_and_cleared(rig: Rig) -> None:
+    """A silent exporter does not answer; afterwards it serves its page again."""
     name = rig.node()
     await rig.send("POST", "/admin/telemetry", {"node": name, "fault": "silent"})
     assert (await rig.send("GET", f"/nodes/{name}/metrics"))[0] == 502
@@ -194,8 +194,8 @@ async def test_telemetry_breaks_and_heals_on_demand(rig: Rig) -> None:
     assert page.startswith("# HELP DCGM_FI_DEV_SM_CLOCK")
 
 
-async def test_the_cloud_keeps_books(rig: Rig) -> None:
-    """The true instances, what made them, and the bill that adds up."""
+async def test_the_cloud_reports_its_instances_and_bill(rig: Rig) -> None:
+    """All instances, their orders, and a consistent bill."""
     name = rig.node()
     (shown,) = (await rig.send("GET", "/admin/instances"))[1]
     bill = (await rig.send("GET", "/admin/invoice"))[1]
@@ -215,15 +215,15 @@ async def test_the_cloud_keeps_books(rig: Rig) -> None:
         ("/admin/telemetry", {"node": "n", "fault": "odd"}, "fault"),
     ],
 )
-async def test_admin_doors_name_what_is_wrong(rig: Rig, path: str, body: object, told: str) -> None:
-    """A mistake is a 4xx that names the field or the thing."""
+async def test_admin_errors_name_the_invalid_field(rig: Rig, path: str, body: object, told: str) -> None:
+    """4xx with the field or object."""
     status, answer = await rig.send("POST", path, body)
     assert 400 <= status < 500
     assert told in answer["message"]
 
 
-async def test_launches_are_refused_by_the_hour_and_by_the_name(rig: Rig) -> None:
-    """What /admin/refusals takes is what the capacity API then answers."""
+async def test_refusals_apply_to_the_capacity_api(rig: Rig) -> None:
+    """Refusals configured at /admin/refusals are returned to launches."""
     await rig.send("POST", "/admin/refusals", {"offer": "g4dn.*", "seconds": 60})
     offer = next(offer for offer in rig.cloud.offers() if offer.key == "g4dn.xlarge/sim-b/spot")
     wanted = msgspec.to_builtins(
@@ -235,8 +235,8 @@ async def test_launches_are_refused_by_the_hour_and_by_the_name(rig: Rig) -> Non
     assert (await rig.send("POST", "/cloud/instances", wanted))[0] == 200
 
 
-async def test_the_capacity_api_names_what_it_cannot_read(rig: Rig) -> None:
-    """An order without a token, a list of nobody's instances."""
+async def test_the_capacity_api_names_missing_parameters(rig: Rig) -> None:
+    """An order without a token, a list without an owner."""
     status, answer = await rig.send("POST", "/cloud/instances", {"pool": "p"})
     assert (status, answer["error"]["code"]) == (400, "InvalidParameterValue")
     assert (await rig.send("GET", "/cloud/instances"))[0] == 400

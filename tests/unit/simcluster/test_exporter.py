@@ -1,4 +1,4 @@
-"""Simulated DCGM pages: real format, values that follow the pods, faults."""
+"""Simulated DCGM metrics: format, values that follow the pods, faults."""
 
 from datetime import timedelta
 
@@ -10,9 +10,9 @@ from tests.unit.simcluster.conftest import NOON
 from gpu_autoscaler.dcgm.parse import parse_page
 from gpu_autoscaler.simcluster.exporter import COUNTERS, Sickness, Telemetry
 from gpu_autoscaler.simcluster.objects import Json
-from gpu_autoscaler.simcluster.offers import CATALOGUE
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG
 
-KIND = next(kind for kind in CATALOGUE if kind.name == "g4dn.12xlarge")
+KIND = next(kind for kind in INSTANCE_CATALOG if kind.name == "g4dn.12xlarge")
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def busy(text: str) -> list[bool]:
     return [(gpu.utilization_ratio or 0) > 0.5 for gpu in parse_page(text).gpus]
 
 
-def test_a_page_is_what_prometheus_reads(telemetry: Telemetry) -> None:
-    """Every default counter and one more with its type, one line a GPU."""
+def test_a_page_has_prometheus_format(telemetry: Telemetry) -> None:
+    """Every default counter and one more with its type, one line per GPU."""
     families = list(text_string_to_metric_families(page(telemetry)))
     assert len(families) == len(COUNTERS) == 26
     assert {len(family.samples) for family in families} == {4}
@@ -50,8 +50,8 @@ def test_a_page_is_what_prometheus_reads(telemetry: Telemetry) -> None:
     assert types["DCGM_FI_DEV_PCIE_REPLAY_COUNTER"] == "counter"
 
 
-def test_idle_gpus_read_zero_and_belong_to_nobody(telemetry: Telemetry) -> None:
-    """Zero is said, and the pod labels are there, empty."""
+def test_idle_gpus_are_zero_and_have_no_pod(telemetry: Telemetry) -> None:
+    """Zero is exported, with empty pod labels."""
     text = page(telemetry)
     assert 'container="",namespace="",pod=""' in text
     for gpu in parse_page(text).gpus:
@@ -59,7 +59,7 @@ def test_idle_gpus_read_zero_and_belong_to_nobody(telemetry: Telemetry) -> None:
 
 
 def test_gpus_follow_their_pods(telemetry: Telemetry) -> None:
-    """Those of a running pod work hard and name it; they stay its own when a neighbour comes and goes."""
+    """GPUs of a running pod are busy and have its labels; other pods do not change the assignment."""
     one, two = running("one", 1), running("two", 2)
     assert busy(page(telemetry, one)) == [True, False, False, False]
     gpus = parse_page(page(telemetry, two, one)).gpus
@@ -70,15 +70,15 @@ def test_gpus_follow_their_pods(telemetry: Telemetry) -> None:
     assert gpus[0].memory_total_bytes == 16 * 2**30
 
 
-def test_pages_repeat(telemetry: Telemetry) -> None:
-    """The same instant gives the same page; a later one another."""
+def test_pages_are_reproducible(telemetry: Telemetry) -> None:
+    """The same time gives the same page; a later time another."""
     one = running("one", 4)
     assert page(telemetry, one) == page(telemetry, one)
     assert page(telemetry, one) != page(telemetry, one, after_seconds=30)
 
 
-def test_faults_are_as_told(telemetry: Telemetry) -> None:
-    """Silent, frozen, all zero, absurd; and whole again afterwards."""
+def test_faults_are_as_configured(telemetry: Telemetry) -> None:
+    """Silent, frozen, all zero, absurd; and normal afterwards."""
     one = running("one", 4)
     telemetry.break_with("silent")
     assert telemetry.page([one], NOON) is None
@@ -92,8 +92,8 @@ def test_faults_are_as_told(telemetry: Telemetry) -> None:
     assert busy(page(telemetry, one)) == [True] * 4
 
 
-def test_a_sick_gpu_shows_what_ails_it_and_the_others_do_not(telemetry: Telemetry) -> None:
-    """XID, heat and memory of one GPU, until it is well again."""
+def test_an_unhealthy_gpu_reports_its_errors(telemetry: Telemetry) -> None:
+    """XID, temperature and memory of one GPU, until it is healthy again."""
     telemetry.sicken(2, Sickness(xid=79, celsius=95.0, ecc_double_bit_count=1, is_row_remap_failed=True))
     gpus = parse_page(page(telemetry)).gpus
     telemetry.sicken(2, None)

@@ -1,4 +1,4 @@
-"""The Job controller: evicted pods come back, failures count, jobs end and are cleared away."""
+"""The Job controller: replacement of evicted pods, failure limits, completion and deletion."""
 
 from tests.support.kube_objects import PREFIX, Json, eviction, job
 from tests.unit.simcluster.conftest import Cluster
@@ -28,7 +28,7 @@ def evict_all(cluster: Cluster) -> None:
             evict(cluster.api, key_of(item), eviction(item["metadata"]["name"]))
 
 
-def test_an_evicted_pod_comes_back_without_counting(cluster: Cluster) -> None:
+def test_an_evicted_pod_is_replaced_without_counting(cluster: Cluster) -> None:
     """With a policy that ignores disruption, a job survives more evictions than its back-off limit."""
     cluster.node("n")
     cluster.make(JOBS, job("j", podFailurePolicy=IGNORE_DISRUPTION, backoffLimit=0))
@@ -44,7 +44,7 @@ def test_an_evicted_pod_comes_back_without_counting(cluster: Cluster) -> None:
     assert "failed" not in cluster.job("j")["status"]
 
 
-def test_an_eviction_counts_where_no_policy_says_otherwise(cluster: Cluster) -> None:
+def test_an_eviction_counts_without_a_policy(cluster: Cluster) -> None:
     """Without a failure policy the eviction is a failure, and the next pod waits for the back-off."""
     cluster.node("n")
     cluster.make(JOBS, job("j"))
@@ -75,8 +75,8 @@ def test_only_the_evicted_index_is_replaced(cluster: Cluster) -> None:
     assert [name for name in sorted(after) if after[name] != before[name]] == ["j-1"]
 
 
-def test_a_failing_job_gives_up_at_its_limit(cluster: Cluster) -> None:
-    """Each failure waits longer; after the last allowed one the job is Failed."""
+def test_a_failing_job_fails_at_its_limit(cluster: Cluster) -> None:
+    """Each retry waits longer; after the last allowed one the job is Failed."""
     cluster.node("n")
     cluster.make(JOBS, failing("j", 1, backoffLimit=1))
     cluster.settle(60)
@@ -101,8 +101,8 @@ def test_an_exit_code_can_end_a_job_at_once(cluster: Cluster) -> None:
     assert "exit code 42" in failed["message"]
 
 
-def test_a_job_is_cleared_away_after_its_time(cluster: Cluster) -> None:
-    """TtlSecondsAfterFinished removes the job and its pods, not earlier."""
+def test_a_finished_job_is_deleted_after_its_ttl(cluster: Cluster) -> None:
+    """The field ttlSecondsAfterFinished deletes the job and its pods, not earlier."""
     cluster.node("n")
     cluster.make(JOBS, job("j", run_seconds=1, ttlSecondsAfterFinished=30))
     cluster.settle(20)
@@ -127,7 +127,7 @@ def test_a_job_past_its_deadline_fails(cluster: Cluster) -> None:
 
 
 def test_a_resumed_job_starts_again(cluster: Cluster) -> None:
-    """Suspending a running job takes its pods; resuming makes new ones and a new start time."""
+    """Suspending a running job deletes its pods; resuming creates new ones with a new start time."""
     cluster.node("n")
     cluster.make(JOBS, job("j", completions=2, parallelism=2))
     cluster.settle(5)
@@ -145,8 +145,8 @@ def test_a_resumed_job_starts_again(cluster: Cluster) -> None:
     assert list(cluster.phases().values()) == ["Running", "Running"]
 
 
-def test_parallelism_is_followed_down_and_up(cluster: Cluster) -> None:
-    """Fewer at once takes the youngest pods away; more brings the missing indexes back."""
+def test_changes_of_parallelism_are_applied(cluster: Cluster) -> None:
+    """Less parallelism deletes the youngest pods; more creates the missing indexes."""
     cluster.node("n")
     cluster.make(JOBS, job("j", completions=4, parallelism=4))
     cluster.settle(5)
@@ -161,8 +161,8 @@ def test_parallelism_is_followed_down_and_up(cluster: Cluster) -> None:
     assert cluster.job("j")["status"]["active"] == 4
 
 
-def test_a_job_whose_node_vanishes_runs_elsewhere(cluster: Cluster) -> None:
-    """A machine that is gone with its node object: its pods are collected and replaced."""
+def test_a_job_of_a_deleted_node_runs_elsewhere(cluster: Cluster) -> None:
+    """Its pods are collected and replaced."""
     cluster.node("n1")
     cluster.make(JOBS, job("j", gpus=8, podFailurePolicy=IGNORE_DISRUPTION, backoffLimit=0))
     cluster.settle(5)
@@ -177,7 +177,7 @@ def test_a_job_whose_node_vanishes_runs_elsewhere(cluster: Cluster) -> None:
 
 
 def test_foreground_deletion_waits_for_the_pods(cluster: Cluster) -> None:
-    """With propagationPolicy=Foreground the job is there until its last pod is gone."""
+    """With propagationPolicy=Foreground the job exists until its last pod is deleted."""
     cluster.node("n")
     cluster.make(JOBS, job("j"))
     cluster.settle(5)
@@ -192,6 +192,6 @@ def test_foreground_deletion_waits_for_the_pods(cluster: Cluster) -> None:
     assert cluster.api.objects(PODS) == []
 
 
-def test_many_indexes_read_as_ranges() -> None:
+def test_consecutive_indexes_are_ranges() -> None:
     """Three in a row become a range, two do not."""
     assert indexes_text([7, 1, 3, 4, 5, 0]) == "0,1,3-5,7"

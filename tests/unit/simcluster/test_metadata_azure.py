@@ -1,4 +1,4 @@
-"""Simulated machines tell of notices in Azure's form too, as our own reader of Scheduled Events understands it."""
+"""Azure Scheduled Events of simulated machines, read by our own reader."""
 
 import pytest
 from tests.unit.simcluster.test_cloud_http import Rig
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 async def test_a_notice_is_a_scheduled_event(rig: Rig) -> None:
-    """Under the machine's own name, with its deadline; called off it is gone from the list."""
+    """With the machine's name and deadline; withdrawn, it is no longer listed."""
     name = rig.node()
     machine = rig.cloud.machine_of(name)
     assert machine is not None
@@ -28,8 +28,8 @@ async def test_a_notice_is_a_scheduled_event(rig: Rig) -> None:
     assert (notice.kind, notice.reclaim_at) == ("terminate", at)
 
 
-async def test_without_its_header_nothing_is_told(rig: Rig) -> None:
-    """As Azure, so that no page that is led there reads it."""
+async def test_the_metadata_header_is_required(rig: Rig) -> None:
+    """As at Azure, against request forgery."""
     name = rig.node()
     path = f"/nodes/{name}/metadata/scheduledevents?api-version=2020-07-01"
     assert (await rig.send("GET", path))[0] == 400

@@ -1,4 +1,4 @@
-"""Nodes that fall silent, pods that must leave, pods that stop, budgets, garbage."""
+"""Unreachable nodes, eviction, pod termination, disruption budgets and garbage collection."""
 
 import pytest
 from tests.support.kube_objects import PREFIX, budget, pod
@@ -15,8 +15,8 @@ def taints(cluster: Cluster, name: str) -> set[tuple[str, str]]:
     return {(taint["key"], taint["effect"]) for taint in found}
 
 
-def test_a_silent_node_is_unreachable_after_forty_seconds(cluster: Cluster) -> None:
-    """Not before: then Ready is Unknown, it is tainted, and it takes no pods."""
+def test_a_node_without_heartbeats_is_unreachable_after_40_s(cluster: Cluster) -> None:
+    """Not earlier: then Ready is Unknown, it is tainted, and it gets no pods."""
     cluster.node("n")
     cluster.settle(60)
     cluster.heartbeats.clear()
@@ -35,8 +35,8 @@ def test_a_silent_node_is_unreachable_after_forty_seconds(cluster: Cluster) -> N
     assert cluster.where() == {"p": None}
 
 
-def test_a_node_that_speaks_again_is_welcome(cluster: Cluster) -> None:
-    """Its taints go with the next ready status."""
+def test_a_node_with_heartbeats_again_is_ready(cluster: Cluster) -> None:
+    """Its taints are removed with the next ready status."""
     cluster.node("n")
     cluster.heartbeats.clear()
     cluster.settle(60)
@@ -48,8 +48,8 @@ def test_a_node_that_speaks_again_is_welcome(cluster: Cluster) -> None:
     assert taints(cluster, "n") == set()
 
 
-def test_pods_leave_a_dead_node_when_their_toleration_ends(cluster: Cluster) -> None:
-    """After 300 s they are told to go; they stay terminating, for nobody there can stop them."""
+def test_pods_of_a_dead_node_are_deleted_after_their_toleration(cluster: Cluster) -> None:
+    """After 300 s; they stay terminating, as no kubelet stops them."""
     cluster.node("n")
     cluster.make(PODS, pod("p"))
     cluster.settle(5)
@@ -66,8 +66,8 @@ def test_pods_leave_a_dead_node_when_their_toleration_ends(cluster: Cluster) -> 
     assert mark["reason"] == "DeletionByTaintManager"
 
 
-def test_pods_of_a_removed_node_are_collected(cluster: Cluster) -> None:
-    """The node object is gone: after the quarantine its pods are, too."""
+def test_pods_of_a_deleted_node_are_collected(cluster: Cluster) -> None:
+    """After the quarantine."""
     cluster.node("n")
     cluster.make(PODS, pod("p"))
     cluster.settle(5)
@@ -84,10 +84,10 @@ def test_pods_of_a_removed_node_are_collected(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("stop_seconds", "grace", "gone_after"), [(None, 30, 1), (20, 30, 20), (60, 30, 30), (0, 30, 0)]
 )
-def test_a_pod_stops_within_its_grace(
+def test_a_pod_stops_within_its_grace_period(
     cluster: Cluster, stop_seconds: float | None, grace: int, gone_after: int
 ) -> None:
-    """It takes the time it says it takes, and never more than its grace period."""
+    """It takes its configured time, at most its grace period."""
     annotations = {} if stop_seconds is None else {f"{PREFIX}stop-seconds": str(stop_seconds)}
     cluster.node("n")
     cluster.make(PODS, pod("p", annotations=annotations, terminationGracePeriodSeconds=grace))
@@ -101,8 +101,8 @@ def test_a_pod_stops_within_its_grace(
     assert cluster.phases() == {}
 
 
-def test_a_pod_ends_when_its_work_does(cluster: Cluster) -> None:
-    """run-seconds of cluster time, then Succeeded; its place is free again."""
+def test_a_pod_succeeds_when_its_work_is_done(cluster: Cluster) -> None:
+    """After run-seconds of cluster time; its resources are free again."""
     cluster.node("n")
     cluster.make(PODS, pod("p", gpus=8, annotations={f"{PREFIX}run-seconds": "100"}))
     cluster.settle(90)
@@ -116,8 +116,8 @@ def test_a_pod_ends_when_its_work_does(cluster: Cluster) -> None:
     assert cluster.where()["q"] == "n"
 
 
-def test_nothing_happens_on_a_machine_without_power(cluster: Cluster) -> None:
-    """A pod bound just before stays pending, and starts once power is back."""
+def test_a_pod_on_a_machine_without_power_stays_pending(cluster: Cluster) -> None:
+    """It starts once the power is back."""
     cluster.node("n")
     cluster.world.kubelets.power_off("n")
     cluster.make(PODS, pod("p"))
@@ -141,7 +141,7 @@ def test_nothing_happens_on_a_machine_without_power(cluster: Cluster) -> None:
         ({"minAvailable": 9}, 0),
     ],
 )
-def test_a_budget_counts_what_may_go(cluster: Cluster, spec: dict[str, object], allowed: int) -> None:
+def test_a_budget_counts_allowed_disruptions(cluster: Cluster, spec: dict[str, object], allowed: int) -> None:
     """Of four healthy pods; percentages round up."""
     cluster.node("n")
     cluster.make(PODS, *(pod(f"p{index}", labels={"app": "a"}) for index in range(4)), pod("other"))
@@ -153,8 +153,8 @@ def test_a_budget_counts_what_may_go(cluster: Cluster, spec: dict[str, object], 
     assert status["disruptionsAllowed"] == allowed
 
 
-def test_a_deleted_namespace_takes_everything_along(cluster: Cluster) -> None:
-    """It ends once its last object is gone, and takes nothing new meanwhile."""
+def test_a_deleted_namespace_deletes_its_objects(cluster: Cluster) -> None:
+    """It ends after its last object and accepts no new ones meanwhile."""
     cluster.node("n")
     cluster.api.create(NAMESPACES, None, {"metadata": {"name": "team"}})
     cluster.api.create(PODS, "team", pod("p"))
@@ -169,8 +169,8 @@ def test_a_deleted_namespace_takes_everything_along(cluster: Cluster) -> None:
     assert cluster.api.objects(PODS, "team") == []
 
 
-def test_old_events_are_forgotten(cluster: Cluster) -> None:
-    """An event lives an hour after it was last seen."""
+def test_old_events_are_deleted(cluster: Cluster) -> None:
+    """One hour after they were last observed."""
     cluster.make(PODS, pod("p", gpus=8))
     cluster.settle(10)
     fresh = len(cluster.api.objects(EVENTS, "default"))

@@ -1,4 +1,4 @@
-"""Patches and selectors, as their documents say."""
+"""Patch types and selectors, as documented by Kubernetes."""
 
 import pytest
 from hypothesis import given
@@ -34,14 +34,14 @@ JSON = st.recursive(
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
-def test_merge_patches_do_as_the_rfc_says(original: object, patch: object, result: object) -> None:
+def test_merge_patches_follow_the_rfc(original: object, patch: object, result: object) -> None:
     """Each row is one of the RFC's examples."""
     assert merge(original, patch) == result
 
 
 @given(JSON, JSON)
-def test_patches_leave_the_original_alone(original: object, patch: object) -> None:
-    """Stored objects are shared: no patch may write into one."""
+def test_patches_do_not_change_the_original(original: object, patch: object) -> None:
+    """Stored objects are shared."""
     before = clone(original)
     merge(original, patch)
 
@@ -61,7 +61,7 @@ def test_strategic_lists_merge_delete_and_replace() -> None:
 
 
 def test_finalizers_are_added_not_replaced() -> None:
-    """Two controllers' finalizers live side by side under strategic patches, and go one by one."""
+    """Strategic patches merge two controllers' finalizers and delete them separately."""
     old = {"metadata": {"finalizers": ["a"]}}
     both = strategic_merge(old, {"metadata": {"finalizers": ["b"]}})
     one = strategic_merge(both, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}})
@@ -70,8 +70,8 @@ def test_finalizers_are_added_not_replaced() -> None:
     assert one["metadata"]["finalizers"] == ["b"]
 
 
-def test_json_patches_walk_paths() -> None:
-    """Add to a list's end, replace, remove, and escaped keys."""
+def test_json_patches_follow_paths() -> None:
+    """Append to a list, replace, remove, and escaped keys."""
     old: Json = {"labels": {"a/b": "1"}, "list": [1]}
     operations = [
         {"op": "test", "path": "/labels/a~1b", "value": "1"},
@@ -92,21 +92,21 @@ def test_json_patches_walk_paths() -> None:
         {"path": "/a"},
     ],
 )
-def test_a_json_patch_that_does_not_fit_is_refused(operation: Json) -> None:
-    """422, and not half of it is done."""
+def test_an_inapplicable_json_patch_is_refused(operation: Json) -> None:
+    """422, and none of it is applied."""
     with pytest.raises(ApiRefusal) as refusal:
         json_patch({"a": 1}, [operation])
 
     assert refusal.value.code == 422
 
 
-def test_an_empty_selector_takes_all_and_none_takes_nothing() -> None:
+def test_an_empty_selector_selects_all_and_none_selects_nothing() -> None:
     """policy/v1: {} selects every pod, no selector selects none."""
     assert selector_matches({}, {"a": "b"})
     assert not selector_matches(None, {"a": "b"})
 
 
-def test_selectors_of_a_query_must_all_hold() -> None:
+def test_all_selectors_of_a_query_must_match() -> None:
     """Labels and fields together."""
     test = query_test(PODS, "app in (a,b),!gone", "status.phase!=Failed")
     assert test is not None

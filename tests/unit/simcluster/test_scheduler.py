@@ -1,4 +1,4 @@
-"""The default scheduler: who goes where, in which order, and what is said where nobody goes."""
+"""The default scheduler: node selection, order and messages for unschedulable pods."""
 
 import time
 
@@ -38,7 +38,7 @@ def message(cluster: Cluster, name: str) -> str:
 
 
 def test_pods_fill_a_node_before_the_next(cluster: Cluster) -> None:
-    """Most allocated first: a node in use is preferred, so that others can go."""
+    """Most allocated first, so that empty nodes can be removed."""
     cluster.node("n1")
     cluster.node("n2")
     cluster.make(PODS, *(pod(f"p{index}", gpus=2) for index in range(4)))
@@ -47,8 +47,8 @@ def test_pods_fill_a_node_before_the_next(cluster: Cluster) -> None:
     assert len(set(cluster.where().values())) == 1
 
 
-def test_preferences_come_before_fullness(cluster: Cluster) -> None:
-    """The heavier preferred zone wins over the fuller node."""
+def test_preferred_affinity_outweighs_allocation(cluster: Cluster) -> None:
+    """The preferred zone with the higher weight wins over the fuller node."""
     cluster.node("a", zone="us-west-2a")
     cluster.node("b", zone="us-west-2b")
     cluster.make(PODS, pod("first", gpus=4, affinity=preferred(a=1)))
@@ -59,8 +59,8 @@ def test_preferences_come_before_fullness(cluster: Cluster) -> None:
     assert cluster.where() == {"first": "a", "second": "b"}
 
 
-def test_required_affinity_knows_every_operator(cluster: Cluster) -> None:
-    """In, NotIn, Exists, DoesNotExist, Gt and Lt decide as documented."""
+def test_required_affinity_supports_every_operator(cluster: Cluster) -> None:
+    """In, NotIn, Exists, DoesNotExist, Gt and Lt work as documented."""
     cluster.node("n", labels={"gpu.memory": "80", "tier": "spot"})
     expressions: dict[str, tuple[bool, Json]] = {
         "in": (True, {"key": "tier", "operator": "In", "values": ["spot", "reserved"]}),
@@ -77,8 +77,8 @@ def test_required_affinity_knows_every_operator(cluster: Cluster) -> None:
     assert placed == {name: fits for name, (fits, _) in expressions.items()}
 
 
-def test_taints_keep_out_who_does_not_tolerate_them(cluster: Cluster) -> None:
-    """The untolerated taint is named in the message; a toleration opens the node."""
+def test_untolerated_taints_exclude_a_node(cluster: Cluster) -> None:
+    """The message names the taint; a toleration admits the pod."""
     cluster.node("n")
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     cluster.api.modify(NODES, "n", lambda new: new["spec"].update(taints=[taint]))
@@ -102,7 +102,7 @@ def test_every_missing_resource_is_named_and_counted(cluster: Cluster) -> None:
     assert message(cluster, "p").startswith(wanted)
 
 
-def test_a_full_node_is_named_by_its_pod_limit(cluster: Cluster) -> None:
+def test_the_pod_limit_of_a_node_is_respected(cluster: Cluster) -> None:
     """`pods` is a resource too."""
     cluster.node("n")
     cluster.api.modify(NODES, "n", lambda new: new["status"]["allocatable"].update(pods="1"))
@@ -112,8 +112,8 @@ def test_a_full_node_is_named_by_its_pod_limit(cluster: Cluster) -> None:
     assert "1 Too many pods" in message(cluster, "b")
 
 
-def test_higher_priority_goes_first_then_older(cluster: Cluster) -> None:
-    """With room for two, the two most urgent run, the older of equals first."""
+def test_higher_priority_is_scheduled_first_then_older(cluster: Cluster) -> None:
+    """With capacity for two, the two with the highest priority run; of equals, the older first."""
     cluster.make(PRIORITY_CLASSES, {"metadata": {"name": "urgent"}, "value": 1000})
     cluster.make(PODS, pod("low", gpus=4), pod("lower", gpus=4), pod("high", gpus=4, priorityClassName="urgent"))
     cluster.node("n", gpus=8)
@@ -122,8 +122,8 @@ def test_higher_priority_goes_first_then_older(cluster: Cluster) -> None:
     assert cluster.pod("high")["spec"]["priority"] == 1000
 
 
-def test_a_freed_node_takes_who_waited(cluster: Cluster) -> None:
-    """When a pod goes, the waiting one gets its place, and not before it is gone."""
+def test_a_pending_pod_uses_freed_capacity(cluster: Cluster) -> None:
+    """After the other pod is deleted, not earlier."""
     cluster.node("n")
     cluster.make(PODS, pod("first", gpus=8), pod("second", gpus=8))
     cluster.settle(2)
@@ -136,8 +136,8 @@ def test_a_freed_node_takes_who_waited(cluster: Cluster) -> None:
     assert cluster.where() == {"second": "n"}
 
 
-def test_other_schedulers_pods_are_left_alone(cluster: Cluster) -> None:
-    """A pod of another scheduler gets no node and no condition."""
+def test_pods_of_other_schedulers_are_ignored(cluster: Cluster) -> None:
+    """They get no node and no condition."""
     cluster.node("n")
     cluster.make(PODS, pod("own", schedulerName="own"))
     cluster.settle()
@@ -146,8 +146,8 @@ def test_other_schedulers_pods_are_left_alone(cluster: Cluster) -> None:
     assert condition(cluster.pod("own"), "PodScheduled") is None
 
 
-def test_the_same_message_is_written_once(cluster: Cluster) -> None:
-    """A pod that keeps waiting for the same reason makes no new versions and one event."""
+def test_an_unchanged_message_is_written_once(cluster: Cluster) -> None:
+    """A pod that stays pending for the same reason gets no new versions and one event."""
     cluster.make(PODS, pod("p", gpus=8))
     cluster.settle(5)
     version = cluster.pod("p")["metadata"]["resourceVersion"]
@@ -157,8 +157,8 @@ def test_the_same_message_is_written_once(cluster: Cluster) -> None:
     assert [event["reason"] for event in cluster.api.objects(EVENTS, "default")] == ["FailedScheduling"]
 
 
-def test_a_large_cluster_keeps_up(cluster: Cluster) -> None:
-    """1,000 nodes and 10,000 pods: all placed, and a change afterwards costs no rescan of everything."""
+def test_a_large_cluster_is_scheduled_incrementally(cluster: Cluster) -> None:
+    """1,000 nodes and 10,000 pods: all placed, and a later change rescans nothing."""
     for index in range(1000):
         body = node(f"n{index}")
         body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]

@@ -1,4 +1,4 @@
-"""The server's own doors: tokens, faults on demand, lost history, health, and the process itself."""
+"""The server's own endpoints: tokens, faults, compacted history, health; and its process."""
 
 import asyncio
 import subprocess
@@ -49,8 +49,8 @@ async def guarded() -> AsyncIterator[KubeHttp]:
     await runner.cleanup()
 
 
-async def test_a_token_opens_and_others_do_not(guarded: KubeHttp) -> None:
-    """The right token reads, a wrong one is 401, none is 403; health is open to all."""
+async def test_requests_require_the_token(guarded: KubeHttp) -> None:
+    """The right token reads, a wrong one is 401, none is 403; health needs none."""
     answers = [await guarded.send("GET", PODS, token=token) for token in (None, "wrong", "")]
     health = await guarded.send("GET", "/healthz", token="")
 
@@ -59,16 +59,16 @@ async def test_a_token_opens_and_others_do_not(guarded: KubeHttp) -> None:
 
 
 @needs_captures
-async def test_refusals_of_strangers_read_as_recorded(guarded: KubeHttp) -> None:
-    """401 and 403 have the recorded bodies, to the letter."""
+async def test_authentication_errors_equal_recorded_ones(guarded: KubeHttp) -> None:
+    """401 and 403 have the recorded bodies exactly."""
     for name, token in (("401", "wrong"), ("403", "")):
         answer = await guarded.send("GET", PODS, token=token)
         assert answer.body == recorded(name)["response"]["body"]
 
 
 @needs_captures
-async def test_lost_history_reads_as_recorded(kube: KubeHttp) -> None:
-    """After a compaction: a page is 410 with a new token, an exact list is 410, a watch says 410 inside 200."""
+async def test_expired_history_equals_recorded_answers(kube: KubeHttp) -> None:
+    """After a compaction a page is 410 with a new token, an exact list is 410, a watch has 410 inside 200."""
     replay = Replay(kube)
     for name in ("a", "b", "c"):
         await kube.made(PODS, pod(name, schedulingGates=HELD))
@@ -86,8 +86,8 @@ async def test_lost_history_reads_as_recorded(kube: KubeHttp) -> None:
     assert [item["metadata"]["name"] for item in rest["items"]] == ["b", "c", "d"]
 
 
-async def test_history_forgets_by_itself(kube: KubeHttp) -> None:
-    """A watch from before the log's length is told 410; one from now goes on."""
+async def test_history_is_compacted_automatically(kube: KubeHttp) -> None:
+    """A watch from before the log's start gets 410; a current one continues."""
     await kube.made(PODS, pod("a", schedulingGates=HELD))
     for index in range(60):
         await kube.patched(f"{PODS}/a", {"metadata": {"labels": {"index": str(index)}}})
@@ -99,8 +99,8 @@ async def test_history_forgets_by_itself(kube: KubeHttp) -> None:
     assert current == []
 
 
-async def test_dropped_watches_break_off(world: World, kube: KubeHttp) -> None:
-    """Every open watch ends in the middle, as when a connection dies; new ones work."""
+async def test_dropped_watches_are_aborted(world: World, kube: KubeHttp) -> None:
+    """Every open watch is cut off as by a connection error; new ones work."""
     watching = asyncio.create_task(kube.watch(f"{PODS}?watch=1&timeoutSeconds=30"))
     await until(lambda: world.faults.watches)
     dropped = await kube.send("POST", "/admin/watches/drop")
@@ -111,8 +111,8 @@ async def test_dropped_watches_break_off(world: World, kube: KubeHttp) -> None:
     assert await kube.watch(f"{PODS}?watch=1&timeoutSeconds=1") == []
 
 
-async def test_an_open_watch_hears_that_history_is_lost(kube: KubeHttp) -> None:
-    """A watch behind a compaction gets the error line instead of a gap."""
+async def test_an_open_watch_gets_an_error_after_compaction(kube: KubeHttp) -> None:
+    """The error line instead of a gap."""
     await kube.made(PODS, pod("a", schedulingGates=HELD))
     await kube.send("POST", "/admin/history/compact")
     await kube.made(PODS, pod("b", schedulingGates=HELD))
@@ -122,7 +122,7 @@ async def test_an_open_watch_hears_that_history_is_lost(kube: KubeHttp) -> None:
 
 
 async def test_the_next_requests_can_be_refused(kube: KubeHttp) -> None:
-    """So many, of that method and path, with that status and Retry-After; then all is well."""
+    """A number of requests of a method and path, with a status and Retry-After."""
     fault = {"method": "GET", "path": PODS, "status": 429, "count": 2, "retryAfterSeconds": 3}
     await kube.send("POST", "/admin/faults", fault)
     other = await kube.send("GET", "/api/v1/nodes")
@@ -133,8 +133,8 @@ async def test_the_next_requests_can_be_refused(kube: KubeHttp) -> None:
     assert answers[0].headers["retry-after"] == "3"
 
 
-async def test_an_answer_can_be_lost_after_the_deed(kube: KubeHttp) -> None:
-    """Performed, but answered 500: the retry finds the object there."""
+async def test_an_answer_can_be_lost_after_the_write(kube: KubeHttp) -> None:
+    """Performed, but answered 500: the retry finds the object."""
     await kube.send("POST", "/admin/faults", {"method": "POST", "path": PODS, "status": 500, "performed": True})
     first = await kube.send("POST", PODS, pod("a"))
     second = await kube.send("POST", PODS, pod("a"))
@@ -142,8 +142,8 @@ async def test_an_answer_can_be_lost_after_the_deed(kube: KubeHttp) -> None:
     assert (first.status, second.status) == (500, 409)
 
 
-async def test_answers_can_be_slow_until_cleared(kube: KubeHttp) -> None:
-    """Latency is wall time, for one path prefix."""
+async def test_answers_can_be_delayed(kube: KubeHttp) -> None:
+    """Latency is real time, for one path prefix, until cleared."""
     loop = asyncio.get_running_loop()
     await kube.send("POST", "/admin/latency", {"path": "/api/v1/nodes", "seconds": 0.3})
     began = loop.time()
@@ -156,21 +156,21 @@ async def test_answers_can_be_slow_until_cleared(kube: KubeHttp) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", {"path": PODS, "status": 200}, {"path": PODS, "status": 500, "cuont": 3}])
-async def test_a_fault_that_makes_no_sense_is_refused(kube: KubeHttp, body: object) -> None:
-    """400 says what is wrong; nothing is switched on."""
+async def test_an_invalid_fault_is_refused(kube: KubeHttp, body: object) -> None:
+    """400 with a message; nothing is enabled."""
     answer = await kube.send("POST", "/admin/faults", body)
 
     assert answer.status == 400
     assert (await kube.read("/admin/faults"))["refusals"] == []
 
 
-async def test_a_broken_controller_shows_in_health() -> None:
-    """A bug ends the loop; the server says so instead of living on half alive."""
+async def test_a_failed_controller_makes_the_server_unhealthy() -> None:
+    """An exception ends its loop, and health reports it."""
 
     class Broken:
         """A controller with a bug."""
 
-        def hear(self, change: Change) -> None:
+        def on_change(self, change: Change) -> None:
             """Nothing."""
 
         def step(self, now: datetime) -> None:  # noqa: ARG002 - the protocol
@@ -188,8 +188,8 @@ async def test_a_broken_controller_shows_in_health() -> None:
     assert answer.status == 500
 
 
-async def test_discovery_lists_what_is_served(kube: KubeHttp) -> None:
-    """Clients that look before they ask find every resource and its subresources."""
+async def test_discovery_lists_all_resources(kube: KubeHttp) -> None:
+    """And their subresources."""
     core = await kube.read("/api/v1")
     groups = await kube.read("/apis")
     nothing = await kube.send("GET", "/apis/example.invalid/v1")
@@ -199,8 +199,8 @@ async def test_discovery_lists_what_is_served(kube: KubeHttp) -> None:
     assert nothing.status == 404
 
 
-async def test_bookmarks_move_a_quiet_watch_forward(world: World, kube: KubeHttp) -> None:
-    """Bookmarks move a quiet watch forward, past what happens to other kinds."""
+async def test_bookmarks_advance_an_idle_watch(world: World, kube: KubeHttp) -> None:
+    """Beyond events of other kinds."""
     version = (await kube.read(PODS))["metadata"]["resourceVersion"]
     await kube.made("/api/v1/nodes", {"metadata": {"name": "n"}})
     query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=1"
@@ -211,8 +211,8 @@ async def test_bookmarks_move_a_quiet_watch_forward(world: World, kube: KubeHttp
     assert world.faults.watches == set()
 
 
-async def test_a_watch_that_ends_has_told_everything_before_its_last_bookmark(world: World, kube: KubeHttp) -> None:
-    """What happens in the instant in which its time is over is told first: a reader goes on from the bookmark."""
+async def test_a_watch_sends_all_events_before_its_last_bookmark(world: World, kube: KubeHttp) -> None:
+    """Also events at the time of its timeout, as readers continue from the bookmark."""
     version = (await kube.read(PODS))["metadata"]["resourceVersion"]
     query = f"watch=1&resourceVersion={version}&allowWatchBookmarks=true&timeoutSeconds=3"
     watching = asyncio.create_task(kube.watch(f"{PODS}?{query}"))
@@ -225,8 +225,8 @@ async def test_a_watch_that_ends_has_told_everything_before_its_last_bookmark(wo
     assert lines[0]["object"]["metadata"]["name"] == "late"
 
 
-def test_the_process_starts_fast_and_ends_cleanly() -> None:
-    """Up and answering soon even on a busy machine; SIGTERM ends it with 0; a taken port is 78."""
+def test_the_process_starts_fast_and_stops_cleanly() -> None:
+    """Serving soon even on a busy machine; SIGTERM ends it with 0; a port in use is 78."""
     command = [sys.executable, "-m", "gpu_autoscaler.simcluster"]
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Junk at the door: refused with a sentence, never a crash, and nothing that was stored stops the controllers."""
+"""Malformed objects are refused with a message; stored ones never stop the controllers."""
 
 from collections.abc import Callable
 
@@ -94,8 +94,8 @@ def attempt(act: Callable[[], object]) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_junk_stops_nothing(data: st.DataObject) -> None:
-    """Any one field spoilt, in a new object or in a patch: refused or taken, and the cluster goes on."""
+def test_malformed_objects_never_stop_the_cluster(data: st.DataObject) -> None:
+    """Any one invalid field in a new object or a patch: refused or accepted, and the cluster continues."""
     cluster = Cluster()
     cluster.node("n")
     cluster.make(PODS, pod("ours", labels={"app": "a"}))
@@ -116,8 +116,8 @@ def test_junk_stops_nothing(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_junk_at_the_subresources_is_refused(data: st.DataObject) -> None:
-    """Evictions, bindings and node statuses with one field spoilt."""
+def test_malformed_subresource_requests_are_refused(data: st.DataObject) -> None:
+    """Evictions, bindings and node statuses with one invalid field."""
     cluster = Cluster()
     cluster.node("n")
     cluster.make(PODS, pod("p"), pod("q", schedulerName="own"))
@@ -143,7 +143,7 @@ def test_junk_at_the_subresources_is_refused(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("body", [None, 1, "x", [], [{}]])
 def test_a_body_that_is_no_object_is_refused(body: object) -> None:
-    """400 at every door."""
+    """400 at every endpoint."""
     cluster = Cluster()
     cluster.make(PODS, pod("p"))
     for act in (

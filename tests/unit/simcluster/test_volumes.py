@@ -1,4 +1,4 @@
-"""The simulated cluster's volumes: claims are bound as their class has it, and pods go only where these are."""
+"""Volumes: claims are bound as their storage class requires, and pods are placed where their volumes are."""
 
 from tests.support.kube_objects import Json, pod
 from tests.unit.simcluster.conftest import Cluster
@@ -29,8 +29,8 @@ def volume_of(cluster: Cluster) -> str:
     return "" if claim is None else str(claim["spec"].get("volumeName", ""))
 
 
-def test_a_disk_is_made_where_its_first_pod_is_and_binds_the_next(cluster: Cluster) -> None:
-    """The first pod goes where the class allows; the second has to follow although its zone has more room."""
+def test_a_volume_is_created_in_the_zone_of_its_first_pod(cluster: Cluster) -> None:
+    """Allowed by its class; the second pod has to follow although its zone has less capacity."""
     cluster.node("a", zone="us-west-2a")
     cluster.node("b", zone="us-west-2b")
     cluster.make(CLASSES, storage_class("WaitForFirstConsumer", "us-west-2b"))
@@ -47,8 +47,8 @@ def test_a_disk_is_made_where_its_first_pod_is_and_binds_the_next(cluster: Clust
     assert "volume node affinity conflict" in message(cluster, "second")
 
 
-def test_a_disk_that_is_made_at_once_waits_for_nobody(cluster: Cluster) -> None:
-    """It has a zone before any pod asks."""
+def test_an_immediate_volume_is_created_without_a_pod(cluster: Cluster) -> None:
+    """It has a zone before any pod uses it."""
     cluster.node("a", zone="us-west-2a")
     cluster.make(CLASSES, storage_class("Immediate"))
     cluster.make(CLAIMS, CLAIM)
@@ -56,8 +56,8 @@ def test_a_disk_that_is_made_at_once_waits_for_nobody(cluster: Cluster) -> None:
     assert cluster.world.api.find(VOLUMES, volume_of(cluster)) is not None
 
 
-def test_a_pod_waits_for_its_claim_and_goes_on_once_it_is_there(cluster: Cluster) -> None:
-    """No node will do before; the claim's coming is enough to look again."""
+def test_a_pod_waits_for_its_claim(cluster: Cluster) -> None:
+    """It is scheduled as soon as the claim exists."""
     cluster.node("a", zone="us-west-2a")
     cluster.make(PODS, pod("early", **ONE_CLAIM))
     cluster.settle()

@@ -30,7 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Files.Get "files/code.yaml" }}
 {{- end }}
 
-{{/* Whether cluster and cloud are both simulated, in a pod of this release. */}}
+{{/* "true" if cluster and cloud are simulated in a pod of this release. */}}
 {{- define "gpu-autoscaler.isSimulated" -}}
 {{- if and (eq .Values.autoscaling.provider "sim") (not .Values.autoscaling.sim.url) }}true{{ end }}
 {{- end }}
@@ -62,20 +62,20 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{ .Values.gateway.tokensSecret | default (printf "%s-gateway" (include "gpu-autoscaler.fullname" .)) }}
 {{- end }}
 
-{{/* Seconds of a number, or of words as 90, 90s, 3m, 1h30m. */}}
+{{/* Seconds of a number or a duration: 90, 90s, 3m, 1h30m. */}}
 {{- define "gpu-autoscaler.seconds" -}}
 {{- $text := toString . }}
 {{- if regexMatch "^[0-9]+$" $text }}{{ $text }}
 {{- else }}
 {{- $sum := 0 }}
 {{- range regexFindAll "[0-9]+[smh]" $text -1 }}
-{{- $each := dict "s" 1 "m" 60 "h" 3600 }}
-{{- $sum = add $sum (mul (atoi (regexFind "[0-9]+" .)) (get $each (regexFind "[smh]" .))) }}
+{{- $unitSeconds := dict "s" 1 "m" 60 "h" 3600 }}
+{{- $sum = add $sum (mul (atoi (regexFind "[0-9]+" .)) (get $unitSeconds (regexFind "[smh]" .))) }}
 {{- end }}{{ $sum }}
 {{- end }}
 {{- end }}
 
-{{/* The broker as a user of it: one address for each server. */}}
+{{/* NATS URLs with the user's credentials, one per server. */}}
 {{- define "gpu-autoscaler.natsUrl" -}}
 {{- $root := .root }}{{ $user := .user }}{{ $urls := list }}
 {{- if $root.Values.nats.enabled }}

@@ -1,6 +1,6 @@
 {{/*
-The processes of this release as YAML: name -> service, role of the spot watcher, whether it opens the store, follows the
-policy, speaks with Kubernetes, asks the cloud.
+Processes of this release as YAML: name -> service, role of the spot watcher, and whether it uses the store, the policy,
+Kubernetes and the cloud.
 */}}
 {{- define "gpu-autoscaler.processes" -}}
 {{- $isSimulated := include "gpu-autoscaler.isSimulated" . -}}
@@ -63,7 +63,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_KUBE_URL, value: {{ include "gpu-autoscaler.simulationUrl" $root }}}
 {{- else }}
 - {name: GPU_AUTOSCALER_KUBE_IS_IN_CLUSTER, value: "true"}
-{{- if and (eq $process.service "scaler") $values.leaderLease.shown }}
+{{- if and (eq $process.service "scaler") $values.leaderLease.enabled }}
 - {name: GPU_AUTOSCALER_KUBE_IS_LEASE_MIRRORED, value: "true"}
 {{- end }}
 {{- end }}
@@ -133,9 +133,9 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- range $pool, $group := $values.autoscaling.aws.autoScalingGroups }}
 {{- $groups = append $groups (printf "%s=%s" $pool $group) }}
 {{- end }}
-{{- $counted := list }}
-{{- range $pool, $group := $values.autoscaling.aws.countedAutoScalingGroups }}
-{{- $counted = append $counted (printf "%s=%s" $pool $group) }}
+{{- $desiredCapacity := list }}
+{{- range $pool, $group := $values.autoscaling.aws.desiredCapacityGroups }}
+{{- $desiredCapacity = append $desiredCapacity (printf "%s=%s" $pool $group) }}
 {{- end }}
 {{- $placed := list }}
 {{- range $pool, $group := $values.autoscaling.aws.placementGroups }}
@@ -165,7 +165,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- if .placementScoreCount }}
 - {name: GPU_AUTOSCALER_AWS_PLACEMENT_SCORE_COUNT, value: {{ .placementScoreCount | int | quote }}}
 {{- end }}
-{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "COUNTED_GROUPS" $counted "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed "SPOT_CEILINGS" $ceilings "SHARED_GROUPS" .sharedAutoScalingGroups }}
+{{- range $name, $list := dict "SUBNETS" .subnets "INSTANCE_TYPES" .instanceTypes "GROUPS" $groups "DESIRED_CAPACITY_GROUPS" $desiredCapacity "CAPACITY_RESERVATIONS" .capacityReservations "PLACEMENT_GROUPS" $placed "SPOT_CEILINGS" $ceilings "SHARED_GROUPS" .sharedAutoScalingGroups }}
 {{- if $list }}
 - {name: GPU_AUTOSCALER_AWS_{{ $name }}, value: {{ join "," $list | quote }}}
 {{- end }}
@@ -201,7 +201,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 {{- end }}
 
-{{/* What every container of ours is kept from. */}}
+{{/* Security context of every container. */}}
 {{- define "gpu-autoscaler.restrictions" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -234,8 +234,8 @@ metadata:
 spec:
   serviceAccountName: {{ include "gpu-autoscaler.fullname" $root }}-{{ trimSuffix "-notices" .name }}
   automountServiceAccountToken: {{ and $process.kube (not (include "gpu-autoscaler.isSimulated" $root)) | default false }}
-  enableServiceLinks: false # their variables begin as our settings do
-  terminationGracePeriodSeconds: 20 # what is in hand is finished within ten
+  enableServiceLinks: false # their variables would have the prefix of our settings
+  terminationGracePeriodSeconds: 20 # messages in progress are finished within 10 s
   {{- if or $values.priorityClasses.create $values.priorityClasses.name }}
   priorityClassName: {{ $values.priorityClasses.name | default (printf "%s-system" (include "gpu-autoscaler.fullname" $root)) }}
   {{- end }}
@@ -260,17 +260,17 @@ spec:
   tolerations: {{- toYaml . | nindent 4 }}
   {{- end }}
   affinity:
-    nodeAffinity: # not on what it may give back
+    nodeAffinity: # not on nodes that the scaler may remove
       requiredDuringSchedulingIgnoredDuringExecution:
         nodeSelectorTerms:
           - matchExpressions: [{key: gpu-autoscaler.io/action-id, operator: DoesNotExist}]
     {{- if $hasFile }}
-    podAffinity: # one file, so one node for all that open it
+    podAffinity: # one SQLite file: all pods that open it share a node
       requiredDuringSchedulingIgnoredDuringExecution:
         - topologyKey: kubernetes.io/hostname
           labelSelector: {matchLabels: {gpu-autoscaler.io/store: {{ $root.Release.Name }}}}
     {{- else if gt (int $settings.replicas) 1 }}
-    podAntiAffinity: # rather not on one node
+    podAntiAffinity: # prefer different nodes
       preferredDuringSchedulingIgnoredDuringExecution:
         - weight: 100
           podAffinityTerm:
@@ -292,7 +292,7 @@ spec:
         {{- if eq $process.service "gateway" }}
         - {name: api, containerPort: 8000}
         {{- end }}
-      startupProbe: # a start reads what it missed: not ready, and yet alive
+      startupProbe: # at start a service reads missed facts: alive, but not ready
         httpGet: {path: /healthz, port: http}
         periodSeconds: 2
         failureThreshold: 60

@@ -1,4 +1,4 @@
-{{/* The policy file of the values under `autoscaling`. What cannot be meant is refused here, with the next step. */}}
+{{/* Policy file generated from the values under `autoscaling`. Invalid combinations fail with the next step. */}}
 {{- define "gpu-autoscaler.policy" -}}
 {{- $auto := .Values.autoscaling }}
 {{- if .Values.policy.text }}
@@ -39,12 +39,12 @@ long_rise_quantile_ratio = {{ $auto.predictive.preWarmThreshold }}
 {{- end }}
 {{- end }}
 
-{{/* Shares of our GPUs by capacity type. */}}
+{{/* GPU ratios by capacity type. */}}
 {{- define "gpu-autoscaler.mix" -}}
 {{- $weights := include "gpu-autoscaler.weights" . | fromYaml }}
 {{- if and .multiTier.enabled .spot.enabled -}}
 {{- if ne 100 (add (int .multiTier.spotPercentage) (int .multiTier.onDemandPercentage) (int .multiTier.reservedPercentage) | int) }}
-{{- fail "autoscaling.multiTier: spotPercentage, onDemandPercentage and reservedPercentage do not add up to 100; raise or lower one of them" }}
+{{- fail "autoscaling.multiTier: the sum of spotPercentage, onDemandPercentage and reservedPercentage is not 100; correct one of them" }}
 {{- end -}}
 {{- $spot := $weights.spot | default .multiTier.spotPercentage | float64 }}
 {{- $reserved := minf .multiTier.reservedPercentage (subf 100 $spot) -}}
@@ -64,21 +64,21 @@ reserved_ratio = {{ divf $reserved 100 }}
 {{- end }}
 {{- end }}
 
-{{/* `spot`: the share of spot in percent that mixed pools come to, each weighed by how large it may get; nothing where none
-     says a share of its own. As core/policy/documents.py does it for AutoscalingPolicies. */}}
+{{/* `spot`: spot percentage averaged over mixed pools, weighted by maximum size; empty if no pool sets spotPercentage. Same
+     rule as core/policy/documents.py for AutoscalingPolicies. */}}
 {{- define "gpu-autoscaler.weights" -}}
-{{- $auto := . }}{{ $said := false }}{{ $sizes := 0 }}{{ $weighed := 0.0 }}
-{{- $usual := ternary .multiTier.spotPercentage .spot.targetPercentage .multiTier.enabled }}
+{{- $auto := . }}{{ $isSet := false }}{{ $sizes := 0 }}{{ $weighted := 0.0 }}
+{{- $default := ternary .multiTier.spotPercentage .spot.targetPercentage .multiTier.enabled }}
 {{- range .nodePools }}
 {{- if eq "mixed" (.capacityType | default "mixed") }}
-{{- $share := ternary .spotPercentage $usual (hasKey . "spotPercentage") }}
-{{- if and (hasKey . "spotPercentage") (ne 0 (int $share)) (ne 100 (int $share)) }}{{ $said = true }}{{ end }}
+{{- $share := ternary .spotPercentage $default (hasKey . "spotPercentage") }}
+{{- if and (hasKey . "spotPercentage") (ne 0 (int $share)) (ne 100 (int $share)) }}{{ $isSet = true }}{{ end }}
 {{- $size := int (.maxSize | default $auto.limits.maxNodes) }}
-{{- $sizes = add $sizes $size }}{{ $weighed = addf $weighed (mulf $share $size) }}
+{{- $sizes = add $sizes $size }}{{ $weighted = addf $weighted (mulf $share $size) }}
 {{- end }}
 {{- end }}
-{{- if and $said (gt (int $sizes) 0) }}
-spot: {{ round (divf $weighed $sizes) 4 }}
+{{- if and $isSet (gt (int $sizes) 0) }}
+spot: {{ round (divf $weighted $sizes) 4 }}
 {{- end }}
 {{- end }}
 
@@ -89,14 +89,14 @@ spot: {{ round (divf $weighed $sizes) 4 }}
 {{- if ne $kind "mixed" }}{{ $types = list $kind }}{{ end }}
 {{- if hasKey $pool "spotPercentage" }}
 {{- if ne $kind "mixed" }}
-{{- fail (printf "autoscaling.nodePools: %s has capacityType %s; spotPercentage is for mixed ones" $pool.name $kind) }}
+{{- fail (printf "autoscaling.nodePools: %s has capacityType %s; spotPercentage requires capacityType mixed" $pool.name $kind) }}
 {{- else if eq 100 (int $pool.spotPercentage) }}{{ $types = list "spot" }}
 {{- else if eq 0 (int $pool.spotPercentage) }}{{ $types = list "on-demand" "reserved" }}
 {{- end }}
 {{- end }}
 {{- if not .isSpotOn }}
 {{- if eq (join "," $types) "spot" }}
-{{- fail (printf "autoscaling.nodePools: %s wants spot, and autoscaling.spot.enabled is off; switch it on, or give the pool another capacityType" $pool.name) }}
+{{- fail (printf "autoscaling.nodePools: %s requires spot, but autoscaling.spot.enabled is false; set it to true, or change the pool's capacityType" $pool.name) }}
 {{- end }}
 {{- if not $types }}{{ $types = list "on-demand" "reserved" }}{{ end }}
 {{- end -}}

@@ -192,14 +192,16 @@ class NatsEffectConsumer:
                     raise
                 await self._recreate(exc)
 
-    async def _recreate(self, why: ApiError) -> None:
+    async def _recreate(self, reason: ApiError) -> None:
         """Recreate the consumer at its last reported position, so that few handled messages are redelivered.
 
         Those acknowledged since that report are handled again, which is harmless, as after any crash.
         """
         spec = self._spec
         try:
-            is_same = why.error_code == NO_CONSUMER and await self._read_stream_created_at() == self._stream_created_at
+            is_same = (
+                reason.error_code == NO_CONSUMER and await self._read_stream_created_at() == self._stream_created_at
+            )
         except ApiError:
             is_same = False
         if not is_same:
@@ -207,7 +209,7 @@ class NatsEffectConsumer:
                 f"stream {spec.stream} was deleted while its consumer {spec.durable} was in use; find out by whom, "
                 "then restart: `ensure` creates both"
             )
-            raise ConfigError("broker", [error]) from why
+            raise ConfigError("broker", [error]) from reason
         config = {
             **spec.config(),
             "deliver_policy": "by_start_sequence",

@@ -256,7 +256,7 @@ class NatsLink:
             raise TransientError(f"broker at {self._server()} is disconnected: {exc}") from exc
 
     async def request(self, subject: str, payload: bytes, seconds_max: float | None = None) -> Frame:
-        """Return the answer. Raises RequestTimedOut, NoResponders, or another TransientError when the connection breaks."""
+        """Return the answer. Raises RequestTimedOut, NoResponders, or another TransientError on a disconnect."""
         await self.wait_until_up()
         answer = await self.send_request(subject, payload)
         try:

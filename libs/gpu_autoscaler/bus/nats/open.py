@@ -30,7 +30,7 @@ async def open_link(
     Raises TransientError when no server answers within the limit, ConfigError when it is unusable.
     """
     if others := [server for server in servers if "://" in server and not server.startswith(SCHEMES)]:
-        error = f"nats.url: {', '.join(others)} is no NATS address of a NATS server; it must start with {' or '.join(SCHEMES)}"
+        error = f"nats.url: {', '.join(others)} is no NATS address; use {' or '.join(SCHEMES)}"
         raise ConfigError("broker", [error])
     client = frame_client()
     link = NatsLink(client, timeouts, on_closed)

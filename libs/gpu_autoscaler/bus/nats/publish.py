@@ -120,7 +120,7 @@ class NatsPublisher:
         return [batch.acks[number] for number in range(len(publications))]
 
     async def _send_all(self, batch: _Batch, pending: deque[int]) -> TransientError | None:
-        """Send until all of `pending` is confirmed; otherwise return the error and leave the rest in `pending`, in order.
+        """Send until all of `pending` is confirmed; otherwise return the error, with the rest in `pending`, in order.
 
         Raises StalePlan and PermanentError once a message is refused; others in flight may still be stored.
         """
@@ -155,7 +155,7 @@ class NatsPublisher:
         async with self._opening:
             if not self._inbox:
                 self._inbox = await self._link.subscribe(self)
-                self._link.subscribeers.add(self._wake_all)
+                self._link.listeners.add(self._wake_all)
 
     async def _send(self, batch: _Batch, pending: deque[int]) -> None:
         """Write the next messages at once. Raises TransientError when the broker is away."""
@@ -269,8 +269,8 @@ class NatsPublisher:
         limit = MESSAGE_BYTES_MAX if is_limited else self._link.client.max_payload
         if size > limit:
             raise PermanentError(
-                f"message {publication.message_id!r} on {publication.subject} has {size} bytes with its headers, at "
-                f"most {limit} are received; split it"
+                f"message {publication.message_id!r} on {publication.subject} has {size} bytes with its headers; at "
+                f"most {limit} are allowed; split it"
             )
 
 

@@ -111,35 +111,35 @@ class Pull:
         self._check_end()
         self._link.report_success(f"reading {self._stream}")
         if len(self._frames) <= count_max:
-            given, self._frames = self._frames, []
+            batch, self._frames = self._frames, []
         else:
-            given, self._frames = self._frames[:count_max], self._frames[count_max:]
-        return given
+            batch, self._frames = self._frames[:count_max], self._frames[count_max:]
+        return batch
 
     def _check_end(self) -> None:
-        status, words = self._ended or ("", "")
+        status, text = self._ended or ("", "")
         if status == NO_RESPONDERS or (status == CONFLICT and not self._frames):
-            why = words if status == CONFLICT else "nobody answers"
-            raise TransientError(f"consumer {self._consumer} of {self._stream} does not deliver: {why}")
+            reason = text if status == CONFLICT else "no responders"
+            raise TransientError(f"consumer {self._consumer} of {self._stream} does not deliver: {reason}")
 
     def receive(self, frames: Sequence[Frame]) -> None:
-        """Deliveries, and the server's words on a request."""
+        """Store deliveries and process the server's status messages."""
         deliveries = [frame for frame in frames if frame.reply]
         self._frames.extend(deliveries)
         self._missing_count -= len(deliveries)
         if len(deliveries) < len(frames):
             for frame in frames:
                 if not frame.reply:
-                    self._hear(frame)
+                    self._process_status(frame)
         self.wake()
 
-    def _hear(self, frame: Frame) -> None:
-        status, words = frame.status
+    def _process_status(self, frame: Frame) -> None:
+        status, text = frame.status
         if status == HEARTBEAT:
             self.sent_count = max(self.sent_count, sent_count(frame))
         # The end of an earlier batch does not end this one.
-        if status != HEARTBEAT and words != BATCH_COMPLETED and frame.subject == self._current:
-            self._ended = (status, words)
+        if status != HEARTBEAT and text != BATCH_COMPLETED and frame.subject == self._current:
+            self._ended = (status, text)
 
     def wake(self) -> None:
         """Wake `collect` after a message, a disconnect or a close."""

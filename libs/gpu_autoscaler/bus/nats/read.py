@@ -83,7 +83,7 @@ def _message(received: Frame, stream: str, sequence: int, stored_microseconds: i
 
 
 def sent_count(heartbeat: Frame) -> int:
-    """Return how many messages the consumer has sent so far. Source: nats-server 2.15, as seen on the wire (2026-11-21)."""
+    """Return the consumer's count of sent messages. Source: nats-server 2.15, as seen on the wire (2026-11-21)."""
     return int(_parse_headers(heartbeat.headers).get(LAST_SENT, 0))
 
 

@@ -149,7 +149,7 @@ def _frame(words: list[bytes], chunk: bytes, start: int, stop: int) -> Frame:
 
 
 def frame_client() -> Client:
-    """A client that `receiver` works with."""
+    """Return a client that `subscribe_frames` works with."""
     client = Client()
     client._ps = FrameParser(client)  # noqa: SLF001 - the only private access; guarded by tests/unit/bus/nats/test_wire.py
     return client
@@ -185,7 +185,7 @@ def _number(subscription: Subscription) -> bytes:
 
 
 async def _ignore(_: Msg) -> None:
-    """What came between the subscription and its receiver: nobody had asked for anything yet."""
+    """Drop messages that arrive before the receiver is registered: nothing was requested yet."""
 
 
 def is_subject(subject: str) -> bool:

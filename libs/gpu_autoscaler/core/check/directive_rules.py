@@ -1,4 +1,4 @@
-"""The second opinion on what people overrule: read from the records again, counted from the orders and nodes up."""
+"""Rules of the plan check on directives: read again from the records, counted from orders and nodes."""
 
 from collections.abc import Iterator
 
@@ -12,57 +12,57 @@ from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, Spot
 
 
 def directive_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each purchase and each removal that somebody does not want now."""
+    """Yield a sentence for each purchase and each removal that an active directive forbids."""
     records = (record for record in state.directives.values() if record.lifted is None)
-    words = [record.given for record in records if record.given.until > plan.as_of]
-    given: list[tuple[AnyDirective, str]] = [(word.directive, word.given_by) for word in words]
-    given += _pool_directives(policy, [word.directive for word in words])
+    active = [record.given for record in records if record.given.until > plan.as_of]
+    given: list[tuple[AnyDirective, str]] = [(entry.directive, entry.given_by) for entry in active]
+    given += _pool_directives(policy, [entry.directive for entry in active])
     if not given:
         return
-    bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
-    drains = [each for each in plan.decisions if isinstance(each, DrainNode)]
-    chosen = [each for each in drains if not isinstance(each.reason, SpotReclaim | NodeDeleted)]
-    # A hard limit of money goes before a least, of a pool as of all nodes: nobody can have what nothing pays for.
-    unforced = [each for each in chosen if not isinstance(each.reason, SpendExhausted)]
+    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
+    drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
+    chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted)]
+    # A hard spend limit precedes a minimum, of a pool as of all nodes.
+    unforced = [drain for drain in chosen if not isinstance(drain.reason, SpendExhausted)]
     views = [view for view in node_views(state, plan.as_of) if view.is_ours and view.is_counted]
-    going = {each.node_uid for each in drains}
+    removed_uids = {drain.node_uid for drain in drains}
     for directive, given_by in given:
         match directive:
             case Freeze():
                 if bought or chosen:
                     yield f"{len(bought)} nodes are bought and {len(chosen)} removed under {given_by}'s freeze"
             case PausePool(pool=pool):
-                touched = [one.offer.key for one in bought if one.pool == pool]
+                touched = [purchase.offer.key for purchase in bought if purchase.pool == pool]
                 pool_of = {view.node_uid: view.pool for view in views}
-                # What goes for want of money goes by nobody's choice.
-                touched += [one.node_name for one in unforced if pool_of.get(one.node_uid) == pool]
-                yield from (f"{one} is bought or removed in pool {pool}, which {given_by} paused" for one in touched)
+                # A removal for a spend limit is not by choice.
+                touched += [drain.node_name for drain in unforced if pool_of.get(drain.node_uid) == pool]
+                yield from (f"{name} is bought or removed in pool {pool}, which {given_by} paused" for name in touched)
             case Override() as override:
                 yield from _above_maximum(override, override.key, bought, views)
-                yield from _below_minimum(override, override.key, bought, unforced, views, going)
+                yield from _below_minimum(override, override.key, bought, unforced, views, removed_uids)
 
 
-def _pool_directives(policy: ScalingPolicy, said: list[AnyDirective]) -> Iterator[tuple[AnyDirective, str]]:
-    """What the policy's pools want always; a person's most for a pool, or for all of them, goes before its least."""
+def _pool_directives(policy: ScalingPolicy, given: list[AnyDirective]) -> Iterator[tuple[AnyDirective, str]]:
+    """Yield the standing settings of the policy's pools as directives; a user's maximum precedes their minimum."""
     for pool in policy.pools:
         if pool.is_paused:
             yield PausePool(pool=pool.name), "the policy"
         lower = [
-            each.nodes_count_max
-            for each in said
-            if isinstance(each, Override) and each.nodes_count_max is not None and each.gpu_model is None
-            if each.pool in (None, pool.name)
+            directive.nodes_count_max
+            for directive in given
+            if isinstance(directive, Override) and directive.nodes_count_max is not None
+            if directive.gpu_model is None and directive.pool in (None, pool.name)
         ]
-        if least := min([pool.nodes_count_min, *lower]):
-            yield Override(pool=pool.name, nodes_count_min=least), "the policy"
+        if nodes_count_min := min([pool.nodes_count_min, *lower]):
+            yield Override(pool=pool.name, nodes_count_min=nodes_count_min), "the policy"
 
 
 def _above_maximum(override: Override, key: str, bought: list[BuyNode], views: list[NodeView]) -> Iterator[str]:
-    own = [each for each in bought if _is_in_scope(override, each.pool, each.offer.gpu_model)]
+    own = [purchase for purchase in bought if _is_in_scope(override, purchase.pool, purchase.offer.gpu_model)]
     there = [view for view in views if _is_in_scope(override, view.pool, view.gpu_model)]
     nodes_count = len(own) + len(there)
-    gpu_count = sum(each.offer.resources.gpu_count for each in own) + sum(map(_gpus, there))
-    buys_gpus = any(each.offer.resources.gpu_count for each in own)
+    gpu_count = sum(purchase.offer.resources.gpu_count for purchase in own) + sum(map(_gpus, there))
+    buys_gpus = any(purchase.offer.resources.gpu_count for purchase in own)
     if own and override.nodes_count_max is not None and nodes_count > override.nodes_count_max:
         yield f"{key} allows {override.nodes_count_max} nodes, there would be {nodes_count}"
     if buys_gpus and override.gpu_count_max is not None and gpu_count > override.gpu_count_max:
@@ -75,20 +75,20 @@ def _below_minimum(
     bought: list[BuyNode],
     chosen: list[DrainNode],
     views: list[NodeView],
-    going: set[NodeUid],
+    removed_uids: set[NodeUid],
 ) -> Iterator[str]:
-    removed = {each.node_uid for each in chosen}
+    removed = {drain.node_uid for drain in chosen}
     there = [view for view in views if _is_in_scope(override, view.pool, view.gpu_model)]
     if not any(view.node_uid in removed for view in there):
         return
-    own = [each for each in bought if _is_in_scope(override, each.pool, each.offer.gpu_model)]
-    stays = [view for view in there if view.node_uid not in going and not view.is_leaving]
-    gpu_count = sum(each.offer.resources.gpu_count for each in own) + sum(map(_gpus, stays))
+    own = [purchase for purchase in bought if _is_in_scope(override, purchase.pool, purchase.offer.gpu_model)]
+    stays = [view for view in there if view.node_uid not in removed_uids and not view.is_leaving]
+    gpu_count = sum(purchase.offer.resources.gpu_count for purchase in own) + sum(map(_gpus, stays))
     if override.nodes_count_min is not None and len(stays) + len(own) < override.nodes_count_min:
-        yield f"{key} wants {override.nodes_count_min} nodes, {len(stays) + len(own)} would be left"
+        yield f"{key} requires {override.nodes_count_min} nodes, {len(stays) + len(own)} would be left"
     took_gpus = any(_gpus(view) for view in there if view.node_uid in removed)
     if took_gpus and override.gpu_count_min is not None and gpu_count < override.gpu_count_min:
-        yield f"{key} wants {override.gpu_count_min} GPUs, {gpu_count} would be left"
+        yield f"{key} requires {override.gpu_count_min} GPUs, {gpu_count} would be left"
 
 
 def _is_in_scope(override: Override, pool: str | None, gpu_model: str | None) -> bool:
@@ -98,6 +98,6 @@ def _is_in_scope(override: Override, pool: str | None, gpu_model: str | None) ->
 
 
 def _gpus(view: NodeView) -> int:
-    """What was bought, also while some of its GPUs are not there."""
-    said = None if view.order is None else view.order.decision
-    return view.allocatable.gpu_count if said is None else said.offer.resources.gpu_count
+    """Return the GPUs that were bought, including those not visible yet."""
+    bought = None if view.order is None else view.order.decision
+    return view.allocatable.gpu_count if bought is None else bought.offer.resources.gpu_count

@@ -1,7 +1,7 @@
-"""The part of the second opinion that looks at who would stand beside whom. Called by `core/check/plan_check.py` alone.
+"""Rules of the plan check on pod affinity, anti-affinity and spread.
 
-Reads pods and their rules itself and counts by domain, where `core/placement/topology.py` keeps arrays. It refuses only
-what no scheduler could put right: pods whose place the plan leaves open are given the benefit of the doubt.
+Reads pods and their constraints itself and counts by domain, where `core/placement/topology.py` keeps arrays. Reports
+only what no scheduler could fix: pods without an assigned place get the benefit of the doubt.
 """
 
 from collections import Counter, defaultdict
@@ -21,70 +21,68 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import LabelRequirement, NeighbourDemands, NodeDemands, PodGroup
-
-# What the rules of the second opinion read of all pods, read once for all of them: ten thousand are many to
-# go through with each plan. Called by `core/check/plan_check.py` and the rules beside it; `plan` reads them for itself.
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, PodAffinitySpec, PodGroup
 
 
 class PodSummary(msgspec.Struct, frozen=True):
-    """What was found."""
+    """What the rules read of all pods, computed once: there may be ten thousand."""
 
     unbound: tuple[PodObserved, ...]  # on no node, in the order of the state
-    has_pod_rules: bool  # some pod has a rule about who stands beside it
+    has_pod_rules: bool  # some pod has affinity, anti-affinity or spread constraints
 
 
 @cached_by_identity(2)
 def pod_summary(pods: Mapping[PodUid, PodObserved]) -> PodSummary:
-    """Return what is to be known of these pods."""
+    """Return the summary of these pods."""
     unbound: list[PodObserved] = []
     has_pod_rules = False
     for pod in pods.values():
         if pod.node_name is None:
             unbound.append(pod)
-        if pod.neighbours is not None:
+        if pod.pod_affinity is not None:
             has_pod_rules = True
     return PodSummary(tuple(unbound), has_pod_rules)
 
 
 def job_named(key: str) -> JobId | None:
-    """Return the job of `job/<id>` and of `member/<id>/<number>`, one beyond its gang; None: it is a pod's."""
+    """Return the job of the keys `job/<id>` and `member/<id>/<number>`; None: it is a pod's key."""
     kind, _, name = key.partition("/")
     return JobId(name) if kind == "job" else JobId(name.rpartition("/")[0]) if kind == "member" else None
 
 
 _Place = NodeObserved | BuyNode
 _Placed = tuple[PodObserved, _Place]
-_NONE = NeighbourDemands()
+_NONE = PodAffinitySpec()
 
 
 def pod_constraint_violations(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each pod that would have to stand where a rule of its own, or of another pod, forbids it."""
-    bought = [each for each in plan.decisions if isinstance(each, BuyNode)]
+    """Yield a sentence for each pod that the plan places in violation of its own or another pod's constraint."""
+    bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
     assigned = list(_assigned(bought, state))
     drains = [
-        each
-        for each in plan.decisions
-        if isinstance(each, DrainNode) and not isinstance(each.reason, SpendExhausted | NodeDeleted | SpotReclaim)
+        decision
+        for decision in plan.decisions
+        if isinstance(decision, DrainNode)
+        and not isinstance(decision.reason, SpendExhausted | NodeDeleted | SpotReclaim)
     ]
     if not assigned and not drains:
         return
     if not pod_summary(state.pods).has_pod_rules:
-        return  # nobody minds who stands beside it
-    sight = _Sight(plan, state, assigned)
+        return
+    placements = _Placements(plan, state, assigned)
     for pod, place in assigned:
         for what in (
-            *sight.anti_affinity_violations(pod, place),
-            *sight.spread_violations(pod, place),
-            *sight.affinity_violations(pod, place),
+            *placements.anti_affinity_violations(pod, place),
+            *placements.spread_violations(pod, place),
+            *placements.affinity_violations(pod, place),
         ):
             yield f"{place.offer.key} is bought for pod {pod.namespace}/{pod.name}, {what}"
     for drain in drains:
-        yield from sight.unplaced_pods(drain)
+        yield from placements.unplaced_pods(drain)
 
 
 def _assigned(bought: Iterable[BuyNode], state: ClusterState) -> Iterator[tuple[PodObserved, BuyNode]]:
-    """Pods with the node that is bought for them. What replaces nodes together does not say which takes which."""
+    """Yield pods with the node bought for them. Replacements bought together do not declare which pod goes where."""
     for decision in bought:
         if isinstance(decision.reason, UnmetDemand | ReplacesAtRiskNode):
             for key in decision.reason.demand:
@@ -93,18 +91,18 @@ def _assigned(bought: Iterable[BuyNode], state: ClusterState) -> Iterator[tuple[
                     yield pod, decision
 
 
-class _Sight:
-    """Where everybody would stand: those that stay where they are, and those that nodes are bought for."""
+class _Placements:
+    """Planned placements: pods on nodes that stay, and pods on nodes bought for them."""
 
     def __init__(self, plan: Plan, state: ClusterState, assigned: list[tuple[PodObserved, BuyNode]]) -> None:
         self._nodes = {node.name: node for node in state.nodes.values()}
-        going = {each.node_name for each in plan.decisions if isinstance(each, DrainNode)}
+        going = {decision.node_name for decision in plan.decisions if isinstance(decision, DrainNode)}
         for record in state.drains.values():
             if isinstance(record.decision, DrainNode) and record.cancelled is None:
                 going.add(record.decision.node_name)
-        doomed = {each.notice.provider_id for each in state.notices.values() if each.is_active}
+        at_risk = {record.notice.provider_id for record in state.notices.values() if record.is_active}
         self._staying_nodes = [
-            node for node in self._nodes.values() if node.name not in going and node.provider_id not in doomed
+            node for node in self._nodes.values() if node.name not in going and node.provider_id not in at_risk
         ]
         names = {node.name for node in self._staying_nodes}
         moved = {pod.pod_uid for pod, _ in assigned}
@@ -117,57 +115,60 @@ class _Sight:
         self._all: list[_Placed] = [*self._staying_pods, *assigned]
         placed = {pod.pod_uid for pod, _ in self._all}
         self._unplaced = [pod for pod in self._pods if pod.pod_uid not in placed]
-        # Asked once for each pod of a group, of which there may be thousands: read once for each group.
+        # Cached by group: each may have thousands of pods.
         self._counts: dict[tuple[PodGroup, str], Counter[str]] = {}
         self._alike: dict[tuple[PodGroup, str], defaultdict[NodeDemands, set[str]]] = {}
-        self._found: dict[PodGroup, list[_Placed]] = {}
+        self._members_by_group: dict[PodGroup, list[_Placed]] = {}
         self._unplaced_counts: dict[PodGroup, int] = {}
 
-    # ---- what is wrong with a place
+    # ---- violations at a place
 
     def anti_affinity_violations(self, pod: PodObserved, place: _Place, *, is_there: bool = True) -> Iterator[str]:
-        """Pods that it keeps away from, or that keep it away, are in the same domain. `is_there`: it counts itself."""
-        for rule in (pod.neighbours or _NONE).apart:
+        """Yield pods in the same domain of its anti-affinity, or with anti-affinity to it.
+
+        `is_there`: the counts include the pod itself.
+        """
+        for rule in (pod.pod_affinity or _NONE).apart:
             own = int(is_there and _is_in(pod, rule.group))
             if self._count(rule.group, rule.topology_key)[_domain(place, rule.topology_key)] > own:
-                yield f"which keeps away from pods that share its {rule.topology_key} there"
+                yield f"which violates its anti-affinity over {rule.topology_key} there"
         for (group, key), domains in self._kept_free.items():
             if _is_in(pod, group) and _domain(place, key) in domains:
-                yield f"which others keep away from their {key} there"
+                yield f"which violates the anti-affinity of other pods over {key} there"
 
     def spread_violations(self, pod: PodObserved, place: _Place, *, more_count: int = 0) -> Iterator[str]:
-        """Where it would stand are more of its group than the fewest elsewhere, those without a place counted there."""
-        for rule in (pod.neighbours or _NONE).spreads:
+        """Yield spreads whose domain would have too many more pods than the fewest elsewhere, with unplaced ones."""
+        for rule in (pod.pod_affinity or _NONE).spreads:
             counts = self._count(rule.group, rule.topology_key)
             alike = self._domains_by_demands(rule.group, rule.topology_key)[pod.demands]
             open_count = self._unplaced_count(rule.group)
             least = min((counts[domain] for domain in alike if domain), default=0)
             here = counts[_domain(place, rule.topology_key)]
             if here - least > rule.skew_count_max + open_count + more_count:
-                yield f"whose group would stand unevenly over {rule.topology_key}: {here} there, {least} elsewhere"
+                yield f"whose spread over {rule.topology_key} would be uneven: {here} there, {least} elsewhere"
 
     def affinity_violations(self, pod: PodObserved, place: _Place) -> Iterator[str]:
-        """Pods that it wants near stand elsewhere, and none of them there."""
-        for rule in (pod.neighbours or _NONE).together:
+        """Yield affinities whose pods are elsewhere, and not in this domain."""
+        for rule in (pod.pod_affinity or _NONE).together:
             counts = self._count(rule.group, rule.topology_key)
             own = int(_is_in(pod, rule.group))
             if sum(counts.values()) > own and counts[_domain(place, rule.topology_key)] <= own:
-                yield f"and those that it wants to share its {rule.topology_key} with are elsewhere"
+                yield f"whose affinity over {rule.topology_key} requires pods that are elsewhere"
 
     def unplaced_pods(self, drain: DrainNode) -> Iterator[str]:
-        """Pods of a node that goes by choice for which every other node has the wrong neighbours."""
+        """Yield pods of a node drained by choice whose constraints every other node violates."""
         moved = [pod for pod in self._pods if pod.node_name == drain.node_name and pod.deleting_since is None]
         for pod in moved:
-            if pod.owner_kind in ("DaemonSet", "Node") or not (pod.neighbours or self._kept_free):
+            if pod.owner_kind in ("DaemonSet", "Node") or not (pod.pod_affinity or self._kept_free):
                 continue
             rooms = [node for node in self._staying_nodes if node.is_ready and not node.is_cordoned]
             rooms = [node for node in rooms if pod.gpu_model in (None, node.gpu_model)]
             if not any(self._is_right(pod, node, len(moved)) for node in rooms):
                 name = f"{pod.namespace}/{pod.name}"
-                yield f"node {drain.node_name} is drained by choice, but pod {name} may stand beside nobody elsewhere"
+                yield f"node {drain.node_name} is drained by choice, but no other node suits pod {name}"
 
     def _is_right(self, pod: PodObserved, node: NodeObserved, more_count: int) -> bool:
-        taken = sum((each.requests for each, at in self._staying_pods if at is node), start=Resources())
+        taken = sum((other.requests for other, at in self._staying_pods if at is node), start=Resources())
         if not (taken + pod.requests).fits_in(node.allocatable):
             return False
         return not any(self.anti_affinity_violations(pod, node, is_there=False)) and not any(
@@ -178,42 +179,42 @@ class _Sight:
 
     @cached_property
     def _kept_free(self) -> dict[tuple[PodGroup, str], set[str]]:
-        """Domains that pods which stay keep free of a group; of a rule that they follow themselves, nothing new."""
-        found: dict[tuple[PodGroup, str], set[str]] = {}
+        """Domains from which staying pods repel a group by anti-affinity."""
+        domains: dict[tuple[PodGroup, str], set[str]] = {}
         for pod, place in self._staying_pods:
-            for rule in (pod.neighbours or _NONE).apart:
+            for rule in (pod.pod_affinity or _NONE).apart:
                 domain = _domain(place, rule.topology_key)
                 if domain:
-                    found.setdefault((rule.group, rule.topology_key), set()).add(domain)
-        return found
+                    domains.setdefault((rule.group, rule.topology_key), set()).add(domain)
+        return domains
 
     @cached_property
     def _by_label(self) -> dict[tuple[str, str], list[_Placed]]:
-        found: dict[tuple[str, str], list[_Placed]] = {}
-        for stands in self._all:
-            for label in stands[0].labels:
-                found.setdefault(label, []).append(stands)
-        return found
+        by_label: dict[tuple[str, str], list[_Placed]] = {}
+        for placed in self._all:
+            for label in placed[0].labels:
+                by_label.setdefault(label, []).append(placed)
+        return by_label
 
     @cached_property
     def _unplaced_by_label(self) -> dict[tuple[str, str], list[PodObserved]]:
-        found: dict[tuple[str, str], list[PodObserved]] = {}
+        by_label: dict[tuple[str, str], list[PodObserved]] = {}
         for pod in self._unplaced:
             for label in pod.labels:
-                found.setdefault(label, []).append(pod)
-        return found
+                by_label.setdefault(label, []).append(pod)
+        return by_label
 
     def _members(self, group: PodGroup) -> list[_Placed]:
-        """The group's pods that have a place, with it."""
-        members = self._found.get(group)
+        """Return the group's placed pods, with their places."""
+        members = self._members_by_group.get(group)
         if members is None:
             first = _label_of(group)
             among = self._all if first is None else self._by_label.get(first, [])
-            members = self._found[group] = [stands for stands in among if _is_in(stands[0], group)]
+            members = self._members_by_group[group] = [placed for placed in among if _is_in(placed[0], group)]
         return members
 
     def _unplaced_count(self, group: PodGroup) -> int:
-        """How many of the group's pods have no place."""
+        """Return how many of the group's pods have no place."""
         count = self._unplaced_counts.get(group)
         if count is None:
             first = _label_of(group)
@@ -222,7 +223,7 @@ class _Sight:
         return count
 
     def _domains_by_demands(self, group: PodGroup, key: str) -> defaultdict[NodeDemands, set[str]]:
-        """Where the group's pods stand, by what they ask of a node."""
+        """Return the domains of the group's pods, by what they require of a node."""
         domains = self._alike.get((group, key))
         if domains is None:
             domains = self._alike[group, key] = defaultdict(set)
@@ -240,13 +241,17 @@ class _Sight:
 
 
 def _label_of(group: PodGroup) -> tuple[str, str] | None:
-    """A label that each member has, where a condition names one."""
-    named = (each for each in group.requirements if each.operator == "In" and len(each.values) == 1)
-    return next(((each.key, each.values[0]) for each in named), None)
+    """Return a label that each member has, if a requirement names one."""
+    named = (
+        requirement
+        for requirement in group.requirements
+        if requirement.operator == "In" and len(requirement.values) == 1
+    )
+    return next(((requirement.key, requirement.values[0]) for requirement in named), None)
 
 
 def _domain(place: _Place, key: str) -> str:
-    """The value that near places share; empty: not known, which is near nobody."""
+    """Return the value that nodes of one domain share; empty: unknown, which is in no domain."""
     if isinstance(place, BuyNode):
         known = {labels.ZONE: place.offer.zone, labels.HOSTNAME: f"order {place.action_id}"}
     else:

@@ -1,7 +1,7 @@
-"""The second opinion on a plan, before it is published. It shares no code with `plan`, so that no mistake is shared.
+"""The plan check: an independent check of a plan before it is published. It shares no code with `plan`.
 
-It reads the state and the views of nodes, counts by itself, and refuses only what is certainly wrong: where it cannot
-know (whether pods fit together, say) it checks what no arrangement could do without.
+It reads the state and the node views, counts by itself, and reports only certain violations. Where it cannot know (for
+example whether pods fit together) it checks what no arrangement could satisfy.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ _MINIMA = {*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT}
 
 
 def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, ...]:
-    """Return sentences that say what is wrong with the plan; empty: nothing was found."""
+    """Return a sentence for each violation in the plan; empty: there is none."""
     rules: tuple[Callable[[Plan, ClusterState, ScalingPolicy], Iterator[str]], ...] = (
         _identity,
         _offers,
@@ -69,7 +69,7 @@ def _bought(plan: Plan) -> list[BuyNode]:
 
 
 def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Every decision has an id of its own, and the plan follows the last one."""
+    """Yield duplicate or reused action ids, and a wrong parent plan."""
     counts = Counter(decision.action_id for decision in plan.decisions)
     yield from (
         f"{count} decisions share the action id {action_id}" for action_id, count in counts.items() if count > 1
@@ -84,7 +84,7 @@ def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str
 
 
 def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Only what is for sale at a known price, in a pool that allows it, and was not refused lately, is bought."""
+    """Yield purchases of offers that are unavailable, unpriced, not allowed in their pool, or were refused recently."""
     bought = _bought(plan)
     if bought and policy.is_frozen:
         yield f"{len(bought)} nodes are bought while the policy is frozen"
@@ -93,13 +93,13 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
     for decision in bought:
         offer, pool = decision.offer, pools.get(decision.pool)
         if _offer_identity(offer) not in offered:
-            yield f"{offer.key} is bought, but is not for sale like that"
+            yield f"{offer.key} is bought, but is not an available offer"
         if offer.paid_from is not None and plan.as_of < offer.paid_from:
-            yield f"{offer.key} is bought before its paid period begins"
+            yield f"{offer.key} is bought before its reservation period begins"
         if offer.paid_until is not None and plan.as_of >= offer.paid_until - timedelta(
             seconds=policy.reservation_drain_seconds
         ):
-            yield f"{offer.key} is bought when its paid period is over, or nearly"
+            yield f"{offer.key} is bought after its reservation period, or too close to its end"
         if offer.price_micro_usd_per_hour is None:
             yield f"{offer.key} is bought at an unknown price"
         yield from _barred_offer(offer)
@@ -121,20 +121,20 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         }:
             yield f"{offer.key} is bought without the labels and taints of pool {pool.name}"
         if is_unavailable(offer, plan, state):
-            yield f"{offer.key} is bought, but was refused and is not to be asked for yet"
+            yield f"{offer.key} is bought, but was refused and must not be requested yet"
 
 
 def _stale_price(offer: Offer, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     if policy.prices.is_stale_price_allowed or state.offers is None:
         return
-    heard_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
-    if (plan.as_of - heard_at).total_seconds() > policy.prices.age_seconds_max:
+    reported_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
+    if (plan.as_of - reported_at).total_seconds() > policy.prices.age_seconds_max:
         yield f"{offer.key} is bought at a price that is older than the policy allows"
 
 
 def _barred_offer(offer: Offer) -> Iterator[str]:
-    if offer.barred_because is not None:
-        yield f"{offer.key} is bought, although {offer.barred_because}"
+    if offer.unavailable_because is not None:
+        yield f"{offer.key} is bought, although {offer.unavailable_because}"
 
 
 def _offer_identity(offer: Offer) -> tuple[str, str, str, int | None, Resources]:
@@ -142,37 +142,39 @@ def _offer_identity(offer: Offer) -> tuple[str, str, str, int | None, Resources]
 
 
 class _CountedCapacity:
-    """What counts against limits: what was bought and is not known to be gone, counted from the orders up."""
+    """What counts against limits: what was bought and is not known to have ended, counted from the orders."""
 
     def __init__(self, state: ClusterState) -> None:
-        self.nodes: Counter[str] = Counter()  # by what has a limit, and under "" all of them
+        self.nodes: Counter[str] = Counter()  # by limited owner; all under ""
         self.gpus: Counter[str] = Counter()
         self.price_micro_usd_per_hour = 0
         ended_records = [record.terminated for record in state.drains.values()]
-        ended = {said.provider_id for said in ended_records if said is not None}
-        instances = {each.action_id: each for each in state.instances.values()}
+        ended = {record.provider_id for record in ended_records if record is not None}
+        instances = {instance.action_id: instance for instance in state.instances.values()}
         self._count_orphans(state, ended)
         for action_id, order in state.orders.items():
-            said = order.decision or order.ordered
+            decided = order.decision or order.ordered
             instance = instances.get(action_id)
             launched = None if order.launched is None else order.launched.provider_id
             if launched is not None:
                 instance = state.instances.get(launched, instance)
             provider_id = launched if instance is None else instance.provider_id
-            # "It never was" is no word about an instance that shows after all.
+            # A report that nothing was launched is void if the instance appears after all.
             is_over = (provider_id is not None and provider_id in ended) or (
                 order.terminated is not None and (order.terminated.provider_id is not None or instance is None)
             )
             never_was = order.refused is not None and instance is None
-            if is_over or never_was or (instance is not None and instance.state == "terminated") or said is None:
+            if is_over or never_was or (instance is not None and instance.state == "terminated") or decided is None:
                 continue
-            parts = (instance, order.launched, said.offer)  # what it costs is the cloud's word before the list's
+            parts = (instance, order.launched, decided.offer)  # the cloud's price precedes the list price
             prices = (part.price_micro_usd_per_hour for part in parts if part is not None)
             paid = next((price for price in prices if price is not None), None)
-            self.add(said.pool, msgspec.structs.replace(said.offer, price_micro_usd_per_hour=paid), said.labels)
+            self.add(
+                decided.pool, msgspec.structs.replace(decided.offer, price_micro_usd_per_hour=paid), decided.labels
+            )
 
     def _count_orphans(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
-        """Instances and nodes with our tag whose order has aged out: they cost money all the same."""
+        """Count instances and nodes with our tag whose order has expired from the state: they still cost money."""
         launched = {order.launched.provider_id for order in state.orders.values() if order.launched is not None}
         known = {*ended, *launched}
         for instance in state.instances.values():
@@ -185,7 +187,7 @@ class _CountedCapacity:
                 self.nodes[""] += 1
 
     def add(self, pool: str, offer: Offer, node_labels: tuple[tuple[str, str], ...]) -> None:
-        """Count one node more."""
+        """Count one more node."""
         for owner in ("", f"pool {pool}", f"zone {offer.zone}", _project_owner(node_labels)):
             self.nodes[owner] += 1
             self.gpus[owner] += offer.resources.gpu_count
@@ -201,7 +203,7 @@ def _project_owner(node_labels: tuple[tuple[str, str], ...]) -> str:
 
 
 def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """A purchase passes no limit. A limit that was lowered below what runs is no fault of the plan."""
+    """Yield limits that the purchases exceed. A limit that was lowered below the running fleet is no violation."""
     bought = _bought(plan)
     if not bought:
         return
@@ -213,21 +215,21 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         bounds += [(f"{kind} {part.name}", part.nodes_count_max, part.gpu_count_max) for part in parts]
     for owner, nodes_max, gpus_max in bounds:
         where = owner or "the cluster"
-        mine = [each for each in bought if owner in ("", *_limit_owners(each))]
+        mine = [purchase for purchase in bought if owner in ("", *_limit_owners(purchase))]
         if not mine:
             continue
         if nodes_max is not None and count.nodes[owner] > nodes_max:
-            yield f"{where} would have {count.nodes[owner]} nodes of at most {nodes_max}, orders in flight counted"
-        buys_gpus = any(each.offer.resources.gpu_count for each in mine)
+            yield f"{where} would have {count.nodes[owner]} nodes of at most {nodes_max}, including orders in flight"
+        buys_gpus = any(purchase.offer.resources.gpu_count for purchase in mine)
         if gpus_max is not None and buys_gpus and count.gpus[owner] > gpus_max:
-            yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, orders in flight counted"
+            yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, including orders in flight"
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:
         yield f"the fleet would cost {price} micro-dollars an hour of at most {price_max}"
 
 
 def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
-    """The policy's own bound, or a lower one that a schedule of it has begun."""
+    """Return the policy's maximum, or a lower one of an active schedule."""
     bounds = [policy.nodes_count_max]
     for size in policy.scheduled_limits:
         if size.nodes_count_max is None:
@@ -241,7 +243,7 @@ def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
 
 
 def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Nothing is bought for a pod that no node would help, or of which nobody knows which would."""
+    """Yield purchases for pods that no node would help, or of which the fitting node is unknown."""
     unbound = pod_summary(state.pods).unbound
     waiting = {f"pod/{pod.pod_uid}": pod for pod in unbound if pod.volume_trouble or pod.device_trouble}
     for decision in _bought(plan) if waiting else ():
@@ -252,7 +254,7 @@ def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
 
 
 def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """What is bought for a gang whose members must be near each other is near each other."""
+    """Yield gangs whose nodes are bought in more than one domain though they must share one."""
     values: dict[tuple[str, str], set[str | None]] = {}
     for decision in _bought(plan):
         key = None if decision.gang is None else _domain_of(decision.gang, state)
@@ -260,9 +262,9 @@ def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator
             marks = decision.offer.marks_in(decision.pool)
             carried = {**dict(marks.labels), **dict(decision.labels), labels.ZONE: decision.offer.zone}
             values.setdefault((decision.gang, key), set()).add(carried.get(key))
-    for (gang, key), found in values.items():
-        if len(found) > 1 or None in found:
-            yield f"nodes for gang {gang} are bought in {len(found)} domains, and all of it must share one {key}"
+    for (gang, key), domains in values.items():
+        if len(domains) > 1 or None in domains:
+            yield f"nodes for gang {gang} are bought in {len(domains)} domains; all must share one {key}"
 
 
 def _domain_of(gang: str, state: ClusterState) -> str | None:
@@ -272,93 +274,97 @@ def _domain_of(gang: str, state: ClusterState) -> str | None:
     _, namespace, name = gang.split("/", 2)
     names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
     for pod in state.pods.values():
-        said = pod.labels + pod.annotations
-        if pod.namespace == namespace and any(word in names and value == name for word, value in said):
-            found = [value for word, value in pod.annotations if word in labels.GANG_WITHIN]
-            if found:
-                return found[0]
+        marks = pod.labels + pod.annotations
+        if pod.namespace == namespace and any(key in names and value == name for key, value in marks):
+            keys = [value for key, value in pod.annotations if key in labels.GANG_WITHIN]
+            if keys:
+                return keys[0]
     return None
 
 
 def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Part of a gang is never bought: with what is bought, and whatever is there, every member has room."""
+    """Yield gangs of which only a part is bought: every member must have capacity, bought or existing."""
     bought = _bought(plan)
-    held = {one.subject: one.reason for one in plan.deferred if not isinstance(one.reason, CapacityExpected)}
+    held = {
+        deferral.subject: deferral.reason
+        for deferral in plan.deferred
+        if not isinstance(deferral.reason, CapacityExpected)
+    }
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):
             yield from _group(key, state, held)
             continue
         job = state.jobs.get(JobId(key.removeprefix("job/")))
         if job is None or job.queued is None or job.finished is not None:
-            yield f"nodes are bought for gang {key}, which does not wait"
+            yield f"nodes are bought for gang {key}, which is not waiting"
             continue
         spec = job.queued.spec
         members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
-        rooms = [decision.promised for decision in bought]
-        rooms += _rooms_there(plan, state)
-        places = members_count + sum(_places(spec.member_resources, room) for room in rooms)
+        capacities = [decision.promised for decision in bought]
+        capacities += _capacities_there(plan, state)
+        places = members_count + sum(_places(spec.member_resources, capacity) for capacity in capacities)
         least = spec.member_count if spec.member_count_min is None else spec.member_count_min
         if places < least:
-            yield f"gang {key} of {least} would have room for {places}: part of a gang is never bought"
+            yield f"gang {key} of {least} would have capacity for {places}: part of a gang is never bought"
 
 
 def _group(key: str, state: ClusterState, held: Mapping[str, DeferReason]) -> Iterator[str]:
-    """Of a group for which nodes are bought as many pods have room as it needs; all of them where it does not say."""
+    """Yield pod groups with purchases but without capacity for their declared minimum, or for all pods without one."""
     _, namespace, name = key.split("/", 2)
     names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
     members = [
         pod
         for pod in state.pods.values()
         if pod.namespace == namespace
-        and any(word in names and value == name for word, value in pod.labels + pod.annotations)
+        and any(key in names and value == name for key, value in pod.labels + pod.annotations)
     ]
     if not members:
-        yield f"nodes are bought for gang {key}, which does not wait"
-    asked = {value for pod in members for word, value in pod.labels + pod.annotations if word in _MINIMA}
-    minima = [each.group_count_min for each in members if each.group_count_min is not None]
-    least = max(minima or [int(value) for value in asked if value.isdigit()], default=len(members))
+        yield f"nodes are bought for gang {key}, which is not waiting"
+    requested = {value for pod in members for key, value in pod.labels + pod.annotations if key in _MINIMA}
+    minima = [member.group_count_min for member in members if member.group_count_min is not None]
+    least = max(minima or [int(value) for value in requested if value.isdigit()], default=len(members))
     left_out = [pod for pod in members if f"pod/{pod.pod_uid}" in held]
     if len(members) - len(left_out) < least:
         for pod in left_out:
-            yield f"nodes are bought for gang {key}, and its pod {pod.name} has no room: part of a gang is never bought"
+            yield f"nodes are bought for gang {key}, and its pod {pod.name} has none: part of a gang is never bought"
 
 
-def _rooms_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
-    """Free room of nodes, and of orders that have no node yet."""
-    # What is promised of a node is what its own pods leave, so until it came up they are in that already.
+def _capacities_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
+    """Yield the free capacity of nodes, and of orders without a node."""
+    # The promised amounts exclude the node's own pods, so on a booting node those are not subtracted again.
     booting = {node.name for uid, node in state.nodes.items() if uid not in state.usable}
-    asked: dict[str | None, Resources] = {}
+    requested: dict[str | None, Resources] = {}
     for pod in state.pods.values():
         is_promised = pod.node_name in booting and pod.owner_kind in ("DaemonSet", "Node")
         if pod.node_name is not None and pod.phase in ("pending", "running", "unknown") and not is_promised:
-            asked[pod.node_name] = asked.get(pod.node_name, Resources()) + pod.requests
+            requested[pod.node_name] = requested.get(pod.node_name, Resources()) + pod.requests
     registered = {node.action_id for node in state.nodes.values()}
     for node in state.nodes.values():
         order = None if node.action_id is None else state.orders.get(node.action_id)
         promised = node.allocatable if order is None or order.decision is None else order.decision.promised
-        # A node that still boots shows fewer GPUs than were bought; the larger word is the room to come.
+        # A booting node shows fewer GPUs than were bought; the larger amount is the capacity to come.
         whole = node.allocatable if promised.gpus_fit_in(node.allocatable) else promised
-        yield whole - asked.get(node.name, Resources())
+        yield whole - requested.get(node.name, Resources())
     for action_id, order in state.orders.items():
         is_open = order.refused is None and order.terminated is None and action_id not in registered
         if is_open and order.decision is not None and order.decision.deadline_at > plan.as_of:
             yield order.decision.promised
 
 
-def _places(member: Resources, room: Resources) -> int:
-    """How many members the room could take at most, by its scarcest amount."""
+def _places(member: Resources, capacity: Resources) -> int:
+    """Return how many members the capacity could take at most, by its scarcest amount."""
     amounts = (
-        (member.gpu_count, room.gpu_count),
-        (member.cpu_milli, room.cpu_milli),
-        (member.memory_bytes, room.memory_bytes),
-        (member.ephemeral_storage_bytes, room.ephemeral_storage_bytes),
-        *((count, dict(room.slices).get(name, 0)) for name, count in member.slices),
+        (member.gpu_count, capacity.gpu_count),
+        (member.cpu_milli, capacity.cpu_milli),
+        (member.memory_bytes, capacity.memory_bytes),
+        (member.ephemeral_storage_bytes, capacity.ephemeral_storage_bytes),
+        *((count, dict(capacity.slices).get(name, 0)) for name, count in member.slices),
     )
-    return max(0, min((have // need for need, have in amounts if need > 0), default=room.pod_count))
+    return max(0, min((have // need for need, have in amounts if need > 0), default=capacity.pod_count))
 
 
 def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Work that waits is bought for or held back with a reason: nothing is passed over in silence."""
+    """Yield waiting work that is neither bought for nor deferred with a reason."""
     accounted = {held.subject for held in plan.deferred}
     for decision in _bought(plan):
         accounted.update(getattr(decision.reason, "demand", ()))
@@ -366,9 +372,9 @@ def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
     for job_id, job in state.jobs.items():
         over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
         if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in accounted:
-            yield f"job {job_id} waits, and the plan neither buys for it nor says why not"
+            yield f"job {job_id} waits, and the plan neither buys for it nor defers it"
     for pod in pod_summary(state.pods).unbound:
         waits = pod.phase == "pending" and pod.unschedulable_since is not None
         is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
         if waits and is_wanted and f"pod/{pod.pod_uid}" not in accounted:
-            yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor says why not"
+            yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor defers it"

@@ -1,6 +1,6 @@
-"""The second opinion about what is bought for whom: nothing on spot that must not be there, nothing before its time.
+"""Rules of the plan check on purchases: capacity type, models, cooldowns, refusals, batching, waits, preferences.
 
-Shares no code with `plan`. Called by `core/check/plan_check.py`.
+Shares no code with `plan`.
 """
 
 import re
@@ -25,10 +25,15 @@ from gpu_autoscaler.model.scheduling import LabelRequirement
 
 # Classes `system-cluster-critical` and above (Kubernetes documentation, "Pod Priority and Preemption").
 _CRITICAL_MIN = 2_000_000_000
+_HIGH_PRIORITY = 1000
+# Labels and operators of node preferences that offers alone can answer.
+_READABLE_KEYS = (labels.ZONE, labels.INSTANCE_TYPE)
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+_Workload = PodObserved | JobSpec
 
 
 def selection_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each purchase that should not be this one, or not be made now."""
+    """Yield a sentence for each purchase of the wrong kind, or at the wrong time."""
     for bought in plan.decisions:
         if not isinstance(bought, BuyNode):
             continue
@@ -43,7 +48,7 @@ def selection_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy)
 
 
 def _is_part(bought: BuyNode, plan: Plan) -> bool:
-    """Nodes that replace others together name the pods of all of them: one that is no spot may be for any."""
+    """True for replacements bought together that include a node off spot: they do not declare which pod goes where."""
     return isinstance(bought.reason, ReplacesNodes) and any(
         isinstance(other, BuyNode)
         and other.reason == bought.reason
@@ -59,7 +64,7 @@ def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy)
     doubled = rules.backoff_seconds_min * 2.0 ** min(record.abandoned_count - 1, 30)
     until = record.abandoned_at + timedelta(seconds=min(doubled, rules.backoff_seconds_max))
     if plan.as_of < until:
-        yield f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was given up"
+        yield f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was abandoned"
 
 
 def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -71,7 +76,7 @@ def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolic
         if not job.queued.spec.is_preemptible:
             yield f"spot is bought for job {job_id}, which must not be interrupted"
         elif _is_at_its_last(job, policy, plan.as_of):
-            yield f"spot is bought for job {job_id}, which it has interrupted too often"
+            yield f"spot is bought for job {job_id}, which was interrupted on spot too often"
     elif pod is not None and pod.priority >= _CRITICAL_MIN:
         yield f"spot is bought for pod {pod.namespace}/{pod.name}, which is critical to the cluster"
 
@@ -82,11 +87,11 @@ def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[
     if job is None or job.queued is None:
         return
     spec = job.queued.spec
-    asked = {spec.gpu_model} - {None} | set(spec.gpu_models)
-    # Who asks for no GPU is content with any node; a request that names a model and no GPU is refused at the door.
-    if asked and spec.member_resources.has_gpus and bought.offer.gpu_model not in asked:
-        will_do = ", ".join(sorted(filter(None, asked)))
-        yield f"{bought.offer.key} is bought for job {spec.job_id}, and only {will_do} will do"
+    requested = {spec.gpu_model} - {None} | set(spec.gpu_models)
+    # Work without GPUs accepts any node; a request with a model and no GPU is rejected on submission.
+    if requested and spec.member_resources.has_gpus and bought.offer.gpu_model not in requested:
+        will_do = ", ".join(sorted(filter(None, requested)))
+        yield f"{bought.offer.key} is bought for job {spec.job_id}, which accepts only {will_do}"
 
 
 def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> bool:
@@ -98,13 +103,11 @@ def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> b
     return job.preempted.attempt >= most
 
 
-# The part of the second opinion that looks at the scale-up cooldown. Called by `core/check/plan_check.py` alone.
-
-_HIGH_PRIORITY = 1000
+# ---- scale-up cooldown
 
 
 def cooldown_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node that is bought within the cooldown for jobs none of which is urgent."""
+    """Yield a sentence for each purchase within the cooldown for jobs none of which is urgent."""
     seconds = policy.limits.scale_up_cooldown_seconds
     if not seconds:
         return
@@ -120,70 +123,70 @@ def cooldown_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
         named = [job_named(key) for key in decision.reason.demand]
         jobs = [None if job_id is None else state.jobs.get(job_id) for job_id in named]
         priorities = [None if job is None or job.queued is None else job.queued.spec.priority for job in jobs]
-        # Of pods nothing is proven here: what makes one urgent is Kubernetes' own scale of priorities.
-        is_proven = priorities and None not in priorities and max(each or 0 for each in priorities) < _HIGH_PRIORITY
+        # Nothing is proven for pods: their urgency follows the priority scale of Kubernetes.
+        is_proven = (
+            priorities and None not in priorities and max(priority or 0 for priority in priorities) < _HIGH_PRIORITY
+        )
         if is_proven and (decision.gang is None or decision.gang not in begun):
-            yield f"{decision.offer.key} is bought {min(ages):g} s after the last purchase, {seconds:g} s are to pass"
+            yield f"{decision.offer.key} is bought {min(ages):g} s after the last one; the cooldown is {seconds:g} s"
 
 
-# The second opinion on what the cloud would not sell lately. Called by `core/check/plan_check.py` alone; `plan` reads
-# the same orders in `core/provisioning/unavailable_offers.py`, and waits longer where a refusal came again.
+# ---- refusals by the cloud; `plan` also waits longer after repeated refusals
 
 
 def is_unavailable(offer: Offer, plan: Plan, state: ClusterState) -> bool:
-    """A refusal of an offer is about that type in that zone; of a zone, about all in it (regions: the plan's word)."""
+    """True for an offer under a refusal: of its type and zone, its whole zone, or its quota."""
     for order in state.orders.values():
-        said = order.refused
-        if said is None or said.retry_at <= plan.as_of or said.offer.zone != offer.zone:
+        refused = order.refused
+        if refused is None or refused.retry_at <= plan.as_of or refused.offer.zone != offer.zone:
             continue
-        if said.scope == "zone":
+        if refused.scope == "zone":
             return True
-        same = (said.offer.instance_type, said.offer.capacity_type) == (offer.instance_type, offer.capacity_type)
-        if said.scope != "region" and same and not _is_sold_since(order, state):
+        same = (refused.offer.instance_type, refused.offer.capacity_type) == (offer.instance_type, offer.capacity_type)
+        if refused.scope != "region" and same and not _is_sold_since(order, state):
             return True
-        if said.scope == "region" and _quota(said.offer) == _quota(offer):
+        if refused.scope == "region" and _quota(refused.offer) == _quota(offer):
             ends = (
-                one.terminated_at
-                for one in state.instances.values()
-                if one.terminated_at is not None and one.terminated_at > said.refused_at
+                instance.terminated_at
+                for instance in state.instances.values()
+                if instance.terminated_at is not None and instance.terminated_at > refused.refused_at
             )
             return not any(ends)  # else something that counted against it may have ended
     return False
 
 
 def _quota(offer: Offer) -> tuple[str, str]:
-    """A region's quotas count families and capacity types for themselves; the zone is the same already."""
+    """Return family and capacity type, which have their own quota in a region; the zone is equal already."""
     return re.split(r"[.-]", offer.instance_type)[0], offer.capacity_type
 
 
-def _is_sold_since(refused: OrderRecord, state: ClusterState) -> bool:
-    """True where the cloud sold the same to a later plan: its answer to an earlier one may come after that."""
-    said = refused.refused
-    assert said is not None, "it is asked of what was refused"  # noqa: S101 - our bug
-    tried_at = refused.planned_at or said.refused_at
+def _is_sold_since(order: OrderRecord, state: ClusterState) -> bool:
+    """True if a later plan launched the same offer, whatever the order of the cloud's answers."""
+    refused = order.refused
+    assert refused is not None, "only refused orders"  # noqa: S101 - narrows the type
+    tried_at = order.planned_at or refused.refused_at
     return any(
-        one.decision.offer.key == said.offer.key and (one.planned_at or one.launched.launched_at) > tried_at
-        for one in state.orders.values()
-        if one.launched is not None and one.decision is not None
+        order.decision.offer.key == refused.offer.key and (order.planned_at or order.launched.launched_at) > tried_at
+        for order in state.orders.values()
+        if order.launched is not None and order.decision is not None
     )
 
 
-# The second opinion on waiting for the rest of a burst: never longer than the policy allows, nor by what may
-# not.
-
-_HIGH_PRIORITY = 1000
+# ---- batching
 
 
 def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each piece of work that waits for others though it is late, alone, urgent, or a gang."""
-    held = {each.subject: each.reason for each in plan.deferred if isinstance(each.reason, BatchWindowOpen)}
+    """Yield a sentence for each item in a batch window that is late, alone, urgent, or a gang."""
+    held = {
+        deferral.subject: deferral.reason for deferral in plan.deferred if isinstance(deferral.reason, BatchWindowOpen)
+    }
     if not held:
         return
     longest = timedelta(seconds=policy.batching.wait_seconds_max)
     unbound_count = len(pod_summary(state.pods).unbound)
     unplaced_count = sum(job.queued is not None and job.finished is None for job in state.jobs.values())
     if unbound_count + unplaced_count < 2:
-        yield f"{next(iter(held))} is told to wait for others, and nothing else waits"
+        yield f"{next(iter(held))} waits for a batch, and nothing else waits"
     for subject, reason in held.items():
         kind, _, name = subject.partition("/")
         pod, job = state.pods.get(PodUid(name)), state.jobs.get(JobId(name))
@@ -196,22 +199,21 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
         elif kind == "job" and job is not None and job.queued is not None:
             came, priority = job.queued.queued_at, job.queued.spec.priority
             if job.queued.spec.gang_count > 1 and not any(pod.job_id == name for pod in state.pods.values()):
-                yield f"{subject} is a gang, and waits for the rest of a burst"
+                yield f"{subject} is a gang, and waits for a batch"
         else:
-            yield f"{subject} is told to wait for the rest of a burst, and is neither a pod nor a job that waits"
+            yield f"{subject} waits for a batch, and is neither a waiting pod nor a waiting job"
             continue
         if priority >= _HIGH_PRIORITY:
-            yield f"{subject} is of high priority, and waits for the rest of a burst"
+            yield f"{subject} has high priority, and waits for a batch"
         if not plan.as_of < reason.until <= came + longest:
-            yield f"{subject} waits for the rest of its burst until {reason.until}, longer than it may"
+            yield f"{subject} waits for its batch until {reason.until}, longer than allowed"
 
 
-# The second opinion on waiting for running work: never beyond what the policy allows, and never for high
-# priority.
+# ---- waiting for running work
 
 
 def wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each piece of work that is told to wait for longer than it may."""
+    """Yield a sentence for each item that waits for running work longer than allowed."""
     waits = [(held.subject, held.reason) for held in plan.deferred if isinstance(held.reason, CapacityExpected)]
     waits = [(subject, reason) for subject, reason in waits if reason.expected_at is not None]
     if not waits:
@@ -219,28 +221,27 @@ def wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
     usable = {view.name for view in node_views(state, plan.as_of) if view.phase is NodePhase.READY}
     for subject, reason in waits:
         if reason.node not in usable or reason.expected_at is None:
-            continue  # a node on its way: it was bought for somebody
+            continue  # a node on its way
         kind, _, name = subject.partition("/")
         job, pod = state.jobs.get(JobId(name)), state.pods.get(PodUid(name))
         if kind == "job" and job is not None and job.queued is not None:
             since, longest = job.queued.queued_at, policy.queued_timeout_seconds
             if job.queued.spec.priority >= _HIGH_PRIORITY:
-                yield f"{subject} is of high priority and waits for room on {reason.node}"
+                yield f"{subject} has high priority and waits for capacity on {reason.node}"
         elif kind == "pod" and pod is not None:
             since, longest = pod.unschedulable_since or pod.created_at, policy.pending_pod_timeout_seconds
         else:
             continue
         if reason.expected_at > since + timedelta(seconds=longest) or reason.expected_at <= plan.as_of:
-            yield f"{subject} waits for room on {reason.node} until {reason.expected_at}, longer than it may"
+            yield f"{subject} waits for capacity on {reason.node} until {reason.expected_at}, longer than allowed"
 
 
-# The second opinion on members beyond a gang: bought for only beside a gang that has its place, and never too
-# many.
+# ---- elastic members
 
 
 def elastic_member_violations(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node that is bought for a member which its job does not have, or cannot use yet."""
-    held = {one.subject for one in plan.deferred if not isinstance(one.reason, CapacityExpected)}
+    """Yield a sentence for each purchase for a member that its job does not have, or cannot use yet."""
+    held = {deferral.subject for deferral in plan.deferred if not isinstance(deferral.reason, CapacityExpected)}
     for decision in plan.decisions:
         if not isinstance(decision, BuyNode) or not isinstance(decision.reason, UnmetDemand):
             continue
@@ -251,47 +252,50 @@ def elastic_member_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
             name, number = rest.rsplit("/", 1)
             job = state.jobs.get(JobId(name))
             if job is None or job.queued is None or job.finished is not None or job.cancel_requested is not None:
-                yield f"{decision.offer.key} is bought for {key}, and its job wants no room"
+                yield f"{decision.offer.key} is bought for {key}, and its job needs no capacity"
                 continue
             least, most = job.queued.spec.member_count_min, job.queued.spec.member_count
             if least is None or not least < int(number) <= most:
-                yield f"{decision.offer.key} is bought for {key}, which is none beyond the gang of its job"
+                yield f"{decision.offer.key} is bought for {key}, which is no elastic member of its job"
             if f"job/{name}" in held:
-                yield f"{decision.offer.key} is bought for {key}, and the gang of its job has no place"
+                yield f"{decision.offer.key} is bought for {key}, and the gang of its job has no capacity"
 
 
-# The second opinion on what is bought in one call: alike, and of one gang. Called by `core/check/plan_check.py` alone.
+# ---- launch groups
 
 
 def launch_group_violations(plan: Plan, _: ClusterState, __: ScalingPolicy) -> Iterator[str]:
-    """What the cloud is asked for in one call is refused or sold as one, so all of it has to be of one gang."""
+    """Yield launch groups of unequal nodes or several gangs: the cloud launches or refuses a group as a whole."""
     calls: dict[str, list[BuyNode]] = defaultdict(list)
     for decision in plan.decisions:
         if isinstance(decision, BuyNode) and decision.transaction is not None:
             calls[decision.transaction].append(decision)
     for name, bought in calls.items():
         if len(bought) < 2 or bought[0].action_id != name:
-            yield f"{len(bought)} nodes are bought in one call as {name}, which is the first of two or more nowhere"
-        if bought[0].gang is None or any(one.gang != bought[0].gang for one in bought):
+            yield f"{len(bought)} nodes are bought in one call as {name}, which is not the first of two or more"
+        if bought[0].gang is None or any(purchase.gang != bought[0].gang for purchase in bought):
             yield f"nodes are bought in one call as {name}, and are not of one gang"
         if any(
-            (one.pool, one.offer, one.taints) != (bought[0].pool, bought[0].offer, bought[0].taints) for one in bought
+            (purchase.pool, purchase.offer, purchase.taints) != (bought[0].pool, bought[0].offer, bought[0].taints)
+            for purchase in bought
         ):
-            yield f"nodes are bought in one call as {name}, and are not alike"
+            yield f"nodes are bought in one call as {name}, and are not identical"
 
 
-# The second opinion on what work would like: of offers that cost the same, none is bought that all of it
-# likes less. Shares no code with `plan`. It speaks only where it is certain: of nodes for pods and jobs whose
-# liking can be read from offers alone, and where nothing but their liking tells two offers apart. Liked nodes
-# come before pods to be near to or far from (the order told in `core/placement/preference_scores.py`), so those change
-# nothing here; an even spread comes before, so what asks for one is passed over. Called by `core/check/plan_check.py`.
-
-_Workload = PodObserved | JobSpec
+# ---- preferences
+# Of offers of equal cost, none is bought that all its work prefers less. Checked only where it is certain: for work
+# whose preferences can be read from offers alone, and where nothing else distinguishes two offers. Node affinity
+# precedes pod affinity (the order in `core/placement/preference_scores.py`), so pod affinity changes nothing here.
+# Spread precedes it, so work with a spread preference is skipped.
 
 
 def preference_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node that all work on it would rather have had elsewhere, for the same money."""
-    bought = [each for each in plan.decisions if isinstance(each, BuyNode) and isinstance(each.reason, UnmetDemand)]
+    """Yield a sentence for each node for which all its work preferred another offer of equal cost."""
+    bought = [
+        decision
+        for decision in plan.decisions
+        if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand)
+    ]
     if not bought or state.offers is None or not _are_zones_equivalent(plan, state, policy):
         return
     pools = {pool.name: pool for pool in policy.pools}
@@ -305,16 +309,17 @@ def preference_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy
         ):
             continue
         for other in state.offers.offers:
-            if _is_as_good(other, buy.offer, pool, state) and all(_is_preferred(one, other, buy.offer) for one in work):
-                yield f"{buy.offer.key} is bought for {', '.join(map(_name, work))}, and {other.key} is liked better"
-
-
-# ---- what may tell places apart besides liking
+            if _is_as_good(other, buy.offer, pool, state) and all(
+                _is_preferred(workload, other, buy.offer) for workload in work
+            ):
+                yield f"{buy.offer.key} is bought for {', '.join(map(_name, work))}, and {other.key} is preferred"
 
 
 def _are_zones_equivalent(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
-    """False where limits, refusals, people, neighbours or nodes that came smaller may speak for one of two offers."""
-    is_unavailable = any(one.refused is not None and one.refused.retry_at > plan.as_of for one in state.orders.values())
+    """False if limits, refusals, directives, pod constraints or observed amounts may favor one of two offers."""
+    is_unavailable = any(
+        order.refused is not None and order.refused.retry_at > plan.as_of for order in state.orders.values()
+    )
     has_neighbours = pod_summary(state.pods).has_pod_rules
     return not (
         policy.limits.zones or state.directives or state.observed_allocatable or is_unavailable or has_neighbours
@@ -322,17 +327,17 @@ def _are_zones_equivalent(plan: Plan, state: ClusterState, policy: ScalingPolicy
 
 
 def _has_no_interruptions(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:
-    """True where no storm was seen, and all GPUs of ours are so few that they may be in one place."""
-    decided = [one.decision for one in state.orders.values() if one.terminated is None]
-    nodes = [one for one in (*decided, *plan.decisions) if isinstance(one, BuyNode)]
-    gpu_count = sum(one.offer.resources.gpu_count for one in nodes)
+    """True if there were no interruptions, and few enough GPUs that all of them may be in one capacity pool."""
+    decided = [order.decision for order in state.orders.values() if order.terminated is None]
+    nodes = [decision for decision in (*decided, *plan.decisions) if isinstance(decision, BuyNode)]
+    gpu_count = sum(node.offer.resources.gpu_count for node in nodes)
     return not state.spot_terminations and gpu_count <= policy.spot.capacity_pool_gpu_count_min
 
 
 def _is_as_good(other: Offer, taken: Offer, pool: NodePool, state: ClusterState) -> bool:
-    """True for another offer of the pool that is the same in all that a choice goes by; no node of it came so far."""
+    """True for another offer of the pool that is equal in all that the selection considers, without any node so far."""
     same = ("capacity_type", "resources", "price_micro_usd_per_hour", "boot_seconds", "interruption_ratio",
-            "gpu_memory_bytes", "paid_from", "paid_until", "barred_because", "marks")  # fmt: skip
+            "gpu_memory_bytes", "paid_from", "paid_until", "unavailable_because", "marks")  # fmt: skip
     if other.key == taken.key or any(getattr(other, name) != getattr(taken, name) for name in same):
         return False
     filters: tuple[tuple[tuple[str, ...], str | None], ...] = (
@@ -342,18 +347,15 @@ def _is_as_good(other: Offer, taken: Offer, pool: NodePool, state: ClusterState)
     )
     if any(allowed and value not in allowed for allowed, value in filters):
         return False
-    return all(one.decision is None or one.decision.offer.key != other.key for one in state.orders.values())
-
-
-# ---- whose liking is known
+    return all(order.decision is None or order.decision.offer.key != other.key for order in state.orders.values())
 
 
 def _workloads_of(buy: BuyNode, state: ClusterState) -> tuple[_Workload, ...]:
-    """All that the node is bought for; none where the liking of some of it cannot be told from offers."""
+    """Return all work that the node is bought for; empty if preferences of some of it cannot be read from offers."""
     reason = buy.reason
     keys = reason.demand if isinstance(reason, UnmetDemand) else ()
-    found = [work for key in keys if (work := _workload_with_preferences(key, state)) is not None]
-    return tuple(found) if len(found) == len(keys) else ()
+    work = [of_key for key in keys if (of_key := _workload_with_preferences(key, state)) is not None]
+    return tuple(work) if len(work) == len(keys) else ()
 
 
 def _workload_with_preferences(key: str, state: ClusterState) -> _Workload | None:
@@ -363,17 +365,21 @@ def _workload_with_preferences(key: str, state: ClusterState) -> _Workload | Non
         spec = None if job is None or job.queued is None else job.queued.spec
         return spec if spec is not None and spec.within is None and len(spec.gpu_models) > 1 else None
     pod = state.pods.get(PodUid(name)) if kind == "pod" else None
-    said = None if pod is None else pod.preferences
-    if pod is None or said is None or said.spreads or pod.job_id is not None or _is_in_a_group(pod):
+    declared = None if pod is None else pod.preferences
+    if pod is None or declared is None or declared.spreads or pod.job_id is not None or _is_in_a_group(pod):
         return None
     if pod.demands.node_selector or pod.demands.node_affinity:
         return None
-    asked = [need for liked in said.nodes for need in liked.term.requirements]
-    return pod if asked and all(need.key in _READ and need.operator in _OPERATORS for need in asked) else None
+    requested = [need for preferred in declared.nodes for need in preferred.term.requirements]
+    return (
+        pod
+        if requested and all(need.key in _READABLE_KEYS and need.operator in _OPERATORS for need in requested)
+        else None
+    )
 
 
 def _is_in_a_group(pod: PodObserved) -> bool:
-    """True where a gang may bind it to a place."""
+    """True if a gang may bind it to a domain."""
     return any(
         key in (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION) for key, _ in pod.labels + pod.annotations
     )
@@ -388,18 +394,14 @@ def _is_preferred(work: _Workload, other: Offer, taken: Offer) -> bool:
 
 
 def _weight(pod: PodObserved, offer: Offer) -> int:
-    """What a node of the offer has of the pod's liked nodes, as Kubernetes adds it up."""
-    liked = () if pod.preferences is None else pod.preferences.nodes
-    return sum(each.weight for each in liked if all(_holds(need, offer) for need in each.term.requirements))
+    """Return the weight of the pod's node preferences that the offer satisfies, added up as Kubernetes does."""
+    preferred = () if pod.preferences is None else pod.preferences.nodes
+    return sum(term.weight for term in preferred if all(_holds(need, offer) for need in term.term.requirements))
 
 
 def _holds(need: LabelRequirement, offer: Offer) -> bool:
     is_named = (offer.zone if need.key == labels.ZONE else offer.instance_type) in need.values
     return {"In": is_named, "NotIn": not is_named, "Exists": True}.get(need.operator, False)
-
-
-_READ = (labels.ZONE, labels.INSTANCE_TYPE)
-_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
 def _name(work: _Workload) -> str:

@@ -1,6 +1,6 @@
-"""The part of the second opinion that looks at what a plan removes. Called by `core/check/plan_check.py` alone.
+"""Rules of the plan check on removals: protection, budgets, health, forced drains, replacements, utilization.
 
-Shares no code with the steps of `plan`: protections, budgets and room are read again here, in their simplest form.
+Shares no code with the steps of `plan`: protections, budgets and capacity are read again, in their simplest form.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from gpu_autoscaler.core.policy.disruption_settings import DisruptionBudget
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
@@ -39,14 +39,13 @@ from gpu_autoscaler.model.reasons.drain import (
 )
 from gpu_autoscaler.model.resources import Resources
 
-# The part of the second opinion that looks at force and at replacements: who is emptied against its pods'
-# protection, and what is bought to save money. Called by `core/check/removal_rules.py` alone.
+# ---- forced drains and replacements
 
 
 def forced_drain_violations(
     drain: DrainNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
-    """Yield a sentence for a drain with force that no sickness, age or boot bears out, or that leaves little time."""
+    """Yield a sentence for a forced drain without a fault, age or failed boot, or with too short a deadline."""
     node, rules = state.nodes.get(drain.node_uid), policy.removal
     if node is None:
         return
@@ -55,23 +54,23 @@ def forced_drain_violations(
         case NodeExpired():
             least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_grace_seconds
             if least is None or age_seconds < least:
-                yield f"node {drain.node_name} is emptied by force at an age of {age_seconds:g} s"
+                yield f"node {drain.node_name} is drained by force at an age of {age_seconds:g} s"
         case NodeUnhealthy():
             if not drain.reason.is_fatal:
-                yield f"node {drain.node_name} is emptied by force, though its GPUs still work"
+                yield f"node {drain.node_name} is drained by force, though its GPUs still work"
         case BootTimedOut():
-            view = next((each for each in node_views(state, as_of) if each.node_uid == drain.node_uid), None)
+            view = next((view for view in node_views(state, as_of) if view.node_uid == drain.node_uid), None)
             if view is None or view.usable_since is not None or view.usable_by is None or as_of < view.usable_by:
-                yield f"node {drain.node_name} is emptied by force, though it was usable, or may be in time"
+                yield f"node {drain.node_name} is drained by force, though it was usable, or may still be"
         case _:
-            yield f"node {drain.node_name} is emptied by force, which {drain.reason.tag()} does not allow"
+            yield f"node {drain.node_name} is drained by force, which {drain.reason.tag()} does not allow"
     if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
-        yield f"node {drain.node_name} is emptied by force within less than {rules.forced_drain_seconds:g} s"
+        yield f"node {drain.node_name} is drained by force within less than {rules.forced_drain_seconds:g} s"
 
 
 def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node bought in place of others that is no cheaper, or is bought twice at once."""
-    prices = {each.provider_id: each.price_micro_usd_per_hour for each in state.instances.values()}
+    """Yield a sentence for each replacement that is not cheaper, or was removed within the cooldown."""
+    prices = {instance.provider_id: instance.price_micro_usd_per_hour for instance in state.instances.values()}
     for record in state.orders.values():
         if record.launched is not None:
             prices.setdefault(record.launched.provider_id, record.launched.price_micro_usd_per_hour)
@@ -84,18 +83,18 @@ def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
             spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
     for node_uids, price in spent.items():
         instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
-        known = [prices.get(each) for each in instances if each is not None]
-        # Prices of some may be known by the offer alone: nothing is proven against those.
+        known = [prices.get(instance) for instance in instances if instance is not None]
+        # Some prices may be known from the offer alone: nothing is proven for those.
         if (
             None not in known
             and len(known) == len(node_uids)
-            and price >= sum((each or 0) + overhead for each in known)
+            and price >= sum((price_there or 0) + overhead for price_there in known)
         ):
-            yield f"nodes {', '.join(node_uids)} are replaced to save money by what costs {price} micro-dollars an hour"
+            yield f"nodes {', '.join(node_uids)} are replaced to save cost, at {price} micro-dollars an hour"
 
 
 def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """What went by choice within the cooldown is not bought again to save money."""
+    """Yield purchases to save cost of a type removed by choice within the cooldown."""
     since = plan.as_of - timedelta(seconds=policy.scale_down_cooldown_seconds)
     left = {
         record.decision.provider_id
@@ -106,26 +105,24 @@ def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iter
         and record.planned_at is not None
         and record.planned_at > since
     }
-    kinds = {each.instance_type for each in state.instances.values() if each.provider_id in left}
+    kinds = {instance.instance_type for instance in state.instances.values() if instance.provider_id in left}
     for decision in plan.decisions:
         reason = decision.reason
         is_for_money = isinstance(reason, ReplacesNodes) and reason.cause == "underused"
         if isinstance(decision, BuyNode) and is_for_money and decision.offer.instance_type in kinds:
-            yield f"{decision.offer.key} is bought to save money, and one of its kind went a moment ago"
+            yield f"{decision.offer.key} is bought to save cost, and a node of its type was removed within the cooldown"
 
 
-# The part of the second opinion that looks at sick nodes: what is said against each, and how many there are.
-# Called by `core/check/removal_rules.py` alone. Reads the record GPU by GPU, where `core/disruption/gpu_health.py` looks for
-# the gravest.
+# ---- health
 
-# A last window that ended longer ago is no evidence of today. Source: our own; two lost windows and a late one.
+# A window that ended longer ago proves nothing now. Source: our own; two lost windows and a late one.
 _SEEN_SECONDS_MAX = 180.0
 
 
 def health_violations(
     drains: Iterable[DrainNode], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
-    """Yield a sentence for each node that goes as sick and was well lately, and where too many look sick."""
+    """Yield a sentence for each node drained as unhealthy that was healthy recently, and if too many are unhealthy."""
     chosen = [drain for drain in drains if isinstance(drain.reason, NodeUnhealthy)]
     if not chosen:
         return
@@ -137,14 +134,14 @@ def health_violations(
     sick = fatal | set(_with_gpus(state, policy, as_of, is_fatal=False))
     for drain in chosen:
         if drain.node_uid not in (sick if drain.is_voluntary else fatal):
-            yield f"node {drain.node_name} is drained as sick, and was well lately"
+            yield f"node {drain.node_name} is drained as unhealthy, and was healthy recently"
     known = sick & state.usable.keys()
     if len(known) > max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * len(state.usable)):
-        yield f"{len(chosen)} nodes are drained as sick while {len(known)} of {len(state.usable)} look sick"
+        yield f"{len(chosen)} nodes are drained as unhealthy while {len(known)} of {len(state.usable)} appear unhealthy"
 
 
 def _with_gpus(state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_fatal: bool) -> Iterator[NodeUid]:
-    """Nodes of which some GPU has been amiss for long enough, and was so when it was seen last, which was just now."""
+    """Yield nodes with a GPU fault that lasted long enough and was present when last observed, just now."""
     before = as_of - timedelta(seconds=policy.removal.gpu_health.evidence_seconds)
     for uid, trail in state.telemetry_history.items():
         is_fresh = as_of - trail.seen_until <= timedelta(seconds=_SEEN_SECONDS_MAX)
@@ -163,17 +160,15 @@ def _is_amiss(gpu: GpuTelemetryHistory, policy: ScalingPolicy, before: datetime,
     return any(-level > rules.celsius_max and since <= before for level, since in gpu.negated_celsius)
 
 
-# The part of the second opinion that looks at work which was better left alone for now. Called by
-# `core/check/removal_rules.py` alone. Reads pods and jobs itself, where `core/disruption/eligibility.py` finds the
-# words.
+# ---- work that is better not moved now
 
-_RETRIES_SPARED_COUNT = 2  # which a move by choice must leave
+_RETRIES_KEPT_COUNT = 2  # that a move by choice must leave
 
 
 def protection_violations(
     drain: DrainNode, pods: Iterable[PodObserved], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
-    """Yield a sentence for each pod that a drain by choice moves although it just began, or its job had better stay."""
+    """Yield a sentence for each pod moved by choice that just began, ends soon, or whose job is protected."""
     rules = policy.removal.protection
     began_after = as_of - timedelta(seconds=rules.run_seconds_min)
     for pod in pods:
@@ -209,12 +204,11 @@ def _job_protections(job: JobRecord, policy: ScalingPolicy) -> Iterator[str]:
         yield f"is of a job of priority {queued.spec.priority}"
     if min(placed.node_uids, default=None) != max(placed.node_uids, default=None):
         yield "is of a job that runs on several nodes"
-    if policy.job_retries_count_max - placed.attempt < _RETRIES_SPARED_COUNT:
-        yield "is of a job that has no attempt to spare"
+    if policy.job_retries_count_max - placed.attempt < _RETRIES_KEPT_COUNT:
+        yield "is of a job that has no retry to spare"
 
 
-# The part of the second opinion that looks at budgets of removals. Called by `core/check/removal_rules.py` alone.
-# Reads the clock face minute by minute, where `core/disruption/disruption_budgets.py` looks for the last beginning.
+# ---- disruption budgets; schedules are evaluated minute by minute
 
 _MINUTE = timedelta(minutes=1)
 
@@ -222,7 +216,7 @@ _MINUTE = timedelta(minutes=1)
 def disruption_budget_violations(
     drains: Iterable[DrainNode], moving_count: int, nodes_count: int, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
-    """Yield a sentence for each budget that is passed by `moving_count` nodes from before and these of one cause."""
+    """Yield a sentence for each budget exceeded by `moving_count` earlier drains and these of one cause."""
     counts = Counter(_cause(drain) for drain in drains)
     for budget in policy.removal.disruption_budgets:
         is_bad = any(budget.violations())
@@ -233,12 +227,12 @@ def disruption_budget_violations(
                 continue
             going = moving_count + count
             if is_bad:
-                yield f"{going} nodes would be leaving as {cause} under a budget that cannot be read"
+                yield f"{going} nodes would be removed as {cause} under an invalid budget"
             elif budget.nodes_count_max is not None and going > budget.nodes_count_max:
-                yield f"{going} nodes would be leaving as {cause}, a budget allows {budget.nodes_count_max}"
+                yield f"{going} nodes would be removed as {cause}; a disruption budget allows {budget.nodes_count_max}"
             # Rounded up, so less than one node more than the share.
             elif budget.nodes_ratio_max is not None and going - nodes_count * budget.nodes_ratio_max > 1 - 1e-6:
-                yield f"{going} of {nodes_count} nodes would be leaving as {cause}, a budget allows a smaller share"
+                yield f"{going} of {nodes_count} nodes would be removed as {cause}; a budget allows a smaller share"
 
 
 def _cause(drain: DrainNode) -> str:
@@ -267,12 +261,12 @@ def _holds(budget: DisruptionBudget, as_of: datetime) -> bool:
 
 
 def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each removal that must not happen, and for each doomed node that is left alone."""
+    """Yield a sentence for each forbidden removal, and for each at-risk node that is not drained."""
     views = node_views(state, plan.as_of)
     drains = [decision for decision in plan.decisions if isinstance(decision, DrainNode)]
     chosen = [drain for drain in drains if not isinstance(drain.reason, SpotReclaim | NodeDeleted | SpendExhausted)]
     releases = [decision for decision in plan.decisions if isinstance(decision, ReleaseInstance)]
-    # Gone through only where something asks: of ten thousand pods most plans touch none.
+    # Read only if needed: most plans touch none of ten thousand pods.
     is_asked = bool(drains) or any(view.notice is not None for view in views)
     pods = _pods_by_node(state) if is_asked else {}
     spend_violations = [drain for drain in drains if isinstance(drain.reason, SpendExhausted)]
@@ -303,7 +297,7 @@ def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
 
 
 def _pods_by_node(state: ClusterState) -> dict[str, list[PodObserved]]:
-    """Work on each node: what belongs to the node itself, or has ended, is left out."""
+    """Return the work on each node, without the node's own pods and finished ones."""
     pods: dict[str, list[PodObserved]] = {}
     for pod in state.pods.values():
         has_ended = pod.phase in ("succeeded", "failed")
@@ -319,7 +313,7 @@ def _stale_watch(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iter
 
 
 def _node_violations(drain: DrainNode, state: ClusterState, as_of: datetime) -> Iterator[str]:
-    """A drain names a node that exists and is ours; one against our will has a notice behind it."""
+    """Yield drains of nodes that do not exist or are not ours, and interruptions without an active notice."""
     node = state.nodes.get(drain.node_uid)
     if node is None or node.name != drain.node_name:
         yield f"node {drain.node_name} is drained, but there is no such node"
@@ -327,15 +321,15 @@ def _node_violations(drain: DrainNode, state: ClusterState, as_of: datetime) -> 
     if drain.provider_id is not None and drain.provider_id != node.provider_id:
         yield f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}"
     if isinstance(drain.reason, NodeDeleted):
-        if node.deleting_since is None or not node.is_guarded or not _is_ours(node, state):
-            yield f"node {drain.node_name} is drained as deleted by hand, but it is not, or is not held by us"
+        if node.deleting_since is None or not node.has_finalizer or not _is_ours(node, state):
+            yield f"node {drain.node_name} is drained as deleted, but is not being deleted or lacks our finalizer"
         return
     is_chosen = not isinstance(drain.reason, SpotReclaim)
     if is_chosen and not _is_ours(node, state):
         yield f"node {drain.node_name} is drained by choice, but we did not buy it"
-    standing = (record for record in state.notices.values() if record.withdrawn is None)
-    if not is_chosen and all(record.notice.provider_id != node.provider_id for record in standing):
-        yield f"node {drain.node_name} is drained against its will, but no notice stands"
+    active_notices = (record for record in state.notices.values() if record.withdrawn is None)
+    if not is_chosen and all(record.notice.provider_id != node.provider_id for record in active_notices):
+        yield f"node {drain.node_name} is drained for an interruption, but no notice is active"
     if is_chosen and drain.deadline_at <= as_of:
         yield f"node {drain.node_name} is drained by choice with a deadline that has passed"
 
@@ -350,13 +344,13 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
     marks = () if node is None else node.annotations
     keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
     if any(key in keys and value == "true" for key, value in marks):
-        yield f"node {drain.node_name} is drained by choice, but is marked to stay"
+        yield f"node {drain.node_name} is drained by choice, but is protected by an annotation"
     for pod in pods:
         if isinstance(drain.reason, NodeIdle | GangAbandoned | AboveOverride):
             yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
-        is_going = pod.deleting_since is not None  # told to go already, by whomever
+        is_going = pod.deleting_since is not None  # being deleted already
         if not is_going and (is_kept or _is_protected(pod)):
             yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} is protected"
 
@@ -366,7 +360,7 @@ def _is_protected(pod: PodObserved) -> bool:
     if "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT)):
         return True
     safe = marks.get(labels.SAFE_TO_EVICT)
-    starts_over = pod.owner_kind == "Job" and labels.CHECKPOINTED_AT not in marks  # it is asked to save first
+    starts_over = pod.owner_kind == "Job" and labels.CHECKPOINTED_AT not in marks  # it is requested to save first
     loses_work = pod.owner_kind is None or starts_over or pod.has_local_storage
     return safe == "false" or (safe != "true" and loses_work)
 
@@ -375,12 +369,12 @@ def _broken_budgets(
     chosen: list[DrainNode], state: ClusterState, pods: Mapping[str, list[PodObserved]]
 ) -> Iterator[str]:
     there = [pod for drain in chosen for pod in pods.get(drain.node_name, ())]
-    moved = [pod for pod in there if pod.deleting_since is None]  # the others are told to go already
+    moved = [pod for pod in there if pod.deleting_since is None]  # the others are being deleted already
     for budget in state.budgets.values():
         count = sum(1 for pod in moved if _selects(budget, pod))
         if count > budget.disruptions_allowed:
             name = f"{budget.namespace}/{budget.name}"
-            yield f"{count} pods of disruption budget {name} would move, it allows {budget.disruptions_allowed}"
+            yield f"{count} pods of PodDisruptionBudget {name} would move; it allows {budget.disruptions_allowed}"
 
 
 def _selects(budget: PodBudgetObserved, pod: PodObserved) -> bool:
@@ -401,8 +395,8 @@ def _selects(budget: PodBudgetObserved, pod: PodObserved) -> bool:
 def _unplaced_pods(
     drain: DrainNode, drains: list[DrainNode], views: tuple[NodeView, ...], pods: Mapping[str, list[PodObserved]]
 ) -> Iterator[str]:
-    """Each pod alone, and all together in each amount, fit on the usable nodes that stay."""
-    going = {each.node_name for each in drains}
+    """Yield pods that fit on no usable node that stays, each alone and all together in each amount."""
+    going = {drain.node_name for drain in drains}
     free = []
     for view in views:
         if view.phase is NodePhase.READY and view.notice is None and view.name not in going:
@@ -413,39 +407,39 @@ def _unplaced_pods(
         model = pod.gpu_model
         if not any((taken + pod.requests).fits_in(all_) and model in (None, has) for has, taken, all_ in free):
             yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} fits nowhere else"
-    whole = sum((room - taken for _, taken, room in free), start=Resources())
-    asked = sum((pod.requests for pod in moved), start=Resources())
-    if not asked.fits_in(whole):
+    whole = sum((allocatable - taken for _, taken, allocatable in free), start=Resources())
+    requested = sum((pod.requests for pod in moved), start=Resources())
+    if not requested.fits_in(whole):
         yield f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere"
 
 
 def _count_violations(
     chosen: list[DrainNode], plan: Plan, state: ClusterState, policy: ScalingPolicy, views: tuple[NodeView, ...]
 ) -> Iterator[str]:
-    """Few at once, and never below the minimum; what never became a node that could be used is none of either."""
+    """Yield too many removals at once, or below the minimum; nodes that never became usable do not count."""
     chosen = [drain for drain in chosen if not isinstance(drain.reason, BootTimedOut)]
     if not chosen:
         return
-    kept = {each.node_uid for each in plan.decisions if isinstance(each, CancelDrain)}
+    kept = {decision.node_uid for decision in plan.decisions if isinstance(decision, CancelDrain)}
     going: set[NodeUid] = {drain.node_uid for drain in chosen}
     if len(going) < len(chosen):
         yield "a node is drained twice by one plan"
     moving = set(going)
     for record in state.drains.values():
-        said = record.decision
+        decided = record.decision
         is_over = record.drained is not None or record.cancelled is not None or record.terminated is not None
         if (
-            isinstance(said, DrainNode)
-            and not isinstance(said.reason, SpotReclaim | NodeDeleted | BootTimedOut)
+            isinstance(decided, DrainNode)
+            and not isinstance(decided.reason, SpotReclaim | NodeDeleted | BootTimedOut)
             and not is_over
-            and said.node_uid in state.nodes
+            and decided.node_uid in state.nodes
         ):
-            moving.add(said.node_uid)
+            moving.add(decided.node_uid)
     ours = [view for view in views if view.is_ours and view.is_counted]
     usable_count = sum(1 for view in ours if view.usable_since is not None)
     # Rounded up, so less than one node more than the share; binary fractions are off by far less than a millionth.
     if len(moving - kept) - usable_count * policy.disruption_ratio_max > 1 - 1e-6:
-        yield f"{len(moving - kept)} nodes of {usable_count} would be leaving by choice at once"
+        yield f"{len(moving - kept)} nodes of {usable_count} would be removed by choice at once"
     yield from disruption_budget_violations(chosen, len(moving - kept - going), usable_count, policy, plan.as_of)
     staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
     least = min((policy.nodes_count_min, *_override_maxima(plan, state)))
@@ -454,13 +448,13 @@ def _count_violations(
 
 
 def _override_maxima(plan: Plan, state: ClusterState) -> Iterator[int]:
-    """What somebody allows in all for a while goes before the policy's least."""
+    """Yield maxima of cluster-wide overrides, which precede the policy's minimum."""
     for record in state.directives.values():
-        said = record.given.directive
-        if record.lifted is None and plan.as_of < record.given.until and isinstance(said, Override):
-            is_of_all = said.pool is None and said.gpu_model is None
-            if is_of_all and said.nodes_count_max is not None:
-                yield said.nodes_count_max
+        directive = record.given.directive
+        if record.lifted is None and plan.as_of < record.given.until and isinstance(directive, Override):
+            is_of_all = directive.pool is None and directive.gpu_model is None
+            if is_of_all and directive.nodes_count_max is not None:
+                yield directive.nodes_count_max
 
 
 def _release_violations(releases: list[ReleaseInstance], views: tuple[NodeView, ...], as_of: datetime) -> Iterator[str]:
@@ -468,37 +462,37 @@ def _release_violations(releases: list[ReleaseInstance], views: tuple[NodeView, 
     for release in releases:
         view = by_action.get(release.order_action_id)
         if view is None or not view.is_ours:
-            yield f"order {release.order_action_id} is given back, but it is not one of ours that is open"
+            yield f"order {release.order_action_id} is released, but is not an open order of ours"
         elif view.phase is NodePhase.READY:
-            yield f"order {release.order_action_id} is given back, but its node {view.name} is in use"
+            yield f"order {release.order_action_id} is released, but its node {view.name} is in use"
         elif isinstance(release.reason, GangAbandoned | SpendExhausted):
             continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
-            yield f"order {release.order_action_id} is given back before its deadline"
+            yield f"order {release.order_action_id} is released before its deadline"
 
 
 def _releases_with_work(
     releases: list[ReleaseInstance], views: tuple[NodeView, ...], state: ClusterState
 ) -> Iterator[str]:
-    """A node that is up is emptied before it ends."""
+    """Yield releases of ready nodes with running pods."""
     up = {view.action_id: view.name for view in views if view.node is not None and view.node.is_ready}
     for release in releases:
         name = up.get(release.order_action_id)
         if isinstance(release.reason, BootTimedOut) and name is not None:
             for pod in state.pods.values():
                 if pod.node_name == name and pod.phase == "running" and pod.owner_kind not in ("DaemonSet", "Node"):
-                    yield f"node {name} is given back while {pod.namespace}/{pod.name} runs on it"
+                    yield f"node {name} is released while {pod.namespace}/{pod.name} runs on it"
 
 
 def _abandoned_gang_violations(plan: Plan) -> Iterator[str]:
-    """A gang is given up as a whole: nothing is bought for it in the same breath, and the plan says why."""
-    held = {each.subject: each.reason.tag() for each in plan.deferred}
-    bought = {each.gang for each in plan.decisions if isinstance(each, BuyNode)}
+    """Yield removals for an abandoned gang that the plan buys for, or does not defer for that reason."""
+    held = {deferral.subject: deferral.reason.tag() for deferral in plan.deferred}
+    bought = {decision.gang for decision in plan.decisions if isinstance(decision, BuyNode)}
     for decision in plan.decisions:
         if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangAbandoned):
             gang = decision.reason.gang
             if gang in bought or held.get(gang) != decision.reason.defer_reason:
-                yield f"a node of gang {gang} goes as given up, but the gang is not held back for it"
+                yield f"a node of gang {gang} is removed as abandoned, but the gang is not deferred for that reason"
 
 
 def _cancel_violations(plan: Plan, state: ClusterState) -> Iterator[str]:
@@ -506,13 +500,13 @@ def _cancel_violations(plan: Plan, state: ClusterState) -> Iterator[str]:
         if isinstance(decision, CancelDrain):
             record = state.drains.get(decision.drain_action_id)
             if record is None or record.drained is not None or record.terminated is not None:
-                yield f"a drain of node {decision.node_name} is cancelled that is not under way"
+                yield f"a drain of node {decision.node_name} is canceled that is not in progress"
 
 
 def _at_risk_violations(
     plan: Plan, drains: list[DrainNode], views: tuple[NodeView, ...], pods: Mapping[str, list[PodObserved]]
 ) -> Iterator[str]:
-    """A node under notice drains, and its pods are bought for, or held back with a reason."""
+    """Yield nodes under notice that are not drained, and their pods that are neither bought for nor deferred."""
     draining = {drain.node_uid for drain in drains if not drain.is_voluntary}
     accounted = {held.subject for held in plan.deferred}
     for decision in plan.decisions:
@@ -528,45 +522,48 @@ def _at_risk_violations(
         for pod in pods.get(view.name, ()):
             is_settled = pod.owner_kind is None or pod.deleting_since is not None
             if not is_settled and f"pod/{pod.pod_uid}" not in accounted:
-                yield f"pod {pod.namespace}/{pod.name} loses its node: neither is one bought, nor said why not"
+                yield f"pod {pod.namespace}/{pod.name} loses its node; the plan neither buys for it nor defers it"
 
 
-# The part of the second opinion that looks at what is done for how busy GPUs are. Called by `core/check/plan_check.py`
-# alone. Reads the last window of each node, where `core/disruption/utilization.py` reads trails.
+# ---- utilization; reads the last window of each node, where `plan` reads the history
 
 
 def utilization_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node bought or drained for a figure that does not bear it out, or must not."""
-    bought = [each for each in plan.decisions if isinstance(each, BuyNode) and isinstance(each.reason, UtilizationHigh)]
+    """Yield a sentence for each purchase or drain for utilization that the figures or the policy do not justify."""
+    bought = [
+        decision
+        for decision in plan.decisions
+        if isinstance(decision, BuyNode) and isinstance(decision.reason, UtilizationHigh)
+    ]
     drained = [
-        (each, each.reason)
-        for each in plan.decisions
-        if isinstance(each, DrainNode)
-        and isinstance(each.reason, NodeUnderused)
-        and each.reason.utilization_ratio is not None
+        (decision, decision.reason)
+        for decision in plan.decisions
+        if isinstance(decision, DrainNode)
+        and isinstance(decision.reason, NodeUnderused)
+        and decision.reason.utilization_ratio is not None
     ]
     if not bought and not drained:
         return
     if bought and policy.utilization_trigger != "direct":
-        yield f"{len(bought)} nodes are bought for their use alone, which the policy does not want"
+        yield f"{len(bought)} nodes are bought for utilization alone, which the policy does not allow"
     if len(bought) > 1 or len(drained) > 1:
-        yield f"{len(bought) + len(drained)} nodes come or go for their use at once"
+        yield f"{len(bought) + len(drained)} nodes are bought or removed for utilization at once"
     ratios = [
         ratio
         for uid, window in state.telemetry.items()
         if uid in state.nodes and (ratio := _busy(window, policy, plan.as_of)) is not None
     ]
     if bought and not any(ratio > policy.utilization.high_ratio for ratio in ratios):
-        yield "a node is bought for high use, and no node's telemetry says so"
+        yield "a node is bought for high utilization, which no node's telemetry shows"
     for drain, _ in drained:
         known = state.telemetry.get(drain.node_uid)
         ratio = None if known is None else _busy(known, policy, plan.as_of)
         if ratio is None or not 0 < ratio <= policy.utilization.low_ratio:
-            yield f"node {drain.node_name} is drained for low use, which its telemetry does not say"
+            yield f"node {drain.node_name} is drained for low utilization, which its telemetry does not show"
 
 
-def _busy(window: GpuNodeSummarised, policy: ScalingPolicy, as_of: datetime) -> float | None:
-    """The mean of all GPUs in a window of late; None: it is old, or does not know of all."""
+def _busy(window: GpuNodeSummarized, policy: ScalingPolicy, as_of: datetime) -> float | None:
+    """Return the mean over all GPUs of a recent window; None: it is old, or incomplete."""
     ended_at = window.window_started_at + timedelta(seconds=window.window_seconds)
     known = [gpu.utilization_ratio_mean for gpu in window.gpus]
     sure = [ratio for ratio in known if ratio is not None]

@@ -1,6 +1,6 @@
-"""The part of the second opinion that looks at money by day and month: a purchase never passes a limit.
+"""Rules of the plan check on spend by day and month: no purchase exceeds a limit.
 
-Called by `core/check/plan_check.py` alone. Counts again, from nodes and charges, in its own way: seconds of each node's time.
+Counted again from nodes and charges, in its own way: by the seconds of each node's time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,25 +17,29 @@ from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInst
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
-_ENDING_SECONDS = 120.0  # as the plan allows for the end of a machine
+_ENDING_SECONDS = 120.0  # as `plan` allows for the end of an instance
 _SECONDS_PER_HOUR = 3600
 _ROUNDINGS = 10_000  # micro-dollars
 _Limit = tuple[str, str, int]  # owner, period, micro-dollars
 
 
 def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each limit that what is spent, promised and bought may pass together."""
+    """Yield a sentence for each limit that past, promised and planned spend may exceed together."""
     bought = [decision for decision in plan.decisions if isinstance(decision, BuyNode)]
     limits = list(spend_limits(policy))
     if not bought or not limits:
         return
     yield from _work_seconds_violations(bought, state)
     for owner, period, most in limits:
-        mine = [each for each in bought if owner in _owners(each.pool, each.offer.zone, dict(each.labels))]
+        mine = [
+            purchase
+            for purchase in bought
+            if owner in _owners(purchase.pool, purchase.offer.zone, dict(purchase.labels))
+        ]
         if not mine:
             continue
         if state.ledger_reported_at is None:
-            yield f"{len(mine)} nodes are bought, and nobody knows what {owner} spent in the {period}"
+            yield f"{len(mine)} nodes are bought, and the spend of {owner} in the {period} is unknown"
             continue
         _, end = period_bounds(period, plan.as_of)
         total = spent(owner, period, plan.as_of, state)
@@ -49,11 +53,11 @@ def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
                 seconds = min(seconds, policy.boot_seconds_max + decision.work_seconds_max + tail)
             total += _price(decision.offer.price_micro_usd_per_hour, seconds)
         if total > most:
-            yield f"{owner} may spend {float(total):.0f} micro-dollars in the {period}, its limit is {most}"
+            yield f"{owner} may spend {float(total):.0f} micro-dollars in the {period}; its limit is {most}"
 
 
 def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
-    """Yield a sentence for each node that goes for want of money that is there, or against a mark on it."""
+    """Yield a sentence for each removal for a spend budget that is not exceeded, or against protection."""
     hard = {(owner, period): most for owner, period, most in spend_limits(policy, only_hard=True)}
     for decision in plan.decisions:
         if not isinstance(decision, DrainNode | ReleaseInstance) or not isinstance(decision.reason, SpendExhausted):
@@ -64,19 +68,19 @@ def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPol
             _price(view.price_micro_usd_per_hour, (end - plan.as_of).total_seconds())
             for view in ours(owner, state, plan.as_of)
         )
-        # A little for roundings: what all of it may cost to the end of the period is far more where it matters.
+        # Tolerance for rounding: the possible cost to the end of the period is far larger where it matters.
         if most is None or rest + _ROUNDINGS < most:
-            yield f"{decision.action_id} removes a node for want of money, and no hard limit of {owner} can be passed"
+            yield f"{decision.action_id} removes a node for a spend budget, but no hard limit of {owner} is at risk"
         if isinstance(decision, DrainNode):
             yield from _marked(decision, state)
 
 
 def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
-    """Work that somebody marked stays, whatever it costs."""
+    """Yield removals of work that is protected whatever it costs."""
     node = state.nodes.get(drain.node_uid)
     keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
     if node is not None and any(key in keys and value == "true" for key, value in node.annotations):
-        yield f"node {drain.node_name} goes for want of money, but is marked to stay"
+        yield f"node {drain.node_name} is removed for a spend budget, but is protected by an annotation"
     for pod in state.pods.values():
         is_work = pod.phase not in ("succeeded", "failed") and pod.owner_kind not in ("DaemonSet", "Node")
         if pod.node_name != drain.node_name or not is_work or pod.deleting_since is not None:
@@ -85,11 +89,11 @@ def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
         is_marked = "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT))
         if is_kept or is_marked or marks.get(labels.SAFE_TO_EVICT) == "false" or pod.owner_kind is None:
-            yield f"node {drain.node_name} goes for want of money, but pod {pod.namespace}/{pod.name} is protected"
+            yield f"node {drain.node_name} is removed for a spend budget, but {pod.namespace}/{pod.name} is protected"
 
 
 def spend_limits(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[_Limit]:
-    """Every limit of the policy by owner and period."""
+    """Yield every limit of the policy by owner and period."""
     owned = [("", policy.limits.spend)]
     for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
         owned += [(f"{kind}/{part.name}", part.spend) for part in parts]
@@ -101,7 +105,7 @@ def spend_limits(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[
 
 
 def period_bounds(period: str, at: datetime) -> tuple[datetime, datetime]:
-    """When the day or month of this instant begins and ends."""
+    """Return when the day or month of this instant begins and ends."""
     day = datetime(at.year, at.month, at.day, tzinfo=UTC)
     if period == "day":
         return day, day + timedelta(days=1)
@@ -110,7 +114,7 @@ def period_bounds(period: str, at: datetime) -> tuple[datetime, datetime]:
 
 
 def spent(owner: str, period: str, as_of: datetime, state: ClusterState) -> Fraction:
-    """What was charged to the owner, and the price of all its time since that was not charged."""
+    """Return what was charged to the owner, and the price of its time since that was not charged."""
     start, _ = period_bounds(period, as_of)
     name = start.isoformat()[: 10 if period == "day" else 7]
     total = Fraction(state.spent.get(name, {}).get(owner, 0))
@@ -130,16 +134,16 @@ def spent(owner: str, period: str, as_of: datetime, state: ClusterState) -> Frac
         if instance.terminated_at is None or instance.provider_id in counted or (charge and charge.is_corrected):
             continue
         order = None if instance.action_id is None else state.orders.get(instance.action_id)
-        said = None if order is None else order.decision
-        node_labels = {} if said is None else dict(said.labels)
-        if owner in _owners(None if said is None else said.pool, instance.zone, node_labels):
+        decision = None if order is None else order.decision
+        node_labels = {} if decision is None else dict(decision.labels)
+        if owner in _owners(None if decision is None else decision.pool, instance.zone, node_labels):
             since = max(start, instance.launched_at if charge is None else max(instance.launched_at, charge.until_at))
             total += _price(instance.price_micro_usd_per_hour, (instance.terminated_at - since).total_seconds())
     return total
 
 
 def ours(owner: str, state: ClusterState, as_of: datetime) -> list[NodeView]:
-    """Nodes that count against the owner's limits."""
+    """Return the nodes that count against the owner's limits."""
     return [
         view
         for view in node_views(state, as_of)
@@ -165,7 +169,7 @@ def _tail(policy: ScalingPolicy) -> float | None:
 
 
 def _latest_end(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> datetime | None:
-    """When the node will have ended at the latest; None: nobody knows."""
+    """Return the latest end of the node; None: unknown."""
     drain = None if view.drain is None else view.drain.decision
     if view.phase is NodePhase.FAILED and view.node is not None and view.node.is_ready and _has_work(view, state):
         return None
@@ -205,21 +209,23 @@ def _has_work(view: NodeView, state: ClusterState) -> bool:
 
 
 def _work_seconds_violations(bought: list[BuyNode], state: ClusterState) -> Iterator[str]:
-    """A purchase allows for the longest of the work that it names; of those that replace nodes together one does, as
-    they do not say which takes which."""
+    """Yield purchases that allow less time than the longest of their work takes.
+
+    Of replacements bought together one has to allow it, as they do not declare which pod goes where.
+    """
     for decision in bought:
         for key in getattr(decision.reason, "demand", ()):
             kind, _, name = key.partition("/")
-            pod = next((one for one in state.pods.values() if one.pod_uid == name), None) if kind == "pod" else None
+            pod = next((pod for pod in state.pods.values() if pod.pod_uid == name), None) if kind == "pod" else None
             job_id = job_named(key) if pod is None else pod.job_id
             job = None if job_id is None else state.jobs.get(job_id)
             longest = None if job is None or job.queued is None else job.queued.spec.duration_seconds_max
-            said = [each.work_seconds_max for each in _same_replacement(decision, bought)]
-            if all(seconds is not None and (longest is None or longest > seconds) for seconds in said):
-                yield f"{decision.offer.key} is bought for {said[0]:g} s of work, and {key} may take longer"
+            allowed = [purchase.work_seconds_max for purchase in _same_replacement(decision, bought)]
+            if all(seconds is not None and (longest is None or longest > seconds) for seconds in allowed):
+                yield f"{decision.offer.key} is bought for {allowed[0]:g} s of work, and {key} may take longer"
 
 
 def _same_replacement(decision: BuyNode, bought: list[BuyNode]) -> list[BuyNode]:
-    """The purchase, with the others that replace the same nodes."""
-    others = (each for each in bought if each is not decision and each.reason == decision.reason)
+    """Return the purchase, with the others that replace the same nodes."""
+    others = (purchase for purchase in bought if purchase is not decision and purchase.reason == decision.reason)
     return [decision, *(others if isinstance(decision.reason, ReplacesNodes) else ())]

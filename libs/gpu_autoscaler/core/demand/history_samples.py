@@ -1,4 +1,4 @@
-"""How many GPUs are asked for, by model: what forecasts are made of, and the facts that remember it."""
+"""Demand samples: requested GPUs by model, and scores of past forecasts, as facts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.forecasts import Score
 
-ANY_KIND = "any"  # of work that asks for no model, or for one of several
-_SCORED_AT_ONCE_MAX = 24  # of a kind; the rest comes with the next minute
+ANY_KIND = "any"  # of work that requests no model, or one of several
+_SCORED_AT_ONCE_MAX = 24  # per kind; the rest follows in the next minute
 
 
 def gpu_counts(state: ClusterState) -> tuple[tuple[str, int], ...]:
-    """Return how many GPUs running and waiting work asks for, by model, sorted."""
+    """Return the GPUs requested by running and waiting work, by model, sorted."""
     counts: Counter[str] = Counter()
     with_pods: Counter[str] = Counter()
     for pod in state.pods.values():
@@ -38,23 +38,23 @@ def gpu_counts(state: ClusterState) -> tuple[tuple[str, int], ...]:
 def sample_due(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[ScalingDemandSampled | ScalingForecastScored, ...]:
-    """Return what is to be remembered of this minute and said of hours that are over; nothing where it was said."""
+    """Return the sample of this minute and scores of completed hours; empty if published already."""
     minute = int(as_of.timestamp()) // 60
-    newest = max((each.levels[-1][0] for each in state.demand_history.values() if each.levels), default=-1)
-    # Of a picture that is not whole, less would be remembered than was asked for.
+    newest = max((history.levels[-1][0] for history in state.demand_history.values() if history.levels), default=-1)
+    # An incomplete list of pods would give too low a sample.
     if not policy.forecast.is_on or minute <= newest or state.pods_synced is None:
         return ()
     scored = (
-        ScalingForecastScored(kind=kind, score=found)
+        ScalingForecastScored(kind=kind, score=due)
         for kind, history in sorted(state.demand_history.items())
-        for found in _scores_due(history, state.forecast_scores.get(kind, ()), policy)
+        for due in _scores_due(history, state.forecast_scores.get(kind, ()), policy)
     )
     return (ScalingDemandSampled(minute=minute, gpu_counts=gpu_counts(state) or ((ANY_KIND, 0),)), *scored)
 
 
 def _scores_due(history: DemandHistory, scores: tuple[Score, ...], policy: ScalingPolicy) -> Iterator[Score]:
     last = scores[-1].hour if scores else -1
-    for each in [each for each in history.hours[-_SCORED_AT_ONCE_MAX:] if each.hour > last]:
-        found = score(history, each.hour, policy.forecast)
-        if found is not None:
-            yield found
+    for past in [past for past in history.hours[-_SCORED_AT_ONCE_MAX:] if past.hour > last]:
+        due = score(history, past.hour, policy.forecast)
+        if due is not None:
+            yield due

@@ -1,4 +1,4 @@
-"""One item of demand: members that want room, and where the wish comes from."""
+"""Demand items: members that need capacity, and their source."""
 
 import enum
 from typing import NamedTuple
@@ -13,19 +13,19 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 
 
 class DemandSource(enum.StrEnum):
-    """Where an item comes from, which says whether nodes are bought for it."""
+    """Source of a demand item. It decides whether nodes are bought for it."""
 
-    QUEUED_JOB = "queued_job"  # waits for a place
-    ELASTIC_MEMBER = "elastic_member"  # beyond the gang of a job that starts, or has a place, without it
-    PENDING_POD = "pending_pod"  # Kubernetes found no node for it
-    AT_RISK_POD = "at_risk_pod"  # runs on a node that the cloud takes; comes back as another pod
-    PLACED_JOB = "placed_job"  # released, but its pods do not exist yet
-    ARRIVING_POD = "arriving_pod"  # new: Kubernetes has not said yet whether it fits
-    MOVING_POD = "moving_pod"  # runs on a node that we drain by choice
-    REPORTED = "reported"  # nobody yet: somebody wants room to be free (`demand.reported`)
-    MINIMUM = "minimum"  # nobody yet: the policy wants a node
-    OVERRIDE = "override"  # nobody yet: somebody wants so many for a while
-    AHEAD = "ahead"  # nobody yet: headroom, or demand that is foreseen
+    QUEUED_JOB = "queued_job"  # waits for capacity
+    ELASTIC_MEMBER = "elastic_member"  # optional member beyond the gang of its job
+    PENDING_POD = "pending_pod"  # unschedulable
+    AT_RISK_POD = "at_risk_pod"  # runs on a node under interruption notice; its controller recreates it
+    PLACED_JOB = "placed_job"  # unsuspended, its pods do not exist yet
+    ARRIVING_POD = "arriving_pod"  # new: not scheduled yet
+    MOVING_POD = "moving_pod"  # runs on a node with a voluntary drain
+    REPORTED = "reported"  # requested for work to come (`demand.reported`)
+    MINIMUM = "minimum"  # minimum of the policy
+    OVERRIDE = "override"  # minimum of an override
+    BUFFER = "buffer"  # headroom or forecast
 
 
 _BOUGHT_FOR = frozenset(
@@ -40,10 +40,10 @@ _BOUGHT_FOR = frozenset(
 
 
 class BillingScope(NamedTuple):
-    """Whom a node is bought for, as far as limits mind."""
+    """Who a node is bought for, as relevant for limits."""
 
     project: str | None = None
-    work_seconds_max: float | None = None  # how long the work may take at most; None: nobody knows
+    work_seconds_max: float | None = None  # maximum run time of the work; None: unknown
 
 
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,38 +56,36 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     priority: int  # 0..1000, higher goes first
     since: Instant
     created_at: Instant | None = None  # of a pod
-    is_inferred_unschedulable: bool = (
-        False  # Kubernetes found no node for one that asks for the same, and has not come to this one
-    )
+    is_inferred_unschedulable: bool = False  # an equal pod is unschedulable; the scheduler has not tried this one yet
     job_id: JobId | None = None
     project: str | None = None
-    work_seconds_max: float | None = None  # None: nobody knows
-    gang: str | None = None  # job/<id> or group/<namespace>/<name>: its items are placed all together or not at all
-    start_by_at: Instant | None = None  # of equal priority the earliest goes first; None: no hurry
-    within: str | None = None  # label of nodes whose value all members of the gang share; None: they may be apart
-    leaves: NodeUid | None = None  # the doomed or drained node that it has to leave
-    prefers: tuple[str, ...] = ()  # keys of the bins that it was released for
-    ahead: CapacityBuffer | BelowOverride | UtilizationHigh | None = None  # why nodes are bought before anybody waits
-    blocked: DeferReason | None = None  # why no node would help: it takes no room, and none is bought for it
+    work_seconds_max: float | None = None  # None: unknown
+    gang: str | None = None  # job/<id> or group/<namespace>/<name>
+    start_by_at: Instant | None = None  # of equal priority the earliest is served first; None: no deadline
+    within: str | None = None  # node label whose value all members of the gang share; None: any nodes
+    leaves: NodeUid | None = None  # node under notice or drain
+    prefers: tuple[str, ...] = ()  # keys of the bins of its placement
+    buy_reason: CapacityBuffer | BelowOverride | UtilizationHigh | None = None  # why nodes are bought without work
+    blocked: DeferReason | None = None  # why no node helps: it uses no capacity and none is bought
 
     @property
     def is_bought_for(self) -> bool:
-        """False for work that only keeps room from others: it has a place, or may get one without us."""
+        """False for work that only uses capacity: it has a node, or may get one without a purchase."""
         return self.source in _BOUGHT_FOR
 
     @property
     def first_seen_at(self) -> Instant:
-        """When it was first heard of, whatever was said of it since."""
+        """When the work was created."""
         return self.created_at or self.since
 
     @property
-    def customer(self) -> BillingScope:
-        """As limits see it."""
+    def billing_scope(self) -> BillingScope:
+        """The billing scope of the item."""
         return BillingScope(self.project, self.work_seconds_max)
 
 
-def longest_scope(customer: BillingScope, item: DemandItem) -> BillingScope:
-    """The same customer, for as long as the item's work takes as well; nobody knows where that of one is unknown."""
-    if customer.work_seconds_max is None or item.work_seconds_max is None:
-        return customer._replace(work_seconds_max=None)
-    return customer._replace(work_seconds_max=max(customer.work_seconds_max, item.work_seconds_max))
+def longest_scope(scope: BillingScope, item: DemandItem) -> BillingScope:
+    """Return the scope with the longer run time of scope and item; unknown if one of them is."""
+    if scope.work_seconds_max is None or item.work_seconds_max is None:
+        return scope._replace(work_seconds_max=None)
+    return scope._replace(work_seconds_max=max(scope.work_seconds_max, item.work_seconds_max))

@@ -1,7 +1,4 @@
-"""What work wants room: one item type, a gang, from every source. Read by the plan and by the scheduler.
-
-Computed from the state, in the order in which it is served: what is on its way first, then by priority, wait and key.
-"""
+"""Demand: all work that needs capacity, from every source, in the order in which it is served."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,35 +30,30 @@ from gpu_autoscaler.model.reasons.defer import DeferReason, DeviceClaimsUnsuppor
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
 
-# What Kubernetes said of one pod holds for those that ask for the same. Used where demand is put together.
-# Its scheduler looks at one pod after the other, and takes seconds to say of each pod of a burst that it fits
-# nowhere.
+# ---- inferred unschedulable pods: the scheduler needs seconds to try every pod of a burst
 
 
 def infer_unschedulable(items: list[DemandItem]) -> list[DemandItem]:
-    """Pods of which Kubernetes has not spoken want room as well where it found none for one that asks for the same.
-
-    Members of groups and of jobs are spoken of one by one.
-    """
-    refused = {_asked(item) for item in items if item.source is DemandSource.PENDING_POD and item.gang is None}
-    if not refused:
+    """Treat new pods as unschedulable if an equal pod is. Members of pod groups and of jobs are never inferred."""
+    unschedulable = {
+        _requirements(item) for item in items if item.source is DemandSource.PENDING_POD and item.gang is None
+    }
+    if not unschedulable:
         return items
     return [
         msgspec.structs.replace(item, source=DemandSource.PENDING_POD, is_inferred_unschedulable=True)
-        if item.source is DemandSource.ARRIVING_POD and item.job_id is None and _asked(item) in refused
+        if item.source is DemandSource.ARRIVING_POD and item.job_id is None and _requirements(item) in unschedulable
         else item
         for item in items
     ]
 
 
-def _asked(item: DemandItem) -> tuple[object, ...]:
+def _requirements(item: DemandItem) -> tuple[object, ...]:
     return item.shape, item.priority, item.project, item.blocked, item.gang
 
 
-# Pods that start together because they say so: the PodGroups of others (Coscheduling, Kueue, Volcano) as
-# gangs. Of a group with a minimum so many pods are a gang, those that run counted: all of these get room or
-# none does. What it has besides are pods like any other, served after their gang. A group without a minimum
-# is a gang of all that wait.
+# ---- pod groups (Coscheduling, Kueue, Volcano) as gangs. Of a group with a minimum that many pods are a gang, running
+# pods included; further pods are ordinary. Without a minimum all pending pods are the gang.
 
 _KEYS = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
 _MINIMA = (*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT)
@@ -70,7 +62,7 @@ _MINIMA = (*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT)
 def group_into_gangs(
     items: list[DemandItem], unbound: tuple[PodObserved, ...], pods: Mapping[PodUid, PodObserved]
 ) -> list[DemandItem]:
-    """Pending pods of one group become a gang, which waits like its first and best member."""
+    """Group pending pods of one pod group into a gang with the best priority and waiting time of its members."""
     groups = {pod.pod_uid: group for pod in unbound if (group := group_of(pod))}
     if not groups:
         return items
@@ -79,66 +71,66 @@ def group_into_gangs(
         group = groups.get(PodUid(item.key.removeprefix("pod/")), "")
         if group and item.source is DemandSource.PENDING_POD:
             gangs.setdefault(group, []).append(item)
-    together: dict[str, DemandItem] = {}
+    grouped: dict[str, DemandItem] = {}
     for gang, members in gangs.items():
-        minima = (_count_min(pods[PodUid(each.key.removeprefix("pod/"))]) for each in members)
-        known = [each for each in minima if each is not None]
-        together.update(_as_gang(gang, members, max(known, default=None), pods))
-    return [together.get(item.key, item) for item in items]
+        minima = (_count_min(pods[PodUid(item.key.removeprefix("pod/"))]) for item in members)
+        known = [count for count in minima if count is not None]
+        grouped.update(_as_gang(gang, members, max(known, default=None), pods))
+    return [grouped.get(item.key, item) for item in items]
 
 
 def _as_gang(
     gang: str, members: list[DemandItem], count_min: int | None, pods: Mapping[PodUid, PodObserved]
 ) -> dict[str, DemandItem]:
-    """The members by key: those that the group needs to start as a gang, the rest as they were."""
-    priority, since = max(each.priority for each in members), min(each.since for each in members)
+    """Return the members of the gang by key."""
+    priority, since = max(item.priority for item in members), min(item.since for item in members)
     needed_count = len(members)
     blocked: DeferReason | None = None
     if count_min is not None:
         bound_count = _bound_counts(pods)[gang]
         needed_count = max(0, count_min - bound_count)
         if needed_count > len(members):
-            there = len(members) + bound_count
-            blocked = GroupIncomplete(group=gang, members_present=there, members_count_min=count_min)
-    first = sorted(members, key=lambda each: (-each.priority, each.since, each.key))[:needed_count]
-    hurry = min((each.start_by_at for each in members if each.start_by_at is not None), default=None)
-    within = next(filter(None, (_within(pods[PodUid(each.key.removeprefix("pod/"))]) for each in first)), None)
-    blocked = blocked or next((each.blocked for each in first if each.blocked is not None), None)
+            present = len(members) + bound_count
+            blocked = GroupIncomplete(group=gang, members_present=present, members_count_min=count_min)
+    first = sorted(members, key=lambda item: (-item.priority, item.since, item.key))[:needed_count]
+    deadline = min((item.start_by_at for item in members if item.start_by_at is not None), default=None)
+    within = next(filter(None, (_within(pods[PodUid(item.key.removeprefix("pod/"))]) for item in first)), None)
+    blocked = blocked or next((item.blocked for item in first if item.blocked is not None), None)
     return {
-        each.key: msgspec.structs.replace(
-            each, gang=gang, priority=priority, since=since, blocked=blocked, within=within, start_by_at=hurry
+        item.key: msgspec.structs.replace(
+            item, gang=gang, priority=priority, since=since, blocked=blocked, within=within, start_by_at=deadline
         )
-        for each in first
+        for item in first
     }
 
 
 def group_of(pod: PodObserved) -> str:
-    """`group/<namespace>/<name>` of a pod that names one; empty: none. Jobs of ours start together by themselves."""
+    """Return `group/<namespace>/<name>` of the pod; empty: none, or the pod of a managed job."""
     if pod.job_id is not None:
         return ""
-    said = {key: value for key, value in (*pod.annotations, *pod.labels) if value and key in _KEYS}
-    name = next((said[key] for key in _KEYS if key in said), "")
+    names = {key: value for key, value in (*pod.annotations, *pod.labels) if value and key in _KEYS}
+    name = next((names[key] for key in _KEYS if key in names), "")
     is_none = not name or name.startswith(labels.POD_GROUP_GENERATED_PREFIX)
     return "" if is_none else f"group/{pod.namespace}/{name}"
 
 
 def _count_min(pod: PodObserved) -> int | None:
-    """How many of its group start together: by the group's object, else as the pod itself says."""
+    """Return the minimum of the pod group: of its object, else of the pod."""
     if pod.group_count_min is not None:
         return pod.group_count_min
-    said = dict((*pod.annotations, *pod.labels))
-    return next((int(said[key]) for key in _MINIMA if said.get(key, "").isdigit()), None)
+    metadata = dict((*pod.annotations, *pod.labels))
+    return next((int(metadata[key]) for key in _MINIMA if metadata.get(key, "").isdigit()), None)
 
 
 def _within(pod: PodObserved) -> str | None:
-    """The label whose value the nodes of all members share; None: they may be apart."""
-    said = dict(pod.annotations)
-    return next((said[key] for key in labels.GANG_WITHIN if said.get(key)), None)
+    """Return the node label whose value all members share; None: any nodes."""
+    annotations = dict(pod.annotations)
+    return next((annotations[key] for key in labels.GANG_WITHIN if annotations.get(key)), None)
 
 
 @cached_by_identity(4)
 def _bound_counts(pods: Mapping[PodUid, PodObserved]) -> Counter[str]:
-    """How many pods of each group have a node, or have done their part."""
+    """Return the number of pods per group that have a node or have succeeded."""
     return Counter(
         group
         for pod in pods.values()
@@ -159,9 +151,10 @@ _GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="E
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
-    """Return all work that has no lasting place, in the order in which it is to be served.
+    """Return all work without a lasting node, in the order in which it is served.
 
-    Work that is on its way to a place comes first: it takes its room whatever waits. Wishes for room come last.
+    Work that already has a placement comes first, reported demand last; between them by priority, start deadline and
+    waiting time.
     """
     leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
     unbound, pods_per_job = _unbound_and_members(state.pods)
@@ -171,33 +164,33 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
     items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
     items.extend(_job_items(state, pods_per_job))
-    wishes = (each for each in state.reported_demand.values() if as_of < each.reported.until)
-    items.extend(item for each in wishes for item in _wished(each))
-    return tuple(sorted(items, key=_as_served))
+    reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
+    items.extend(item for record in reports for item in _reported_items(record))
+    return tuple(sorted(items, key=_serving_order))
 
 
-def _as_served(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
-    is_wish, is_further = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
-    hurry = item.start_by_at or NO_START_DEADLINE
-    who = item.gang or item.key
-    return item.is_bought_for, is_wish, -item.priority, is_further, hurry, item.since, who, item.key
+def _serving_order(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
+    is_reported, is_elastic = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
+    deadline = item.start_by_at or NO_START_DEADLINE
+    owner = item.gang or item.key
+    return item.is_bought_for, is_reported, -item.priority, is_elastic, deadline, item.since, owner, item.key
 
 
 @cached_by_identity(256)
-def _wished(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
-    """One item for each member that is wished for: they are wanted each for itself."""
-    wish, spec = record.reported, spec_of(record.reported)
+def _reported_items(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
+    """One item per member: they are independent of each other."""
+    report, spec = record.reported, spec_of(record.reported)
     shape = job_shape(spec)
     return tuple(
         DemandItem(
-            key=f"demand/{wish.source}/{number}",
+            key=f"demand/{report.source}/{number}",
             source=DemandSource.REPORTED,
             shape=shape,
             member_count=1,
             priority=spec.priority,
             since=record.reported_at,
         )
-        for number in range(1, (wish.count or 0) + 1)
+        for number in range(1, (report.count or 0) + 1)
     )
 
 
@@ -205,18 +198,18 @@ def _wished(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
 def _unbound_and_members(
     pods: Mapping[PodUid, PodObserved],
 ) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
-    """Return the pods that have no node yet, and how many members of each job exist."""
+    """Return the pods without a node, and the number of members of each job that exist."""
     members = Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod))
     return tuple(pod for pod in pods.values() if pod.node_name is None), members
 
 
 def is_member(pod: PodObserved) -> bool:
-    """True for a pod that stands for a member of its job: it waits, runs, or has done its part."""
+    """True for a pod that counts as a member of its job: pending, running, or succeeded."""
     return pod.deleting_since is None and pod.phase != "failed"
 
 
 def job_shape(spec: JobSpec) -> Shape:
-    """What each member of a job needs; the Kubernetes Job made for it carries the same demands."""
+    """Return the shape of each member of a job, equal to that of its pods."""
     return Shape(
         resources=msgspec.structs.replace(spec.member_resources, pod_count=1),
         gpu_models=spec.models,
@@ -228,7 +221,7 @@ def job_shape(spec: JobSpec) -> Shape:
 
 
 def _job_demands(spec: JobSpec) -> NodeDemands:
-    """What the job's pods demand of nodes besides model and capacity type, whose labels depend on who made the node."""
+    """Node requirements of the pods besides model and capacity type, whose labels depend on who launched the node."""
     if not spec.member_resources.has_gpus:
         return NO_DEMANDS
     least = share_memory(spec)
@@ -236,7 +229,7 @@ def _job_demands(spec: JobSpec) -> NodeDemands:
 
 
 def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:
-    """How large the replica of a GPU has to be that a member asks for; None: the resource's name says it."""
+    """Return the minimum size of a GPU replica as a node selector; None: part of the resource name."""
     least = spec.gpu_memory_bytes_min
     if least is None or not spec.member_resources.slices:
         return None
@@ -244,7 +237,7 @@ def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:
 
 
 def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
-    """What a pod needs; `spec` is that of its job, where it has one of ours, `rules` are all pods'."""
+    """Return the shape of a pod; `spec` is that of its managed job, `rules` are those of all pods."""
     models = pod.gpu_models or (() if pod.gpu_model is None else (pod.gpu_model,))
     return Shape(
         resources=msgspec.structs.replace(pod.requests, pod_count=1),
@@ -258,20 +251,20 @@ def pod_shape(pod: PodObserved, spec: JobSpec | None, rules: Rules) -> Shape:
 
 
 def _memory_min(pod: PodObserved, spec: JobSpec | None) -> int | None:
-    """Memory of one whole GPU, as the pod's claims or its job ask for it."""
+    """Minimum memory of one whole GPU, by the claims of the pod or its job."""
     if pod.gpu_memory_bytes_min is not None or spec is None or pod.requests.slices:
         return pod.gpu_memory_bytes_min
     return spec.gpu_memory_bytes_min
 
 
 def job_spec(state: ClusterState, job_id: JobId | None) -> JobSpec | None:
-    """Return the accepted job, None where there is none or it has aged out."""
+    """Return the accepted job; None if there is none or it has aged out."""
     job = None if job_id is None else state.jobs.get(job_id)
     return None if job is None or job.queued is None else job.queued.spec
 
 
 def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
-    """The job's priority; for other pods Kubernetes' own, whose scale is everybody's own: below, at, or above zero."""
+    """Return the priority of the job; of other pods low, medium or high by the sign of the Kubernetes priority."""
     if spec is not None:
         return spec.priority
     if pod.priority == 0:
@@ -280,10 +273,10 @@ def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
 
 
 def _start_by(pod: PodObserved) -> datetime | None:
-    """When the pod is to have started, by its annotation; None: no hurry, or nothing that can be read."""
-    said = next((value for key, value in pod.annotations if key == labels.START_BY), None)
+    """Return the start deadline in the annotation of the pod; None: none, or invalid."""
+    text = next((value for key, value in pod.annotations if key == labels.START_BY), None)
     try:
-        at = None if said is None else datetime.fromisoformat(said)
+        at = None if text is None else datetime.fromisoformat(text)
     except ValueError:
         return None
     return None if at is None or at.tzinfo is None else at
@@ -295,7 +288,7 @@ def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource |
     if pod.node_name is None:
         return DemandSource.ARRIVING_POD if pod.unschedulable_since is None else DemandSource.PENDING_POD
     view = leaving.get(pod.node_name)
-    # A bare pod does not come back, so it needs no other place.
+    # A bare pod is not recreated and needs no other node.
     if view is None or pod.owner_kind is None or not is_workload(pod):
         return None
     return DemandSource.AT_RISK_POD if view.notice is not None else DemandSource.MOVING_POD
@@ -332,7 +325,7 @@ def _blocked(pod: PodObserved) -> VolumeNotReady | DeviceClaimsUnsupported | Non
 
 
 def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterator[DemandItem]:
-    """Jobs whose members do not exist as pods yet. Members that do exist speak for themselves."""
+    """Members of jobs that do not exist as pods yet. Existing pods are items of their own."""
     for job_id, job in state.jobs.items():
         if job.queued is None or job.finished is not None or job.cancel_requested is not None:
             continue
@@ -358,17 +351,17 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
             )
         if is_queued or is_unbound(job):
             placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
-            there_count = max(placed_count, pods_per_job.get(job_id, 0))
-            yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, there_count)
+            present_count = max(placed_count, pods_per_job.get(job_id, 0))
+            yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, present_count)
 
 
 def _placed_on(job: JobRecord | None) -> tuple[str, ...]:
-    """Bins of the job's placement, each once."""
+    """Keys of the bins of the placement, each once."""
     if job is None or job.placed is None:
         return ()
     return tuple(dict.fromkeys(f"node/{node_uid}" for node_uid in job.placed.node_uids))
 
 
 def is_unbound(job: JobRecord) -> bool:
-    """True for a placed job that has not started since: pods that are missing are still to come."""
+    """True for a placed job that has not started since: missing pods are yet to be created."""
     return job.placed is not None and (job.started is None or job.started.started_at < job.placed.placed_at)

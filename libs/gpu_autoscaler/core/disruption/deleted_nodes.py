@@ -1,7 +1,8 @@
-"""Step `empty_deleted`: a node that somebody deleted by hand is emptied as Kubernetes would have it, by a deadline.
+"""Step `empty_deleted`: a node that a user deleted is drained as Kubernetes would, by a deadline.
 
-And the finalizer that makes this possible: on which nodes it is missing, and from which it may be taken away, last of
-all. The executor puts it and takes it (`scaler/finalizers.py`); it chooses nothing.
+Also the finalizer that makes this possible: which nodes lack it, and from which it may be removed, after everything
+else. The executor (`scaler/finalizers.py`) applies these changes and decides nothing. And the nodes that Karpenter ends
+by itself without notifying their pods (`unannounced_deletions`).
 """
 
 from collections.abc import Mapping
@@ -22,15 +23,18 @@ from gpu_autoscaler.model.reasons.drain import NodeDeleted
 
 
 class FinalizerChange(NamedTuple):
-    """What is to be done about the finalizer of a node: put it there, or take it away."""
+    """A node whose finalizer is to be added or removed."""
 
     view: NodeView
     is_wanted: bool
 
 
 def finalizer_changes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[FinalizerChange, ...]:
-    """Return each node of ours whose finalizer is not as it is to be, by name. Nodes of others never carry it, nor do
-    those that Karpenter makes for us: it holds them by its own, empties them, and waits for no other."""
+    """Return each managed node whose finalizer is not as it should be, by name.
+
+    Foreign nodes never carry it. Nor do the nodes that Karpenter makes for us: they have Karpenter's own finalizer, and
+    Karpenter drains them.
+    """
     if not _may_change(index_of(state), policy):
         return ()
     due = []
@@ -39,48 +43,48 @@ def finalizer_changes(state: ClusterState, policy: ScalingPolicy, as_of: datetim
             continue
         is_wanted = policy.removal.is_finalizer_on and not is_karpenter_managed(view.node)
         if view.node.deleting_since is not None:
-            # It cannot be put any more. What it waits for is the end of the instance.
-            is_wanted = view.node.is_guarded and is_wanted and not _has_ended(view, state)
-        if is_wanted != view.node.is_guarded:
+            # It can no longer be added. It is kept until the instance has ended.
+            is_wanted = view.node.has_finalizer and is_wanted and not _has_ended(view, state)
+        if is_wanted != view.node.has_finalizer:
             due.append(FinalizerChange(view, is_wanted))
     return tuple(due)
 
 
 @cached_by_identity(4)
 def _may_change(index: RecordIndex, policy: ScalingPolicy) -> bool:
-    """False where no node's finalizer can have to change: most often, and for as long as nodes say the same."""
+    """False if no node's finalizer can have to change, as is usual; cached while nodes do not change."""
     is_on = policy.removal.is_finalizer_on
-    ours = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
+    ours = (records.node for records in index.records if records.node is not None and records.action_id is not None)
     return any(
-        node.deleting_since is not None or node.is_guarded != (is_on and not is_karpenter_managed(node))
+        node.deleting_since is not None or node.has_finalizer != (is_on and not is_karpenter_managed(node))
         for node in ours
     )
 
 
 def is_karpenter_managed(node: NodeObserved) -> bool:
-    """True from the first moment on: the taint goes when the label comes."""
+    """True from the first moment on: the taint is removed when the label is added."""
     is_new = any(taint.key == labels.KARPENTER_UNREGISTERED_TAINT for taint in node.taints)
     return is_new or any(key == labels.KARPENTER_REGISTERED for key, _ in node.labels)
 
 
 def drain_deleted_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Every node of ours that is held on its way out drains, with force at the end: its user has decided."""
+    """Drain every managed node that is being deleted, by force at the deadline: its user has decided."""
     drains = (_drain(view, draft, state, policy) for view in draft.views)
     return draft.adding(removals=[drain for drain in drains if drain is not None])
 
 
 def _drain(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> DrainNode | None:
     node = view.node
-    if node is None or node.deleting_since is None or not node.is_guarded or not view.is_ours:
+    if node is None or node.deleting_since is None or not node.has_finalizer or not view.is_ours:
         return None
     if _has_ended(view, state) or (view.drain is not None and view.drain.drained is not None):
         return None
-    # Nobody may have been here for a while; what can save has a moment all the same.
+    # The scaler may have been away; work still gets time to save a checkpoint.
     deadline_at = max(
         node.deleting_since + timedelta(seconds=policy.drain_seconds_max),
         draft.as_of + timedelta(seconds=policy.notice_seconds_default),
     )
-    if view.reclaim_at is not None:  # the cloud takes it at the same time, and does not wait
+    if view.reclaim_at is not None:  # the cloud interrupts it at the same time
         deadline_at = min(deadline_at, view.reclaim_at)
     decided = None if view.drain is None else view.drain.decision
     if isinstance(decided, ReleaseInstance):
@@ -91,7 +95,7 @@ def _drain(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPol
 
 
 def _has_ended(view: NodeView, state: ClusterState) -> bool:
-    """The cloud has confirmed the end of the instance, or its lists since the deletion have left it out for long."""
+    """True if the cloud has confirmed the end of the instance, or its lists have lacked it since the deletion."""
     if not view.is_counted:
         return True
     node, listed_at = view.node, state.instances_listed_at
@@ -102,35 +106,34 @@ def _has_ended(view: NodeView, state: ClusterState) -> bool:
     return (listed_at - last_seen_at).total_seconds() > INSTANCE_MISSING_SECONDS_MAX
 
 
-# Nodes of ours that Karpenter ends by itself, with work on them that nobody has told to save. It answers
-# interruptions, repairs, and ends what `kubectl delete nodeclaim` names: it taints such a node and evicts its
-# pods at once (Karpenter, `pkg/controllers/node/termination/controller.go`, v1.12.1; read 2026-11-22). That
-# is its to do: nothing is cordoned or evicted here, and no notice is counted against spot. But pods that save
-# when they are told to would be told by nobody. Nothing of it is decided, so nothing is on record but what
-# the pods then carry: what is due follows from the state.
+# ---- deletions by Karpenter
+# Karpenter handles interruptions, repairs nodes, and ends what `kubectl delete nodeclaim` names: it taints such a node
+# and evicts its pods at once (Karpenter, `pkg/controllers/node/termination/controller.go`, v1.12.1; read 2026-11-22).
+# Nothing is cordoned or evicted here. But pods that save on request have to be notified. No decision is recorded: what
+# is due follows from the state.
 
 
 class UnannouncedDeletion(NamedTuple):
-    """A node on its way out by somebody else's hand, and since when."""
+    """A node that Karpenter deletes, and since when."""
 
     node_name: str
     since: datetime
 
 
 def unannounced_deletions(state: ClusterState) -> tuple[UnannouncedDeletion, ...]:
-    """Return the nodes on which a pod is left that was not told since, by name."""
-    found = []
+    """Return the nodes with a pod that was not notified since, by name."""
+    deletions = []
     for node in state.nodes.values():
         if (since := node.deleting_since) is None or node.action_id is None or not is_karpenter_managed(node):
             continue
         here = filter(counts_for_idleness, pods_by_node(state).get(node.name, ()))
         if not all(is_announced(dict(pod.annotations), since) for pod in here):
-            found.append(UnannouncedDeletion(node.name, since))
-    return tuple(sorted(found))
+            deletions.append(UnannouncedDeletion(node.name, since))
+    return tuple(sorted(deletions))
 
 
 def is_announced(annotations: Mapping[str, str], since: datetime) -> bool:
-    """True for a pod that was asked to save by some instant after this one; what is older was about something else."""
+    """True for a pod that was asked to save by an instant after this one; an older request had another cause."""
     try:
         deadline_at = datetime.fromisoformat(annotations.get(labels.CHECKPOINT_REQUESTED, ""))
     except ValueError:

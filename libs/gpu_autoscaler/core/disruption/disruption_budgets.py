@@ -1,7 +1,7 @@
-"""How many nodes may leave at a time. Asked before each removal by choice.
+"""Disruption budgets: how many nodes may be removed at a time. Evaluated before each removal by choice.
 
-Of the budgets that hold now and name the cause the smallest counts; a share is rounded up, and nodes that are silent
-are out of service already. A budget that cannot be read allows nothing (Karpenter, "Disruption", read 2026-11-21).
+The smallest of the active budgets that name the cause applies. A share is rounded up, and lost nodes are out of service
+already. An invalid budget allows nothing (Karpenter, "Disruption", read 2026-11-21).
 """
 
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ from gpu_autoscaler.model.reasons.defer_limits import (
 def removal_limit(
     view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy
 ) -> MinimumReached | DisruptionBudgetReached | PoolPaused | KeptByOverride | None:
-    """Return which limit one more node leaving for this cause would pass; None: it may."""
-    ours = [each for each in draft.views if each.is_ours and each.is_counted]
-    staying_count = len(ours) - len(draft.leaving())
+    """Return which limit one more removal for this cause would exceed; None: it is allowed."""
+    ours = [view for view in draft.views if view.is_ours and view.is_counted]
+    staying_count = len(ours) - len(draft.leaving_nodes())
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
     if (kept := protecting_directive(view, draft)) is not None:
         return kept
-    disrupting = draft.disturbing() | _awaiting_replacement(draft)
+    disrupting = draft.disrupted_nodes() | _awaiting_replacement(draft)
     if cause is not RemovalCause.UNHEALTHY:
-        disrupting |= {each.node_uid for each in ours if each.phase is NodePhase.LOST and each.node_uid is not None}
+        disrupting |= {view.node_uid for view in ours if view.phase is NodePhase.LOST and view.node_uid is not None}
     disrupting -= {view.node_uid}
-    usable_count = sum(1 for each in ours if each.usable_since is not None)
+    usable_count = sum(1 for view in ours if view.usable_since is not None)
     disrupting_count_max = removals_count_max(cause, usable_count, policy, draft.as_of)
     if len(disrupting) >= disrupting_count_max:
         return DisruptionBudgetReached(disrupting_count=len(disrupting), disrupting_count_max=disrupting_count_max)
@@ -46,16 +46,16 @@ def removal_limit(
 
 
 def removals_left(cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> int:
-    """How many more nodes may leave for this cause now, as far as budgets go."""
-    ours = [each for each in draft.views if each.is_ours and each.is_counted]
-    usable_count = sum(1 for each in ours if each.usable_since is not None)
-    disrupting = draft.disturbing() | _awaiting_replacement(draft)
-    over_minimum = len(ours) - len(draft.leaving()) - policy.nodes_count_min
+    """Return how many more nodes may be removed for this cause now, by budgets and minimum."""
+    ours = [view for view in draft.views if view.is_ours and view.is_counted]
+    usable_count = sum(1 for view in ours if view.usable_since is not None)
+    disrupting = draft.disrupted_nodes() | _awaiting_replacement(draft)
+    over_minimum = len(ours) - len(draft.leaving_nodes()) - policy.nodes_count_min
     return min(removals_count_max(cause, usable_count, policy, draft.as_of) - len(disrupting), over_minimum)
 
 
 def _awaiting_replacement(draft: Draft) -> set[NodeUid]:
-    """Nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
+    """Return the nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
     ordered = (view.order.decision for view in draft.views if view.is_booting and view.order is not None)
     bought = (purchase.decision for purchase in draft.purchases)
     return {
@@ -67,7 +67,7 @@ def _awaiting_replacement(draft: Draft) -> set[NodeUid]:
 
 
 def removals_count_max(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> int:
-    """How many of so many nodes may be leaving at this instant, for this cause."""
+    """Return how many of this many nodes may be removed at this instant for this cause."""
     return min(_limits(cause, nodes_count, policy, as_of))
 
 

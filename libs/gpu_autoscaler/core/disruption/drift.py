@@ -1,9 +1,8 @@
-"""Step `renew`: nodes that are sick, too old, likely to be taken, or not what the policy would buy today make way, and
-those that never became what was bought while pods run on them.
+"""Step `renew`: nodes that are unhealthy, expired, drifted, recommended for rebalance or failed to boot are replaced.
 
-Their work moves to nodes that are ready; where there is no room, a replacement is bought and waited for first. Drift
-and expiry respect what must not be disturbed, expiry for as long as its overtime; sickness and a boot that failed do
-not. With force only at the drain's deadline.
+Their work moves to nodes that are ready. Without capacity, a replacement is bought and awaited first. Drift and expiry
+respect protected work, expiry for its grace period; health and failed boots do not. Force is used only at the drain's
+deadline.
 """
 
 from bisect import bisect_right
@@ -48,8 +47,7 @@ from gpu_autoscaler.model.reasons.drain import (
     RebalanceRecommended,
 )
 
-# What makes a node due to be replaced, read from its own evidence: sickness, age, and a policy that has
-# changed.
+# ---- reasons to replace a node
 
 _HASH_RANGE = 2**32
 
@@ -60,7 +58,7 @@ def _early_ratio(name: str) -> float:
 
 
 def expires_at(name: str, created_at: datetime, policy: ScalingPolicy) -> datetime | None:
-    """Return when a node is old enough to go, a little earlier for each by its name; None: never."""
+    """Return when the node expires, a little earlier for each by its name; None: never."""
     rules = policy.removal
     if rules.expire_seconds_max is None:
         return None
@@ -69,7 +67,7 @@ def expires_at(name: str, created_at: datetime, policy: ScalingPolicy) -> dateti
 
 
 def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpired | None:
-    """Return that the node is old enough to go."""
+    """Return that the node has expired."""
     if view.node is None:
         return None
     due_at = expires_at(view.name, view.node.created_at, policy)
@@ -82,12 +80,12 @@ def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpir
 
 
 def is_overdue(reason: NodeExpired, policy: ScalingPolicy) -> bool:
-    """True when an expired node has waited for protected work for as long as the policy lets it."""
+    """True if an expired node has waited for protected work for the whole grace period."""
     return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_grace_seconds
 
 
 def suspect_nodes(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[NodeUid]:
-    """Return the nodes that a look for sickness is worth while at."""
+    """Return the nodes whose health is worth a closer look."""
     rules = policy.removal.gpu_health
     return state.unhealthy_since.keys() | {
         uid for uid, history in state.telemetry_history.items() if is_suspect(history, rules)
@@ -95,14 +93,14 @@ def suspect_nodes(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[Nod
 
 
 def unhealthy(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeUnhealthy | None:
-    """Return what has been amiss with the node for too long. One that never was usable is not sick but late."""
+    """Return what has been wrong with the node for too long. A node that never was usable is late, not unhealthy."""
     if view.node_uid is None or view.node is None or view.usable_since is None:
         return None
     since = state.unhealthy_since.get(view.node_uid)
     if since is not None and view.phase is NodePhase.LOST:
         unhealthy_seconds, limit = (as_of - since).total_seconds(), policy.removal.unhealthy_seconds_max
         if unhealthy_seconds >= limit:
-            evidence = "it offers fewer GPUs than it had" if view.node.is_ready else "it was not ready"
+            evidence = "fewer allocatable GPUs than before" if view.node.is_ready else "not ready"
             return NodeUnhealthy(evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit)
     return _unhealthy_gpu(view.node_uid, state, policy, as_of)
 
@@ -111,21 +109,21 @@ def _unhealthy_gpu(
     node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> NodeUnhealthy | None:
     history = state.telemetry_history.get(node_uid)
-    found = None if history is None else gpu_evidence(history, policy.removal.gpu_health, as_of)
-    if found is None:
+    fault = None if history is None else gpu_evidence(history, policy.removal.gpu_health, as_of)
+    if fault is None:
         return None
     return NodeUnhealthy(
-        evidence=found.description,
-        unhealthy_seconds=(as_of - found.since).total_seconds(),
+        evidence=fault.description,
+        unhealthy_seconds=(as_of - fault.since).total_seconds(),
         unhealthy_seconds_max=policy.removal.gpu_health.evidence_seconds,
-        is_fatal=found.is_fatal,
+        is_fatal=fault.is_fatal,
     )
 
 
 def rebalance_recommended(
     view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> RebalanceRecommended | None:
-    """Return that the cloud hinted lately that it may take the node. It says no more about when, nor takes it back."""
+    """Return a recent rebalance recommendation. The cloud neither dates it nor withdraws it."""
     noticed_at = None if view.provider_id is None else state.rebalance_recommended_at.get(view.provider_id)
     if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.rebalance_avoid_seconds:
         return None
@@ -133,12 +131,12 @@ def rebalance_recommended(
 
 
 def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:
-    """Return in what the node is not what its pool would buy today. What is unknown of it is no difference."""
+    """Return how the node differs from what its pool would buy today. An unknown property is no difference."""
     if not policy.removal.is_drift_on or view.pool is None:
         return None
-    pool = next((each for each in policy.pools if each.name == view.pool), None)
+    pool = next((pool for pool in policy.pools if pool.name == view.pool), None)
     if pool is None:
-        return NodeDrifted(difference=f"pool {view.pool} is gone")
+        return NodeDrifted(difference=f"pool {view.pool} no longer exists")
     difference = _filtered_out(view, pool) or _order_difference(view, pool)
     return None if difference is None else NodeDrifted(difference=difference)
 
@@ -151,12 +149,12 @@ def _filtered_out(view: NodeView, pool: NodePool) -> str | None:
         ("capacity type", pool.capacity_types, view.capacity_type),
     ):
         if allowed and value is not None and value not in allowed:
-            return f"{what} {value} is not allowed in pool {pool.name} any more"
+            return f"{what} {value} is no longer allowed in pool {pool.name}"
     return None
 
 
 def _order_difference(view: NodeView, pool: NodePool) -> str | None:
-    """By the order alone: what somebody wrote on the node since, or the cloud left out, would be so again."""
+    """Compare with the order alone: later changes to the node, or the cloud's omissions, would recur."""
     decision = None if view.order is None else view.order.decision
     if decision is None:
         return None
@@ -171,7 +169,7 @@ _STEP = "renew"
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """A node that is to go, and whether it goes whatever runs there."""
+    """A node to replace, and whether protection is ignored."""
 
     view: NodeView
     cause: RemovalCause
@@ -180,25 +178,27 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Each node that is due drains, waits for its replacement, or is held back with what keeps it."""
-    leaving = draft.leaving()
-    due = [each for each in _due(draft, state, policy) if each.view.name not in leaving]
+    """Drain each due node, wait for its replacement, or defer it with the reason."""
+    leaving = draft.leaving_nodes()
+    due = [candidate for candidate in _due(draft, state, policy) if candidate.view.name not in leaving]
     if not due:
         return draft
     stale = stale_watch(state, policy, draft.as_of) or _too_many_unhealthy(due, draft, policy)
     if isinstance(stale, TooManyUnhealthy):
         draft = draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
-        due = [each for each in due if not isinstance(each.reason, NodeUnhealthy)]
+        due = [candidate for candidate in due if not isinstance(candidate.reason, NodeUnhealthy)]
     elif stale is not None:
         return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
-    for each in due:  # what has to go itself is no place for others
-        if bin_key(each.view) in draft.free_capacity:
-            draft.free_capacity.remove(bin_key(each.view))
-    for each in sorted(
-        due, key=lambda each: (each.cause is not RemovalCause.UNHEALTHY, not each.is_forced, each.view.name)
-    ):
-        draft = _remove(each, draft, state, policy)
+    for candidate in due:  # a node to be replaced takes no other work
+        if bin_key(candidate.view) in draft.free_capacity:
+            draft.free_capacity.remove(bin_key(candidate.view))
+    for candidate in sorted(due, key=_order_of_replacement):
+        draft = _remove(candidate, draft, state, policy)
     return draft
+
+
+def _order_of_replacement(due: _Due) -> tuple[bool, bool, str]:
+    return due.cause is not RemovalCause.UNHEALTHY, not due.is_forced, due.view.name
 
 
 def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
@@ -236,7 +236,7 @@ def _missed_deadline(draft: Draft, policy: ScalingPolicy) -> Iterator[_Due]:
 
 
 class _Ages(NamedTuple):
-    """What age and drift say of nodes, which changes with them and the policy alone."""
+    """Expiry and drift of nodes, which change with the nodes and the policy alone."""
 
     expires_at: list[datetime]  # ascending, of the nodes in `by_age`
     by_age: list[NodeView]
@@ -253,13 +253,13 @@ def _ages(views: tuple[NodeView, ...], policy: ScalingPolicy) -> _Ages:
             others.append(view)
         elif at is not None:
             by_age.append((at, view.name, view))
-    by_age.sort(key=lambda each: each[:2])
+    by_age.sort(key=lambda entry: entry[:2])
     return _Ages([at for at, _, _ in by_age], [view for _, _, view in by_age], others)
 
 
 @cached_by_identity(8192)
 def _expiry_and_drift(view: NodeView, policy: ScalingPolicy) -> tuple[datetime | None, bool]:
-    """When the node is old enough to go, and whether it has drifted; nothing of one that may not go by choice."""
+    """Return when the node expires, and whether it has drifted; nothing if it may not be removed by choice."""
     if not _is_removable(view):
         return None, False
     at = None if view.node is None else expires_at(view.name, view.node.created_at, policy)
@@ -271,7 +271,7 @@ def _is_removable(view: NodeView) -> bool:
 
 
 def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:
-    unhealthy_count = sum(1 for each in due if isinstance(each.reason, NodeUnhealthy))
+    unhealthy_count = sum(1 for candidate in due if isinstance(candidate.reason, NodeUnhealthy))
     nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
     rules = policy.removal
     if unhealthy_count <= max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * nodes_count):
@@ -289,7 +289,7 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
             pods, state, policy, draft.as_of, beside=_pods_on_drained_nodes(draft)
         )
     reason = reason or retry_cooldown(view, state, policy, draft.as_of)
-    if not isinstance(due.reason, BootTimedOut):  # such a node was never one of those that the limits keep
+    if not isinstance(due.reason, BootTimedOut):  # limits never counted such a node
         reason = reason or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
         return _deferred(draft, view, reason)
@@ -299,18 +299,19 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | relocation.hosts)
     draft.free_capacity.rollback(mark)
-    if due.cause is RemovalCause.REBALANCE_RECOMMENDED and relocation.unplaced:  # a hint is not worth another node
+    # A recommendation is not worth another node.
+    if due.cause is RemovalCause.REBALANCE_RECOMMENDED and relocation.unplaced:
         return _deferred(draft, view, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in relocation.unplaced)))
     if not relocation.unplaced:
-        last = max(relocation.coming, key=lambda each: (each.expected_at is None, each.expected_at, each.key))
+        last = max(relocation.coming, key=lambda entry: (entry.expected_at is None, entry.expected_at, entry.key))
         return _deferred(draft, view, CapacityExpected(node=last.name, expected_at=last.expected_at))
     purchases, reason = buy_replacement(view, due.cause, relocation, draft, state, policy)
     return draft.adding(purchases=purchases) if reason is None else _deferred(draft, view, reason)
 
 
 def _pods_on_drained_nodes(draft: Draft) -> Iterator[PodObserved]:
-    """Work on the nodes that this plan drains so far."""
-    disrupting = {each.node_uid for each in draft.removals if isinstance(each, DrainNode)}
+    """Yield the work on the nodes that this plan drains so far."""
+    disrupting = {removal.node_uid for removal in draft.removals if isinstance(removal, DrainNode)}
     for view in draft.views:
         if view.node_uid in disrupting:
             yield from moving_pods(view, draft)

@@ -1,7 +1,7 @@
-"""What is better left where it is for now: work that just began, is nearly done, ranks high, or is spread over nodes.
+"""Work that is better not moved now: it just began, is nearly done, has high priority, or spans several nodes.
 
-Marks and budgets, which say who must not be disturbed, are read in `core/disruption/protection.py`; this weighs what a
-move by choice would cost against its worth. Notices, sickness and overdue nodes do not ask here.
+Annotations and PodDisruptionBudgets, which protect work, are read in `core/disruption/protection.py`. This module
+weighs the cost of a move by choice. Notices, health and overdue nodes do not ask it.
 """
 
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.format import duration, instant
 from gpu_autoscaler.model.observed import Instant
 
-# Retries that a move leaves for what nobody chooses: a storm takes one, and often the next. Source: our own.
+# Retries that a move leaves for interruptions: a capacity shortage takes one, and often the next. Source: our own.
 _RETRIES_KEPT_COUNT = 2
 
 
 def reason_to_wait(
     pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
 ) -> str | None:
-    """Return why the pod is better not moved now, in words; None: nothing speaks against it."""
+    """Return why the pod is better not moved now; None: it may be moved."""
     if pod.started_at is not None:
         run_seconds = max(0.0, (as_of - pod.started_at).total_seconds())
         if run_seconds < rules.run_seconds_min:
-            return f"it has run for {duration(run_seconds)}, and is left alone for {duration(rules.run_seconds_min)}"
+            return f"it has run for {duration(run_seconds)} of the protected {duration(rules.run_seconds_min)}"
     ends_at = expected_end(pod, job)
     if ends_at is not None and as_of <= ends_at <= as_of + timedelta(seconds=rules.ending_soon_seconds):
         return f"it ends by {instant(ends_at)}, which is cheaper than moving it"
@@ -34,10 +34,10 @@ def reason_to_wait(
 
 
 def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
-    """Return when the pod's work is over at the latest: by what it says itself, or its job's time limit."""
-    told = dict(pod.annotations).get(labels.EXPECTED_END, "")
+    """Return the latest end of the pod's work, by its annotation or its job's time limit; None: unknown."""
+    annotated = dict(pod.annotations).get(labels.EXPECTED_END, "")
     try:
-        at = datetime.fromisoformat(told)
+        at = datetime.fromisoformat(annotated)
     except ValueError:
         at = None
     if at is not None and at.tzinfo is not None:
@@ -52,18 +52,18 @@ def _reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: i
         return None
     priority, priority_min = job.queued.spec.priority, rules.job_priority_min
     if priority_min is not None and priority >= priority_min:
-        return f"its job has priority {priority}, and from {priority_min} on jobs stay"
+        return f"its job has priority {priority}; jobs of priority {priority_min} or more are not moved"
     if len(set(job.placed.node_uids)) > 1:
-        return "its job runs on several nodes, all of which would begin again"
+        return "its job runs on several nodes, all of which would start over"
     if job.placed.attempt > retries_count_max - _RETRIES_KEPT_COUNT:
-        return "its job has no attempt to spare"
+        return "its job has no retry to spare"
     return None
 
 
 def gpu_seconds_at_risk(pods: Iterable[PodObserved], checkpoint_interval_seconds: float, as_of: datetime) -> float:
-    """Return the work that a move puts at stake: of each pod what it did since it saved, or began, on all its GPUs.
+    """Return the GPU seconds that a move would lose: of each pod its work since the last save or start, times its GPUs.
 
-    At most as much as lies between two saves, for what nobody knows the saves of.
+    For pods that do not report saves at most the checkpoint interval.
     """
     return sum(
         _unsaved_seconds(pod, checkpoint_interval_seconds, as_of) * max(1, pod.requests.gpu_count) for pod in pods

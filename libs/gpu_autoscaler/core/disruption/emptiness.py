@@ -1,6 +1,6 @@
-"""Steps `release_idle` and `consolidate`: what is not needed goes, never on missing data, never many at once.
+"""Steps `release_idle` and `consolidate`: unneeded nodes are removed, never on missing data, never many at once.
 
-Only nodes that we bought are ever removed. That a node is empty comes from pods alone; telemetry has no say here.
+Only nodes that were bought are ever removed. Whether a node is empty follows from its pods alone, never from telemetry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from gpu_autoscaler.core.disruption.repack import (
 )
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.limits.override_bounds import beyond
+from gpu_autoscaler.core.limits.override_bounds import exceeded_override
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
@@ -63,21 +63,21 @@ from gpu_autoscaler.model.reasons.drain import (
     NodeUnderused,
 )
 
-# How long an empty node is kept: as long as it costs less than its boot would, if it were let go and needed
-# again. Nobody knows when work comes. Who keeps a node until it has cost what another one would, and then
-# lets it go, never pays more than twice what one pays who knew (Karlin, Manasse, Rudolph, Sleator,
-# "Competitive Snoopy Caching", 1988: to rent or to buy). What another one costs is the time in which it
-# boots, at its price, and that somebody waits for it.
+# ---- how long an empty node is kept
+# An empty node is kept as long as that costs less than booting another one would. The next arrival of work is unknown.
+# Keeping a node until it has cost as much as its replacement never costs more than twice the optimum (Karlin, Manasse,
+# Rudolph, Sleator, "Competitive Snoopy Caching", 1988: rent or buy). A replacement costs its boot time at its price,
+# and the wait.
 
 
 def idle_seconds_allowed(view: NodeView, policy: ScalingPolicy) -> float:
-    """Return after how long without pods the node goes; the policy's most where nobody knows what it was sold as."""
+    """Return after how long without pods the node is removed; the policy's maximum if its offer is unknown."""
     decision = None if view.order is None else view.order.decision
     return policy.idle_seconds_max if decision is None else break_even_idle_seconds(decision.offer, policy)
 
 
 def break_even_idle_seconds(offer: Offer, policy: ScalingPolicy) -> float:
-    """Return how long a node of the offer is worth its keep, at most `idle_seconds_max`; what is reserved is paid."""
+    """Return how long keeping a node of the offer pays off, at most `idle_seconds_max`; reserved nodes cost nothing."""
     price = 0 if offer.capacity_type is CapacityType.RESERVED else offer.price_micro_usd_per_hour
     hourly = None if price is None else price + policy.node_overhead_micro_usd_per_hour
     if not hourly:
@@ -86,7 +86,7 @@ def break_even_idle_seconds(offer: Offer, policy: ScalingPolicy) -> float:
     return min(policy.idle_seconds_max, again)
 
 
-# Why a gang is not bought that will not be bought a moment later either. A cooldown passes; an old list says nothing.
+# Reasons not to buy for a gang that will not pass soon, unlike a cooldown or an old list.
 _NOTHING_TO_BUY = (
     GangBackoff,
     GangTimedOut,
@@ -106,23 +106,23 @@ _CONSOLIDATE = "consolidate"
 
 
 def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Nodes that were empty for long enough drain; instances that never became usable, or nobody's, are given back.
+    """Drain nodes that were empty for long enough; release instances that never became usable or are orphaned.
 
-    What was bought for a gang that cannot be completed goes at once: nothing else needs it, and nothing will idle it.
-    So does what is more than somebody allows for a while.
+    Nodes bought for a gang that cannot be completed are removed at once, as nothing else needs them. So are nodes above
+    an override's maximum.
     """
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
         return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
     draft = _release(draft, state, policy)
-    # The dearest go first, so that a small budget saves most.
+    # The most expensive first, so that a small budget saves most.
     empty = (view for view in draft.views if view.empty_since is not None)
     for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
         allowed_seconds = idle_seconds_allowed(view, policy)
-        at_once = _abandoned_gang(view, draft) or beyond(view, draft)
+        at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
         reason: DeferReason | None
         if at_once is None and idle_seconds < allowed_seconds:
             reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
@@ -140,11 +140,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
 
 
 def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """At most one little used node drains: every pod on it may be disturbed and has a place on a usable node.
+    """Drain at most one underused node: every pod on it may be disturbed and fits on a usable node.
 
-    Not while work waits for nodes, nor while pods of an earlier drain still move: the room may be theirs.
+    Not while work waits for nodes, nor while pods of an earlier drain still move: they may need the capacity.
     """
-    is_quiet = draft.is_demand_met and not draft.disturbing() and stale_watch(state, policy, draft.as_of) is None
+    is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and stale_watch(state, policy, draft.as_of) is None
     if not policy.is_consolidation_on or not is_quiet:
         return draft
     little = underutilized(draft, state, policy)
@@ -172,26 +172,26 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
 
 
 def _cost_to_empty(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
-    """Nodes whose work saved just now are cheap to empty, and so are those with few pods."""
+    """Sort key: nodes whose work has just saved, and those with few pods, are cheap to drain."""
     pods = moving_pods(view, draft)
     return gpu_seconds_at_risk(pods, policy.removal.checkpoint_interval_seconds, draft.as_of), len(pods), view.name
 
 
-# ---- what may go, and what keeps it
+# ---- removals and what prevents them
 
 
 def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Purchases that missed their deadline or their gang, and instances that no decision stands behind."""
+    """Release purchases that missed their deadline or their gang, and instances without an order."""
     unready = [view for view in draft.views if view.phase is not NodePhase.READY]
     releases = [
         (view, _missed_deadline(view, draft, policy) or _release_of_abandoned_gang(view, draft)) for view in unready
     ]
-    # Where work was found at the last look, what is known here may still be older than that.
+    # A release canceled because of work on the node may be newer than the state here.
     waits = {
         view.name: retry_cooldown(view, state, policy, draft.as_of) for view, release in releases if release is not None
     }
     draft = draft.adding(
-        removals=[each for view, each in releases if each is not None and waits[view.name] is None],
+        removals=[release for view, release in releases if release is not None and waits[view.name] is None],
         deferred=[
             Deferred(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
             for view in unready
@@ -225,7 +225,7 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
 
 
 def _missed_deadline(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:
-    """Give back what missed its deadline. Where pods run on it already it is renewed, as a sick node is."""
+    """Release an order that missed its deadline. With pods on its node, it is replaced like an unhealthy node."""
     if view.phase is not NodePhase.FAILED or view.order is None or has_workload_pods(view, draft.pods):
         return None
     return ReleaseInstance(
@@ -237,7 +237,7 @@ def _missed_deadline(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Rel
 
 
 def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance | None:
-    """Give back what boots for a gang that is given up. One whose launch is under way is looked at when it is done."""
+    """Release what boots for an abandoned gang. A launch under way is decided when it is done."""
     abandoned = _abandoned_gang(view, draft)
     if abandoned is None or not view.is_booting or view.provider_id is None or view.action_id is None:
         return None
@@ -252,9 +252,9 @@ def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance 
 
 
 def _abandoned_gang(view: NodeView, draft: Draft) -> GangAbandoned | None:
-    """Return why the gang that the node was bought for cannot be completed; None where it can, or nobody knows.
+    """Return why the gang that the node was bought for cannot be completed; None: it can, or that is unknown.
 
-    What was bought for members beyond a gang alone is of no use without it; the gang needs none of that.
+    A node for elastic members is of no use without their gang.
     """
     decision = None if view.order is None else view.order.decision
     gang = None if decision is None else decision.gang or _gang_of_elastic_members(decision)
@@ -271,14 +271,14 @@ def _gang_of_elastic_members(decision: BuyNode) -> str | None:
 
 
 def _is_unused(view: NodeView, draft: Draft) -> bool:
-    """True where no node was ever seen, or one that never was usable, without work on it."""
+    """True if no node was ever seen, or one without work that never was usable."""
     if view.node is None:
         return True
     return view.phase is NodePhase.REGISTERED and not any(map(counts_for_idleness, draft.pods.get(view.name, ())))
 
 
 def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
-    """How long an instance with our tag has run without an order; 0 for one that has one, or no tag."""
+    """Return how long an instance with our tag has run without an order; 0 with an order or without the tag."""
     instance = view.instance
     if view.order is not None or view.drain is not None:
         return 0.0
@@ -288,18 +288,18 @@ def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
 
 
 def _may_leave(view: NodeView, draft: Draft) -> bool:
-    """Only a usable node of ours goes by choice, and not twice."""
-    is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disturbing()
+    """True for a usable managed node that is not being removed."""
+    is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disrupted_nodes()
     return view.is_ours and view.is_usable and is_free
 
 
 def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> DeferReason | None:
-    """What keeps a node that could go: its own marks, its youth, the minimum, or others that are going."""
+    """Return what prevents the removal: the node's annotations, its age, the minimum, or other removals."""
     return protected_node(view, draft) or _minimum_age(view, draft, policy) or removal_limit(view, cause, draft, policy)
 
 
 def _kept_as_buffer(view: NodeView, draft: Draft) -> KeptAsBuffer | None:
-    kept_for = draft.ahead.get(bin_key(view))
+    kept_for = draft.buffers.get(bin_key(view))
     return None if kept_for is None else KeptAsBuffer(kept_for=kept_for)
 
 
@@ -311,7 +311,7 @@ def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldow
 
 
 def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
-    """The drain of a registered node; nothing for one that is not."""
+    """Yield the drain of a registered node; nothing for one that is not."""
     if view.node_uid is not None:
         yield draft.drain(view, reason, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))
 
@@ -320,11 +320,11 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainRea
 
 
 def _underused(draft: Draft, little: Mapping[NodeUid, float], policy: ScalingPolicy) -> Iterator[NodeView]:
-    """Nodes with work on them, of which little is asked or used, and on which this plan counts for nothing more."""
+    """Yield nodes with work of which little is requested or used, and which this plan does not need."""
     for view in draft.views:
         if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
-        if bin_key(view) in draft.ahead:
+        if bin_key(view) in draft.buffers:
             continue
         if view.node_uid in little or _has_low_requests(view, draft, policy):
             yield view
@@ -337,7 +337,7 @@ def _has_low_requests(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bo
 def _move_all(
     view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> tuple[DeferReason | None, int | None]:
-    """Place all pods on other usable nodes and return the saving an hour, None where nobody knows; or say why not."""
+    """Place all pods on other usable nodes and return the saving an hour (None: unknown), or the reason why not."""
     mark = draft.free_capacity.mark()
     relocation = place_elsewhere((view,), pods, draft, state)
     unplaced = [pod.pod_uid for pod in relocation.unplaced]
@@ -345,7 +345,7 @@ def _move_all(
     if unplaced or relocation.coming:
         reason = PodsFitNowhere(pods=tuple(unplaced or (pod.pod_uid for pod in pods)))
     prices = [
-        each.price_micro_usd_per_hour for each in draft.views if each is view or bin_key(each) in relocation.hosts
+        host.price_micro_usd_per_hour for host in draft.views if host is view or bin_key(host) in relocation.hosts
     ]
     saving = view.price_micro_usd_per_hour
     is_direct = policy.utilization_trigger == "direct"

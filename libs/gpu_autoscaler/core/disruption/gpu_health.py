@@ -1,4 +1,4 @@
-"""What telemetry proves against a node's GPUs. Evidence over a window; what is not known, or stale, proves nothing."""
+"""GPU faults that telemetry proves over a window. Unknown or stale telemetry proves nothing."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from gpu_autoscaler.model.observed import Instant
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, and since when."""
+    """A fault, and since when it is observed."""
 
     description: str  # "GPU 3 reported XID 79"
     since: Instant
@@ -24,17 +24,17 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_suspect(history: NodeTelemetryHistory, rules: GpuHealthPolicy) -> bool:
-    """True where a closer look may find something."""
+    """True if a closer look may find a fault."""
     return history.has_errors or (history.celsius_max is not None and history.celsius_max >= rules.celsius_max)
 
 
 def gpu_evidence(history: NodeTelemetryHistory, rules: GpuHealthPolicy, as_of: datetime) -> Evidence | None:
-    """Return the gravest, then the longest, that has stood for long enough and still does; None: nothing."""
+    """Return the gravest, then the longest fault that has lasted long enough and still lasts; None: there is none."""
     if not is_suspect(history, rules) or as_of - history.seen_until > timedelta(seconds=GAP_SECONDS_MAX):
         return None
-    found = [each for gpu in history.gpus for each in _findings(gpu, rules)]
-    proven = [each for each in found if (as_of - each.since).total_seconds() >= rules.evidence_seconds]
-    return min(proven, key=lambda each: (not each.is_fatal, each.since, each.description), default=None)
+    faults = [fault for gpu in history.gpus for fault in _findings(gpu, rules)]
+    proven = [fault for fault in faults if (as_of - fault.since).total_seconds() >= rules.evidence_seconds]
+    return min(proven, key=lambda fault: (not fault.is_fatal, fault.since, fault.description), default=None)
 
 
 def _findings(gpu: GpuTelemetryHistory, rules: GpuHealthPolicy) -> Iterator[Evidence]:
@@ -43,12 +43,12 @@ def _findings(gpu: GpuTelemetryHistory, rules: GpuHealthPolicy) -> Iterator[Evid
             description = f"GPU {gpu.gpu} reported XID {xid}"
             yield Evidence(description=description, since=since, is_fatal=xid in rules.xids_fatal)
     if gpu.row_remap_failed_since is not None:
-        description = f"GPU {gpu.gpu} could not put broken memory rows aside"
+        description = f"GPU {gpu.gpu} failed to remap memory rows"
         yield Evidence(description=description, since=gpu.row_remap_failed_since, is_fatal=True)
     if gpu.double_bit_since is not None:
-        description = f"GPU {gpu.gpu} counted memory errors that nothing corrects"
+        description = f"GPU {gpu.gpu} counted uncorrectable memory errors"
         yield Evidence(description=description, since=gpu.double_bit_since, is_fatal=True)
-    # Whole degrees, and the stairs hold what was never cooler: above 85 is 86 at least.
+    # Whole degrees, and the step function holds the coolest reading: above 85 is 86 at least.
     hot_since = since_at_most(gpu.negated_celsius, -(rules.celsius_max + 1e-9))
     if hot_since is not None:
         description = f"GPU {gpu.gpu} was never cooler than {-gpu.negated_celsius[0][0]} °C"

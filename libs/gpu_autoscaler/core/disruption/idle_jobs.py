@@ -1,7 +1,7 @@
-"""Jobs that hold GPUs and leave them idle, found in telemetry that can be trusted. Asked by the scaler at each tick.
+"""Jobs that hold GPUs and leave them idle, by reliable telemetry. Evaluated by the scaler at each tick.
 
-Off by default: it ends people's work. A job that says so (`do-not-disrupt`) is left alone, and so is every job of which
-not each GPU was seen all the time, or whose node reads nothing at all: an idle sensor is not an idle job.
+Off by default: it cancels users' work. A job with `do-not-disrupt` is exempt, and so is every job with a GPU that was
+not observed all the time, or on a node whose GPUs all read zero: an idle sensor is not an idle job.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ REQUESTED_BY = "gpu-autoscaler"
 def idle_job_cancellations(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[JobCancelRequested, ...]:
-    """Return the wish to end each job that was idle for too long, with the figures; nothing where it is not sure."""
+    """Return a cancel request for each job that was idle for too long; empty if telemetry is unreliable."""
     rules = policy.idle_jobs
     if not rules.is_on or policy.is_frozen:
         return ()
@@ -33,24 +33,24 @@ def idle_job_cancellations(
     if utilization.fault is not None:
         return ()
     deferred = _held_gpus(state, utilization)
-    found: list[JobCancelRequested] = []
+    cancellations: list[JobCancelRequested] = []
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, deferred, rules.busy_ratio_max)
         if idle_since is None or as_of - idle_since < timedelta(seconds=rules.idle_seconds):
             continue
         idle_seconds = (as_of - idle_since).total_seconds()
-        note = f"its GPUs were used at {percent(rules.busy_ratio_max)} at most for {duration(idle_seconds)}"
-        found.append(JobCancelRequested(job_id=job_id, requested_by=REQUESTED_BY, note=note))
-    return tuple(sorted(found, key=lambda each: each.job_id))
+        note = f"its GPU utilization was at most {percent(rules.busy_ratio_max)} for {duration(idle_seconds)}"
+        cancellations.append(JobCancelRequested(job_id=job_id, requested_by=REQUESTED_BY, note=note))
+    return tuple(sorted(cancellations, key=lambda request: request.job_id))
 
 
 def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, list[GpuTelemetryHistory]]:
-    """GPUs by namespace/name of the pod that holds them, of nodes on which something reads more than zero."""
+    """Return GPUs by namespace/name of the pod that holds them, of nodes on which some GPU reads more than zero."""
     deferred: dict[str, list[GpuTelemetryHistory]] = {}
     for uid, history in utilization.trusted.items():
         window = state.telemetry.get(uid)
         reads = () if window is None else window.gpus
-        if not any(each.memory_used_bytes_max or each.utilization_ratio_max for each in reads):
+        if not any(gpu.memory_used_bytes_max or gpu.utilization_ratio_max for gpu in reads):
             continue
         for gpu in history.gpus:
             if gpu.pod is not None:
@@ -59,16 +59,16 @@ def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, 
 
 
 def _pods_by_job(state: ClusterState) -> dict[JobId, list[PodObserved]]:
-    """Pods with GPUs of jobs that run, where all of them do, or as many as are enough."""
-    found: dict[JobId, list[PodObserved]] = {}
+    """Return the pods with GPUs of running jobs, if all of them run, or as many as are enough."""
+    by_job: dict[JobId, list[PodObserved]] = {}
     for pod in state.pods.values():
         if pod.job_id is not None and pod.requests.has_gpus and not is_finished(pod) and not _is_spare(pod, state):
-            found.setdefault(pod.job_id, []).append(pod)
-    return {job_id: pods for job_id, pods in found.items() if _runs(state.jobs.get(job_id), pods)}
+            by_job.setdefault(pod.job_id, []).append(pod)
+    return {job_id: pods for job_id, pods in by_job.items() if _runs(state.jobs.get(job_id), pods)}
 
 
 def _is_spare(pod: PodObserved, state: ClusterState) -> bool:
-    """True for a member that waits and that its job can do without."""
+    """True for a waiting member that its job can do without."""
     job = None if pod.job_id is None else state.jobs.get(pod.job_id)
     return (
         pod.node_name is None
@@ -94,7 +94,7 @@ def _may_end(pod: PodObserved) -> bool:
 def _idle_since(
     pods: list[PodObserved], deferred: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float
 ) -> datetime | None:
-    """Since when every GPU of every pod has been idle; None: one was not, or was not seen."""
+    """Return since when every GPU of every pod has been idle; None: one was not, or was not observed."""
     instants: list[datetime] = []
     for pod in pods:
         gpus = deferred.get(f"{pod.namespace}/{pod.name}", [])

@@ -1,6 +1,6 @@
-"""Step `replace_doomed`: a node that the cloud takes back is emptied before its deadline.
+"""Step `replace_doomed`: a node under an interruption notice is drained before its deadline.
 
-Its pods are demand from now on (`core/demand/sources.py`), so that the same plan places them or buys for them.
+Its pods become demand (`core/demand/sources.py`), so that the same plan places them or buys for them.
 """
 
 from datetime import datetime, timedelta
@@ -21,24 +21,24 @@ from gpu_autoscaler.model.reasons.drain import NoticeWithdrawn, SpotReclaim
 
 
 def drain_at_risk_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Every node under notice drains until its deadline; one whose notice was withdrawn stays."""
+    """Drain every node under notice until its deadline; cancel drains whose notice was withdrawn."""
     drains = (_drain(view, draft, policy) for view in draft.views if view.notice is not None)
     returns = (_canceled_drain(view, draft, state) for view in draft.views if view.drain is not None)
     return draft.adding(
         removals=[drain for drain in drains if drain is not None],
-        returns=[each for each in returns if each is not None],
+        canceled_drains=[cancellation for cancellation in returns if cancellation is not None],
     )
 
 
 def exclude_spot(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Work that spot has interrupted too often counts on no spot from here on."""
+    """Exclude spot for work that was interrupted too often."""
     return msgspec.structs.replace(
         draft, demand=exclude_interrupted_from_spot(draft.demand, state, policy, draft.as_of)
     )
 
 
 def avoid_rebalance_candidates(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Nodes that the cloud hints it may take are no room for anything more."""
+    """Plan no more work on nodes with a rebalance recommendation."""
     for view in draft.views if state.rebalance_recommended_at else ():
         if bin_key(view) in draft.free_capacity and rebalance_recommended(view, state, policy, draft.as_of) is not None:
             draft.free_capacity.remove(bin_key(view))
@@ -46,7 +46,7 @@ def avoid_rebalance_candidates(draft: Draft, state: ClusterState, policy: Scalin
 
 
 def reclaim_deadline(notice: NoticeRecord, policy: ScalingPolicy) -> datetime:
-    """The notice's own deadline, else the shortest that clouds give, from when it was first read."""
+    """Return the notice's deadline, else the shortest that clouds give, counted from when it was first received."""
     if notice.notice.reclaim_at is not None:
         return notice.notice.reclaim_at
     return notice.first_received_at + timedelta(seconds=policy.notice_seconds_default)
@@ -60,13 +60,13 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy) -> DrainNode | N
     decided = None if view.drain is None else view.drain.decision
     if isinstance(decided, DrainNode) and not decided.is_voluntary and decided.deadline_at <= deadline_at:
         return None
-    told = notice.notice
-    reason = SpotReclaim(notice_id=told.notice_id, kind=told.kind, reclaim_at=told.reclaim_at)
+    received = notice.notice
+    reason = SpotReclaim(notice_id=received.notice_id, kind=received.kind, reclaim_at=received.reclaim_at)
     return draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)
 
 
 def _canceled_drain(view: NodeView, draft: Draft, state: ClusterState) -> CancelDrain | None:
-    """A drain whose only cause was a notice that stands no more is cancelled, unless the node is empty already."""
+    """Cancel a drain caused only by a notice that was withdrawn, unless the node is empty already."""
     drain = view.drain
     if drain is None or view.notice is not None or drain.cancel is not None or drain.drained is not None:
         return None

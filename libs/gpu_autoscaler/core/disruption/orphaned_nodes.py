@@ -1,8 +1,8 @@
-"""Node objects that are left of instances that are gone: which of ours may be taken out of Kubernetes now.
+"""Orphaned nodes: managed Node objects whose instance is gone, and which may be deleted from Kubernetes now.
 
-Most clusters have somebody for that, the cloud's controller-manager; it goes first. What stays is named here, and the
-executor (`scaler/orphaned_nodes.py`) asks the cloud for that very instance, twice, before it deletes the object: a list that
-lacks an instance is no word about it. Nodes of others, and those that Karpenter holds, are never named.
+Most clusters have a cloud-controller-manager for that, which acts first. For the nodes named here the executor
+(`scaler/orphaned_nodes.py`) queries the cloud for that instance, twice, before it deletes the object: a list that lacks
+an instance proves nothing. Foreign nodes and those that Karpenter holds are never named.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderReco
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 
-# From the end of an instance, and from when its node was seen silent: so long whoever else removes nodes goes first.
-# A cloud-controller-manager looks at silent nodes every five seconds (`--node-monitor-period`; Kubernetes, "Cloud
-# Controller Manager", node controller; read 2026-11-22) and is slowed by its own cloud's limits.
+# Time for others to remove the node, after the end of the instance and after the node became unready.
+# A cloud-controller-manager checks unready nodes every five seconds (`--node-monitor-period`; Kubernetes, "Cloud
+# Controller Manager", node controller; read 2026-11-22), slowed by the cloud's rate limits.
 ORPHANED_SECONDS = 120.0
 
 
 class OrphanedNode(NamedTuple):
-    """A node object, and the instance that is gone."""
+    """A Node object, and the instance that is gone."""
 
     node_name: str
     node_uid: NodeUid
@@ -35,9 +35,9 @@ class OrphanedNode(NamedTuple):
 
 
 def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[OrphanedNode, ...]:
-    """Return each node of ours that may be removed once the cloud has said that its instance is gone, by name.
+    """Return each managed node that may be deleted once the cloud confirms that its instance is gone, by name.
 
-    Empty under a freeze, and while what is known of nodes, pods or instances is too old to act on.
+    Empty under a freeze, and while data about nodes, pods or instances is too old to act on.
     """
     silent = _silent_nodes(index_of(state))
     if not silent or frozen_by(active_directives(state.directives, as_of), policy) is not None:
@@ -55,8 +55,8 @@ def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) 
 
 @cached_by_identity(4)
 def _silent_nodes(index: RecordIndex) -> tuple[tuple[NodeObserved, ProviderId], ...]:
-    """Nodes of ours that are not ready and that nobody deletes: most often none."""
-    nodes = (joined.node for joined in index.joined if joined.node is not None and joined.action_id is not None)
+    """Return the managed nodes that are not ready and not being deleted; usually none."""
+    nodes = (records.node for records in index.records if records.node is not None and records.action_id is not None)
     return tuple(
         (node, node.provider_id)
         for node in nodes
@@ -68,10 +68,10 @@ def _silent_nodes(index: RecordIndex) -> tuple[tuple[NodeObserved, ProviderId], 
 
 
 def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState) -> datetime | None:
-    """Return since when both are over, the instance by the cloud's word and the node by its silence; None: not so.
+    """Return since when both the instance has ended and the node is unready; None: it is not so.
 
-    Where nobody ever said that it ended (this began anew, and the cloud shows nothing of it any more), lists have to
-    have left it out for so long that none of them was merely late.
+    If the end was never reported (after a restart, when the cloud no longer shows the instance), lists have to lack the
+    instance for so long that none of them was merely late.
     """
     silent_since, listed_at = state.unhealthy_since.get(node.node_uid), state.instances_listed_at
     if silent_since is None or listed_at is None:
@@ -94,7 +94,7 @@ def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState
 
 
 def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
-    """When the instance ended, as the cloud showed it or confirmed it to us."""
+    """Return when the instance ended, as the cloud showed or confirmed it."""
     instance = state.instances.get(provider_id)
     if instance is not None and instance.state == "terminated" and instance.terminated_at is not None:
         return instance.terminated_at
@@ -105,6 +105,6 @@ def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
 def _confirmed_ends(
     orders: Mapping[ActionId, OrderRecord], drains: Mapping[ActionId, DrainRecord]
 ) -> Mapping[ProviderId, datetime]:
-    """Ends that our own steps have on record."""
+    """Return the ends recorded for our own orders and drains."""
     facts = (record.terminated for records in (orders, drains) for record in records.values())
     return {fact.provider_id: fact.terminated_at for fact in facts if fact is not None and fact.provider_id is not None}

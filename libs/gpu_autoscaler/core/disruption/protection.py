@@ -1,8 +1,8 @@
-"""What keeps a pod or a node from being disturbed by choice. Notices, expiry and deletion by hand do not ask here.
+"""What protects a pod or node from disruption by choice. Notices, expiry and deletion by users ignore it.
 
-Honoured: our own and Karpenter's `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`,
-PodDisruptionBudgets, pods that nobody would make again, work that would start over, and data that would be lost with
-the node. Work that can save does not start over: it is asked to first, and waited for (`core/disruption/protection.py`).
+Respected: our own and Karpenter's `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`,
+PodDisruptionBudgets, pods without a controller, work that would start over, and data that would be lost with the node.
+Work that saves checkpoints does not start over: it is asked to save first.
 """
 
 import re
@@ -15,22 +15,22 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
 
-# What a pod says of its saved work. The contract with jobs: a pod that can save when it is told to carries
-# the annotation `checkpointed-at` from its start on, empty until its first save, and puts the instant of each
-# save there (RFC 3339). It is told by the annotation `checkpoint-requested`, which holds the deadline, and
-# has answered once it has saved since.
+# ---- checkpoints
+# The contract with jobs: a pod that saves on request carries the annotation `checkpointed-at` from its start, empty
+# until its first save, and writes the instant of each save there (RFC 3339). The annotation `checkpoint-requested` with
+# the deadline requests a save; the pod has answered once it has saved since.
 
-# Clocks of nodes differ a little, and what was saved just before the request is as good as saved for it.
+# Clocks of nodes differ a little, and a save just before the request is as good as one after it.
 ANSWER_SECONDS_BEFORE = 5.0
 
 
 def can_save(annotations: Mapping[str, str]) -> bool:
-    """True for a pod that takes part: it saves when it is told to, and says so."""
+    """True for a pod that saves on request and reports its saves."""
     return labels.CHECKPOINTED_AT in annotations
 
 
 def checkpointed_at(annotations: Mapping[str, str]) -> datetime | None:
-    """Return when the pod saved last; None: never, or nobody can read what it says."""
+    """Return when the pod last saved; None: never, or the annotation is invalid."""
     try:
         at = datetime.fromisoformat(annotations.get(labels.CHECKPOINTED_AT, ""))
     except ValueError:
@@ -54,9 +54,9 @@ _DURATION = re.compile(
 
 
 def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
-    """Return what protects the pod from being moved by choice, in words; None: nothing does.
+    """Return what protects the pod from being moved by choice; None: nothing does.
 
-    Pods that belong to their node, and pods that have ended, are never protected: nobody would move them.
+    Pods of the node itself and finished pods are never protected: nothing moves them.
     """
     if not counts_for_idleness(pod):
         return None
@@ -70,19 +70,21 @@ def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of
 
 
 def pod_mark(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
-    """Return what protects the pod even where it costs more than is allowed: what somebody said of it, not what would
-    be lost with it. None: nothing does."""
+    """Return what protects the pod regardless of cost: annotations, budgets and ownership, not the loss of work.
+
+    None: nothing does.
+    """
     annotations = dict(pod.annotations)
     return (
         _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)
         or _annotated(annotations, labels.SAFE_TO_EVICT, "false")
         or exhausted_budget(pod, budgets)
-        or ("no controller would make it again" if pod.owner_kind is None else None)
+        or ("it has no controller that would recreate it" if pod.owner_kind is None else None)
     )
 
 
 def node_protection(node: NodeObserved, as_of: datetime) -> str | None:
-    """Return what protects the node from being removed by choice, in words; None: nothing does."""
+    """Return what protects the node from being removed by choice; None: nothing does."""
     annotations = dict(node.annotations)
     return _do_not_disrupt(annotations, node.created_at, as_of) or _annotated(
         annotations, labels.SCALE_DOWN_DISABLED, "true"
@@ -90,7 +92,7 @@ def node_protection(node: NodeObserved, as_of: datetime) -> str | None:
 
 
 def covering_budgets(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> tuple[PodBudgetObserved, ...]:
-    """Return the disruption budgets whose selector matches the pod, in its own namespace."""
+    """Return the PodDisruptionBudgets in the pod's namespace whose selector matches it."""
     pod_labels = dict(pod.labels)
     return tuple(
         budget
@@ -101,7 +103,7 @@ def covering_budgets(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> 
 
 
 def exhausted_budget(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> str | None:
-    """Return which disruption budget keeps the pod where it is just now, in words; None: none does."""
+    """Return which PodDisruptionBudget blocks the pod's eviction now; None: none does."""
     exhausted = (budget.name for budget in covering_budgets(pod, budgets) if budget.disruptions_allowed <= 0)
     name = min(exhausted, default=None)
     return None if name is None else f"disruption budget {pod.namespace}/{name} allows no disruption"
@@ -109,8 +111,8 @@ def exhausted_budget(pod: PodObserved, budgets: Iterable[PodBudgetObserved]) -> 
 
 def _loss(pod: PodObserved) -> str | None:
     if pod.owner_kind is None:
-        return "no controller would make it again"
-    # A saving of cents is soon spent on work done twice; whoever knows better says safe-to-evict.
+        return "it has no controller that would recreate it"
+    # Repeated work soon costs more than is saved; safe-to-evict overrides this.
     if pod.owner_kind == "Job" and not can_save(dict(pod.annotations)):
         return "it runs to completion and would start over"
     return "its local storage would be lost" if pod.has_local_storage else None
@@ -126,14 +128,14 @@ def _do_not_disrupt(annotations: Mapping[str, str], since: datetime, as_of: date
         if value is None or value == "false":
             continue
         duration = _duration(value)
-        # A value that nobody can read was meant to protect: it does, until somebody corrects it.
+        # An invalid value was meant to protect, and does until it is corrected.
         if value == "true" or duration is None or as_of < since + duration:
             return f"annotation {key}={value}"
     return None
 
 
 def protected_until(annotations: Mapping[str, str], since: datetime) -> datetime | None:
-    """Return when a protection for a while is over; None: there is none, or it has no end."""
+    """Return when a temporary protection ends; None: there is none, or it has no end."""
     durations = (_duration(annotations[key]) for key in _DO_NOT_DISRUPT_KEYS if key in annotations)
     known = [duration for duration in durations if duration is not None]
     return since + max(known) if known else None

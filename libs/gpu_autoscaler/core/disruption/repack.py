@@ -1,4 +1,4 @@
-"""Whether all work of a node has another place, and what it would take to make one. Nothing here decides to move it."""
+"""Where the work of a node could move, and what replacement it takes. Nothing here decides to move it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -35,15 +35,15 @@ from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 
 
 class Relocation(NamedTuple):
-    """Where a node's pods would go."""
+    """Where a node's pods would move."""
 
-    hosts: frozenset[str]  # keys of the usable bins that take them
-    coming: tuple[Bin, ...]  # bins on their way that take what those do not
+    hosts: frozenset[str]  # keys of usable bins that take pods
+    coming: tuple[Bin, ...]  # bins on their way that take others
     unplaced: tuple[PodObserved, ...]  # no bin takes these
 
 
 def moving_pods(view: NodeView, draft: Draft) -> tuple[PodObserved, ...]:
-    """The work that would have to move: what has ended, is on its way out, or belongs to the node does not."""
+    """Return the pods that would have to move: neither finished pods, nor pods being deleted, nor those of the node."""
     pods = draft.pods.get(view.name, ())
     return tuple(pod for pod in pods if counts_for_idleness(pod) and pod.deleting_since is None)
 
@@ -51,7 +51,7 @@ def moving_pods(view: NodeView, draft: Draft) -> tuple[PodObserved, ...]:
 def place_elsewhere(
     group: tuple[NodeView, ...], pods: Iterable[PodObserved], draft: Draft, state: ClusterState
 ) -> Relocation:
-    """Place all pods in the room without these nodes; to undo it is the caller's."""
+    """Place all pods on the free capacity without these nodes; the caller rolls back."""
     free_capacity = draft.free_capacity
     for view in group:
         if bin_key(view) in free_capacity:
@@ -71,7 +71,7 @@ def place_elsewhere(
 
 
 def protected_node(view: NodeView, draft: Draft) -> NodeProtected | None:
-    """Return the mark that keeps the node itself."""
+    """Return the annotation that protects the node itself."""
     mark = None if view.node is None else node_protection(view.node, draft.as_of)
     return None if mark is None else NodeProtected(protection=mark)
 
@@ -84,8 +84,10 @@ def protected_pod(
     *,
     beside: Iterable[PodObserved] = (),
 ) -> PodProtected | None:
-    """Return the first pod that may not be moved by choice, or is better left alone for now; budgets must allow all
-    the moves together, with those of the pods `beside`, which move by the same plan."""
+    """Return the first pod that may not, or had better not, be moved by choice now.
+
+    PodDisruptionBudgets must allow all moves together, including those of the pods `beside`, which the same plan moves.
+    """
     budgets = state.budgets.values()
     moved = Counter(budget.budget_uid for pod in beside for budget in covering_budgets(pod, budgets))
     for pod in pods:
@@ -97,7 +99,7 @@ def protected_pod(
             job = None if pod.job_id is None else state.jobs.get(pod.job_id)
             protection = reason_to_wait(pod, job, policy.removal.protection, policy.job_retries_count_max, as_of)
             if protection is None and is_spot_excluded(job, policy, as_of):
-                protection = "its job was interrupted too often already"
+                protection = "its job was interrupted too often"
         for budget in covering_budgets(pod, budgets):
             moved[budget.budget_uid] += 1
             if protection is None and moved[budget.budget_uid] > budget.disruptions_allowed:
@@ -107,11 +109,11 @@ def protected_pod(
     return None
 
 
-# ---- a replacement that is to be ready before the drain
+# ---- replacements that are ready before the drain
 
 
 class Replacement(NamedTuple):
-    """What was bought last so that a node may go."""
+    """The last purchase made to replace a node."""
 
     planned_at: Instant
     action_ids: tuple[ActionId, ...]  # of one plan, in order
@@ -120,29 +122,29 @@ class Replacement(NamedTuple):
 
 
 def replacements(state: ClusterState) -> Mapping[NodeUid, Replacement]:
-    """The last purchase for each node that is to be replaced by our choice."""
+    """Return the last purchase for each node that is to be replaced by choice."""
     return _replacements(state.orders)
 
 
 @cached_by_identity(2)
 def _replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Replacement]:
-    found: dict[NodeUid, Replacement] = {}
+    replacements: dict[NodeUid, Replacement] = {}
     for order in orders.values():
         if order.decision is None or order.planned_at is None or not isinstance(order.decision.reason, ReplacesNodes):
             continue
         reason = order.decision.reason
         for node_uid in reason.node_uids:
-            last = found.get(node_uid)
+            last = replacements.get(node_uid)
             if last is not None and last.planned_at > order.planned_at:
                 continue
             others = last.action_ids if last is not None and last.planned_at == order.planned_at else ()
             actions = tuple(sorted((*others, order.action_id)))
-            found[node_uid] = Replacement(order.planned_at, actions, reason.cause, reason.node_uids)
-    return found
+            replacements[node_uid] = Replacement(order.planned_at, actions, reason.cause, reason.node_uids)
+    return replacements
 
 
 def retry_cooldown(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
-    """Return how long a node is left alone whose drain or release was given up lately; None: it may be tried."""
+    """Return how long a node is not tried again after a canceled drain or release; None: it may be tried."""
     ends = (
         record.cancelled.cancelled_at + timedelta(seconds=policy.removal.drain_retry_seconds)
         for record in state.drains.values()
@@ -166,9 +168,9 @@ def buy_replacement(
     state: ClusterState,
     policy: ScalingPolicy,
 ) -> tuple[tuple[Purchase, ...], DeferReason | None]:
-    """Return the cheapest nodes for the pods that have no place, or why there are none.
+    """Return the cheapest nodes for the unplaced pods, or why there are none.
 
-    At most once in a while for one node: a replacement that came to nothing is not bought again and again.
+    Subject to a cooldown for each node: a failed replacement is not bought again and again.
     """
     last = replacements(state).get(view.node_uid) if view.node_uid is not None else None
     if last is not None:
@@ -186,14 +188,14 @@ def replacement_fleet(
     state: ClusterState,
     policy: ScalingPolicy,
 ) -> tuple[tuple[Purchase, ...], DeferReason | None]:
-    """Return the cheapest nodes for these pods of a group that is to go, or why they cannot be had; the room stays."""
+    """Return the cheapest nodes for these pods of a group to remove, or why there are none; capacity is rolled back."""
     basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
     items = exclude_interrupted_from_spot(tuple(_item(pod, state) for pod in pods), state, policy, draft.as_of)
     mark = draft.free_capacity.mark()
     bought = basket.buy_together([MissingMembers(item=item, sinces=(item.since,)) for item in items])
     left = [item for item, keys in zip(items, bought, strict=True) if not keys]
     if left:
-        # One after the other: the first that cannot be had says why.
+        # One after the other: the first failure is the reason.
         refusals = (refusal for item in left if (refusal := basket.buy(item, 1)[1]) is not None)
         refused = next(refusals, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in pods)))
         draft.free_capacity.rollback(mark)
@@ -205,7 +207,7 @@ def replacement_fleet(
         node_names=tuple(view.name for view in group),
         demand=tuple(item.key for item in items),
     )
-    return tuple(_as_replacement(each, reason) for each in basket.purchases()), None
+    return tuple(_as_replacement(purchase, reason) for purchase in basket.purchases()), None
 
 
 def _as_replacement(purchase: Purchase, reason: ReplacesNodes) -> Purchase:

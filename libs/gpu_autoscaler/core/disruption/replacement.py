@@ -1,8 +1,8 @@
-"""Step `replace_dear`: work on nodes that could run on fewer or cheaper ones moves there, once those are ready.
+"""Step `replace_dear`: work moves from nodes to fewer or cheaper ones, once those are ready.
 
-Worth it only if what is saved over the policy's horizon is more than what the move costs: both stand side by side while
-the new one boots and the old ones drain, and work since its last checkpoint may be done twice. What was bought for its
-price stays for that horizon, so prices that go up and down never send work back and forth.
+Only if the saving over the policy's payback time exceeds the cost of the move: both nodes run while the new one boots
+and the old ones drain, and work since the last checkpoint may be repeated. A node bought for its price stays for that
+time, so that price changes never move work back and forth.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.interruption_history import ends_by_place, rate_of
+from gpu_autoscaler.core.state.interruption_history import rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Deferred, DrainNode
 from gpu_autoscaler.model.ids import NodeUid
@@ -37,12 +37,11 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer import DeferReason, SavingTooSmall
 from gpu_autoscaler.model.reasons.drain import NodeUnderused
 
-# The way back to spot: which nodes only stand in for it, and whether it is calm there. Used by
-# `replace_dear`.
+# ---- return to spot
 
 
 def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> bool:
-    """True for an on-demand node all of whose work may be on spot: it was bought while spot was not to be had."""
+    """True for an on-demand node all of whose work may run on spot: it was bought while spot was unavailable."""
     if view.capacity_type is not CapacityType.ON_DEMAND:
         return False
     rules = rules_of(state.pods)
@@ -50,29 +49,29 @@ def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> boo
     return all(shape.is_spot_allowed for shape in shapes)
 
 
-def leaves_for_a_storm(
+def leaves_for_risky_spot(
     group: tuple[NodeView, ...],
     purchases: tuple[Purchase, ...],
     state: ClusterState,
     policy: ScalingPolicy,
     as_of: datetime,
 ) -> bool:
-    """True where work would leave a node that nobody takes for spot that is taken too often still."""
+    """True if work would move from an on-demand node to spot that is still interrupted too often."""
     if not any(view.capacity_type is CapacityType.ON_DEMAND for view in group):
         return False
-    ends = ends_by_place(state, as_of)
-    return any(rate_of(each.decision.offer, ends) > policy.spot.interruption_ratio_max for each in purchases)
+    ends = terminations_by_pool(state, as_of)
+    return any(rate_of(purchase.decision.offer, ends) > policy.spot.interruption_ratio_max for purchase in purchases)
 
 
 _STEP = "replace_dear"
 _HOUR_SECONDS = 3600.0
-# Groups and nodes that are priced in one plan; the next plan looks again. Source: our own, a bound on its time.
+# Groups and nodes that are priced in one plan; bounds its time. Source: our own.
 _TRIES_COUNT_MAX = 8
 
 
 def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """At most one node drains onto what was bought for it, or one replacement is bought; while nothing else moves."""
-    is_quiet = draft.is_demand_met and not draft.disturbing() and not draft.purchases
+    """Drain at most one node onto its replacement, or buy one replacement; only while nothing else moves."""
+    is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and not draft.purchases
     if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
         return draft
     bought = replacements(state)
@@ -82,11 +81,14 @@ def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             return draft.adding(removals=[drain])
     ready = [view for view in views if _may_be_replaced(view, bought, draft, state, policy)]
     ready.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
-    gone = recently_removed_types(state, policy, draft.as_of)
+    removed_types = recently_removed_types(state, policy, draft.as_of)
     for group in _groups(ready, draft, policy):
         reason: DeferReason | None
         purchases, reason = _cheaper(group, draft, state, policy)
-        if purchases and (reason := rebuy_cooldown(tuple(each.decision for each in purchases), gone)) is None:
+        if (
+            purchases
+            and (reason := rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed_types)) is None
+        ):
             return draft.adding(purchases=purchases)
         if reason is not None and len(group) == 1:
             draft = draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])
@@ -94,7 +96,7 @@ def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
 
 
 def _may_leave(view: NodeView, draft: Draft) -> bool:
-    """Usable nodes of ours with work on them, at a known price, on which this plan counts for nothing more."""
+    """True for a usable managed node with work and a known price, which this plan does not need."""
     is_here = view.is_ours and view.is_usable and view.drain is None and view.notice is None
     has_work = view.empty_since is None and view.price_micro_usd_per_hour is not None
     return is_here and has_work and bin_key(view) not in draft.claimed
@@ -107,7 +109,7 @@ def _may_be_replaced(
     state: ClusterState,
     policy: ScalingPolicy,
 ) -> bool:
-    """It has stood for the horizon, nothing was tried lately, and neither it nor its work is protected."""
+    """True if it is old enough, was not tried recently, and neither it nor its work is protected."""
     rules = policy.removal
     last = bought.get(view.node_uid) if view.node_uid is not None else None
     if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_cooldown_seconds:
@@ -132,7 +134,7 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
 
 
 def _groups(ready: list[NodeView], draft: Draft, policy: ScalingPolicy) -> Iterator[tuple[NodeView, ...]]:
-    """The little used ones all together, as many as may leave, then one after the other."""
+    """Yield the underused nodes all together, as many as may be removed, then one after the other."""
     count = min(removals_left(RemovalCause.UNDERUSED, draft, policy), _TRIES_COUNT_MAX)
     little = [view for view in ready if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max]
     if min(count, len(little)) > 1:
@@ -144,19 +146,21 @@ def _groups(ready: list[NodeView], draft: Draft, policy: ScalingPolicy) -> Itera
 def _cheaper(
     group: tuple[NodeView, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> tuple[tuple[Purchase, ...], SavingTooSmall | None]:
-    """Return what to buy in place of the group; nothing where its work fits elsewhere, or nothing cheaper is to be had,
-    and then the saving where there is one that is too small."""
+    """Return what to buy in place of the group; empty if its work fits elsewhere or nothing is cheaper.
+
+    With a saving that is too small, return that as the reason.
+    """
     mark = draft.free_capacity.mark()
     relocation = place_elsewhere(group, [pod for view in group for pod in moving_pods(view, draft)], draft, state)
     purchases: tuple[Purchase, ...] = ()
     if relocation.unplaced and not relocation.coming:
         purchases, _ = replacement_fleet(relocation.unplaced, group, RemovalCause.UNDERUSED, draft, state, policy)
     draft.free_capacity.rollback(mark)
-    if not purchases or leaves_for_a_storm(group, purchases, state, policy, draft.as_of):
+    if not purchases or leaves_for_risky_spot(group, purchases, state, policy, draft.as_of):
         return (), None
     overhead = policy.node_overhead_micro_usd_per_hour
     before = sum((view.price_micro_usd_per_hour or 0) + overhead for view in group)
-    after = sum((each.decision.offer.price_micro_usd_per_hour or 0) + overhead for each in purchases)
+    after = sum((purchase.decision.offer.price_micro_usd_per_hour or 0) + overhead for purchase in purchases)
     if after >= before:
         return (), None
     saving_ratio, rules = (before - after) / before, policy.removal
@@ -169,11 +173,11 @@ def _cheaper(
 def _move_micro_usd(
     group: tuple[NodeView, ...], purchases: tuple[Purchase, ...], draft: Draft, policy: ScalingPolicy
 ) -> float:
-    """What the move costs: the new nodes while they boot, all of them while the old ones drain, and work done twice."""
+    """Return the cost of the move: new nodes while they boot, all while the old ones drain, and repeated work."""
     drain_hours = policy.drain_seconds_max / _HOUR_SECONDS
     cost = 0.0
-    for each in purchases:
-        offer = each.decision.offer
+    for purchase in purchases:
+        offer = purchase.decision.offer
         cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
     for view in group:
         node_at_risk = gpu_seconds_at_risk(
@@ -191,15 +195,15 @@ def _onto_replacement(
     state: ClusterState,
     policy: ScalingPolicy,
 ) -> DrainNode | None:
-    """The drain of a node whose replacement is ready, decided again on what is known now."""
+    """Return the drain of a node whose replacement is ready, decided again with current data."""
     if view.node_uid is None:
         return None
     last, pods = bought[view.node_uid], moving_pods(view, draft)
-    new = [each for each in draft.views if each.action_id in last.action_ids and each.is_usable]
-    old = [each for each in draft.views if each.node_uid in last.node_uids]
-    saving = sum(each.price_micro_usd_per_hour or 0 for each in old)
-    saving -= sum(each.price_micro_usd_per_hour or 0 for each in new)
-    is_price_unknown = any(each.price_micro_usd_per_hour is None for each in (*old, *new))
+    new = [view for view in draft.views if view.action_id in last.action_ids and view.is_usable]
+    old = [view for view in draft.views if view.node_uid in last.node_uids]
+    saving = sum(view.price_micro_usd_per_hour or 0 for view in old)
+    saving -= sum(view.price_micro_usd_per_hour or 0 for view in new)
+    is_price_unknown = any(view.price_micro_usd_per_hour is None for view in (*old, *new))
     if last.cause != RemovalCause.UNDERUSED or len(new) < len(last.action_ids) or is_price_unknown or saving <= 0:
         return None
     if _kept(view, draft, state, policy):

@@ -1,8 +1,8 @@
-"""Step `keep_solvent`: before what runs passes a hard limit of money, nodes make way, cheapest to lose first.
+"""Step `keep_solvent`: before the running nodes exceed a hard spend budget, nodes are removed, cheapest to lose first.
 
-Work keeps what is promised to it in the order of what its loss would cost, as far as the money reaches. The rest runs
-on what is left, and goes while each node can still be emptied in peace, with those dearer to lose after it. Protected
-work is never told to go: where it passes the limit, that is said.
+Work keeps the spend reserved for it in the order of the cost of its loss, as far as the budget reaches. The other nodes
+run on the rest, and are removed while each can still be drained in time. Protected work is never removed: if it exceeds
+the budget, that is reported.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from gpu_autoscaler.core.disruption.repack import moving_pods
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.spend import (
     ENDING_SECONDS,
-    Claim,
     SpendCap,
     SpendSnapshot,
+    UnbilledTime,
     spend_caps,
     spend_snapshot_of,
 )
@@ -33,33 +33,33 @@ from gpu_autoscaler.model.reasons.defer_limits import SpendEnforcementBlocked
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
 _STEP = "keep_solvent"
-# From one plan to the next, with time to be late: nothing can be decided in between.
+# From one plan to the next, with a margin: nothing can be decided in between.
 _REACTION_SECONDS = 60.0
 _SECONDS_PER_HOUR = 3600
 _OVER = (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED)
 
 
 class _NodeAtRisk(NamedTuple):
-    """A node that runs on, and what it would cost to lose it."""
+    """A running node, and the cost of losing it."""
 
     view: NodeView
-    claim: Claim
-    protection: str | None  # it stays, whatever it costs
-    worth: tuple[int, int, int, str]  # priority, work that would be lost, cheapness, name: the smallest goes first
+    unbilled: UnbilledTime
+    protection: str | None  # it is not removed, whatever it costs
+    worth: tuple[int, int, int, str]  # priority, lost work, negated price, name: the smallest is removed first
     leaving_seconds: float  # from the decision to the end of its bill
 
     def micro_usd(self, seconds: float) -> int:
-        """What it costs in this time, rounded up."""
-        return round((self.claim.price_micro_usd_per_hour or 0) * seconds / _SECONDS_PER_HOUR) + 1
+        """Return its cost in this time, rounded up."""
+        return round((self.unbilled.price_micro_usd_per_hour or 0) * seconds / _SECONDS_PER_HOUR) + 1
 
     @property
     def drain_micro_usd(self) -> int:
-        """What it still costs when it goes now."""
+        """What it still costs if it is removed now."""
         return self.micro_usd(self.leaving_seconds)
 
 
 def keep_solvent(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Nodes make way for which no money is left under a hard limit, in time; protected ones are told of."""
+    """Remove in time the nodes that a hard spend budget cannot pay for; report protected ones."""
     hard = [cap for cap in spend_caps(policy) if cap.is_hard]
     if not hard:
         return draft
@@ -71,17 +71,17 @@ def keep_solvent(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
 
 def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     left = cap.micro_usd_max - snapshot.spent[cap]
-    claims = {claim.name: claim for claim in snapshot.claims(cap)}
-    leaving = draft.leaving()
+    claims = {unbilled.name: unbilled for unbilled in snapshot.unbilled(cap)}
+    leaving = draft.leaving_nodes()
     nodes: list[_NodeAtRisk] = []
     for view in draft.views:
-        claim = claims.get(view.name)
-        if claim is None:
+        unbilled = claims.get(view.name)
+        if unbilled is None:
             continue
         if view.name in leaving or view.phase in _OVER or view.notice is not None:
-            left -= snapshot.rest(claim, cap)
+            left -= snapshot.reserved_for(unbilled, cap)
         else:
-            nodes.append(_node_at_risk(view, claim, draft, state, policy))
+            nodes.append(_node_at_risk(view, unbilled, draft, state, policy))
     nodes.sort(key=lambda node_at_risk: (node_at_risk.protection is not None, node_at_risk.worth))
     left, running = _reserve(nodes, left, snapshot, cap)
     due = _due(running, left)
@@ -97,20 +97,22 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
 def _reserve(
     nodes: Sequence[_NodeAtRisk], left: int, snapshot: SpendSnapshot, cap: SpendCap
 ) -> tuple[int, list[_NodeAtRisk]]:
-    """Set aside what is promised to the nodes that are dearest to lose, as far as money reaches; return what is left,
-    and the nodes that run on it, cheapest to lose first."""
+    """Reserve spend for the nodes that are most expensive to lose; return what is left, and the other nodes.
+
+    The other nodes are in order of removal, cheapest to lose first.
+    """
     running = list(nodes)
     for node_at_risk in reversed(nodes):
-        reserved = snapshot.rest(node_at_risk.claim, cap)
+        reserved = snapshot.reserved_for(node_at_risk.unbilled, cap)
         if reserved > left:
-            break  # nobody who is cheaper to lose keeps more than this one
+            break  # no node that is cheaper to lose is kept before this one
         left -= reserved
         running.remove(node_at_risk)
     return left, running
 
 
 def _due(running: Sequence[_NodeAtRisk], left: int) -> list[_NodeAtRisk]:
-    """Those that have to go now, so that the ones after them can still go later."""
+    """Return the nodes to remove now, so that the ones after them can still be removed later."""
     due: list[_NodeAtRisk] = []
     own = sum(node_at_risk.drain_micro_usd for node_at_risk in running)
     reaction = sum(node_at_risk.micro_usd(_REACTION_SECONDS) for node_at_risk in running)
@@ -151,7 +153,7 @@ def _remove(
         deadline_at = draft.as_of + timedelta(seconds=policy.drain_seconds_max)
         return draft.adding(removals=[draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)])
     if view.provider_id is None or view.action_id is None:
-        return draft  # being asked for at this moment: given back once there is something to give back
+        return draft  # launching: released once there is an instance
     release = ReleaseInstance(
         action_id=draft.next_action_id(), provider_id=view.provider_id, order_action_id=view.action_id, reason=reason
     )
@@ -159,15 +161,15 @@ def _remove(
 
 
 def _node_at_risk(
-    view: NodeView, claim: Claim, draft: Draft, state: ClusterState, policy: ScalingPolicy
+    view: NodeView, unbilled: UnbilledTime, draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> _NodeAtRisk:
     pods = moving_pods(view, draft)
     lost_seconds = max((_lost_seconds(pod, draft) for pod in pods), default=0.0)
-    price = claim.price_micro_usd_per_hour or 0
+    price = unbilled.price_micro_usd_per_hour or 0
     priority = max((pod_priority(pod, job_spec(state, pod.job_id)) for pod in pods), default=-1)
     return _NodeAtRisk(
         view=view,
-        claim=claim,
+        unbilled=unbilled,
         protection=_protection(view, pods, draft, state),
         worth=(priority, round(price * lost_seconds / _SECONDS_PER_HOUR), -price, view.name),
         leaving_seconds=ENDING_SECONDS + (policy.drain_seconds_max if pods else 0.0),
@@ -175,13 +177,13 @@ def _node_at_risk(
 
 
 def _lost_seconds(pod: PodObserved, draft: Draft) -> float:
-    """Work that would be done again: since the last save, else since the start."""
+    """Return the work that would be repeated: since the last save, else since the start."""
     since = checkpointed_at(dict(pod.annotations)) or pod.started_at
     return 0.0 if since is None else max(0.0, (draft.as_of - since).total_seconds())
 
 
 def _protection(view: NodeView, pods: Sequence[PodObserved], draft: Draft, state: ClusterState) -> str | None:
-    """What keeps the node whatever it costs: a mark that somebody made, a budget of disruptions, a promise to a job."""
+    """Return what keeps the node whatever it costs: an annotation, a PodDisruptionBudget, a non-preemptible job."""
     if view.node is not None and (mark := node_protection(view.node, draft.as_of)) is not None:
         return mark
     for pod in pods:

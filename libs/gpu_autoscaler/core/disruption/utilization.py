@@ -1,8 +1,8 @@
-"""How busy GPUs are, as far as telemetry can be trusted; and step `answer_use`: what a high figure may do.
+"""GPU utilization, as far as telemetry is reliable; and step `answer_use`: what high utilization may cause.
 
-By default a figure alone moves no node: high use buys only through work that waits or a forecast that is sure, and low
-use makes a node one to look at, which goes when all its work provably fits elsewhere. Silence, one page again and
-again, figures that cannot be, and a fleet that reads all zero are faults of the looking: they hold still, and say so.
+By default utilization alone moves no node: high utilization buys only through waiting work or a confident forecast, and
+low utilization makes a node a candidate, which is removed if all its work fits elsewhere. Missing samples, unchanged
+samples, impossible values, and a fleet that reads all zero are telemetry faults: they pause these steps, with a reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,12 +37,12 @@ _STEP = "answer_use"
 
 
 class FleetUtilization(msgspec.Struct, frozen=True, kw_only=True):
-    """What telemetry says of all GPUs together."""
+    """Utilization of all GPUs together."""
 
-    busy_ratio: float | None  # mean of the nodes that can be trusted; None: of none
+    busy_ratio: float | None  # mean of nodes with reliable telemetry; None: there are none
     trusted: Mapping[NodeUid, NodeTelemetryHistory]
-    busiest_model: str | None  # of which the nodes are used most; None: not known
-    fault: TelemetryUnreliable | None  # why the whole of it cannot be trusted
+    busiest_model: str | None  # with the highest mean; None: unknown
+    fault: TelemetryUnreliable | None  # why the telemetry as a whole is unreliable
 
 
 def fleet_utilization(
@@ -52,7 +52,7 @@ def fleet_utilization(
     rules: UtilizationPolicy,
     as_of: datetime,
 ) -> FleetUtilization:
-    """Return how busy the GPUs of our ready nodes are, with every node left out that cannot be trusted."""
+    """Return the GPU utilization of managed ready nodes, without nodes whose telemetry is unreliable."""
     fresh_after = as_of - timedelta(seconds=rules.telemetry_age_seconds_max)
     faults: dict[TelemetryFault, int] = {}
     trusted: dict[NodeUid, NodeTelemetryHistory] = {}
@@ -62,7 +62,7 @@ def fleet_utilization(
         if view.phase is not NodePhase.READY or view.node_uid is None or not view.allocatable.has_gpus:
             continue
         if not view.is_ours or view.usable_since is None or view.usable_since > fresh_after:
-            continue  # others' nodes are theirs to watch, and of so young ones nobody can have heard yet
+            continue  # foreign nodes, and nodes too young to have telemetry
         nodes_count += 1
         history = state.telemetry_history.get(view.node_uid)
         fault = _fault_of(history, fresh_after, timedelta(seconds=rules.unchanged_seconds_max))
@@ -71,8 +71,8 @@ def fleet_utilization(
         elif history is not None and history.busy_ratio is not None:
             trusted[view.node_uid] = history
             by_model.setdefault(view.gpu_model or "", []).append(history.busy_ratio)
-    ratios = [ratio for each in by_model.values() for ratio in each]
-    worst = max(faults, key=lambda each: (faults[each], each), default=None)
+    ratios = [ratio for of_model in by_model.values() for ratio in of_model]
+    worst = max(faults, key=lambda fault: (faults[fault], fault), default=None)
     unreliable: TelemetryUnreliable | None = None
     if worst is not None and len(trusted) < rules.telemetry_coverage_ratio_min * nodes_count:
         unreliable = TelemetryUnreliable(fault=worst, nodes_count=faults[worst], gpu_nodes_count=nodes_count)
@@ -99,13 +99,13 @@ def _holds_gpus(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> 
     return any(counts_for_idleness(pod) and pod.requests.has_gpus for pod in pods.get(view.name, ()))
 
 
-# ---- low use
+# ---- low utilization
 
 
 def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Mapping[NodeUid, float]:
-    """Return the nodes whose use has been low for long enough, with the last figure; none where that is not sure.
+    """Return the nodes whose utilization has been low for long enough, with the last figure; empty if unreliable.
 
-    GPUs that are held and read nothing at all are a hint that something is wrong, and no proof that nobody needs them.
+    Held GPUs that read zero all the time hint at a telemetry fault, and do not prove that the node is unneeded.
     """
     if not state.telemetry_history:
         return {}
@@ -114,16 +114,16 @@ def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> M
     if utilization.fault is not None:
         return {}
     before = draft.as_of - timedelta(seconds=rules.low_seconds)
-    found: dict[NodeUid, float] = {}
+    low: dict[NodeUid, float] = {}
     for uid, history in utilization.trusted.items():
         since = since_at_most(history.utilization, rules.low_ratio * 100)
         if since is not None and since <= before and history.busy_ratio:
-            found[uid] = history.busy_ratio
-    return found
+            low[uid] = history.busy_ratio
+    return low
 
 
 def utilization_cooldown(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
-    """Return how long no other node goes for its use alone; None: the next one may."""
+    """Return how long no other node is removed for its utilization alone; None: the next one may be."""
     planned = (
         record.planned_at
         for record in state.drains.values()
@@ -135,11 +135,11 @@ def utilization_cooldown(state: ClusterState, policy: ScalingPolicy, as_of: date
     return _cooling(max(planned, default=None), policy.scale_down_cooldown_seconds, as_of)
 
 
-# ---- high use
+# ---- high utilization
 
 
 def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """High use is told, and where the policy says `direct`, one node is bought for it a cooldown, within the limits."""
+    """Report high utilization; with the trigger `direct` buy one node per cooldown for it, within the limits."""
     is_direct = policy.utilization_trigger == "direct"
     if not is_direct and not state.telemetry_history:
         return draft
@@ -147,7 +147,7 @@ def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draf
     if utilization.fault is not None:
         return _deferred(draft, utilization.fault)
     high = policy.utilization.high_ratio
-    # Whatever else buys now, or is on its way, answers it.
+    # Any purchase, made now or on its way, answers it.
     is_answered = bool(draft.purchases) or not draft.is_demand_met or any(view.is_booting for view in draft.views)
     if utilization.busy_ratio is None or utilization.busy_ratio <= high or is_answered:
         return draft
@@ -169,12 +169,12 @@ def _item(model: str | None, busy_ratio: float, draft: Draft, policy: ScalingPol
     any_taint = NodeDemands(tolerations=(Toleration(operator="Exists"),))
     return DemandItem(
         key="cluster",
-        source=DemandSource.AHEAD,
+        source=DemandSource.BUFFER,
         shape=Shape(resources=Resources(gpu_count=1), demands=any_taint, gpu_models=() if model is None else (model,)),
         member_count=1,
         priority=0,
         since=draft.as_of,
-        ahead=UtilizationHigh(utilization_ratio=busy_ratio, utilization_ratio_max=policy.utilization.high_ratio),
+        buy_reason=UtilizationHigh(utilization_ratio=busy_ratio, utilization_ratio_max=policy.utilization.high_ratio),
     )
 
 

@@ -1,6 +1,6 @@
 """What matters now, in one line: what a job or pod waits for, why a node exists and what keeps it.
 
-From the state, the latest plan and the current schedule; `core/explain/story.py` tells the history.
+From the state, the latest plan and the current schedule; `core/explain/story.py` has the history.
 """
 
 from collections.abc import Mapping
@@ -83,8 +83,8 @@ def job_line(name_or_id: str, status: StatusView) -> str:
     if job is None:
         return ""
     if job.rejected is not None and job.queued is None:
-        mistakes = "; ".join(f"{mistake.field} {mistake.reason}" for mistake in job.rejected.mistakes)
-        return f"Rejected: {mistakes}. Correct the request and submit the job again."
+        violations = "; ".join(f"{violation.field} {violation.reason}" for violation in job.rejected.violations)
+        return f"Rejected: {violations}. Correct the request and submit the job again."
     if job.finished is not None:
         return f"Finished: {job.finished.outcome} at {instant(job.finished.finished_at)}."
     if job.cancel_requested is not None:
@@ -218,7 +218,7 @@ def _pod_keys(job_id: JobId, status: StatusView) -> tuple[str, ...]:
 
 
 def _placed_job(job: JobRecord, job_id: JobId, status: StatusView) -> str:
-    assert job.placed is not None, "a job that does not wait and has not ended is placed"  # noqa: S101 - as it says
+    assert job.placed is not None, "a job that does not wait and has not ended is placed"  # noqa: S101 - a bug of ours
     nodes = listed(tuple(dict.fromkeys(job.placed.node_names)))
     if job.started is not None and job.started.started_at >= job.placed.placed_at:
         return f"Runs on {nodes} since {instant(job.started.started_at)}."
@@ -260,5 +260,5 @@ def _outlook(view: NodeView, status: StatusView) -> str:
 
 
 def _queued_at(job: JobRecord) -> tuple[datetime, str]:
-    assert job.queued is not None, "only jobs with a name are compared"  # noqa: S101 - as it says
+    assert job.queued is not None, "only jobs with a name are compared"  # noqa: S101 - a bug of ours
     return job.queued.queued_at, job.queued.job_id

@@ -1,4 +1,4 @@
-"""Stories of nodes, pods and jobs, told from recorded facts alone: back to the job, pod or notice that began it.
+"""Stories of nodes, pods and jobs, built from recorded facts alone: back to the job, pod or notice that began it.
 
 A story starts with the first cause; each sentence carries the time and the stream sequence of its fact. Called by
 `gpu-autoscaler why`, the gateway and the dashboard.
@@ -123,8 +123,8 @@ def _job_sentence(fact: Fact) -> str | None:
         case job.JobQueued():
             return f"Job {fact.job_id} was accepted with priority {fact.spec.priority}."
         case job.JobRejected():
-            mistakes = "; ".join(f"{mistake.field} {mistake.reason}" for mistake in fact.mistakes)
-            return f"Job {fact.job_id or fact.job_name} was rejected: {mistakes}."
+            violations = "; ".join(f"{violation.field} {violation.reason}" for violation in fact.violations)
+            return f"Job {fact.job_id or fact.job_name} was rejected: {violations}."
         case job.JobCancelRequested():
             by = f" by {fact.requested_by}" if fact.requested_by else ""
             why = f": {fact.note}" if fact.note else ""

@@ -16,7 +16,7 @@ from gpu_autoscaler.core.intake.directives import fold_directive
 from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
 from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
 from gpu_autoscaler.core.state.hours import hour, hour_end
-from gpu_autoscaler.core.state.interruption_history import place_of, with_end
+from gpu_autoscaler.core.state.interruption_history import add_termination, capacity_pool_of
 from gpu_autoscaler.core.state.ledger import fold_cost
 from gpu_autoscaler.core.state.node_shortfalls import observed_allocatable_of
 from gpu_autoscaler.core.state.queries import is_finished, is_workload
@@ -137,7 +137,7 @@ def apply_notice(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeRecei
     if record is None:
         record = next((known for known in notices.values() if is_same_notice(known, fact)), None)
         if record is not None:
-            fact = replace(fact, provider_event=record.notice.provider_event, way=record.notice.way)
+            fact = replace(fact, provider_event=record.notice.provider_event, channel=record.notice.channel)
     if record is None:
         return NoticeRecord(notice=fact, first_received_at=received_at, last_received_at=received_at)
     if record.withdrawn is not None and received_at <= record.withdrawn.withdrawn_at:
@@ -158,8 +158,8 @@ def apply_notice(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeRecei
 def is_same_notice(record: NoticeRecord, fact: spot.SpotNoticeReceived) -> bool:
     """True for an active notice of the same kind from another source; a queue may send several events for one."""
     known = record.notice
-    is_another_way = known.way != fact.way or fact.way == "queue"
-    return is_another_way and record.is_active and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
+    is_another_channel = known.channel != fact.channel or fact.channel == "queue"
+    return is_another_channel and record.is_active and (known.provider_id, known.kind) == (fact.provider_id, fact.kind)
 
 
 def apply_withdrawal(record: NoticeRecord, fact: spot.SpotNoticeWithdrawn) -> NoticeRecord:
@@ -400,9 +400,9 @@ class _Folding:
         """Count the termination once; skip it if its retention is over, as a repeat would count again."""
         newest = self._batch.newest.get("node")
         if newest is not None and not is_past_retention(ended_at, newest):
-            place = place_of(fact.instance_type, fact.zone)
+            place = capacity_pool_of(fact.instance_type, fact.zone)
             known = self._batch.spot_terminations.get(place)
-            self._batch.spot_terminations.set(place, with_end(known, ended_at, is_taken=fact.is_taken))
+            self._batch.spot_terminations.set(place, add_termination(known, ended_at, is_reclaimed=fact.is_reclaimed))
 
     def _seen(self, provider_id: ProviderId, at: datetime) -> None:
         seen_at = self._batch.instances_seen_at.get(provider_id)
@@ -423,7 +423,7 @@ class _Folding:
 
     def _gpu(self, fact: GpuFact) -> None:
         match fact:
-            case gpu.GpuNodeSummarised():
+            case gpu.GpuNodeSummarized():
                 known = self._batch.telemetry.get(fact.node_uid)
                 if known is None or version_of(fact) > version_of(known):
                     self._batch.telemetry.set(fact.node_uid, fact)

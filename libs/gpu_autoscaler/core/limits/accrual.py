@@ -1,8 +1,8 @@
-"""What an instance costs from one instant to another, and who owes it. Called by the cost tracker; sums are exact.
+"""Cost of an instance over time, and its split by owner. Used by the cost tracker.
 
-A lifetime's cost is rounded once, and each span is the difference to what was charged before: whatever the spans,
-they add up to the provider's own invoice, to the micro-dollar. Allocated money is a node's GPUs held over time
-(CPUs where it has no GPU), idle money is the rest (CHECKLIST, Decisions, "cost formula").
+The cost of a lifetime is rounded once, and each span is the difference to earlier charges, so spans add up to the
+invoice to the micro-dollar. Allocated cost is the share of the node's GPUs (CPUs without GPUs) held over time, idle
+cost is the rest (docs/decisions.md#cost-formula).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.events.cost import CostShare
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import cost_micro_usd, split_micro_usd
 from gpu_autoscaler.model.observed import Instant
@@ -20,7 +20,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Owner(msgspec.Struct, frozen=True, order=True):
-    """Who pays for what a pod holds. Fields are in sorting order; empty: not known."""
+    """Who pays for a pod. Fields are in sorting order; empty: unknown."""
 
     project_id: str
     namespace: str
@@ -28,7 +28,7 @@ class Owner(msgspec.Struct, frozen=True, order=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a node that somebody held for a time."""
+    """Part of a node held by an owner for some time."""
 
     owner: Owner
     units: int  # GPUs, or CPU thousandths on a node without GPUs
@@ -37,7 +37,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """A span's cost by owner. Idle and allocated add up to the total."""
+    """Cost of a span by owner. Idle and allocated cost add up to the total."""
 
     idle_micro_usd: int
     shares: tuple[CostShare, ...]  # in order of owner
@@ -46,14 +46,11 @@ class CostSplit(msgspec.Struct, frozen=True, kw_only=True):
 def span_micro_usd(
     price_micro_usd_per_hour: int, *, launched_at: datetime, to_at: datetime, charged_micro_usd: int
 ) -> int:
-    """Return what is still to be charged up to `to_at` for an instance that was charged so much already.
-
-    Negative where too much was charged: billing ended before what was thought.
-    """
+    """Return what remains to be charged up to `to_at`; negative if billing ended earlier than charged."""
     return cost_micro_usd(price_micro_usd_per_hour, to_at - launched_at) - charged_micro_usd
 
 
-def split(
+def split_cost(
     total_micro_usd: int,
     holdings: Sequence[Allocation],
     *,
@@ -62,10 +59,10 @@ def split(
     to_at: datetime,
     used_units: float | None = None,
 ) -> CostSplit:
-    """Split the cost of a span by what was held over time; what nobody held is idle.
+    """Split the cost of a span by allocation over time; the rest is idle.
 
-    `units` is all that the node has; zero: not known, then what was held is all there is. A negative or zero total has
-    no holders. `used_units` is how much of what was held was busy on average; None: unknown, which is not zero.
+    `units` are those of the node; zero: unknown, and there is no idle share. A negative or zero total is not split.
+    `used_units` are the busy ones on average; None: unknown, which is not zero.
     """
     held: dict[Owner, int] = {}
     for holding in holdings:
@@ -93,8 +90,8 @@ def split(
     return CostSplit(idle_micro_usd=idle, shares=shares)
 
 
-def busy_gpus(window: GpuNodeSummarised | None, *, from_at: datetime, to_at: datetime) -> float | None:
-    """Return how many of a node's GPUs were busy on average; None where no telemetry speaks of the span and of all."""
+def busy_gpus(window: GpuNodeSummarized | None, *, from_at: datetime, to_at: datetime) -> float | None:
+    """Return the average number of busy GPUs; None without telemetry of all GPUs in the span."""
     if window is None:
         return None
     ended_at = window.window_started_at + timedelta(seconds=window.window_seconds)
@@ -104,9 +101,11 @@ def busy_gpus(window: GpuNodeSummarised | None, *, from_at: datetime, to_at: dat
     return sum(means) if means and len(means) == len(window.gpus) else None
 
 
-def thresholds_crossed(spent_micro_usd: int, limit_micro_usd: int, marks: Sequence[float]) -> tuple[float, ...]:
-    """Return the marks (ratios of the limit) that spending has reached, in the order given."""
-    return tuple(mark for mark in marks if limit_micro_usd > 0 and spent_micro_usd >= limit_micro_usd * mark)
+def thresholds_crossed(spent_micro_usd: int, limit_micro_usd: int, thresholds: Sequence[float]) -> tuple[float, ...]:
+    """Return the thresholds (ratios of the limit) that the spend has reached, in the order given."""
+    return tuple(
+        threshold for threshold in thresholds if limit_micro_usd > 0 and spent_micro_usd >= limit_micro_usd * threshold
+    )
 
 
 def _overlap_microseconds(holding: Allocation, from_at: datetime, to_at: datetime) -> int:

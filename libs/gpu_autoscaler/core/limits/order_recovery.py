@@ -1,8 +1,7 @@
-"""Which decisions of a lost stream may still be under way. Pure; asked once, before the first plan on a new stream.
+"""Decisions of a lost stream that may still be in flight. Used once, before the first plan on a new stream.
 
-The store of record says what was decided, Kubernetes and the cloud say what is there. Everything in between (ordered,
-refused, cordoned, evicted) was in the stream: a decision that is open is begun again under its own token, and each of
-its steps looks first whether it was taken.
+The store has the decisions, Kubernetes and the cloud show the result. The steps between were in the stream, so an open
+decision restarts under its own idempotency token, and each step first checks whether it was done.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,8 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.limits.limits import LimitUsage, billing_scope_of
 from gpu_autoscaler.core.limits.spend import spend_caps, spend_snapshot_of
-from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
@@ -25,23 +25,23 @@ from gpu_autoscaler.model.reasons.buy import BelowMinimum, UtilizationHigh
 def open_decisions(
     plans: Sequence[ScalingPlanMade], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[PastDecision, ...]:
-    """Return the decisions of these plans that are to be carried on, in the order in which they were made.
+    """Return the open decisions of these plans, oldest first.
 
-    `plans` come oldest first; `state` has a fresh list of nodes, pods and instances. A purchase is open while its node
-    is still expected; a removal while the node is cordoned for it, or its instance is not known to be gone.
+    `plans` come oldest first; `state` has fresh lists of nodes, pods and instances. A purchase is open while its node
+    is expected; a removal while its node is cordoned, or its instance is not known to be terminated.
     """
-    past = tuple(_of(plans))
-    found = [each for number, each in enumerate(past) if _is_open(each, past[number + 1 :], state, as_of)]
-    unseen = _unseen(found, state, as_of)
-    if _have_room(found, unseen, state, policy, as_of):
-        return tuple(found)
-    return tuple(replace(each, is_only_counted=True) if each.decision.action_id in unseen else each for each in found)
+    past = tuple(_decisions_of(plans))
+    open_ = [decision for number, decision in enumerate(past) if _is_open(decision, past[number + 1 :], state, as_of)]
+    unseen = _unseen(open_, state, as_of)
+    if _fit_limits(open_, unseen, state, policy, as_of):
+        return tuple(open_)
+    return tuple(replace(past, is_only_counted=True) if past.decision.action_id in unseen else past for past in open_)
 
 
-def _with_orders(found: Iterable[PastDecision], state: ClusterState) -> ClusterState:
-    """What is known with the purchases that go on."""
+def _with_orders(decisions: Iterable[PastDecision], state: ClusterState) -> ClusterState:
+    """Return the state with the open purchases."""
     orders = dict(state.orders)
-    for past in found:
+    for past in decisions:
         if isinstance(past.decision, BuyNode):
             orders[past.decision.action_id] = OrderRecord(
                 action_id=past.decision.action_id,
@@ -52,40 +52,40 @@ def _with_orders(found: Iterable[PastDecision], state: ClusterState) -> ClusterS
     return replace(state, orders=orders)
 
 
-def _unseen(found: Sequence[PastDecision], state: ClusterState, as_of: datetime) -> frozenset[ActionId]:
-    """Purchases of which neither Kubernetes nor the cloud shows anything."""
-    views = node_views(_with_orders(found, state), as_of)
+def _unseen(decisions: Sequence[PastDecision], state: ClusterState, as_of: datetime) -> frozenset[ActionId]:
+    """Return purchases that neither Kubernetes nor the cloud shows."""
+    views = node_views(_with_orders(decisions, state), as_of)
     return frozenset(view.order.action_id for view in views if view.order and view.phase is NodePhase.PLANNED)
 
 
-def _have_room(
-    found: Sequence[PastDecision],
+def _fit_limits(
+    decisions: Sequence[PastDecision],
     unseen: frozenset[ActionId],
     state: ClusterState,
     policy: ScalingPolicy,
     as_of: datetime,
 ) -> bool:
-    """True where all that is not seen may exist beside all that is, within every limit.
+    """True if all unseen purchases fit the limits beside everything that is seen.
 
-    Some of it was refused, and what was bought in its place counts already; which of it is not known. So beyond a limit
-    none is asked for again: those that do exist show, and the others are given back when they are late.
+    Some were refused, and their replacements count already; which ones is unknown. Beyond a limit none is launched
+    again: existing instances will show, and the others are released when they are late.
     """
-    seen = [each for each in found if each.decision.action_id not in unseen]
+    seen = [past for past in decisions if past.decision.action_id not in unseen]
     known = _with_orders(seen, state)
     views = node_views(known, as_of)
-    books = spend_snapshot_of(known, views, pods_by_node(known), policy, as_of) if spend_caps(policy) else None
-    account = LimitUsage(views, policy, books=books)
-    for past in found:
+    spend = spend_snapshot_of(known, views, pods_by_node(known), policy, as_of) if spend_caps(policy) else None
+    usage = LimitUsage(views, policy, spend=spend)
+    for past in decisions:
         decision = past.decision
         if isinstance(decision, BuyNode) and decision.action_id in unseen:
-            customer = billing_scope_of(decision)
-            if account.excess(decision.pool, decision.offer, customer) is not None:
+            scope = billing_scope_of(decision)
+            if usage.excess(decision.pool, decision.offer, scope) is not None:
                 return False
-            account.add(decision.pool, decision.offer, customer)
+            usage.add(decision.pool, decision.offer, scope)
     return True
 
 
-def _of(plans: Iterable[ScalingPlanMade]) -> Iterator[PastDecision]:
+def _decisions_of(plans: Iterable[ScalingPlanMade]) -> Iterator[PastDecision]:
     for fact in plans:
         for decision in fact.plan.decisions:
             yield PastDecision(decision=decision, plan_id=fact.plan_id, planned_at=fact.plan.as_of)
@@ -98,37 +98,36 @@ def _is_open(past: PastDecision, later: Sequence[PastDecision], state: ClusterSt
             return _is_expected(decision, past, later, state, as_of)
         case DrainNode():
             node = state.nodes.get(decision.node_uid)
-            # One that is not cordoned was not begun, or is given up: it is decided anew, on what is seen now.
-            return node is not None and node.is_cordoned and not any(_settles(decision, each) for each in later)
+            # A node that is not cordoned: not started or canceled. It is decided again if necessary.
+            return node is not None and node.is_cordoned and not any(_supersedes(decision, past) for past in later)
         case ReleaseInstance():
             return not _is_ended(decision.order_action_id, state)
         case CancelDrain():
             node = state.nodes.get(decision.node_uid)
-            return node is not None and node.is_cordoned and not any(_drains(decision, each) for each in later)
+            return node is not None and node.is_cordoned and not any(_drains(decision, past) for past in later)
 
 
 def _is_expected(
     buy: BuyNode, past: PastDecision, later: Sequence[PastDecision], state: ClusterState, as_of: datetime
 ) -> bool:
-    """True while the purchase may still become a node that is usable, or has become something to be given back."""
-    if any(_releases(buy, each) for each in later) or _is_ended(buy.action_id, state):
+    """True while the purchase may become a usable node, or is to be released."""
+    if any(_releases(buy, other) for other in later) or _is_ended(buy.action_id, state):
         return False
     node = next((node for node in state.nodes.values() if node.action_id == buy.action_id), None)
     if node is not None:
-        # A node that was usable and fell silent, or lost its GPUs, looks like one that never was: where there is work,
-        # nothing is given back.
+        # A lost node looks like one that was never usable: a node with work is not released.
         is_empty = not any(counts_for_idleness(pod) for pod in pods_by_node(state).get(node.name, ()))
         is_usable = node.is_ready and node.allocatable.gpu_count >= buy.offer.resources.gpu_count
         return not is_usable and (as_of < buy.deadline_at or is_empty)
     if any(instance.action_id == buy.action_id for instance in state.instances.values()):
         return True
-    # Not there, or not shown yet. Open where nothing else was bought for the same demand since, which says that the
-    # cloud refused; the same token makes no second instance.
-    return as_of < buy.deadline_at and not any(_replaces(buy, past, each) for each in later)
+    # Not seen. Open unless something else was bought for the same demand since, which means that the cloud refused it;
+    # the same token launches no second instance.
+    return as_of < buy.deadline_at and not any(_replaces(buy, past, other) for other in later)
 
 
 def _is_ended(order_action_id: ActionId, state: ClusterState) -> bool:
-    ends = [one.state == "terminated" for one in state.instances.values() if one.action_id == order_action_id]
+    ends = [seen.state == "terminated" for seen in state.instances.values() if seen.action_id == order_action_id]
     return bool(ends) and all(ends)
 
 
@@ -138,7 +137,7 @@ def _releases(buy: BuyNode, later: PastDecision) -> bool:
 
 
 def _replaces(buy: BuyNode, past: PastDecision, later: PastDecision) -> bool:
-    """True for a purchase of a later plan that serves some of the same demand."""
+    """True for a purchase of a later plan for some of the same demand."""
     if later.plan_id == past.plan_id or not isinstance(later.decision, BuyNode):
         return False
     return bool(_demand(buy) & _demand(later.decision))
@@ -148,8 +147,8 @@ def _demand(buy: BuyNode) -> frozenset[str]:
     return frozenset(("cluster",) if isinstance(buy.reason, BelowMinimum | UtilizationHigh) else buy.reason.demand)
 
 
-def _settles(drain: DrainNode, later: PastDecision) -> bool:
-    """True for the word that takes the drain back, or another drain of the same node."""
+def _supersedes(drain: DrainNode, later: PastDecision) -> bool:
+    """True for the cancellation of the drain, or another drain of the same node."""
     decision: AnyDecision = later.decision
     if isinstance(decision, CancelDrain):
         return decision.drain_action_id == drain.action_id

@@ -1,9 +1,9 @@
-"""Money by day and month: what is spent, what is promised, and whether one more purchase would pass a limit.
+"""Spend budgets per day and month: what is spent, what is reserved, and whether a purchase would exceed a budget.
 
-Spent is what the ledger charged, and the price of all time since that it has not charged yet. Promised is, for every
-node from the plan that buys it on, its price for as long as it may still run: the longest remaining time of its work
-and what it takes to remove it, to the end of the period at most. Unknown time is the rest of the period. So what is
-within a limit when it is bought stays within it, whatever happens later.
+Spent is what the ledger charged, plus the price of the time since that it has not charged yet. Reserved is, for every
+node from the plan that buys it, its price for as long as it may still run: the longest remaining time of its work plus
+its removal, at most to the end of the period. An unknown time counts as the rest of the period. So a purchase within a
+budget stays within it, whatever happens later.
 """
 
 from collections import Counter
@@ -18,7 +18,8 @@ from gpu_autoscaler.core.demand.items import BillingScope
 from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.nodes.boot_timeout import has_workload_pods
-from gpu_autoscaler.core.nodes.views import NodePhase, NodeView
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import PodsByNode
 from gpu_autoscaler.core.policy.limit_settings import SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -34,40 +35,88 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.defer import PriceUnknown, WatchStale
 from gpu_autoscaler.model.reasons.defer_limits import SpendLimit
 
-# What instances still claim of money limits: their time since the last charge, and as long as they may yet
-# run. Read by `core/limits/spend.py`. A node claims from the plan that buys it on; what has ended claims
-# what is not charged of it.
-
-# From the last pod's end to the end of billing: a tick, the executor's step, the cloud's own time to end a machine.
+# Spans are charged every minute, when the list of the cloud confirms the instance. A ledger that is further behind is
+# not working, and the spend is unknown.
+LEDGER_SECONDS_MAX = 900.0
+# Spend is computed for the end of the half minute: slightly ahead, and constant within it.
+SLOT_SECONDS = 30
+# From the end of the last pod to the end of billing: a tick, the step of the executor, the termination by the cloud.
 ENDING_SECONDS = 120.0
-_OVER = (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED)
+_ENDING_PHASES = (NodePhase.DRAINED, NodePhase.TERMINATING, NodePhase.FAILED)
+
+
+# ---- spend caps: the limits of the policy
+
+
+class SpendCap(msgspec.Struct, frozen=True, kw_only=True):
+    """One spend budget of the policy."""
+
+    owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
+    period: Period
+    micro_usd_max: int
+    is_hard: bool
+
+
+@cached_by_identity(4)
+def spend_caps(policy: ScalingPolicy) -> tuple[SpendCap, ...]:
+    """Return every spend budget, those of the cluster first."""
+    owned = [(CLUSTER, policy.limits.spend)]
+    owned += [(f"pool/{pool.name}", pool.spend) for pool in policy.pools]
+    owned += [(f"zone/{zone.name}", zone.spend) for zone in policy.limits.zones]
+    owned += [(f"project/{project.name}", project.spend) for project in policy.limits.projects]
+    return tuple(cap for owner, spend in owned for cap in _caps_of(owner, spend))
+
+
+def _caps_of(owner: str, spend: SpendPolicy) -> Iterator[SpendCap]:
+    if spend.day_micro_usd_max is not None:
+        yield SpendCap(owner=owner, period="day", micro_usd_max=spend.day_micro_usd_max, is_hard=spend.is_hard)
+    if spend.month_micro_usd_max is not None:
+        yield SpendCap(owner=owner, period="month", micro_usd_max=spend.month_micro_usd_max, is_hard=spend.is_hard)
+
+
+def slot(as_of: datetime) -> int:
+    """Return the number of the half minute since 1970. Within it, spend changes by facts only."""
+    return int(as_of.timestamp()) // SLOT_SECONDS
+
+
+def counted_at(as_of: datetime) -> datetime:
+    """Return the end of the half minute, the same object for all of it."""
+    return _slot_end(slot(as_of))
+
+
+@lru_cache(16)
+def _slot_end(number: int) -> datetime:
+    return datetime.fromtimestamp((number + 1) * SLOT_SECONDS, UTC)
+
+
+# ---- unbilled time of instances
 
 
 class UnbilledTime(NamedTuple):
-    """One instance's time that is not in the ledger."""
+    """Time of one instance that is not in the ledger: since the last charge, and as long as it may still run."""
 
     name: str
     provider_id: ProviderId | None
-    owners: tuple[str, ...]  # whose limits it counts against
+    owners: tuple[str, ...]  # whose budgets it counts against
     price_micro_usd_per_hour: int | None
-    from_at: datetime  # charged up to here, or begun
-    until_at: datetime | None  # the latest at which billing ends; None: nobody knows
+    from_at: datetime  # end of the last charge, or launch
+    until_at: datetime | None  # the latest end of billing; None: unknown
 
     def micro_usd(self, from_at: datetime, to_at: datetime) -> int:
-        """What it costs between two instants; 0 where it does not reach in between, or has no price."""
+        """Return the cost between two instants; 0 without an overlap or a price."""
         until_at = to_at if self.until_at is None else min(self.until_at, to_at)
         return cost_rounded_up(self.price_micro_usd_per_hour or 0, max(self.from_at, from_at), until_at)
 
 
 def cost_rounded_up(price_micro_usd_per_hour: int, from_at: datetime, to_at: datetime) -> int:
-    """A limit is held to the micro-dollar, so no remainder is left out."""
+    """Return the cost rounded up: budgets are exact to the micro-dollar."""
     if to_at <= from_at or not price_micro_usd_per_hour:
         return 0
     return cost_micro_usd(price_micro_usd_per_hour, to_at - from_at) + 1
 
 
 def tail_seconds(policy: ScalingPolicy) -> float | None:
-    """How long a node may still run once its work is over; None: the policy may keep it for ever."""
+    """Return how long a node may run after its work; None: the policy may keep it forever."""
     if any(pool.nodes_count_min or pool.is_paused for pool in policy.pools):
         return None
     if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
@@ -75,15 +124,18 @@ def tail_seconds(policy: ScalingPolicy) -> float | None:
     return max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds) + policy.drain_seconds_max + ENDING_SECONDS
 
 
-def unbilled_time_of(
+def unbilled_times(
     state: ClusterState, views: tuple[NodeView, ...], pods: PodsByNode, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[UnbilledTime, ...]:
-    """Every claim there is, of nodes that count against limits and of those that are gone."""
+    """Return the unbilled time of every counted node and of terminated instances."""
     counted = (view for view in views if view.is_ours and view.is_counted)
-    return (*(_claim(view, pods, state, policy, as_of) for view in counted), *_of_the_gone(state, views))
+    return (
+        *(_unbilled_time(view, pods, state, policy, as_of) for view in counted),
+        *_unbilled_time_of_terminated(state, views),
+    )
 
 
-def _claim(
+def _unbilled_time(
     view: NodeView, pods: PodsByNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> UnbilledTime:
     launched = None if view.order is None else view.order.launched
@@ -108,12 +160,12 @@ def _claim(
 def billing_ends_by(
     view: NodeView, pods: PodsByNode, state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> datetime | None:
-    """The latest instant at which the node's billing ends, as its work may take; None: nobody knows."""
+    """Return the latest end of the node's billing, by the longest time of its work; None: unknown."""
     ending = timedelta(seconds=ENDING_SECONDS)
     if view.phase is NodePhase.FAILED and has_workload_pods(view, pods):
-        return None  # its drain is to come
+        return None  # it will be drained first
     drain = None if view.drain is None else view.drain.decision
-    if view.phase in _OVER:
+    if view.phase in _ENDING_PHASES:
         return as_of + ending
     if isinstance(drain, DrainNode) and not drain.is_voluntary:
         return max(drain.deadline_at, as_of) + ending
@@ -142,30 +194,30 @@ def _uncharged_from(began_at: datetime, provider_id: ProviderId | None, state: C
 
 
 @cached_by_identity(2)
-def _of_the_gone(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[UnbilledTime, ...]:
-    """The time of instances that are gone and not charged to their end."""
+def _unbilled_time_of_terminated(state: ClusterState, views: tuple[NodeView, ...]) -> tuple[UnbilledTime, ...]:
+    """The time of terminated instances that are not charged to their end."""
     counted = {view.provider_id for view in views if view.is_ours and view.is_counted}
-    orders = _by_instance(state.orders)
-    found = (
-        _gone(provider_id, orders.get(provider_id), state.instances.get(provider_id), state)
+    orders = _orders_by_instance(state.orders)
+    times = (
+        _terminated(provider_id, orders.get(provider_id), state.instances.get(provider_id), state)
         for provider_id in sorted({*orders, *state.instances})
         if provider_id not in counted
     )
-    return tuple(claim for claim in found if claim is not None)
+    return tuple(time for time in times if time is not None)
 
 
 @cached_by_identity(2)
-def _by_instance(orders: Mapping[ActionId, OrderRecord]) -> Mapping[ProviderId, OrderRecord]:
+def _orders_by_instance(orders: Mapping[ActionId, OrderRecord]) -> Mapping[ProviderId, OrderRecord]:
     return {order.launched.provider_id: order for order in orders.values() if order.launched is not None}
 
 
-def _gone(
+def _terminated(
     provider_id: ProviderId, order: OrderRecord | None, instance: NodeInstanceObserved | None, state: ClusterState
 ) -> UnbilledTime | None:
     launched = None if order is None else order.launched
-    said = None if order is None else order.terminated
+    terminated = None if order is None else order.terminated
     began = instance or launched
-    ends = (None if part is None else part.terminated_at for part in (instance, said))
+    ends = (None if part is None else part.terminated_at for part in (instance, terminated))
     ended_at = next((at for at in ends if at is not None), None)
     charge = state.charges.get(provider_id)
     if began is None or ended_at is None or (charge is not None and charge.is_corrected):
@@ -176,67 +228,23 @@ def _gone(
     decision = None if order is None else order.decision
     parts = (instance, launched, None if decision is None else decision.offer)
     prices = (part.price_micro_usd_per_hour for part in parts if part is not None)
-    told = {} if decision is None else dict(decision.labels)
+    node_labels = {} if decision is None else dict(decision.labels)
+    pool, project = None if decision is None else decision.pool, node_labels.get(labels.PROJECT_ID)
     return UnbilledTime(
         name=provider_id,
         provider_id=provider_id,
-        owners=owners_of(None if decision is None else decision.pool, began.zone, told.get(labels.PROJECT_ID)),
+        owners=owners_of(pool, began.zone, project),
         price_micro_usd_per_hour=next((price for price in prices if price is not None), None),
         from_at=from_at,
         until_at=ended_at,
     )
 
 
-# A span is charged once a minute, when the cloud's list confirms it; a ledger so far behind is not at work, and what it
-# will say of the time since may be something else than we think.
-LEDGER_SECONDS_MAX = 900.0
-# Money is counted to the end of the half minute that it is asked in: a little ahead, and the same for all of it.
-SLOT_SECONDS = 30
-
-
-class SpendCap(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit of the policy."""
-
-    owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
-    period: Period
-    micro_usd_max: int
-    is_hard: bool
-
-
-@cached_by_identity(4)
-def spend_caps(policy: ScalingPolicy) -> tuple[SpendCap, ...]:
-    """Every limit of cumulative money; the cluster's first."""
-    owned = [(CLUSTER, policy.limits.spend)]
-    owned += [(f"pool/{pool.name}", pool.spend) for pool in policy.pools]
-    owned += [(f"zone/{zone.name}", zone.spend) for zone in policy.limits.zones]
-    owned += [(f"project/{project.name}", project.spend) for project in policy.limits.projects]
-    return tuple(cap for owner, money in owned for cap in _caps_of(owner, money))
-
-
-def _caps_of(owner: str, money: SpendPolicy) -> Iterator[SpendCap]:
-    if money.day_micro_usd_max is not None:
-        yield SpendCap(owner=owner, period="day", micro_usd_max=money.day_micro_usd_max, is_hard=money.is_hard)
-    if money.month_micro_usd_max is not None:
-        yield SpendCap(owner=owner, period="month", micro_usd_max=money.month_micro_usd_max, is_hard=money.is_hard)
-
-
-def slot(as_of: datetime) -> int:
-    """The number of the half minute, since 1970: while it lasts, what is spent and promised changes by facts alone."""
-    return int(as_of.timestamp()) // SLOT_SECONDS
-
-
-def counted_at(as_of: datetime) -> datetime:
-    """The end of the half minute: the very same instant for all of it."""
-    return _slot_end(slot(as_of))
-
-
-@lru_cache(16)
-def _slot_end(number: int) -> datetime:
-    return datetime.fromtimestamp((number + 1) * SLOT_SECONDS, UTC)
+# ---- spent and reserved
 
 
 class SpendSnapshot:
-    """What every limited owner has spent and promised at one instant. Read only."""
+    """What every owner of a spend budget has spent and reserved at one instant. Read only."""
 
     def __init__(
         self,
@@ -249,46 +257,46 @@ class SpendSnapshot:
         self.caps = spend_caps(policy)
         self.counted_at = counted_at(as_of)
         self._ends = {cap: period_end(cap.period, as_of) for cap in self.caps}
-        self._needed: dict[tuple[datetime, int, float | None], int] = {}  # of each price, as offers share few
-        self._claims = unbilled_time_of(state, views, pods, policy, self.counted_at) if self.caps else ()
-        self._ledger_behind = _ledger_behind(state, self._claims, as_of)
+        self._needed: dict[tuple[datetime, int, float | None], int] = {}  # by price: offers share few
+        self._unbilled = unbilled_times(state, views, pods, policy, self.counted_at) if self.caps else ()
+        self._ledger_behind = _ledger_behind(state, self._unbilled, as_of)
         self._boot_seconds_max = policy.boot_seconds_max
         self._tail_seconds = tail_seconds(policy)
-        self._doubts = {cap: self._doubt(cap) for cap in self.caps}
-        self.spent: dict[SpendCap, int] = {}  # charged, and what is to be charged for time that is over
-        self.promised: dict[SpendCap, int] = {}
+        self._unknown = {cap: self._unknown_reason(cap) for cap in self.caps}
+        self.spent: dict[SpendCap, int] = {}  # charged, and to be charged for past time
+        self.reserved: dict[SpendCap, int] = {}
         for cap in self.caps:
             charged = state.spent.get(period_name(cap.period, as_of), {}).get(cap.owner, 0)
             since, now = period_start(cap.period, as_of), min(self.counted_at, self.end(cap))
-            self.spent[cap] = charged + sum(claim.micro_usd(since, now) for claim in self.claims(cap))
-            self.promised[cap] = sum(self.rest(claim, cap) for claim in self.claims(cap))
+            self.spent[cap] = charged + sum(time.micro_usd(since, now) for time in self.unbilled(cap))
+            self.reserved[cap] = sum(self.reserved_for(time, cap) for time in self.unbilled(cap))
 
-    def claims(self, cap: SpendCap) -> list[UnbilledTime]:
-        """The claims that count against this limit."""
-        return [claim for claim in self._claims if cap.owner in claim.owners]
+    def unbilled(self, cap: SpendCap) -> list[UnbilledTime]:
+        """Return the unbilled time that counts against this budget."""
+        return [time for time in self._unbilled if cap.owner in time.owners]
 
-    def rest(self, claim: UnbilledTime, cap: SpendCap) -> int:
-        """What the claim may still cost in the limit's period."""
-        return claim.micro_usd(self.counted_at, self.end(cap))
+    def reserved_for(self, time: UnbilledTime, cap: SpendCap) -> int:
+        """Return what the instance may still cost in the period of the budget."""
+        return time.micro_usd(self.counted_at, self.end(cap))
 
     def end(self, cap: SpendCap) -> datetime:
-        """When the limit's period is over, and the next begins with nothing spent."""
+        """Return the end of the period; the next one starts with nothing spent."""
         return self._ends[cap]
 
-    def doubt(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
-        """Why nobody can say what the owner has spent; None: it is known."""
-        return self._doubts[cap]
+    def unknown_reason(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
+        """Return why the spend of the owner is unknown; None: it is known."""
+        return self._unknown[cap]
 
-    def _doubt(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
-        unpriced = sorted(claim.name for claim in self.claims(cap) if claim.price_micro_usd_per_hour is None)
+    def _unknown_reason(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
+        unpriced = sorted(time.name for time in self.unbilled(cap) if time.price_micro_usd_per_hour is None)
         return PriceUnknown(offers=tuple(unpriced)) if unpriced else self._ledger_behind
 
     def needed(self, cap: SpendCap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
-        """What a node that is bought now may cost in the rest of the limit's period."""
-        asked = (self.end(cap), price_micro_usd_per_hour, work_seconds_max)
-        if asked not in self._needed:
-            self._needed[asked] = self._cost_from_now(*asked)
-        return self._needed[asked]
+        """Return what a node bought now may cost in the rest of the period."""
+        key = (self.end(cap), price_micro_usd_per_hour, work_seconds_max)
+        if key not in self._needed:
+            self._needed[key] = self._cost_from_now(*key)
+        return self._needed[key]
 
     def _cost_from_now(self, end: datetime, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         begin = self.counted_at - timedelta(seconds=SLOT_SECONDS)
@@ -297,9 +305,9 @@ class SpendSnapshot:
             end = min(end, self.counted_at + timedelta(seconds=seconds))
         return cost_rounded_up(price_micro_usd_per_hour, begin, end)
 
-    def passed(self, cap: SpendCap, needed_micro_usd: int, promised_micro_usd: int) -> SpendLimit | None:
-        """Return the limit where a purchase that needs so much passes it; the plan promises so much besides."""
-        reserved = self.promised[cap] + promised_micro_usd
+    def exceeded(self, cap: SpendCap, needed_micro_usd: int, planned_micro_usd: int) -> SpendLimit | None:
+        """Return the limit that a purchase would exceed, besides what the plan reserves already; None: it fits."""
+        reserved = self.reserved[cap] + planned_micro_usd
         if self.spent[cap] + reserved + needed_micro_usd <= cap.micro_usd_max:
             return None
         return SpendLimit(
@@ -317,48 +325,48 @@ spend_snapshot_of = cached_by_identity(2)(SpendSnapshot)
 
 
 class PlannedSpend:
-    """What a plan in the making promises besides what the books say. A scratch pad."""
+    """What a plan in the making reserves besides the snapshot. Mutable."""
 
-    def __init__(self, books: SpendSnapshot) -> None:
-        self._books = books
-        self._more: Counter[SpendCap] = Counter()
+    def __init__(self, snapshot: SpendSnapshot) -> None:
+        self._snapshot = snapshot
+        self._reserved: Counter[SpendCap] = Counter()
 
-    def add(self, owners: tuple[str, ...], offer: Offer, customer: BillingScope, count: int) -> None:
-        """Promise the time of so many nodes; a negative count takes it back."""
-        for cap in self._books.caps:
+    def add(self, owners: tuple[str, ...], offer: Offer, scope: BillingScope, count: int) -> None:
+        """Reserve the cost of `count` nodes; a negative count releases it."""
+        for cap in self._snapshot.caps:
             if cap.owner in owners:
-                self._more[cap] += count * self._needed(cap, offer, customer)
+                self._reserved[cap] += count * self._needed(cap, offer, scope)
 
     def excess(
-        self, owners: tuple[str, ...], offer: Offer, customer: BillingScope
+        self, owners: tuple[str, ...], offer: Offer, scope: BillingScope
     ) -> SpendLimit | WatchStale | PriceUnknown | None:
-        """Return the limit that one more node would pass, or why nobody knows; None: it may be bought."""
-        for cap in self._books.caps:
+        """Return the budget that one more node would exceed, or why that is unknown; None: it fits."""
+        for cap in self._snapshot.caps:
             if cap.owner not in owners:
                 continue
-            if (doubt := self._books.doubt(cap)) is not None:
-                return doubt
+            if (unknown := self._snapshot.unknown_reason(cap)) is not None:
+                return unknown
             if offer.price_micro_usd_per_hour is None:
                 return PriceUnknown(offers=(offer.key,))
-            limit = self._books.passed(cap, self._needed(cap, offer, customer), self._more[cap])
+            limit = self._snapshot.exceeded(cap, self._needed(cap, offer, scope), self._reserved[cap])
             if limit is not None:
                 return limit
         return None
 
-    def _needed(self, cap: SpendCap, offer: Offer, customer: BillingScope) -> int:
-        return self._books.needed(cap, offer.price_micro_usd_per_hour or 0, customer.work_seconds_max)
+    def _needed(self, cap: SpendCap, offer: Offer, scope: BillingScope) -> int:
+        return self._snapshot.needed(cap, offer.price_micro_usd_per_hour or 0, scope.work_seconds_max)
 
 
-def _ledger_behind(state: ClusterState, claims: tuple[UnbilledTime, ...], as_of: datetime) -> WatchStale | None:
-    """How far the ledger is behind what it could have charged, where that is too far; None: it is at work."""
+def _ledger_behind(state: ClusterState, unbilled: tuple[UnbilledTime, ...], as_of: datetime) -> WatchStale | None:
+    """Return how far the ledger is behind, if too far; None: it is working."""
     if state.ledger_reported_at is None:
         return WatchStale(source="ledger", age_seconds=None, age_seconds_max=LEDGER_SECONDS_MAX)
     worst_seconds = 0.0
-    for claim in claims:
-        seen_at = None if claim.provider_id is None else state.instances_seen_at.get(claim.provider_id)
+    for time in unbilled:
+        seen_at = None if time.provider_id is None else state.instances_seen_at.get(time.provider_id)
         if seen_at is not None:
-            until_at = min(seen_at, as_of, claim.until_at or as_of)
-            worst_seconds = max(worst_seconds, (until_at - claim.from_at).total_seconds())
+            until_at = min(seen_at, as_of, time.until_at or as_of)
+            worst_seconds = max(worst_seconds, (until_at - time.from_at).total_seconds())
     if worst_seconds <= LEDGER_SECONDS_MAX:
         return None
     return WatchStale(source="ledger", age_seconds=worst_seconds, age_seconds_max=LEDGER_SECONDS_MAX)

@@ -1,5 +1,4 @@
-"""What a bought node waited for when its time was over: the first step of its boot that never came. Read by scale-down
-and told by its reason, so that people know where to look."""
+"""The first missing step of a boot that timed out, for the reason of the removal."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,7 +13,7 @@ from gpu_autoscaler.model.scheduling import is_startup
 
 
 def boot_timed_out(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> BootTimedOut:
-    """Return the reason for which a node goes that missed its deadline."""
+    """Return the reason to remove a node that missed its boot deadline."""
     planned_at = None if view.order is None else view.order.planned_at
     step, detail = _missing_step(view)
     return BootTimedOut(
@@ -26,7 +25,7 @@ def boot_timed_out(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> Bo
 
 
 def _missing_step(view: NodeView) -> tuple[BootStep, str]:
-    """Return the step, and what is there instead of it."""
+    """Return the missing step, and details."""
     node = view.node
     if node is None:
         return "node", ""
@@ -34,22 +33,21 @@ def _missing_step(view: NodeView) -> tuple[BootStep, str]:
         return "kubelet", ""
     decision = None if view.order is None else view.order.decision or view.order.ordered
     if decision is not None and not decision.promised.gpus_fit_in(node.allocatable):
-        return "gpus", _told(node.allocatable, decision.promised)
+        return "gpus", _missing_gpus(node.allocatable, decision.promised)
     starting = sorted(taint.key for taint in node.taints if is_startup(taint))
     return ("startup_taint", ", ".join(starting)) if starting else ("kubelet", "")
 
 
 def has_workload_pods(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
-    """True for a node that is up, if not as it was bought, and that pods found all the same: services without GPUs, or
-    what some of its GPUs are enough for. It is emptied before it ends, as a sick one is."""
+    """True for a ready node with workload pods. Even if it misses GPUs, it is drained before it is terminated."""
     is_up = view.node is not None and view.node.is_ready
     return is_up and any(map(counts_for_idleness, pods.get(view.name, ())))
 
 
-def _told(there: Resources, promised: Resources) -> str:
-    """`0 of 8 nvidia.com/gpu`, of each kind of which some are missing."""
+def _missing_gpus(allocatable: Resources, promised: Resources) -> str:
+    """Format each missing resource as `0 of 8 nvidia.com/gpu`."""
     counts = {GPU_RESOURCE: promised.gpu_count, **dict(promised.slices)}
-    have = {GPU_RESOURCE: there.gpu_count, **dict(there.slices)}
+    present = {GPU_RESOURCE: allocatable.gpu_count, **dict(allocatable.slices)}
     return ", ".join(
-        f"{have.get(name, 0)} of {count} {name}" for name, count in counts.items() if have.get(name, 0) < count
+        f"{present.get(name, 0)} of {count} {name}" for name, count in counts.items() if present.get(name, 0) < count
     )

@@ -1,8 +1,8 @@
-"""The life of a node as phases, from the decision to buy it to the cloud's word that it is gone.
+"""Lifecycle of a node in phases, from the decision to buy it until the cloud confirms its end.
 
-A phase is never stored: it is computed from what each stream said (order, instance, Kubernetes node, drain), so it
-is the same in whichever order the streams arrived. Streams may be late, so a reader may see a node skip phases; it
-never sees it go against the arrows (`core/nodes/transitions.py`).
+A phase is never stored. It is derived from the records of all streams (order, instance, Kubernetes node, drain), so it
+does not depend on the order of arrival. A late stream may make a node skip phases, but never move against the arrows
+(`core/nodes/transitions.py`).
 
     planned ──► ordered ──► launched ──► registered ──► ready ◄──► lost
        │           │            │            │         ▲     │
@@ -15,8 +15,8 @@ never sees it go against the arrows (`core/nodes/transitions.py`).
                                        │               │
                                        └────────► terminating ──► gone
 
-Counting: against limits and money a purchase counts from `planned` until the cloud said that its instance is gone or
-never was. As room it counts from `planned` until `ready`, or its deadline, and then as long as it is `ready`.
+A purchase counts against limits and budgets from `planned` until the cloud confirms that its instance is terminated or
+was never launched. It counts as capacity while it is booting, up to its deadline, and while it is `ready`.
 """
 
 import enum
@@ -29,20 +29,20 @@ from gpu_autoscaler.model.decisions import ReleaseInstance
 
 
 class NodePhase(enum.StrEnum):
-    """Where a node is in its life."""
+    """Lifecycle phase of a node."""
 
     PLANNED = "planned"  # decided, not yet ordered
-    ORDERED = "ordered"  # the cloud is being asked
-    LAUNCHED = "launched"  # an instance exists and costs money
-    REGISTERED = "registered"  # Kubernetes has the node; not ready, or its GPUs are not allocatable yet
-    READY = "ready"  # takes pods, with every GPU that was promised
-    CORDONED = "cordoned"  # takes no new pods; a drain is decided, or somebody cordoned it
-    DRAINING = "draining"  # its pods are told to go
-    DRAINED = "drained"  # no pod that counts is left
-    TERMINATING = "terminating"  # the instance is being ended
-    GONE = "gone"  # the cloud confirmed that the instance is gone
-    FAILED = "failed"  # refused, or past its deadline without a node that is or was usable: to be given back
-    LOST = "lost"  # was there, and fell silent or was ended without our word
+    ORDERED = "ordered"  # the launch is in progress
+    LAUNCHED = "launched"  # the instance exists and is billed
+    REGISTERED = "registered"  # the node object exists; not ready, or GPUs are not allocatable yet
+    READY = "ready"  # accepts pods, with all promised GPUs
+    CORDONED = "cordoned"  # unschedulable; by a planned drain or by a user
+    DRAINING = "draining"  # its pods are being evicted
+    DRAINED = "drained"  # no workload pod is left
+    TERMINATING = "terminating"  # the instance is being terminated
+    GONE = "gone"  # the cloud confirmed the end of the instance
+    FAILED = "failed"  # refused, or never usable by its deadline: to be released
+    LOST = "lost"  # stopped reporting, or was terminated by others
 
 
 BOOTING_PHASES = frozenset({NodePhase.PLANNED, NodePhase.ORDERED, NodePhase.LAUNCHED, NodePhase.REGISTERED})
@@ -50,7 +50,7 @@ LEAVING_PHASES = frozenset({NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.TER
 
 
 def is_counted(records: NodeRecords, index: RecordIndex) -> bool:
-    """True until the cloud confirmed that the instance is gone or never was."""
+    """True until the cloud confirms that the instance is terminated or was never launched."""
     if index.is_closed(records):
         return False
     if records.instance is not None:
@@ -59,7 +59,7 @@ def is_counted(records: NodeRecords, index: RecordIndex) -> bool:
 
 
 def phase_of(records: NodeRecords, correlation: Correlation, as_of: datetime) -> NodePhase:
-    """Return the phase that the evidence amounts to; the strongest evidence comes first."""
+    """Return the phase; the strongest evidence is checked first."""
     order, node, drain = records.order, records.node, correlation.drain_of(records)
     if correlation.is_closed(records):
         return NodePhase.GONE if node is None else NodePhase.TERMINATING
@@ -69,9 +69,9 @@ def phase_of(records: NodeRecords, correlation: Correlation, as_of: datetime) ->
             return NodePhase.GONE
         if drain is not None:
             return NodePhase.TERMINATING
-        # Our books are still open; as a failure the order is given back, which closes them.
+        # The order is still open; as failed it is released, which closes it.
         return NodePhase.FAILED if node is None and is_late else NodePhase.LOST
-    # Without a node only a release is left, or a drain that has emptied it: either ends the instance.
+    # Without a node object, a release or a completed drain terminates the instance.
     if drain is not None and (node is None or isinstance(drain.decision, ReleaseInstance)):
         return NodePhase.TERMINATING
     if records.instance is not None and records.instance.state == "terminating":
@@ -103,7 +103,7 @@ def _phase_in_kubernetes(
     if correlation.is_missing(records):
         return NodePhase.LOST
     was_usable = correlation.usable_of(records) is not None
-    if node.is_ready and records.has_its_gpus(node.allocatable) and (was_usable or not node.is_starting):
+    if node.is_ready and records.has_promised_gpus(node.allocatable) and (was_usable or not node.is_starting):
         return NodePhase.READY
     if was_usable:
         return NodePhase.LOST

@@ -1,7 +1,6 @@
-"""What is known of each node, side by side, from the decision to buy it to the cloud's word that it is gone.
+"""Views of nodes: everything known of a node, from the decision to buy it until the cloud confirms its end.
 
-A view is never stored: it is computed from what each stream said (order, instance, Kubernetes node, drain), so it is
-the same in whichever order the streams arrived. Its phase, and what counts as room: `core/nodes/lifecycle.py`.
+A view is never stored. It is derived from the records of all streams, so it does not depend on the order of arrival.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from gpu_autoscaler.core.nodes.correlation import Correlation, NodeRecords, Reco
 from gpu_autoscaler.core.nodes.lifecycle import BOOTING_PHASES, LEAVING_PHASES, NodePhase, is_counted, phase_of
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
@@ -26,22 +25,21 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 from gpu_autoscaler.model.scheduling import Taint
 
-# Nodes of which the streams speak, each with its phase at an instant. Read by `core/nodes/views.py` alone. Of
-# a thousand nodes a fact says something of one: what is read of the others is kept for as long as it was read
-# from the very same records (`core/identity_cache.py`).
+# A fact concerns one of a thousand nodes: results of the others are cached by the identity of their records
+# (`core/identity_cache.py`).
 
-# Nodes whose instances the cloud's lists have left out for too long, by provider id and the action that bought them.
+# Nodes whose instances are missing from the lists of the cloud, by provider id and action.
 Missing = frozenset[tuple[ProviderId | None, ActionId | None]]
 
 
 class NodeRow(NamedTuple):
-    """What a view is made of besides notices, pods and telemetry. The very same one while all of it is the same."""
+    """Source of a view besides notices, pods and telemetry. The same object while nothing in it changes."""
 
     records: NodeRecords
-    usable: Usable | None  # what was seen then, whatever had been promised
+    usable: Usable | None  # GPUs seen, whatever was promised
     phase: NodePhase
-    is_counted: bool  # against limits and money
-    drain: DrainRecord | None  # decided and not cancelled
+    is_counted: bool  # against limits and budgets
+    drain: DrainRecord | None  # decided and not canceled
     has_lost_node: bool
     name: str
     node_name: str | None  # None: not registered
@@ -49,15 +47,15 @@ class NodeRow(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """What is said beside a node's own records and may tell its phase. The very same while it says the same."""
+    """Inputs of a phase besides the records of the node. The same object while nothing in it changes."""
 
     drains: Mapping[ActionId, DrainRecord]
     missing: Missing
     providers_without_node: frozenset[ProviderId]
 
 
-class _Judged(NamedTuple):
-    """A row, what it was read from besides itself, and on which side of its deadline."""
+class _PhaseEntry(NamedTuple):
+    """A row with its inputs, and whether its deadline has passed."""
 
     evidence: _Evidence
     deadline_at: datetime | None
@@ -67,43 +65,43 @@ class _Judged(NamedTuple):
 
 _missing: IdentityCache[tuple[tuple[object, ...], Missing]] = IdentityCache(4)
 _evidence: IdentityCache[_Evidence] = IdentityCache(4)
-_judged: IdentityCache[_Judged] = IdentityCache(8192)
+_phase_entries: IdentityCache[_PhaseEntry] = IdentityCache(8192)
 _row: IdentityCache[NodeRow] = IdentityCache(8192)
 _rows: IdentityCache[tuple[tuple[object, ...], tuple[NodeRow, ...]]] = IdentityCache(4)
 
 
 def rows_at(correlation: Correlation, state: ClusterState, as_of: datetime) -> tuple[NodeRow, ...]:
-    """Return all that have a view at this instant, sorted by name; the very same tuple while nothing changes them."""
-    gone = missing(correlation, state)
+    """Return the rows of all nodes with a view, sorted by name; the same tuple while nothing changes."""
+    gone = missing_instances(correlation, state)
     read = (correlation.index, state.usable, gone)
     key = (*map(id, read), correlation.index.deadlines_passed_count(as_of))
     kept = _rows.get(key)
     if kept is None:
         evidence = _evidence_of(correlation.index, state, gone)
-        rows = [_judge(records, correlation, evidence, as_of).row for records in _standing(correlation.index)]
+        rows = [_phase_entry(records, correlation, evidence, as_of).row for records in _candidates(correlation.index)]
         there = (row for row in rows if row.phase is not NodePhase.GONE)
         kept = (read, tuple(sorted(there, key=attrgetter("name"))))
         _rows.put(key, kept)
     return kept[1]
 
 
-def missing(correlation: Correlation, state: ClusterState) -> Missing:
-    """Return what lists have left out for too long. The very same until that changes, whatever else lists say: a list
-    comes every few seconds, and most often says that all is as before."""
+def missing_instances(correlation: Correlation, state: ClusterState) -> Missing:
+    """Return instances missing from lists for too long. The same object while nothing changes: lists arrive every few
+    seconds and rarely differ."""
     read = (correlation.index, state.instances_seen_at, state.instances_listed_at)
     key = tuple(map(id, read))
     kept = _missing.get(key)
     if kept is None:
-        found = (each for each in _standing(correlation.index) if correlation.is_missing(each))
-        kept = (read, _same(frozenset((each.provider_id, each.action_id) for each in found)))
+        absent = (records for records in _candidates(correlation.index) if correlation.is_missing(records))
+        kept = (read, _same(frozenset((records.provider_id, records.action_id) for records in absent)))
         _missing.put(key, kept)
     return kept[1]
 
 
 @lru_cache(16)
-def _same(found: Missing) -> Missing:
-    """One object for all that are equal."""
-    return found
+def _same(missing: Missing) -> Missing:
+    """Return one object for equal values."""
+    return missing
 
 
 def _evidence_of(index: RecordIndex, state: ClusterState, gone: Missing) -> _Evidence:
@@ -116,16 +114,16 @@ def _evidence_of(index: RecordIndex, state: ClusterState, gone: Missing) -> _Evi
     return kept
 
 
-def _judge(records: NodeRecords, correlation: Correlation, evidence: _Evidence, as_of: datetime) -> _Judged:
-    """Look at a node; it is looked at again where the evidence changed_keys, or its deadline passed."""
+def _phase_entry(records: NodeRecords, correlation: Correlation, evidence: _Evidence, as_of: datetime) -> _PhaseEntry:
+    """Return the cached entry unless the evidence changed or the deadline passed."""
     usable = None if records.node is None else correlation.usable_record(records.node.node_uid)
     key = (id(evidence), id(records), id(usable))
-    kept = _judged.get(key)
+    kept = _phase_entries.get(key)
     if kept is None or (kept.deadline_at is not None and kept.is_late != (as_of >= kept.deadline_at)):
         deadline_at = records.deadline_at
         is_late = deadline_at is not None and as_of >= deadline_at
-        kept = _Judged(evidence, deadline_at, is_late, _row_of(records, usable, correlation, as_of))
-        _judged.put(key, kept)
+        kept = _PhaseEntry(evidence, deadline_at, is_late, _row_of(records, usable, correlation, as_of))
+        _phase_entries.put(key, kept)
     return kept
 
 
@@ -148,14 +146,14 @@ def _row_of(records: NodeRecords, usable: Usable | None, correlation: Correlatio
 
 
 @cached_by_identity(8)
-def _standing(index: RecordIndex) -> tuple[NodeRecords, ...]:
-    """Those that may have a view at some instant. Most of what is remembered is closed for good."""
-    # What was never ordered stands until its phase says that it is gone, which is kept.
-    return tuple(records for records in index.records if records.order is None or _may_stand(records, index))
+def _candidates(index: RecordIndex) -> tuple[NodeRecords, ...]:
+    """Records that may have a view at some instant. Most records are closed."""
+    # Records without an order are filtered by their phase, which is cached.
+    return tuple(records for records in index.records if records.order is None or _may_have_view(records, index))
 
 
-def _may_stand(records: NodeRecords, index: RecordIndex) -> bool:
-    # A refused order whose instance exists all the same is kept: somebody has to end it.
+def _may_have_view(records: NodeRecords, index: RecordIndex) -> bool:
+    # A refused order with an existing instance is kept: the instance must be terminated.
     if is_counted(records, index):
         return True
     is_refused = records.order is not None and records.order.refused is not None
@@ -163,17 +161,14 @@ def _may_stand(records: NodeRecords, index: RecordIndex) -> bool:
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one node: order, instance, Kubernetes node, drain, notice and telemetry side by side.
+    """One node: order, instance, Kubernetes node, drain, notice and telemetry. None: unknown or not present."""
 
-    None means unknown, or that this part is not there (yet, or any more).
-    """
-
-    name: str  # the node's name; before it registers, the action id (or provider id) that it goes by
+    name: str  # name of the node; before it registers, the action id or provider id
     phase: NodePhase
-    is_ours: bool  # bought by a decision of ours: only those are ever removed
-    is_counted: bool  # against limits and money: the cloud has not confirmed that it is gone or never was
-    allocatable: Resources  # the node's own once it is usable; until then what the offer promises
-    labels: Mapping[str, str]  # the node's own; before it is usable also those that it will carry
+    is_ours: bool  # bought by a plan: only such nodes are removed
+    is_counted: bool  # against limits and budgets: its end is not confirmed
+    allocatable: Resources  # of the node once usable; until then as promised by the offer
+    labels: Mapping[str, str]  # of the node; until it is usable also those promised
     taints: tuple[Taint, ...]
     pool: str | None = None
     node_uid: NodeUid | None = None
@@ -185,61 +180,61 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None  # of one GPU
     price_micro_usd_per_hour: int | None = None
-    expected_at: Instant | None = None  # when the order is expected to be usable; None once it is
-    usable_by: Instant | None = None  # not usable by then: failed. None: no deadline is known
-    usable_since: Instant | None = None  # None: never was
-    empty_since: Instant | None = None  # None: pods that count are here, or it never was usable
-    reclaim_at: Instant | None = None  # earliest deadline of its notices; None also for one without deadline
-    notice: NoticeRecord | None = None  # the standing notice with the earliest deadline
+    expected_at: Instant | None = None  # expected time of use; None once usable
+    usable_by: Instant | None = None  # boot deadline; None: unknown
+    usable_since: Instant | None = None  # None: never
+    empty_since: Instant | None = None  # None: it has workload pods, or was never usable
+    reclaim_at: Instant | None = None  # earliest deadline of its notices; None: none, or unknown
+    notice: NoticeRecord | None = None  # active notice with the earliest deadline
     order: OrderRecord | None = None
     instance: NodeInstanceObserved | None = None
     node: NodeObserved | None = None
-    has_lost_node: bool = False  # Kubernetes had a node of the instance, and has it no more
-    drain: DrainRecord | None = None  # decided and not cancelled
-    telemetry: GpuNodeSummarised | None = None
+    has_lost_node: bool = False  # its Kubernetes node was deleted
+    drain: DrainRecord | None = None  # decided and not canceled
+    telemetry: GpuNodeSummarized | None = None
 
     @property
     def is_booting(self) -> bool:
-        """True while it is on its way to being usable, before its deadline."""
+        """True from the decision until it is usable, before its deadline."""
         return self.phase in BOOTING_PHASES
 
     @property
     def is_usable(self) -> bool:
-        """True when new pods can land on it now."""
+        """True if it accepts new pods now."""
         return self.phase is NodePhase.READY
 
     @property
     def is_schedulable(self) -> bool:
-        """True when work may be planned onto it: usable or booting, and the cloud has not given notice."""
+        """True if work may be planned on it: usable or booting, without an interruption notice."""
         return (self.is_usable or self.is_booting) and self.notice is None
 
     @property
     def is_leaving(self) -> bool:
-        """True when a drain is decided or the instance is being ended."""
+        """True if a drain is decided or the instance is being terminated."""
         return self.phase in LEAVING_PHASES or self.drain is not None
 
 
-# All views, with what they were read from.
-_pictures: IdentityCache[tuple[tuple[object, ...], tuple[NodeView, ...]]] = IdentityCache(2)
+# All views, with their inputs.
+_all_views: IdentityCache[tuple[tuple[object, ...], tuple[NodeView, ...]]] = IdentityCache(2)
 
 
 def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
-    """Return every node that is planned, there, or not yet written off, sorted by name. What is gone has no view.
+    """Return every node that is planned, exists, or whose end is not confirmed, sorted by name.
 
-    Each Kubernetes node, each open order and each of our instances appears exactly once. It is the very same tuple
-    until something is said of a node, or a deadline passes: all that time does to a view is in the deadlines.
+    Each Kubernetes node, open order and managed instance has exactly one view. The result is the same tuple until a
+    fact changes a node or a boot deadline passes; time has no other effect on views.
     """
     correlation = Correlation(state)
-    read = (*correlation.read(), missing(correlation, state))
+    read = (*correlation.inputs(), missing_instances(correlation, state))
     key = (*map(id, read), correlation.index.deadlines_passed_count(as_of))
-    kept = _pictures.get(key)
+    kept = _all_views.get(key)
     if kept is None:
         kept = (read, _views_at(correlation, state, as_of))
-        _pictures.put(key, kept)
+        _all_views.put(key, kept)
     return kept[1]
 
 
-class _Drawn(NamedTuple):
+class _LastViews(NamedTuple):
     """The last views of the same rows."""
 
     rows: tuple[NodeRow, ...]
@@ -249,13 +244,13 @@ class _Drawn(NamedTuple):
     views: tuple[NodeView, ...]
 
 
-_drawn: IdentityCache[_Drawn] = IdentityCache(4)
+_last_views: IdentityCache[_LastViews] = IdentityCache(4)
 
 
 def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
-    """As above; of nodes of which nothing new was said the view is not even looked for."""
+    """Like `node_views`; views of unchanged nodes are not looked up again."""
     rows = rows_at(correlation, state, as_of)
-    last = _drawn.get((id(rows),))
+    last = _last_views.get((id(rows),))
     if last is None:
         views = tuple(_view_of(row, correlation, state) for row in rows)
     else:
@@ -266,22 +261,22 @@ def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) ->
             for row, view in zip(rows, last.views, strict=True)
         )
         views = last.views if all(map(is_, views, last.views)) else views
-    _drawn.put((id(rows),), _Drawn(rows, correlation.pods, state.busy_until, state.telemetry, views))
+    _last_views.put((id(rows),), _LastViews(rows, correlation.pods, state.busy_until, state.telemetry, views))
     return views
 
 
-class _Read(NamedTuple):
-    """A view, and all that it was read from."""
+class _CachedView(NamedTuple):
+    """A view with its inputs."""
 
     read: tuple[object, ...]
     view: NodeView
 
 
-_views: IdentityCache[_Read] = IdentityCache(8192)
+_views: IdentityCache[_CachedView] = IdentityCache(8192)
 
 
 def _view_of(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeView:
-    """The view; the very same one while nothing that was said of the node has changed."""
+    """Return the view; the same object while its inputs are unchanged."""
     name, uid = row.node_name, row.node_uid
     read = (
         row,
@@ -293,7 +288,7 @@ def _view_of(row: NodeRow, correlation: Correlation, state: ClusterState) -> Nod
     key = tuple(map(id, read))
     kept = _views.get(key)
     if kept is None:
-        kept = _Read(read, _view(row, correlation, state))
+        kept = _CachedView(read, _view(row, correlation, state))
         _views.put(key, kept)
     return kept.view
 
@@ -302,7 +297,7 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
     records, phase, node = row.records, row.phase, row.records.node
     usable, notice = correlation.usable_of(records), correlation.notice_of(records)
     own_labels = {} if node is None else dict(node.labels)
-    allocatable, taints = _room(records, is_usable=usable is not None)
+    allocatable, taints = _capacity_of(records, is_usable=usable is not None)
     return NodeView(
         name=records.name,
         phase=phase,
@@ -336,8 +331,8 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
     )
 
 
-def _room(records: NodeRecords, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
-    """The node's own word once it was usable; until then the order's, as start-up taints and missing GPUs will pass."""
+def _capacity_of(records: NodeRecords, *, is_usable: bool) -> tuple[Resources, tuple[Taint, ...]]:
+    """Return resources and taints: of the node once usable; until then as promised, without startup taints."""
     own = (NO_RESOURCES, ()) if records.node is None else (records.node.allocatable, records.node.taints)
     if is_usable or records.promised is None:
         return own

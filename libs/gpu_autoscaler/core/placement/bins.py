@@ -1,4 +1,4 @@
-"""Nodes as bins: what is there, what is coming, and what could be bought, in the terms of the placement engine."""
+"""Nodes as bins: existing nodes, nodes on their way, and offered nodes, in the terms of the placement engine."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ PodsByNode = Mapping[str, tuple[PodObserved, ...]]
 
 @cached_by_identity(2)
 def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> tuple[Bin, ...]:
-    """Return a bin for each node on which work may be planned: usable ones, and ordered ones until their deadline.
+    """Return a bin for each node on which work may be planned: usable nodes, and ordered ones until their deadline.
 
-    A drain that is being cancelled gives its node back. Nodes under notice are no room, nor are those that leave, nor
-    foreign ones that never were usable: nobody knows whether they will be.
+    The node of a canceled drain has a bin. Nodes under notice have none, nor those that are being removed, nor foreign
+    nodes that never were usable, whose readiness is unknown.
     """
     return tuple(_current_bins(views, pods))
 
@@ -39,7 +39,7 @@ def _current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin
 
 
 def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:
-    """The node's bin with what its pods leave free; the very same one while neither has changed."""
+    """Return the node's bin with what its pods leave free; the same object while neither has changed."""
     return _node_bin(view, pods.get(view.name, ()), readiness)
 
 
@@ -62,14 +62,14 @@ def _node_bin(view: NodeView, bound: tuple[PodObserved, ...], readiness: BinRead
 
 
 def bin_key(view: NodeView) -> str:
-    """`node/<uid>` once it is registered, `action/<action id>` before."""
+    """Return `node/<uid>` once the node is registered, `action/<action id>` before."""
     return f"action/{view.action_id}" if view.node_uid is None else f"node/{view.node_uid}"
 
 
 def free_resources(view: NodeView, pods: PodsByNode) -> Resources:
-    """Allocatable less what the pods there ask for.
+    """Return allocatable less the requests of the node's pods.
 
-    An offer is promised after what DaemonSets take, so on a node that still boots only workloads are subtracted.
+    An offer's amounts exclude what DaemonSets take, so on a booting node only workloads are subtracted.
     """
     return _free_resources(view, pods.get(view.name, ()))
 
@@ -79,7 +79,7 @@ def _free_resources(view: NodeView, bound: tuple[PodObserved, ...]) -> Resources
 
 
 def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
-    """Share of the node that its pods ask for: of its GPUs where it has any, else the larger of CPU and memory.
+    """Return the requested share of the node: of its GPUs if it has any, else the larger of CPU and memory.
 
     Source: cluster-autoscaler FAQ, "How does scale-down work?" (read 2026-11-21).
     """
@@ -94,19 +94,19 @@ def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
 
 
 def _count(amounts: Resources, kind: str | None) -> int:
-    """Slices of the kind; None: whole GPUs."""
+    """Return the number of slices of the kind; None: of whole GPUs."""
     return amounts.gpu_count if kind is None else dict(amounts.slices).get(kind, 0)
 
 
 def allocatable_for_work(view: NodeView, pods: PodsByNode) -> Resources:
-    """What the node has for work when there is none: allocatable less what its own pods take."""
+    """Return allocatable less the requests of the node's own pods."""
     return _less(view.allocatable, [pod for pod in pods.get(view.name, ()) if not is_workload(pod)])
 
 
 def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
     cpu_milli = memory_bytes = gpu_count = ephemeral_storage_bytes = 0
     slices: Counter[str] = Counter()
-    for pod in pods:  # added up by hand: this is the planning run's only loop over all pods that run
+    for pod in pods:  # added up by hand: the only loop over all running pods in a planning run
         requests = pod.requests
         cpu_milli += requests.cpu_milli
         memory_bytes += requests.memory_bytes
@@ -125,7 +125,7 @@ def _less(whole: Resources, pods: Sequence[PodObserved]) -> Resources:
 
 
 def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
-    """What a node of this offer would be, if it were bought now."""
+    """Return the bin of a new node of this offer."""
     marks = offer.marks_in(pool.name)
     return Bin(
         key=f"action/{action_id}",
@@ -139,7 +139,7 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
             labels.INSTANCE_TYPE: offer.instance_type,
             labels.ZONE: offer.zone,
         },
-        taints=(*pool.taints, *(one for one in marks.taints if one not in pool.taints)),
+        taints=(*pool.taints, *(taint for taint in marks.taints if taint not in pool.taints)),
         gpu_model=offer.gpu_model,
         gpu_memory_bytes=offer.gpu_memory_bytes,
         capacity_type=offer.capacity_type,
@@ -147,12 +147,12 @@ def offered_bin(pool: NodePool, offer: Offer, action_id: ActionId) -> Bin:
 
 
 def slices_in(pool: NodePool, offer: Offer) -> Slices:
-    """What the pool cuts the GPUs of such a node into; none: they stay whole."""
+    """Return the slices into which the pool partitions the GPUs of such a node; empty: they stay whole."""
     return (slices_of(pool.sharing, offer) or ()) if pool.sharing is not None else ()
 
 
 def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: str | None = None) -> dict[str, str]:
-    """Labels that the node must carry when it registers."""
+    """Return the labels that the node must carry when it registers."""
     ours = {
         labels.ACTION_ID: action_id,
         labels.POOL: pool.name,
@@ -165,5 +165,5 @@ def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: s
 
 
 def _stays(view: NodeView) -> bool:
-    """False for a node that leaves, unless it is being called back."""
+    """False for a node that is being removed, unless its drain is being canceled."""
     return view.drain is None or view.drain.cancel is not None

@@ -1,7 +1,7 @@
-"""Which bins are right for a shape: in everything but amounts, and with them.
+"""Which bins satisfy a shape's constraints, without and with its amounts.
 
-Bins are asked all at once: a condition is read once for each value that occurs, and bins that share the value share the
-answer. A list of offers has thousands of bins and a dozen zones, models and types.
+All bins are evaluated at once: a condition is evaluated once for each distinct value, and bins with the same value
+share the answer. A list of offers has thousands of bins, and a dozen zones, models and types.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeS
 
 V = TypeVar("V", bound=Hashable)
 
-# Of a list of offers, which stays for minutes; of bins, which are put together for each plan, there are never so many.
+# Bounds the cache for a list of offers, which lives for minutes; the bins of one plan never need this many.
 _ANSWERS_COUNT_MAX = 1024
 
 
 class NodeRequirements(NamedTuple):
-    """Everything about a shape but its amounts: shapes that share it are accepted by the same bins."""
+    """Everything about a shape except its amounts: shapes with equal requirements are accepted by the same bins."""
 
     gpu_models: tuple[str, ...]
     gpu_memory_bytes_min: int | None
@@ -33,22 +33,22 @@ class NodeRequirements(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> "NodeRequirements":
-        """What matters of the GPUs matters only to whoever asks for GPUs."""
+        """Return the requirements of a shape. Those of GPUs apply only if it requests GPUs."""
         models, memory = (shape.gpu_models, shape.gpu_memory_bytes_min) if shape.resources.has_gpus else ((), None)
         return cls(models, memory, shape.demands, shape.is_spot_allowed)
 
 
 class _Column(Generic[V]):
-    """One mark of every bin: the values that occur, and which of them each bin has."""
+    """One property of every bin: its distinct values, and the value of each bin."""
 
     def __init__(self, values: Iterable[V]) -> None:
         numbers: dict[V, int] = {}
         self._number_of = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
         self._values = tuple(numbers)
 
-    def where(self, is_right: Callable[[V], bool]) -> Bools:
-        """Return for each bin whether its value is right."""
-        answers: Bools = np.array([is_right(value) for value in self._values], dtype=np.bool_)
+    def where(self, is_accepted: Callable[[V], bool]) -> Bools:
+        """Return for each bin whether its value satisfies the predicate."""
+        answers: Bools = np.array([is_accepted(value) for value in self._values], dtype=np.bool_)
         return answers[self._number_of]
 
     def figures(self, figure: Callable[[V], int]) -> Ints:
@@ -58,7 +58,7 @@ class _Column(Generic[V]):
 
 
 class NodeMatcher:
-    """The marks of some bins, to be asked by shape."""
+    """The properties of some bins, queried by shape."""
 
     def __init__(self, bins: Sequence[Bin]) -> None:
         self._bins = bins
@@ -67,35 +67,34 @@ class NodeMatcher:
         self._answers: dict[NodeRequirements, Bools] = {}
 
     def by(self, shape: Shape) -> Bools:
-        """Return for each bin whether everything but the amount of free room is right.
+        """Return for each bin whether it satisfies everything but the amounts.
 
-        Unknown is not enough: a node of unknown capacity type may be spot, one of unknown GPU memory may have too
+        Unknown does not satisfy: a node of unknown capacity type may be spot, one of unknown GPU memory may have too
         little.
         """
-        marks = NodeRequirements.of(shape)
-        answer = self._answers.get(marks)
+        requirements = NodeRequirements.of(shape)
+        answer = self._answers.get(requirements)
         if answer is None:
             if len(self._answers) >= _ANSWERS_COUNT_MAX:
                 self._answers.clear()
                 self._requirements.clear()
-            answer = self._answers[marks] = self._ask(marks)
+            answer = self._answers[requirements] = self._evaluate(requirements)
         return answer
 
     @cached_property
     def has_taints_to_avoid(self) -> bool:
-        """True where some bin would rather not have pods that do not tolerate it."""
+        """True if some bin has PreferNoSchedule taints."""
         return any(taint.effect == "PreferNoSchedule" for entry in self._bins for taint in entry.taints)
 
     def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
-        """Return what the shape has against each bin: taints to be avoided, the place of its GPU model among those
-        liked, and, below zero, the weight of the preferences that it meets."""
+        """Return for each bin: taints to avoid, rank of its GPU model, negated weight of satisfied preferences."""
         preferences, tolerations = shape.preferences, shape.demands.tolerations
         taints = self._taints.figures(lambda taints: len(avoided(tolerations, taints)))
         ranks = {model: number for number, model in enumerate(preferences.gpu_models)}
         models = self._models.figures(lambda model: ranks.get(model, len(ranks)) if model is not None else len(ranks))
         weights = np.zeros(len(self._bins), dtype=np.int64)
-        for each in preferences.nodes:
-            weights -= np.where(self.meets(each.term), each.weight, 0)
+        for node in preferences.nodes:
+            weights -= np.where(self.meets(node.term), node.weight, 0)
         return taints, models, weights
 
     def meets(self, term: NodeSelectorTerm) -> Bools:
@@ -103,7 +102,7 @@ class NodeMatcher:
         return self._any_term_holds((term,))
 
     def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
-        """Return for each bin the count of its value of the label, zero where there is none; below zero without it."""
+        """Return for each bin the count of its label value, 0 if there is none; negative without the label."""
         return self._label(key).figures(lambda value: -1 if value is None else counts.get(value, 0))
 
     @cached_property
@@ -122,31 +121,31 @@ class NodeMatcher:
     def _taints(self) -> _Column[tuple[Taint, ...]]:
         return _Column(entry.taints for entry in self._bins)
 
-    def _ask(self, marks: NodeRequirements) -> Bools:
-        demands, least = marks.demands, marks.gpu_memory_bytes_min
-        right = self._taints.where(lambda taints: tolerates(demands.tolerations, taints))
-        if marks.gpu_models:
-            right &= self._models.where(lambda model: model in marks.gpu_models)
+    def _evaluate(self, requirements: NodeRequirements) -> Bools:
+        demands, least = requirements.demands, requirements.gpu_memory_bytes_min
+        accepted = self._taints.where(lambda taints: tolerates(demands.tolerations, taints))
+        if requirements.gpu_models:
+            accepted &= self._models.where(lambda model: model in requirements.gpu_models)
         if least is not None:
-            right &= self._memories.where(lambda memory: memory is not None and memory >= least)
-        if not marks.is_spot_allowed:
-            right &= self._capacity_types.where(lambda each: each not in (CapacityType.SPOT, None))
+            accepted &= self._memories.where(lambda memory: memory is not None and memory >= least)
+        if not requirements.is_spot_allowed:
+            accepted &= self._capacity_types.where(lambda capacity_type: capacity_type not in (CapacityType.SPOT, None))
         for key, value in demands.node_selector:
-            right &= self._holds(LabelRequirement(key, "In", (value,)))
+            accepted &= self._holds(LabelRequirement(key, "In", (value,)))
         if demands.node_affinity:
-            right &= self._any_term_holds(demands.node_affinity)
-        return right
+            accepted &= self._any_term_holds(demands.node_affinity)
+        return accepted
 
     def _any_term_holds(self, terms: Iterable[NodeSelectorTerm]) -> Bools:
-        """Terms are alternatives; conditions of one hold together.
+        """Return for each bin whether some term holds: terms are alternatives, conditions of one term hold together.
 
         "A null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm).
         """
-        found = np.zeros(len(self._bins), dtype=np.bool_)
+        holds_any = np.zeros(len(self._bins), dtype=np.bool_)
         for term in terms:
             if term.requirements:
-                found |= np.logical_and.reduce([self._holds(each) for each in term.requirements])
-        return found
+                holds_any |= np.logical_and.reduce([self._holds(requirement) for requirement in term.requirements])
+        return holds_any
 
     def _holds(self, requirement: LabelRequirement) -> Bools:
         answer = self._requirements.get(requirement)
@@ -163,18 +162,18 @@ class NodeMatcher:
 
 
 def members_that_fit(shape: Shape, free: Ints, accepted: Bools, kinds: Kinds = ()) -> Ints:
-    """How many members each bin takes together; `free` is (bins, columns), with slices of these kinds."""
+    """Return how many members each bin takes; `free` is (bins, columns), with slices of these kinds."""
     return np.where(accepted, members_by_amounts(shape.resources, free, kinds), 0)
 
 
 def members_by_amounts(asked: Resources, free: Ints, kinds: Kinds = ()) -> Ints:
-    """How many that ask for so much each bin has room for, whatever else they ask."""
+    """Return how many members with these requests each bin has capacity for, whatever else they require."""
     if not has_columns(asked, kinds):
         return np.zeros(free.shape[0], dtype=np.int64)
-    # A bin that is over-full in anything takes nobody, also of what it has left.
+    # A bin that is overcommitted in any resource takes no member.
     is_open: Bools = free[:, 0] >= 0
     members: Ints | None = None
-    # Column by column: rooms have few bins and few amounts are asked for, so calls are what costs.
+    # Column by column: there are few bins and few requested amounts, so the number of calls dominates.
     for column, need in enumerate(row(asked, kinds)):
         amounts = free[:, column]
         if column:

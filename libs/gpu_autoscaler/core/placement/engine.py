@@ -1,6 +1,6 @@
-"""The one placement engine: scale-up, scale-down and scheduling ask it what fits where.
+"""The one placement engine: scale-up, scale-down and the job queue query it for what fits where.
 
-Pods of equal shape fit equally, so each question is about one shape and a count, never about single pods.
+Pods of equal shape fit equally, so each query is about one shape and a count, never about single pods.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from gpu_autoscaler.model.offers import CapacityType
 
 
 class _Columns(NamedTuple):
-    """What some bins have, and take, as arrays that nobody writes to."""
+    """The amounts and properties of some bins as read-only arrays."""
 
     kinds: Kinds  # of slices among what is free
     free: Ints
@@ -44,42 +44,42 @@ class _Columns(NamedTuple):
         )
 
 
-# Of the bins that a plan begins with, which the next plan begins with too where nothing was said of a node since.
+# For the bins that a plan starts with; the next plan starts with the same ones if no node has changed.
 _columns = cached_by_identity(2)(_Columns.of)
 
 
 class _Fixed:
-    """Places in a given order, whatever fits there."""
+    """Bins in a given order, whatever fits there."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self._places = places
 
     def __call__(self, _: Ints) -> Sequence[int]:
-        """The places."""
+        """Return the bins."""
         return self._places
 
 
 class FreeCapacity:
-    """Free room during one calculation: a scratch pad that is filled, and emptied again to where it was marked.
+    """Free capacity during one calculation: a scratch pad with rollback to a mark.
 
-    Bins are rows of arrays, so a shape is asked for in all of them at once. Equal bins in any order give equal answers:
-    equal scores fall to the smallest key.
+    Bins are rows of arrays, so a shape is evaluated in all of them at once. Equal bins in any order give equal answers:
+    ties are broken by the smallest key.
     """
 
     def __init__(self, bins: Iterable[Bin], placement: str = DEFAULT_PLACEMENT, waiting: Iterable[Shape] = ()) -> None:
-        """`placement` names the policy by which nodes are filled, `waiting` are the shapes that will want room."""
-        self._bins: list[Bin] = []  # as they were put, by place
+        """Start with these bins. `placement` names the packing policy, `waiting` are shapes that will need capacity."""
+        self._bins: list[Bin] = []  # as they were added, by position
         self._places: dict[str, int] = {}
-        self._kinds: Kinds = ()  # of slices, in order of their columns
+        self._kinds: Kinds = ()  # of slices, in column order
         self._free = np.empty((0, FIRST_SLICE), dtype=np.int64)
         self._readiness = np.empty(0, dtype=np.int64)
         self._has_gpus = np.empty(0, dtype=np.bool_)
         self._is_on_demand = np.empty(0, dtype=np.bool_)
         self._is_there = np.empty(0, dtype=np.bool_)
-        self._ranks: Ints | None = None  # of the keys; None: a bin came since
-        self._matchers: list[NodeMatcher] = []  # of bins as they were put together
+        self._ranks: Ints | None = None  # of the keys; None: a bin was added since
+        self._matchers: list[NodeMatcher] = []  # one for each batch of bins added
         self._topology = PodTopology()
-        self._elsewhere: Callable[[Shape, str], Collection[str]] = _nowhere
+        self._elsewhere: Callable[[Shape, str], Collection[str]] = _no_domains
         self._undo: list[Callable[[], None]] = []
         there = tuple(bins)
         self._ranking = Ranking(placement, there, waiting)
@@ -92,7 +92,7 @@ class FreeCapacity:
         return msgspec.structs.replace(self._bins[place], free=resources(self._free[place], self._kinds))
 
     def original_bin(self, key: str) -> Bin:
-        """The bin as it was put: its free room is that of then."""
+        """Return the bin as it was added, with the free amounts of then."""
         return self._bins[self._places[key]]
 
     def __contains__(self, key: str) -> bool:
@@ -100,11 +100,11 @@ class FreeCapacity:
         return place is not None and bool(self._is_there[place])
 
     def put(self, entry: Bin) -> None:
-        """Add a bin whose key was never in this room."""
+        """Add a bin whose key was never here before."""
         self.put_all((entry,))
 
     def put_all(self, entries: Iterable[Bin]) -> None:
-        """Add bins, as `put` does one."""
+        """Add several bins, like `put`."""
         added = tuple(entries)
         self._put(added, _Columns.of(added))
 
@@ -112,7 +112,7 @@ class FreeCapacity:
         first = len(self._bins)
         for place, entry in enumerate(added, first):
             if self._places.setdefault(entry.key, place) != place:
-                raise ValueError(f"bin {entry.key} is put into the room twice")
+                raise ValueError(f"bin {entry.key} added twice")
         self._bins += added
         free = self._in_own_columns(columns)
         self._free = np.concatenate((self._free, free))
@@ -126,7 +126,7 @@ class FreeCapacity:
         self._undo.append(partial(self._forget, first))
 
     def _in_own_columns(self, added: "_Columns") -> Ints:
-        """What is added, in the room's order of columns; a kind that comes for the first time has its column now."""
+        """Return the added amounts in this object's column order; a new kind of slice gets its column now."""
         new = tuple(kind for kind in added.kinds if kind not in self._kinds)
         if new:
             self._kinds += new
@@ -140,22 +140,22 @@ class FreeCapacity:
         return free
 
     def remove(self, key: str) -> None:
-        """Take a bin away; what was placed on it is the caller's to place again."""
+        """Remove a bin; the caller places again what was placed on it."""
         place = self._places[key]
         self._is_there[place] = False
-        self._undo.append(partial(self._come_back, place))
+        self._undo.append(partial(self._restore, place))
 
     def mark(self) -> int:
-        """A point to come back to with `rollback`."""
+        """Return a point to come back to with `rollback`."""
         return len(self._undo)
 
     def rollback(self, mark: int) -> None:
-        """Everything since the mark has not happened."""
+        """Undo everything since the mark."""
         while len(self._undo) > mark:
             self._undo.pop()()
 
     def place_gang(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-        """Place all members and return their bins' keys in order, or return None and change nothing."""
+        """Place all members and return their bin keys in order, or return None and change nothing."""
         mark = self.mark()
         placed = self.place_most(shape, count, prefers)
         if len(placed) == count:
@@ -164,7 +164,7 @@ class FreeCapacity:
         return None
 
     def place_most(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """Place as many members as fit, at most `count`, and return their bins' keys in order.
+        """Place as many members as fit, at most `count`, and return their bin keys in order.
 
         Bins in `prefers` are filled first, in their order.
         """
@@ -174,14 +174,15 @@ class FreeCapacity:
         return self._place(shape, count, lambda members: (*wanted, *self._best_first(shape, members)))
 
     def place_on(self, keys: Iterable[str], shape: Shape, count: int) -> tuple[str, ...]:
-        """Place as many as fit on these bins alone, in their order; keys that are not in the room are passed over."""
+        """Place as many as fit on these bins alone, in their order; unknown keys are skipped."""
         places = [self._places[key] for key in keys if key in self]
         return self._place(shape, count, _Fixed(places)) if places else ()
 
     def place_counts(self, counts: Mapping[str, int], shape: Shape) -> tuple[str, ...]:
-        """Place so many on each of these bins, as far as they fit, and return the bins' keys in their order.
+        """Place this many on each of these bins, as far as they fit, and return the bin keys in order.
 
-        Who else stands near is not looked at, as those may be placed later: `misplaced` does, when all have come.
+        Pod constraints are not evaluated, as other pods may be placed later: `misplaced` evaluates them when all are
+        placed.
         """
         keys = [key for key in counts if key in self]
         if not keys:
@@ -198,9 +199,9 @@ class FreeCapacity:
         return tuple(placed)
 
     def misplaced(self, keys: Iterable[str], shape: Shape, open_counts: Mapping[Tally, int]) -> tuple[str, ...]:
-        """Return the bins of these on which a member stands that may not, by the pods near it.
+        """Return those of the bins on which a member violates its pod constraints.
 
-        `open_counts` are pods of a tally that have no place yet: they may stand where they make it even.
+        `open_counts` are pods of a tally without a place yet: they may restore an even spread.
         """
         stays = self._topology.bins_kept(
             shape.pod_constraints,
@@ -212,13 +213,13 @@ class FreeCapacity:
         return tuple(key for key in keys if not stays[self._places[key]])
 
     def remove_members(self, keys: Iterable[str], shape: Shape) -> None:
-        """Members that were placed on these bins, one for each key, are there no more."""
+        """Remove members that were placed on these bins, one for each key."""
         for key in keys:
             self._fill(self._places[key], shape, -1)
 
     def _place(self, shape: Shape, count: int, in_order: Callable[[Ints], Iterable[int]]) -> tuple[str, ...]:
-        """Place as many as fit, at most `count`, on the places that `in_order` names for the members that fit."""
-        # Each pod may close bins to the next one, and open others; or make its bin the worse for the next.
+        """Place as many as fit, at most `count`, in the order that `in_order` gives for the bins' member counts."""
+        # A placed pod may close bins to the next one, open others, or make its bin worse for the next.
         is_at_once = shape.pod_constraints.is_any and (self._ranking.fills_up or isinstance(in_order, _Fixed))
         is_at_once = is_at_once and not shape.preferences.depends_on_pods
         at_once_max = count if is_at_once else 1
@@ -241,38 +242,38 @@ class FreeCapacity:
         return tuple(placed)
 
     def note(self, key: str, shape: Shape) -> None:
-        """A member stands in this bin whose amounts it has given already: its neighbours are to know."""
+        """Record a member on a bin that was added with its amounts subtracted; pod constraints count it."""
         if shape.pod_constraints.tallies:
             place = self._places[key]
             self._topology.add(place, shape.pod_constraints, 1)
             self._undo.append(partial(self._topology.add, place, shape.pod_constraints, -1))
 
     def count_places(self, shape: Shape, count: int) -> int:
-        """How many members have room, at most `count`; nothing is placed."""
+        """Return how many members fit, at most `count`; nothing is placed."""
         if shape.pod_constraints.is_any:
             return min(int(self._members_that_fit(shape).sum()), count)
         mark = self.mark()
-        found = len(self.place_most(shape, count))
+        placed_count = len(self.place_most(shape, count))
         self.rollback(mark)
-        return found
+        return placed_count
 
     def add_new_domains(self, elsewhere: Callable[[Shape, str], Collection[str]]) -> None:
-        """Spread members also over domains in which there is no bin yet: `elsewhere` says those open to a shape."""
+        """Spread members also over domains without a bin: `elsewhere` returns those open to a shape."""
         self._elsewhere = elsewhere
 
     def open_zones(self, shape: Shape, zones: Sequence[str | None]) -> Bools:
-        """Return for nodes that are not there yet, by their zones, whether the rules let a member on one of them."""
+        """Return for nodes that do not exist yet, by zone, whether pod constraints allow a member there."""
         return self._topology.open_new_nodes(
             shape.pod_constraints, self._accepted(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
         )
 
     def domains_of(self, shape: Shape, key: str) -> frozenset[str]:
-        """The values of a label that bins have which are right for the shape in everything but room and neighbours."""
+        """Return the values of a label on bins that satisfy the shape except for amounts and pod constraints."""
         values = (self._bins[place].labels.get(key) for place in np.flatnonzero(self._accepted(shape)))
         return frozenset(value for value in values if value is not None)
 
     def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
-        """How many pods of the tally stand in each domain that has a bin; a domain is a value of the label `key`."""
+        """Return how many pods of the tally each domain with a bin has; a domain is a value of the label `key`."""
         return self._topology.counts_by_domain(key, tally, self._is_there)
 
     def _members_that_fit(self, shape: Shape) -> Ints:
@@ -289,51 +290,53 @@ class FreeCapacity:
         return np.concatenate([part.by(shape) for part in self._matchers]) & self._is_there
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
-        """Places that take a member, as the policy has it: what is real before what is coming, nodes whose GPUs nobody
-        asks for last, and what the shape likes before what it does not.
+        """Return the bins that take a member, the best first.
 
-        Of what it likes as much, work that may be on spot leaves on-demand nodes for last: they are dearer, and one
-        that new work always comes to never empties.
+        Order: existing before coming nodes, nodes with GPUs that the shape does not need last, then preferences, then
+        on-demand nodes last for work that may run on spot (they cost more, and new work would keep them from becoming
+        empty), then the packing policy.
         """
         fitting = np.flatnonzero(members)
         if self._ranks is None:
             order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
-        is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # GPUs that would wait for nothing
-        is_dear = self._is_on_demand[fitting] & shape.is_spot_allowed
+        is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # its GPUs would stay idle
+        is_expensive = self._is_on_demand[fitting] & shape.is_spot_allowed
         keys = self._ranking.keys(
             shape,
             self._free[fitting],
             lambda: np.array([self._bins[place].gpus_count for place in fitting], dtype=np.int64),
             lambda: [self._bins[place].key for place in fitting],
         )
-        liked = self._liked(shape, fitting)
-        ranked = np.lexsort((self._ranks[fitting], *keys, is_dear, *liked, is_blocked, self._readiness[fitting]))
+        preferred = self._preference_keys(shape, fitting)
+        ranked = np.lexsort(
+            (self._ranks[fitting], *keys, is_expensive, *preferred, is_blocked, self._readiness[fitting])
+        )
         return [int(place) for place in fitting[ranked]]
 
-    def _liked(self, shape: Shape, places: Ints) -> tuple[Ints, ...]:
-        """Sort keys, of which the first counts least."""
+    def _preference_keys(self, shape: Shape, places: Ints) -> tuple[Ints, ...]:
+        """Return sort keys of the shape's preferences, the least significant first."""
         if has_no_preference(shape, self._matchers):
             return ()
-        liked = bin_keys(shape, self._matchers, self._topology, self._is_there)
-        return tuple(each[places] for each in liked)
+        preferred = bin_keys(shape, self._matchers, self._topology, self._is_there)
+        return tuple(key[places] for key in preferred)
 
     def _fill(self, place: int, shape: Shape, count: int) -> None:
         self._add(place, shape, count)
         self._undo.append(partial(self._add, place, shape, -count))
 
     def _add(self, place: int, shape: Shape, count: int) -> None:
-        """Add members to the bin; fewer than none takes them away again."""
+        """Add members to the bin; a negative count removes them."""
         self._free[place] -= np.array(row(shape.resources, self._kinds), dtype=np.int64) * count
         if shape.pod_constraints.tallies:
             self._topology.add(place, shape.pod_constraints, count)
 
-    def _come_back(self, place: int) -> None:
+    def _restore(self, place: int) -> None:
         self._is_there[place] = True
 
     def _forget(self, first: int) -> None:
-        """Leave out the bins that were put last, which begin at this place."""
+        """Remove the bins from this position on, which were added last."""
         for entry in self._bins[first:]:
             del self._places[entry.key]
         del self._bins[first:]
@@ -345,5 +348,5 @@ class FreeCapacity:
         self._ranks = None
 
 
-def _nowhere(_shape: Shape, _key: str) -> Collection[str]:
+def _no_domains(_shape: Shape, _key: str) -> Collection[str]:
     return ()

@@ -1,8 +1,8 @@
-"""Packing pods onto GPUs of which each may be shared, by policies with names.
+"""Packing of pods onto GPUs, which may be shared, by named policies.
 
-A policy scores what a node would be with a pod on it; the highest score is taken, and equal scores fall to the smallest
-name. A node's state is scored once for all shapes there are and remembered, and a placement changes one node: so the
-next pod costs one look at a row of scores, however many nodes there are.
+A policy scores the state of a node with the pod on it. The highest score wins, ties are broken by the smallest name. A
+node state is scored once for all shapes and cached, and a placement changes one node: so the next pod costs one look at
+a row of scores, however many nodes there are.
 """
 
 import enum
@@ -15,34 +15,34 @@ import numpy as np
 from gpu_autoscaler.core.placement.resources import Floats, Ints
 
 WHOLE = 1000  # thousandths of one GPU
-_REST_SPAN = 2**40  # more than nodes differ by in what they have left
-_NO = -(2**62)  # the score of what does not fit
+_REST_SPAN = 2**40  # more than the difference of any two nodes' remaining amounts
+_NO = -(2**62)  # score of a pod that does not fit
 
-# Where the score of a fragmentation gradient rises by one of its hundred steps: 100 / (1 + exp(-x)) reaches k at
-# x = log(k / (100 - k)). No whole gradient lies on any of them but that for x = 0, which is exact.
-_STEPS = np.array([log(each / (100 - each)) for each in range(1, 100)])
-# The scale on which the gradient is compared with them, and the largest node (Weng and others, "Beware of
-# Fragmentation", USENIX ATC 2023, and their simulator's defaults).
+# Bounds of the hundred steps of a fragmentation gradient's score: 100 / (1 + exp(-x)) reaches k at
+# x = log(k / (100 - k)). No integer gradient lies on a bound except x = 0, which is exact.
+_STEPS = np.array([log(step / (100 - step)) for step in range(1, 100)])
+# The largest node, which scales gradients (Weng and others, "Beware of Fragmentation", USENIX ATC 2023, and their
+# simulator's defaults).
 _CPU_MILLI_OF_LARGEST = 128_000
 _GPU_MILLI_OF_LARGEST = 8 * WHOLE
 
 
 class PackingPolicy(enum.StrEnum):
-    """How a node is chosen among those that take a pod."""
+    """How a node is selected among those that take a pod."""
 
-    FRAGMENTATION_GRADIENT = "fragmentation-gradient"  # in whole steps of a hundred, as published
-    LEAST_FRAGMENTS = "least-fragments"  # the same gradient, and of equal ones the best fit
-    BEST_FIT = "best-fit"  # what leaves least CPU and GPU
+    FRAGMENTATION_GRADIENT = "fragmentation-gradient"  # in a hundred whole steps, as published
+    LEAST_FRAGMENTS = "least-fragments"  # the same gradient, best fit among equals
+    BEST_FIT = "best-fit"  # leaves least CPU and GPU
     PACKING = "packing"  # GPUs in use before idle ones, those of nodes in use before those of idle nodes
-    SPREADING = "spreading"  # what leaves most GPU
-    LEAST_LOADED = "least-loaded"  # what leaves the largest share of itself free
-    ROUND_ROBIN = "round-robin"  # each node after the one taken last
+    SPREADING = "spreading"  # leaves most GPU
+    LEAST_LOADED = "least-loaded"  # leaves the largest share of itself free
+    ROUND_ROBIN = "round-robin"  # the node after the one taken last
     RANDOM = "random"  # by the caller's numbers
 
 
 @dataclass(frozen=True, slots=True)
 class PodShares:
-    """What a pod asks for: whole GPUs, or a share of one."""
+    """The request of a pod: whole GPUs, or a share of one."""
 
     cpu_milli: int
     memory_bytes: int
@@ -51,13 +51,13 @@ class PodShares:
 
     @property
     def total_milli(self) -> int:
-        """Of all its GPUs, in thousandths of one."""
+        """The sum over its GPUs, in thousandths of one."""
         return self.gpu_count * self.gpu_milli
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What decides the scores of a node: free CPU and, smallest first, what each GPU has left."""
+    """What determines the scores of a node: free CPU and, smallest first, what each GPU has left."""
 
     cpu_milli: int
     gpus_milli: tuple[int, ...]
@@ -65,14 +65,14 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Popular:
-    """Shapes that make up most of the work, with how often each is asked for: what fragments are measured by."""
+    """The shapes that make up most of the work, with their counts; they measure fragmentation."""
 
     shapes: tuple[PodShares, ...]
     counts: tuple[int, ...]
 
     @classmethod
     def of(cls, pods: Sequence[PodShares], ratio: float = 0.95) -> "Popular":
-        """The most common shapes until they cover this ratio of the pods; memory makes no difference here."""
+        """Return the most common shapes until they cover this ratio of the pods; memory is not distinguished."""
         counts: dict[tuple[int, int, int], int] = {}
         for pod in pods:
             key = (pod.cpu_milli, pod.gpu_count, pod.gpu_milli if pod.gpu_count else 0)
@@ -93,9 +93,9 @@ class Scores:
         self._score = _SCORES[policy]
         self._known: dict[NodeState, tuple[Ints, Ints]] = {}
         self._popular = popular
-        self._cpu = np.array([each.cpu_milli for each in popular.shapes], dtype=np.int64)
-        self._number = np.array([each.gpu_count for each in popular.shapes], dtype=np.int64)
-        self._milli = np.array([each.gpu_milli for each in popular.shapes], dtype=np.int64)
+        self._cpu = np.array([shape.cpu_milli for shape in popular.shapes], dtype=np.int64)
+        self._number = np.array([shape.gpu_count for shape in popular.shapes], dtype=np.int64)
+        self._milli = np.array([shape.gpu_milli for shape in popular.shapes], dtype=np.int64)
         self._counts = np.array(popular.counts, dtype=np.int64)
         self.pods_count = max(int(self._counts.sum()), 1)
 
@@ -107,7 +107,7 @@ class Scores:
         return known
 
     def fragments(self, cpu_milli: Ints, gpus_milli: Ints) -> Ints:
-        """Return (states,): idle shares of GPUs that popular pods cannot use, times how many pods that is so for.
+        """Return (states,): idle GPU shares that popular pods cannot use, times the number of those pods.
 
         `gpus_milli` is (states, GPUs). Pods without GPUs can use none of them.
         """
@@ -119,13 +119,13 @@ class Scores:
         return np.asarray((wasted * self._counts).sum(axis=1), dtype=np.int64)
 
     def fragments_of_whole(self, cpu_milli: Ints, gpus_count: Ints) -> Ints:
-        """The same where every free GPU is whole: then each is as good as the other for whoever fits."""
+        """Return the same if every free GPU is whole: all of them are equal then."""
         fits = (gpus_count[:, None] >= self._number) & (cpu_milli[:, None] >= self._cpu) & (self._number > 0)
         missed = self._counts.sum() - (fits * self._counts).sum(axis=1)
         return np.asarray(gpus_count * WHOLE * missed, dtype=np.int64)
 
     def in_steps(self, gradient: Ints) -> Ints:
-        """In which of its hundred steps each gradient is."""
+        """Return the step of each gradient, of a hundred."""
         return _in_steps(gradient, self, _STEPS)
 
     def _scored(self, state: NodeState) -> tuple[Ints, Ints]:
@@ -133,21 +133,21 @@ class Scores:
         scores = np.full(len(self.shapes), _NO, dtype=np.int64)
         shared = np.zeros(len(self.shapes), dtype=np.int64)
         if after.shape.size:
-            found = self._score(self, state, after)
-            # The best of a shape's alternatives; of equal ones the GPU that has least left.
-            order = np.lexsort((after.left, -found, after.shape))
+            of_states = self._score(self, state, after)
+            # The best of a shape's alternatives; among equals the GPU with least left.
+            order = np.lexsort((after.left, -of_states, after.shape))
             first = np.unique(after.shape[order], return_index=True)[1]
             best = order[first]
-            scores[after.shape[best]], shared[after.shape[best]] = found[best], after.left[best]
+            scores[after.shape[best]], shared[after.shape[best]] = of_states[best], after.left[best]
         return scores, shared
 
 
 class _Afters:
-    """What a node would be with one more pod: one row for each shape and GPU level that it may share."""
+    """The states of a node with one more pod: one row for each shape and GPU level that it may share."""
 
     def __init__(self, state: NodeState, shapes: Sequence[PodShares]) -> None:
         levels = sorted(set(state.gpus_milli))
-        whole_count = sum(1 for each in state.gpus_milli if each == WHOLE)
+        whole_count = sum(1 for gpu_milli in state.gpus_milli if gpu_milli == WHOLE)
         rows: list[tuple[int, int, int, tuple[int, ...]]] = []
         for number, shape in enumerate(shapes):
             cpu_milli = state.cpu_milli - shape.cpu_milli
@@ -173,14 +173,14 @@ class _Afters:
 
 
 def with_share(gpus_milli: tuple[int, ...], level: int, share_milli: int) -> tuple[int, ...]:
-    """Return the levels once one GPU of this level has given a share."""
+    """Return the levels after one GPU of this level has given a share."""
     rest = list(gpus_milli)
     rest.remove(level)
     return tuple(sorted((*rest, level - share_milli)))
 
 
 class Packer:
-    """Nodes that are filled pod by pod."""
+    """Nodes that are packed pod by pod."""
 
     def __init__(self, nodes: Mapping[str, tuple[int, int, int]], scores: Scores, policy: PackingPolicy) -> None:
         """`nodes` are CPU in thousandths, memory in bytes and GPUs of each, by name."""
@@ -191,12 +191,12 @@ class Packer:
         self._memory = np.array([nodes[name][1] for name in self.names], dtype=np.int64)
         self._rows = np.array([scores.of(state)[0] for state in self._states], dtype=np.int64).T.copy()
         self._needs = np.array([shape.memory_bytes for shape in scores.shapes], dtype=np.int64)
-        self._next = 0  # where the round goes on
+        self._next = 0  # where the round continues
 
     def place(self, number: int, chance: Callable[[int], int]) -> str | None:
         """Place a pod of the shape with this number and return its node; None: it fits nowhere.
 
-        `chance(n)` gives a number below n; only the random policy asks for it.
+        `chance(n)` returns a number below n; only the random policy calls it.
         """
         row = np.where(self._memory >= self._needs[number], self._rows[number], _NO)
         place = self._chosen(row, chance)
@@ -209,7 +209,7 @@ class Packer:
         elif shape.gpu_count:
             level = int(self._scores.of(state)[1][number])
             if self._policy is PackingPolicy.RANDOM:
-                levels = [each for each in gpus if each >= shape.gpu_milli]
+                levels = [gpu for gpu in gpus if gpu >= shape.gpu_milli]
                 level = levels[chance(len(levels))]
             gpus = with_share(gpus, level, shape.gpu_milli)
         self._states[place] = state = NodeState(state.cpu_milli - shape.cpu_milli, gpus)
@@ -219,7 +219,7 @@ class Packer:
 
     def _chosen(self, row: Ints, chance: Callable[[int], int]) -> int:
         if self._policy not in (PackingPolicy.ROUND_ROBIN, PackingPolicy.RANDOM):
-            return int(row.argmax())  # the first of equals, and names are in order
+            return int(row.argmax())  # the first of equals, in name order
         fitting = np.flatnonzero(row != _NO)
         if not fitting.size:
             return 0
@@ -243,8 +243,7 @@ def _gradient_in_steps(scores: Scores, state: NodeState, after: _Afters) -> Ints
 
 
 def _least_fragments(scores: Scores, state: NodeState, after: _Afters) -> Ints:
-    """Differences within a step say less than how full a node is, told to the last CPU: of hundredths too many are
-    equal, and a name is no reason."""
+    """Return the gradient's step, then best fit: too many nodes are equal within a step to break ties by name."""
     steps = _in_steps(_gradient(scores, state, after), scores, _STEPS)
     return steps * _REST_SPAN - _scaled_rest(after.cpu_milli, after.gpus_milli.sum(axis=1))
 
@@ -258,18 +257,18 @@ def _best_fit(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
 
 
 def best_fit_scores(cpu_milli: Ints, gpus_milli: Ints) -> Ints:
-    """Of what is left of CPU and, over all GPUs, of GPU; in whole hundredths, as published."""
+    """Return scores from the remaining CPU and the GPU remaining over all GPUs, in whole hundredths, as published."""
     whole = 2 * _CPU_MILLI_OF_LARGEST * _GPU_MILLI_OF_LARGEST
     return np.asarray((whole - _scaled_rest(cpu_milli, gpus_milli)) * 100 // whole, dtype=np.int64)
 
 
 def _scaled_rest(cpu_milli: Ints, gpus_milli: Ints) -> Ints:
-    """What is left of CPU and GPU, each as a share of what the largest node has, on one scale."""
+    """Return the remaining CPU and GPU, each as a share of the largest node, on one scale."""
     return np.asarray(cpu_milli * _GPU_MILLI_OF_LARGEST + gpus_milli * _CPU_MILLI_OF_LARGEST, dtype=np.int64)
 
 
 def _packing(_scores: Scores, state: NodeState, after: _Afters) -> Ints:
-    idle_count = sum(1 for each in state.gpus_milli if each == WHOLE)
+    idle_count = sum(1 for gpu_milli in state.gpus_milli if gpu_milli == WHOLE)
     return packing_scores(
         np.full(after.shape.size, idle_count, dtype=np.int64),
         np.full(after.shape.size, len(state.gpus_milli), dtype=np.int64),
@@ -279,7 +278,7 @@ def _packing(_scores: Scores, state: NodeState, after: _Afters) -> Ints:
 
 
 def packing_scores(idle_count: Ints, gpus_count: Ints, asked_count: Ints, left_milli: Ints) -> Ints:
-    """Of idle GPUs, all GPUs, those asked for, and what the GPU to be shared has left; before the pod is there."""
+    """Return scores from idle, all and requested GPUs, and what the GPU to be shared has left before placement."""
     shared = 100 - left_milli * 100 // WHOLE // 10
     in_use = np.where(left_milli < WHOLE, shared, np.maximum(50 - asked_count, 33))
     scores = np.where(idle_count == gpus_count, np.maximum(33 - idle_count, idle_count), in_use)
@@ -296,12 +295,12 @@ def _least_loaded(_scores: Scores, state: NodeState, after: _Afters) -> Ints:
 
 
 def least_loaded_scores(gpus_milli: Ints, gpus_count: Ints) -> Ints:
-    """Of what is left over all GPUs, and how many there are."""
+    """Return scores from what is left over all GPUs, and the number of GPUs."""
     return np.asarray(gpus_milli * 1_000_000 // np.maximum(gpus_count * WHOLE, 1), dtype=np.int64)
 
 
 def _equal(_scores: Scores, _state: NodeState, after: _Afters) -> Ints:
-    """All alike; of GPUs to share the one that has least left."""
+    """Return equal scores; among GPUs to share the one with least left is used."""
     return np.zeros(after.shape.size, dtype=np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Which labels and taints a pod accepts in its node. Called by placement; knows no amounts.
+"""Label requirements and tolerations of a pod against a node.
 
 Semantics: Kubernetes documentation, "Assigning Pods to Nodes" and "Taints and Tolerations" (read 2026-11-21).
 """
@@ -9,7 +9,7 @@ from gpu_autoscaler.model.scheduling import LabelRequirement, Taint, Toleration
 
 
 def holds(requirement: LabelRequirement, value: str | None) -> bool:
-    """True when one condition holds on its label's value; without the label (None) only NotIn and DoesNotExist do."""
+    """True if the requirement holds for the value; without the label (None) only NotIn and DoesNotExist hold."""
     match requirement.operator:
         case "In":
             return value in requirement.values
@@ -26,7 +26,7 @@ def holds(requirement: LabelRequirement, value: str | None) -> bool:
 
 
 def tolerates(tolerations: Sequence[Toleration], taints: Sequence[Taint]) -> bool:
-    """True when every taint that keeps pods away is tolerated; PreferNoSchedule keeps nobody away."""
+    """True if every taint that blocks scheduling is tolerated; PreferNoSchedule blocks nothing."""
     return all(
         taint.effect == "PreferNoSchedule" or any(_covers(toleration, taint) for toleration in tolerations)
         for taint in taints
@@ -34,7 +34,7 @@ def tolerates(tolerations: Sequence[Toleration], taints: Sequence[Taint]) -> boo
 
 
 def avoided(tolerations: Sequence[Toleration], taints: Sequence[Taint]) -> tuple[Taint, ...]:
-    """Return the taints by which a node would rather not have the pod: PreferNoSchedule that it does not tolerate."""
+    """Return the PreferNoSchedule taints that the pod does not tolerate."""
     return tuple(
         taint
         for taint in taints
@@ -51,7 +51,7 @@ def _covers(toleration: Toleration, taint: Taint) -> bool:
 
 
 def _difference(value: str | None, bounds: Sequence[str]) -> int:
-    """Gt and Lt compare integers with one bound; anything else is as good as equal, so neither holds."""
+    """Return value minus bound. Gt and Lt compare integers with one bound; anything else gives 0, so neither holds."""
     try:
         return int(value) - int(bounds[0]) if value is not None and len(bounds) == 1 else 0
     except ValueError:

@@ -1,7 +1,7 @@
-"""What a pod asks of the pods near it, as placement counts it: pods of a kind, by what nodes share.
+"""Pod affinity, anti-affinity and topology spread as placement evaluates them: counts of pods by domain.
 
-Every rule becomes a count by domain, which is the value of a label that near nodes share: a zone, a host. Semantics:
-Kubernetes documentation, "Assigning Pods to Nodes" and "Pod Topology Spread Constraints" (read 2026-11-21).
+A domain is the value of a label that nodes share: a zone, a host. Semantics: Kubernetes documentation, "Assigning Pods
+to Nodes" and "Pod Topology Spread Constraints" (read 2026-11-21).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,25 @@ from gpu_autoscaler.core.placement.label_matching import holds
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
-from gpu_autoscaler.model.scheduling import Nearness, NeighbourDemands, PodGroup, Preferences
+from gpu_autoscaler.model.scheduling import AffinitySelector, PodAffinitySpec, PodGroup, Preferences
 
 
 class Tally(msgspec.Struct, frozen=True, cache_hash=True):
-    """Pods that are counted: members of a group, or those that want no member of it near."""
+    """Pods that are counted: members of a group, or pods with anti-affinity to it."""
 
     group: PodGroup
-    kept_from: str | None = None  # the topology key, for pods that keep away from the group; None: its members
+    anti_affinity_key: str | None = None  # topology key of the anti-affinity of counted pods; None: members are counted
 
 
 class AffinityTerm(msgspec.Struct, frozen=True):
-    """A tally, and what nodes share that are near each other."""
+    """A tally, and the label whose value nodes of one domain share."""
 
     topology_key: str
     tally: Tally
 
 
 class SpreadConstraint(msgspec.Struct, frozen=True):
-    """A tally that is to differ by at most so much between the domains with the most and the fewest."""
+    """The most by which a tally may differ between the domains with the most and the fewest pods."""
 
     topology_key: str
     tally: Tally
@@ -41,26 +41,26 @@ class SpreadConstraint(msgspec.Struct, frozen=True):
 
 
 class PodConstraints(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """All that the pods near it mean for a pod, and what it means for theirs."""
+    """Constraints of a pod on the pods around it, and the tallies that count it."""
 
     spreads: tuple[SpreadConstraint, ...] = ()
-    apart: tuple[AffinityTerm, ...] = ()  # none of these is near
-    together: tuple[AffinityTerm, ...] = ()  # one of each is near, or there is none anywhere and this is one
-    tallies: tuple[Tally, ...] = ()  # those that it counts in
+    apart: tuple[AffinityTerm, ...] = ()  # anti-affinity: none of these in the domain
+    together: tuple[AffinityTerm, ...] = ()  # affinity: one of each in the domain, or none anywhere and this pod is one
+    tallies: tuple[Tally, ...] = ()  # that count this pod
 
     @property
     def is_any(self) -> bool:
-        """True for a pod that may stand with any others."""
+        """True for a pod without constraints."""
         return not (self.spreads or self.apart or self.together)
 
     @property
     def concerns_own_kind(self) -> bool:
-        """True where only its like matter: even over zones, and few of its kind on a host.
+        """True if all constraints are about pods of its own kind: zone spread and host anti-affinity.
 
-        Such pods are bought for together with others; for all else each node is looked at as it comes.
+        Such pods are bought for in one fleet with others; for all other constraints nodes are bought one by one.
         """
-        spreads = all(each.topology_key == labels.ZONE and each.tally in self.tallies for each in self.spreads)
-        apart = all(each.topology_key == labels.HOSTNAME and each.tally in self.tallies for each in self.apart)
+        spreads = all(spread.topology_key == labels.ZONE and spread.tally in self.tallies for spread in self.spreads)
+        apart = all(term.topology_key == labels.HOSTNAME and term.tally in self.tallies for term in self.apart)
         return spreads and apart and not self.together
 
 
@@ -68,18 +68,18 @@ NO_POD_CONSTRAINTS = PodConstraints()
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Every tally that some pod's rule counts, by a label that its pods have: a pod looks at those of its own alone."""
+    """Every tally that some pod's constraint counts, indexed by a label of its pods."""
 
-    count_by_label: Mapping[
+    by_label: Mapping[
         tuple[str, str] | None, tuple[tuple[int, Tally], ...]
-    ] = {}  # None: no label says who is meant
+    ] = {}  # None: no single label identifies the pods
 
     def about(self, pod: PodObserved) -> tuple[Tally, ...]:
-        """Return the tallies whose groups may have the pod, in an order that is the same for all pods."""
-        if not self.count_by_label:
+        """Return the tallies whose groups may contain the pod, in an order that is the same for all pods."""
+        if not self.by_label:
             return ()
-        found = [each for label in (None, *pod.labels) for each in self.count_by_label.get(label, ())]
-        return tuple(tally for _, tally in sorted(found, key=lambda each: each[0]))
+        rules = [rule for label in (None, *pod.labels) for rule in self.by_label.get(label, ())]
+        return tuple(tally for _, tally in sorted(rules, key=lambda rule: rule[0]))
 
 
 NO_RULES = Rules()
@@ -87,72 +87,78 @@ NO_RULES = Rules()
 
 @cached_by_identity(4)
 def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
-    """Return the rules of all pods that have not ended, each once, in order of their first pod's uid."""
-    with_rules = [pod for pod in pods.values() if pod.neighbours is not None or pod.preferences is not None]
+    """Return the rules of all unfinished pods, each once, in order of their first pod's uid."""
+    with_rules = [pod for pod in pods.values() if pod.pod_affinity is not None or pod.preferences is not None]
     alive = (pod for pod in with_rules if pod.phase not in ("succeeded", "failed"))
-    in_order = sorted(alive, key=lambda each: each.pod_uid)
+    in_order = sorted(alive, key=lambda pod: pod.pod_uid)
     tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, in_order)))
     if not tallies:
         return NO_RULES
-    count_by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
+    by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
     for number, tally in enumerate(tallies):
-        count_by_label.setdefault(_label_of(tally.group), []).append((number, tally))
-    return Rules({label: tuple(each) for label, each in count_by_label.items()})
+        by_label.setdefault(_label_of(tally.group), []).append((number, tally))
+    return Rules({label: tuple(rules) for label, rules in by_label.items()})
 
 
 @cached_by_identity(8192)
 def _tallies_of(pod: PodObserved) -> tuple[Tally, ...]:
-    """Return what the pod's rules count, liked or demanded."""
-    own, liked = pod.neighbours or NeighbourDemands(), pod.preferences or Preferences()
+    """Return the tallies of the pod's constraints and preferences."""
+    own, preferred = pod.pod_affinity or PodAffinitySpec(), pod.preferences or Preferences()
     tallies = (
-        *(Tally(each.group) for each in liked.spreads),
-        *(Tally(each.nearness.group) for each in (*liked.apart, *liked.together)),
-        *(Tally(each.group) for each in own.spreads),
-        *(Tally(each.group) for each in (*own.apart, *own.together)),
-        *(Tally(each.group, each.topology_key) for each in own.apart),
+        *(Tally(spread.group) for spread in preferred.spreads),
+        *(Tally(term.selector.group) for term in (*preferred.apart, *preferred.together)),
+        *(Tally(spread.group) for spread in own.spreads),
+        *(Tally(term.group) for term in (*own.apart, *own.together)),
+        *(Tally(term.group, term.topology_key) for term in own.apart),
     )
     return tuple(map(_known, tallies))
 
 
 @lru_cache(maxsize=4096)
 def _known(tally: Tally) -> Tally:
-    """One object for all equal ones: those are found without being compared."""
+    """Return one object for all equal tallies, so that lookups compare by identity."""
     return tally
 
 
 def _label_of(group: PodGroup) -> tuple[str, str] | None:
-    """A label that each member has, where a condition names one."""
-    conditions = (each for each in group.requirements if each.operator == "In" and len(each.values) == 1)
-    return next(((each.key, each.values[0]) for each in conditions), None)
+    """Return a label that each member has, if a requirement names one."""
+    conditions = (
+        requirement
+        for requirement in group.requirements
+        if requirement.operator == "In" and len(requirement.values) == 1
+    )
+    return next(((requirement.key, requirement.values[0]) for requirement in conditions), None)
 
 
 def pod_constraints_of(pod: PodObserved, rules: Rules) -> PodConstraints:
-    """Return what the pods near it mean for this pod; `rules` are those of all pods, its own among them."""
+    """Return the constraints of this pod; `rules` are those of all pods, including its own."""
     tallies = tuple(tally for tally in rules.about(pod) if is_in(pod, tally.group))
-    if not tallies and pod.neighbours is None:
+    if not tallies and pod.pod_affinity is None:
         return NO_POD_CONSTRAINTS
-    own = pod.neighbours or NeighbourDemands()
-    kept = (Tally(each.group, each.topology_key) for each in own.apart)
-    counted = dict.fromkeys((*(tally for tally in tallies if tally.kept_from is None), *kept))
-    keepers = (AffinityTerm(tally.kept_from, tally) for tally in tallies if tally.kept_from is not None)
-    wanted_away = (AffinityTerm(each.topology_key, Tally(each.group)) for each in own.apart)
+    own = pod.pod_affinity or PodAffinitySpec()
+    kept = (Tally(term.group, term.topology_key) for term in own.apart)
+    counted = dict.fromkeys((*(tally for tally in tallies if tally.anti_affinity_key is None), *kept))
+    repelled = (
+        AffinityTerm(tally.anti_affinity_key, tally) for tally in tallies if tally.anti_affinity_key is not None
+    )
+    own_apart = (AffinityTerm(term.topology_key, Tally(term.group)) for term in own.apart)
     pod_constraints = PodConstraints(
         spreads=tuple(
-            SpreadConstraint(each.topology_key, Tally(each.group), each.skew_count_max) for each in own.spreads
+            SpreadConstraint(spread.topology_key, Tally(spread.group), spread.skew_count_max) for spread in own.spreads
         ),
-        apart=tuple(dict.fromkeys([*wanted_away, *keepers])),
-        together=tuple(AffinityTerm(each.topology_key, Tally(each.group)) for each in own.together),
+        apart=tuple(dict.fromkeys([*own_apart, *repelled])),
+        together=tuple(AffinityTerm(term.topology_key, Tally(term.group)) for term in own.together),
         tallies=tuple(counted),
     )
     return pod_constraints if counted or not pod_constraints.is_any else NO_POD_CONSTRAINTS
 
 
 def counts_in(pod: PodObserved, tally: Tally) -> bool:
-    """True where the pod is one of those counted."""
-    if tally.kept_from is None:
+    """True if the tally counts the pod."""
+    if tally.anti_affinity_key is None:
         return is_in(pod, tally.group)
-    own = pod.neighbours
-    return own is not None and Nearness(topology_key=tally.kept_from, group=tally.group) in own.apart
+    own = pod.pod_affinity
+    return own is not None and AffinitySelector(topology_key=tally.anti_affinity_key, group=tally.group) in own.apart
 
 
 def is_in(pod: PodObserved, group: PodGroup) -> bool:
@@ -160,22 +166,25 @@ def is_in(pod: PodObserved, group: PodGroup) -> bool:
     return _matches(pod.namespace, pod.labels, group)
 
 
-@lru_cache(maxsize=65_536)  # of equal pods there are many, and of a pod's labels many plans ask
+@lru_cache(maxsize=65_536)  # pods repeat, and many plans evaluate the same labels
 def _matches(namespace: str, own: tuple[tuple[str, str], ...], group: PodGroup) -> bool:
     if group.namespaces and namespace not in group.namespaces:
         return False
     values = dict(own)
-    return all(holds(each, values.get(each.key)) for each in group.requirements)
+    return all(holds(requirement, values.get(requirement.key)) for requirement in group.requirements)
 
 
 def describe_rules(pod_constraints: PodConstraints) -> tuple[str, ...]:
-    """Return the rules in words, as people write them."""
-    spreads = (f"even over {each.topology_key} within {each.skew_count_max}" for each in pod_constraints.spreads)
-    apart = (f"apart by {each.topology_key}" for each in pod_constraints.apart)
-    together = (f"together by {each.topology_key}" for each in pod_constraints.together)
+    """Return the constraints as sentences."""
+    spreads = (
+        f"spread over {spread.topology_key} with skew of at most {spread.skew_count_max}"
+        for spread in pod_constraints.spreads
+    )
+    apart = (f"apart by {term.topology_key}" for term in pod_constraints.apart)
+    together = (f"together by {term.topology_key}" for term in pod_constraints.together)
     return tuple(dict.fromkeys((*spreads, *apart, *together)))
 
 
 def count(pods: Iterable[PodObserved], tally: Tally) -> int:
-    """Return how many of the pods are counted; those that are on their way out count until they are gone."""
+    """Return how many of the pods the tally counts; pods being deleted count until they are gone."""
     return sum(1 for pod in pods if counts_in(pod, tally))

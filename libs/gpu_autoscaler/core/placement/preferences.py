@@ -1,6 +1,6 @@
-"""What work would like of its node and of the pods near it: data of a shape, as placement reads it.
+"""Preferences of a shape about its node and the pods around it, as placement reads them.
 
-This is never a condition: what is liked is kept where that costs nothing, else dropped, in the order told in
+A preference is never a condition: it is satisfied where that costs nothing, else dropped in the order of
 `core/placement/preference_scores.py`.
 """
 
@@ -9,20 +9,20 @@ import msgspec
 from gpu_autoscaler.core.placement.pod_affinity import AffinityTerm, SpreadConstraint, Tally
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.scheduling import NearPreference, NodePreference
+from gpu_autoscaler.model.scheduling import AffinityPreference, NodePreference
 
 
 class WeightedTerm(msgspec.Struct, frozen=True):
-    """Pods of a tally that are near, and how much that counts for or against a node."""
+    """An affinity term, and its weight for or against a node."""
 
     weight: int
     near: AffinityTerm
 
 
 class PlacementPreferences(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a shape would like."""
+    """All preferences of a shape."""
 
-    gpu_models: tuple[str, ...] = ()  # of those that will do, the best first; empty: all the same
+    gpu_models: tuple[str, ...] = ()  # acceptable models, the preferred first; empty: no preference
     nodes: tuple[NodePreference, ...] = ()
     spreads: tuple[SpreadConstraint, ...] = ()
     apart: tuple[WeightedTerm, ...] = ()
@@ -30,7 +30,7 @@ class PlacementPreferences(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depends_on_pods(self) -> bool:
-        """True where each pod that is placed may change what the next one likes."""
+        """True if each placed pod may change what the next one prefers."""
         return bool(self.spreads or self.apart or self.together)
 
 
@@ -38,24 +38,26 @@ NO_PREFERENCES = PlacementPreferences()
 
 
 def job_preferences(spec: JobSpec) -> PlacementPreferences:
-    """Return what members of a job would like. What their pods say is what we wrote there, of one placement."""
+    """Return the preferences of a job's members. Those of their pods are written by the scheduler for one placement."""
     return PlacementPreferences(gpu_models=spec.models) if len(spec.models) > 1 else NO_PREFERENCES
 
 
 def pod_preferences(pod: PodObserved) -> PlacementPreferences:
-    """Return what a pod would like."""
-    said = pod.preferences
-    if said is None:
+    """Return the preferences of a pod."""
+    declared = pod.preferences
+    if declared is None:
         return NO_PREFERENCES
     return PlacementPreferences(
-        nodes=said.nodes,
+        nodes=declared.nodes,
         spreads=tuple(
-            SpreadConstraint(each.topology_key, Tally(each.group), each.skew_count_max) for each in said.spreads
+            SpreadConstraint(spread.topology_key, Tally(spread.group), spread.skew_count_max)
+            for spread in declared.spreads
         ),
-        apart=tuple(map(_liked, said.apart)),
-        together=tuple(map(_liked, said.together)),
+        apart=tuple(map(_weighted, declared.apart)),
+        together=tuple(map(_weighted, declared.together)),
     )
 
 
-def _liked(said: NearPreference) -> WeightedTerm:
-    return WeightedTerm(said.weight, AffinityTerm(said.nearness.topology_key, Tally(said.nearness.group)))
+def _weighted(preference: AffinityPreference) -> WeightedTerm:
+    selector = preference.selector
+    return WeightedTerm(preference.weight, AffinityTerm(selector.topology_key, Tally(selector.group)))

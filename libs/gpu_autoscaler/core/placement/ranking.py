@@ -1,7 +1,7 @@
-"""In which order nodes that take a pod are filled: the policies of `core/placement/gpu_packing.py`, over whole nodes at once.
+"""The order in which suitable nodes are filled: the policies of `core/placement/gpu_packing.py` over all nodes at once.
 
-What is real comes before what is coming, and nodes whose GPUs nobody asks for come last, whatever the policy; equal
-scores fall to the smallest name. Nothing here is remembered from one calculation to the next.
+Whatever the policy, existing nodes come before coming ones, and nodes with unneeded GPUs come last; ties are broken by
+the smallest name. No state is kept between calculations.
 """
 
 import zlib
@@ -26,7 +26,7 @@ from gpu_autoscaler.core.placement.resources import CPU, FIRST_SLICE, GPU, MEMOR
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.events.pod import PodObserved
 
-# The default is the gradient with the best fit among equals, which leaves fewer GPUs idle than the gradient alone
+# The default is the gradient with best fit among equals, which leaves fewer GPUs idle than the gradient alone
 # (`make bench CASE=V6`).
 BY_NAME: Mapping[str, PackingPolicy] = {
     "fragmentation-gradient": PackingPolicy.LEAST_FRAGMENTS,
@@ -37,26 +37,26 @@ BY_NAME: Mapping[str, PackingPolicy] = {
     "round-robin": PackingPolicy.ROUND_ROBIN,
     "random": PackingPolicy.RANDOM,
 }
-# Policies under which a node that took a pod is the better for the next one, so that it is filled before others.
+# Policies under which a node that took a pod is better for the next one, so that it is filled before others.
 _FILL_UP = frozenset({PackingPolicy.LEAST_FRAGMENTS, PackingPolicy.BEST_FIT, PackingPolicy.PACKING})
 DEFAULT_PLACEMENT = "fragmentation-gradient"
-# Shapes that make up this share of the pods; the rest is too rare to keep room for.
+# Shapes that make up this share of the pods; the rest is too rare to keep capacity for.
 _POPULAR_RATIO = 0.95
 
 
 class Ranking:
-    """One policy over the work of one cluster."""
+    """One packing policy over the work of one cluster."""
 
     def __init__(self, name: str, bins: tuple[Bin, ...], waiting: Iterable[Shape] = ()) -> None:
-        """`bins` hold the work that runs, `waiting` are the shapes that want room: fragments are measured by both."""
+        """`bins` hold the running work, `waiting` are the shapes that need capacity: both measure fragmentation."""
         self.policy = BY_NAME[name]
         self._bins = bins
         self._waiting = tuple(waiting)
-        self._taken_count = 0  # what random and round-robin go on from
+        self._taken_count = 0  # where random and round-robin continue
 
     @property
     def fills_up(self) -> bool:
-        """True where a node is filled before the next one is begun; else the order is asked for after each pod."""
+        """True if a node is filled before the next one is begun; else the order is evaluated after each pod."""
         return self.policy in _FILL_UP
 
     @cached_property
@@ -68,9 +68,9 @@ class Ranking:
     def keys(
         self, shape: Shape, free: Ints, gpus_count: Callable[[], Ints], names: Callable[[], Sequence[str]]
     ) -> tuple[Ints, ...]:
-        """Sort keys of nodes with these free amounts, the least significant first; the smallest comes first.
+        """Return sort keys of nodes with these free amounts, the least significant first; the smallest comes first.
 
-        `gpus_count` says how many GPUs each node has in all, `names` what it is called.
+        `gpus_count` returns the total GPUs of each node, `names` their names.
         """
         gpu_count, cpu_milli = shape.resources.gpu_count, shape.resources.cpu_milli
         gpus, cpu = free[:, GPU], free[:, CPU]
@@ -98,14 +98,16 @@ class Ranking:
                 return (np.array([zlib.crc32(f"{salt}/{name}".encode()) for name in names()], dtype=np.int64),)
 
     def taken(self, count: int) -> None:
-        """So many pods have got their node."""
+        """Record that this many pods have got their node."""
         self._taken_count += count
 
 
 def _popular(counts: Counter[tuple[int, int]]) -> Popular:
-    """The most common of these shapes, which are CPU in thousandths and GPUs, until they cover most of the pods."""
+    """Return the most common of these shapes (CPU in thousandths, GPUs) until they cover most of the pods."""
     total, covered, kept = sum(counts.values()), 0, []
-    for (cpu_milli, gpu_count), count in sorted(counts.items(), key=lambda each: (-each[1], each[0])):
+    for (cpu_milli, gpu_count), count in sorted(
+        counts.items(), key=lambda shape_count: (-shape_count[1], shape_count[0])
+    ):
         if covered >= _POPULAR_RATIO * total:
             break
         covered += count
@@ -115,7 +117,7 @@ def _popular(counts: Counter[tuple[int, int]]) -> Popular:
 
 @cached_by_identity(2)
 def _shapes_on(bins: tuple[Bin, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
-    """How many pods of each shape run on the nodes."""
+    """Return how many pods of each shape run on the nodes."""
     counts: Counter[tuple[int, int]] = Counter()
     for entry in bins:
         for shape, count in _shapes_of(entry.pods):
@@ -125,5 +127,5 @@ def _shapes_on(bins: tuple[Bin, ...]) -> tuple[tuple[tuple[int, int], int], ...]
 
 @cached_by_identity(8192)
 def _shapes_of(pods: tuple[PodObserved, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
-    """The same of one node, which changes with its pods alone."""
+    """Return how many pods of each shape run on one node, which changes with its pods alone."""
     return tuple(Counter((pod.requests.cpu_milli, pod.requests.gpu_count) for pod in pods).items())

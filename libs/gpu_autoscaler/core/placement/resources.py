@@ -1,4 +1,4 @@
-"""Resources as rows of an array: the columns, and the way there. Used by placement and by the choice of a fleet."""
+"""Resources as rows of an array. Used by placement and the fleet solver."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -13,19 +13,22 @@ Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
 GPU, CPU, MEMORY, STORAGE, PODS = range(5)
-FIRST_SLICE = 5  # from here on one column for each kind of slice that there is, in most clusters none
+FIRST_SLICE = 5  # from here on one column for each existing kind of slice; none in most clusters
 
-Kinds: TypeAlias = tuple[str, ...]  # resources that are parts of GPUs, in order of their columns
+Kinds: TypeAlias = tuple[str, ...]  # resources that are parts of GPUs, in column order
 
 
 def kinds_of(each: Iterable[Resources]) -> Kinds:
-    """The kinds of slices that occur, sorted."""
+    """Return the kinds of slices that occur, sorted."""
     return tuple(sorted({name for amounts in each if amounts.slices for name, _ in amounts.slices}))
 
 
 def row(amounts: Resources, kinds: Kinds = ()) -> tuple[int, ...]:
-    """The amounts in order of columns: GPUs, CPU in thousandths, memory and ephemeral storage in bytes, pods, and
-    slices of these kinds; those of another kind have no column, see `has_columns`."""
+    """Return the amounts in column order.
+
+    GPUs, CPU in thousandths, memory and ephemeral storage in bytes, pods, and slices of these kinds. Other kinds have
+    no column, see `has_columns`.
+    """
     whole = (
         amounts.gpu_count,
         amounts.cpu_milli,
@@ -40,18 +43,18 @@ def row(amounts: Resources, kinds: Kinds = ()) -> tuple[int, ...]:
 
 
 def rows(each: Iterable[Resources], kinds: Kinds = ()) -> Ints:
-    """(number of amounts, columns)."""
+    """Return (number of amounts, columns)."""
     table = [row(amounts, kinds) for amounts in each]
     return np.array(table, dtype=np.int64).reshape(-1, FIRST_SLICE + len(kinds))
 
 
 def has_columns(amounts: Resources, kinds: Kinds) -> bool:
-    """True where all that is asked for has a column; what has none is nowhere to be had."""
+    """True if every requested resource has a column; one without a column is unavailable."""
     return not amounts.slices or all(name in kinds for name, _ in amounts.slices)
 
 
 def gpu_parts(amounts: Ints) -> Ints:
-    """Of rows of amounts: whole GPUs and slices together, whose sum says no more than whether there are any."""
+    """Return whole GPUs plus slices of each row. The sum only tells whether there are any."""
     parts: Ints = (
         amounts[..., GPU]
         if amounts.shape[-1] == FIRST_SLICE
@@ -61,7 +64,7 @@ def gpu_parts(amounts: Ints) -> Ints:
 
 
 def resources(amounts: Ints, kinds: Kinds = ()) -> Resources:
-    """The way back."""
+    """Return the resources of a row."""
     gpu_count, cpu_milli, memory_bytes, ephemeral_storage_bytes, pod_count, *slices = amounts.tolist()
     return Resources(
         gpu_count=gpu_count,

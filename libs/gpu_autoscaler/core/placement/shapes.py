@@ -1,7 +1,4 @@
-"""What one pod or member asks for, and a node as placement sees it.
-
-Asked of each other in `core/placement/constraints.py`.
-"""
+"""The shape of a pod or member, and a node as placement sees it."""
 
 import enum
 from collections.abc import Mapping
@@ -18,42 +15,42 @@ from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands, Taint
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What one member of a gang needs of its node."""
+    """What one member needs of its node."""
 
     resources: Resources  # with pod_count=1
-    gpu_models: tuple[str, ...] = ()  # any of these will do; empty: any at all
+    gpu_models: tuple[str, ...] = ()  # any of these; empty: any at all
     gpu_memory_bytes_min: int | None = None  # of one GPU
     demands: NodeDemands = NO_DEMANDS
     is_spot_allowed: bool = True
-    pod_constraints: PodConstraints = NO_POD_CONSTRAINTS  # what the pods near it have to be
-    preferences: PlacementPreferences = NO_PREFERENCES  # what is kept where that costs nothing
+    pod_constraints: PodConstraints = NO_POD_CONSTRAINTS  # affinity, anti-affinity, spread
+    preferences: PlacementPreferences = NO_PREFERENCES  # satisfied where that costs nothing
 
 
 class BinReadiness(enum.IntEnum):
-    """How real a bin is; what is more real is filled first."""
+    """How ready a bin is; the more ready one is filled first."""
 
     READY = 0
-    COMING = 1  # ordered, launched or registered: room until its deadline
-    BOUGHT = 2  # by the plan in the making
+    COMING = 1  # ordered, launched or registered: capacity until its deadline
+    BOUGHT = 2  # by the current plan
 
 
 class Bin(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as placement sees it: free room and marks."""
+    """A node as placement sees it: free amounts and properties."""
 
     key: str  # node/<uid> where it is registered and ready, else action/<action id>
-    name: str  # as people know it: node name, or action id before it has one
+    name: str  # node name, or action id before it has one
     free: Resources
     has_gpus: bool
     readiness: BinReadiness
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    pods: tuple[PodObserved, ...] = ()  # that stand there already
+    pods: tuple[PodObserved, ...] = ()  # already on the node
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     capacity_type: CapacityType | None = None
-    expected_at: Instant | None = None  # when a coming node should be usable
+    expected_at: Instant | None = None  # when a coming node is expected to be usable
 
     @property
     def gpus_count(self) -> int:
-        """GPUs of the node, in use or not; more are not known than are free or asked for."""
+        """GPUs of the node, in use or not, as far as they are free or requested."""
         return self.free.gpu_count + sum(pod.requests.gpu_count for pod in self.pods)

@@ -11,9 +11,8 @@ from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import msgspec
-from msgspec import Meta
 
-from gpu_autoscaler.core.policy.ranges import Seconds
+from gpu_autoscaler.core.policy.ranges import Seconds, about
 
 DURATION_SECONDS_MAX = 31 * 86_400.0
 
@@ -145,21 +144,14 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     schedule: Annotated[
         str | None,
-        Meta(
-            description="Cron schedule at which it becomes active; unset: always active."
-            " Source: Karpenter, Disruption, Budgets."
-        ),
+        about("Cron schedule at which it becomes active; unset: always active.", "Karpenter, Disruption, Budgets"),
     ] = None
     duration_seconds: Annotated[
         Seconds | None,
-        Meta(
-            description="Active time after each start of the schedule, at most 31 days."
-            " Source: Karpenter, Disruption, Budgets."
-        ),
+        about("Active time after each start of the schedule, at most 31 days.", "Karpenter, Disruption, Budgets"),
     ] = None
     time_zone: Annotated[
-        str,
-        Meta(description="Time zone of the schedule, for example Europe/Berlin. Source: IANA time zone database."),
+        str, about("Time zone of the schedule, for example Europe/Berlin.", "IANA time zone database")
     ] = "UTC"
 
     def is_active(self, as_of: datetime, lead: timedelta = timedelta()) -> bool:

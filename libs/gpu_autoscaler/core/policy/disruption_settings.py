@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.policy.cron import Scheduled
-from gpu_autoscaler.core.policy.ranges import Count, MicroUsdPerHour, Ratio, Seconds
+from gpu_autoscaler.core.policy.ranges import Count, MicroUsdPerHour, Ratio, Seconds, about
 
 UtilizationTrigger = Literal["gated", "direct"]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
@@ -27,49 +27,26 @@ class UtilizationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Utilization thresholds. `utilization_trigger` says what they may cause."""
 
     high_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Mean utilization of all GPUs above which it is high."
-            " Source: docs/decisions.md#utilization-triggers."
-        ),
+        Ratio, about("Mean utilization of all GPUs above which it is high.", "#utilization-triggers")
     ] = 0.8
     low_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Mean utilization of the GPUs of a node up to which it is low."
-            " Source: docs/decisions.md#utilization-triggers."
-        ),
+        Ratio, about("Mean utilization of the GPUs of a node up to which it is low.", "#utilization-triggers")
     ] = 0.2
     low_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Time that utilization must stay low before it counts."
-            " Source: docs/decisions.md#scale-down-rules."
-        ),
+        Seconds, about("Time that utilization must stay low before it counts.", "#scale-down-rules")
     ] = 600.0
     cooldown_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Minimum time between two nodes bought for utilization alone."
-            " Source: docs/decisions.md#scale-up-triggers."
-        ),
+        Seconds, about("Minimum time between two nodes bought for utilization alone.", "#scale-up-triggers")
     ] = 180.0
     telemetry_age_seconds_max: Annotated[
-        Seconds, Meta(description="Maximum age of telemetry that is used. Source: KAI Scheduler, usage maxStaleness.")
+        Seconds, about("Maximum age of telemetry that is used.", "KAI Scheduler, usage maxStaleness")
     ] = 300.0
     unchanged_seconds_max: Annotated[
-        Seconds,
-        Meta(
-            description="Telemetry whose figures do not change for longer is stuck and not used."
-            " Source: docs/decisions.md#missing-data."
-        ),
+        Seconds, about("Telemetry whose figures do not change for longer is stuck and not used.", "#missing-data")
     ] = 300.0
     telemetry_coverage_ratio_min: Annotated[
         Ratio,
-        Meta(
-            description="Minimum share of GPU nodes with usable telemetry; below it utilization has no effect."
-            " Source: docs/decisions.md#missing-data."
-        ),
+        about("Minimum share of GPU nodes with usable telemetry; below it utilization has no effect.", "#missing-data"),
     ] = 0.9
 
 
@@ -78,21 +55,12 @@ class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     is_on: Annotated[
         bool,
-        Meta(
-            description="If true, idle jobs are canceled; off by default because it ends running work."
-            " Source: docs/decisions.md#scale-down-rules."
-        ),
+        about("If true, idle jobs are canceled; off by default because it ends running work.", "#scale-down-rules"),
     ] = False
-    idle_seconds: Annotated[
-        Seconds,
-        Meta(description="Idle time after which a job is canceled. Source: docs/decisions.md#scale-down-rules."),
-    ] = 1800.0
-    busy_ratio_max: Annotated[
-        Ratio,
-        Meta(
-            description="Maximum utilization of every GPU of an idle job. Source: docs/decisions.md#scale-down-rules."
-        ),
-    ] = 0.05
+    idle_seconds: Annotated[Seconds, about("Idle time after which a job is canceled.", "#scale-down-rules")] = 1800.0
+    busy_ratio_max: Annotated[Ratio, about("Maximum utilization of every GPU of an idle job.", "#scale-down-rules")] = (
+        0.05
+    )
 
 
 class GpuHealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,49 +71,28 @@ class GpuHealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     evidence_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Time that evidence must persist before a GPU is unhealthy."
-            " Source: docs/decisions.md#gpu-health."
-        ),
+        Seconds, about("Time that evidence must persist before a GPU is unhealthy.", "#gpu-health")
     ] = 600.0
     celsius_max: Annotated[
-        float,
-        Meta(
-            ge=60,
-            le=120,
-            description="A GPU that never gets cooler than this is unhealthy. Source: docs/decisions.md#gpu-health.",
-        ),
+        float, about("A GPU that never gets cooler than this is unhealthy.", "#gpu-health", ge=60, le=120)
     ] = 85.0
     xids_fatal: Annotated[
-        tuple[Xid, ...],
-        Meta(description="Xids after which the node is drained, by force if necessary. Source: NVIDIA, Xid catalog."),
+        tuple[Xid, ...], about("Xids after which the node is drained, by force if necessary.", "NVIDIA, Xid catalog")
     ] = _FATAL
     xids_degraded: Annotated[
-        tuple[Xid, ...],
-        Meta(description="Xids after which the node is drained once its work may move. Source: NVIDIA, Xid catalog."),
+        tuple[Xid, ...], about("Xids after which the node is drained once its work may move.", "NVIDIA, Xid catalog")
     ] = _DEGRADED
 
 
 class ProtectionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Work that voluntary removals leave in place."""
 
-    run_seconds_min: Annotated[
-        Seconds,
-        Meta(description="Pods that run for less time are not moved. Source: docs/decisions.md#consolidation."),
-    ] = 300.0
+    run_seconds_min: Annotated[Seconds, about("Pods that run for less time are not moved.", "#consolidation")] = 300.0
     ending_soon_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Work that ends within this time is not moved. Source: docs/decisions.md#checkpoint-interval."
-        ),
+        Seconds, about("Work that ends within this time is not moved.", "#checkpoint-interval")
     ] = 900.0
     job_priority_min: Annotated[
-        Priority | None,
-        Meta(
-            description="Jobs of at least this priority are not moved; unset: all may be."
-            " Source: docs/decisions.md#priority."
-        ),
+        Priority | None, about("Jobs of at least this priority are not moved; unset: all may be.", "#priority")
     ] = 1000
 
 
@@ -164,22 +111,14 @@ class DisruptionBudget(Scheduled, frozen=True, kw_only=True, forbid_unknown_fiel
     """How many nodes may be removed at the same time. Of several active budgets the smallest applies."""
 
     causes: Annotated[
-        tuple[RemovalCause, ...],
-        Meta(description="Causes that the budget limits; empty: all. Source: Karpenter, Disruption, Budgets."),
+        tuple[RemovalCause, ...], about("Causes that the budget limits; empty: all.", "Karpenter, Disruption, Budgets")
     ] = ()
     nodes_count_max: Annotated[
-        Count | None,
-        Meta(
-            description="Maximum number of nodes being removed; unset: no limit."
-            " Source: Karpenter, Disruption, Budgets."
-        ),
+        Count | None, about("Maximum number of nodes being removed; unset: no limit.", "Karpenter, Disruption, Budgets")
     ] = None
     nodes_ratio_max: Annotated[
         Ratio | None,
-        Meta(
-            description="The same as a share of the nodes, rounded up; unset: no limit."
-            " Source: Karpenter, Disruption, Budgets."
-        ),
+        about("The same as a share of the nodes, rounded up; unset: no limit.", "Karpenter, Disruption, Budgets"),
     ] = None
 
     def violations(self) -> Iterator[str]:
@@ -194,107 +133,96 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     disruption_budgets: Annotated[
         tuple[DisruptionBudget, ...],
-        Meta(
-            description="Disruption budgets besides disruption_ratio_max; the smallest applies."
-            " Source: Karpenter, Disruption, Budgets."
+        about(
+            "Disruption budgets besides disruption_ratio_max; the smallest applies.", "Karpenter, Disruption, Budgets"
         ),
     ] = ()
     expire_seconds_max: Annotated[
-        Seconds | None,
-        Meta(description="Age at which a node is replaced; unset: never. Source: Karpenter, Disruption, expireAfter."),
+        Seconds | None, about("Age at which a node is replaced; unset: never.", "Karpenter, Disruption, expireAfter")
     ] = 7 * 24 * 3600.0
     expire_jitter_ratio: Annotated[
         Ratio,
-        Meta(
-            description="A node expires earlier by up to this share of the age, derived from its name, so that nodes do"
-            " not expire together. Source: project default, against mass replacement."
+        about(
+            "A node expires earlier by up to this share of the age, derived from its name, so that nodes do "
+            "not expire together.",
+            "project default, against mass replacement",
         ),
     ] = 0.1
     expire_grace_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Time that an expired node waits for protected work before it is drained by force."
-            " Source: docs/decisions.md#job-time-limit."
-        ),
+        about("Time that an expired node waits for protected work before it is drained by force.", "#job-time-limit"),
     ] = 24 * 3600.0
     is_drift_on: Annotated[
-        bool,
-        Meta(
-            description="If true, nodes that no longer match their pool are replaced."
-            " Source: Karpenter, Disruption, Drift."
-        ),
+        bool, about("If true, nodes that no longer match their pool are replaced.", "Karpenter, Disruption, Drift")
     ] = True
     is_finalizer_on: Annotated[
         bool,
-        Meta(
-            description="If true, node objects get a finalizer, so that a node deleted by hand is drained and"
-            " terminated; false removes the finalizers, for instance before an uninstall."
-            " Source: Karpenter, Disruption, Termination Controller."
+        about(
+            "If true, node objects get a finalizer, so that a node deleted by hand is drained and terminated; "
+            "false removes the finalizers, for instance before an uninstall.",
+            "Karpenter, Disruption, Termination Controller",
         ),
     ] = True
     unhealthy_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="A node that is not ready, or misses GPUs, for longer is unhealthy."
-            " Source: cluster-autoscaler, FAQ, scale-down-unready-time."
+        about(
+            "A node that is not ready, or misses GPUs, for longer is unhealthy.",
+            "cluster-autoscaler, FAQ, scale-down-unready-time",
         ),
     ] = 1200.0
     unhealthy_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="If a larger share of the nodes is unhealthy, none of them is removed."
-            " Source: cluster-autoscaler, FAQ, max-total-unready-percentage."
+        about(
+            "If a larger share of the nodes is unhealthy, none of them is removed.",
+            "cluster-autoscaler, FAQ, max-total-unready-percentage",
         ),
     ] = 0.45
     unhealthy_nodes_ok_count: Annotated[
         Count,
-        Meta(
-            description="Up to this number, unhealthy nodes are removed whatever their share."
-            " Source: cluster-autoscaler, FAQ, ok-total-unready-count."
+        about(
+            "Up to this number, unhealthy nodes are removed whatever their share.",
+            "cluster-autoscaler, FAQ, ok-total-unready-count",
         ),
     ] = 3
-    protection: Annotated[
-        ProtectionPolicy,
-        Meta(description="Work that voluntary removals leave in place. Source: docs/decisions.md#consolidation."),
-    ] = ProtectionPolicy()
-    gpu_health: Annotated[
-        GpuHealthPolicy,
-        Meta(description="Evidence by which a GPU is unhealthy. Source: docs/decisions.md#gpu-health."),
-    ] = GpuHealthPolicy()
+    protection: Annotated[ProtectionPolicy, about("Work that voluntary removals leave in place.", "#consolidation")] = (
+        ProtectionPolicy()
+    )
+    gpu_health: Annotated[GpuHealthPolicy, about("Evidence by which a GPU is unhealthy.", "#gpu-health")] = (
+        GpuHealthPolicy()
+    )
     forced_drain_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Time that the drain of an unhealthy or overdue node may take before pods are evicted by force."
-            " Source: project default, time to save a checkpoint."
+        about(
+            "Time that the drain of an unhealthy or overdue node may take before pods are evicted by force.",
+            "project default, time to save a checkpoint",
         ),
     ] = 3600.0
     drain_retry_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Time before a node whose drain was canceled is drained again."
-            " Source: cluster-autoscaler, FAQ, unremovable-node-recheck-timeout."
+        about(
+            "Time before a node whose drain was canceled is drained again.",
+            "cluster-autoscaler, FAQ, unremovable-node-recheck-timeout",
         ),
     ] = 300.0
     waiting_micro_usd_per_hour: Annotated[
         MicroUsdPerHour,
-        Meta(
-            description="Value of an hour that work waits for a boot. An empty node is removed once its idle time cost"
-            " as much as a new boot; a higher value keeps it longer, up to idle_seconds_max. Source: docs/scores.md."
+        about(
+            "Value of an hour that work waits for a boot. An empty node is removed once its idle time cost as "
+            "much as a new boot; a higher value keeps it longer, up to idle_seconds_max.",
+            "docs/scores.md",
         ),
     ] = 2_000_000
     replacement_payback_hours: Annotated[
         float,
-        Meta(
+        about(
+            "A cheaper replacement must pay for itself within this time, and is not replaced before.",
+            "#consolidation",
             ge=0,
-            description="A cheaper replacement must pay for itself within this time, and is not replaced before."
-            " Source: docs/decisions.md#consolidation.",
         ),
     ] = 4.0
     checkpoint_interval_seconds: Annotated[
-        Seconds,
-        Meta(description="Maximum work that a moved pod repeats. Source: docs/decisions.md#checkpoint-interval."),
+        Seconds, about("Maximum work that a moved pod repeats.", "#checkpoint-interval")
     ] = 900.0
     replacement_cooldown_seconds: Annotated[
-        Seconds,
-        Meta(description="Minimum time between two replacements of a node. Source: docs/decisions.md#consolidation."),
+        Seconds, about("Minimum time between two replacements of a node.", "#consolidation")
     ] = 6 * 3600.0

@@ -224,7 +224,7 @@ def document_violations(
                 f"maxNodes of {checked.name}: its pools may exceed {checked.nodes_count_max} nodes in total, which is"
                 f" not enforceable beside {beside}; set maxSize of each pool so that they add up to at most that"
             )
-    total_min = sum(_pool_min(pool, each) for each in (document, *others) for pool in each.pools)
+    total_min = sum(_pool_min(pool, owner) for owner in (document, *others) for pool in owner.pools)
     if total_min > policy.nodes_count_max:
         yield (
             f"minSize: all pools need at least {total_min} nodes, above nodes_count_max {policy.nodes_count_max} of the"

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from gpu_autoscaler.core.policy.ranges import about
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.gpu import GIBIBYTE
-from gpu_autoscaler.model.mig import PROFILE_NAMES, can_be_cut, geometry, most_of
+from gpu_autoscaler.model.gpu import GIBIBYTE, MIG_PROFILE_NAMES, can_partition, max_slices, mig_profiles_of
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import MIG_RESOURCE_PREFIX, SHARED_GPU_RESOURCE, Resources, Slices
 
@@ -27,24 +27,15 @@ class GpuSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     mig_profiles: Annotated[
         tuple[str, ...],
-        Meta(
-            description="MIG profiles of each GPU, one entry per slice (3g.20gb); empty: no MIG."
-            " Source: docs/decisions.md#gpu-fractions."
-        ),
+        about("MIG profiles of each GPU, one entry per slice (3g.20gb); empty: no MIG.", "#gpu-fractions"),
     ] = ()
     replicas_count: Annotated[
         Annotated[int, Meta(ge=2, le=48)] | None,
-        Meta(
-            description="Number of pods that share one GPU; unset: no replicas."
-            " Source: docs/decisions.md#gpu-fractions."
-        ),
+        about("Number of pods that share one GPU; unset: no replicas.", "#gpu-fractions"),
     ] = None
     replicas_kind: Annotated[
         Literal["time-slicing", "mps"],
-        Meta(
-            description="How replicas share a GPU: time-slicing, or MPS with memory limits."
-            " Source: docs/decisions.md#gpu-fractions."
-        ),
+        about("How replicas share a GPU: time-slicing, or MPS with memory limits.", "#gpu-fractions"),
     ] = "time-slicing"
 
 
@@ -73,7 +64,7 @@ def slices_of(sharing: GpuSharing, offer: Offer) -> Slices | None:
         return None
     if sharing.replicas_count is not None:
         return ((SHARED_GPU_RESOURCE, gpus * sharing.replicas_count),)
-    if not can_be_cut(geometry(offer.gpu_model, offer.gpu_memory_bytes), sharing.mig_profiles):
+    if not can_partition(mig_profiles_of(offer.gpu_model, offer.gpu_memory_bytes), sharing.mig_profiles):
         return None
     counts = Counter(sharing.mig_profiles)
     return tuple(sorted((f"{MIG_RESOURCE_PREFIX}{name}", count * gpus) for name, count in counts.items()))
@@ -83,18 +74,19 @@ def sharing_labels(sharing: GpuSharing, offer: Offer) -> dict[str, str]:
     """Return the labels that configure the GPU operator on the node.
 
     `all-1g.5gb` is the operator's built-in name for a GPU filled with one profile; other sets need a custom
-    configuration: `1x3g.20gb_4x1g.5gb` (NVIDIA mig-parted, "config.yaml"; GPU operator, "Time-Slicing GPUs", read 2026-11-21).
+    configuration: `1x3g.20gb_4x1g.5gb` (NVIDIA mig-parted, "config.yaml"; GPU operator, "Time-Slicing GPUs", read
+    2026-11-21).
     """
     if sharing.replicas_count is not None:
-        found = {labels.DEVICE_PLUGIN_CONFIG: f"{sharing.replicas_kind}-{sharing.replicas_count}"}
+        node_labels = {labels.DEVICE_PLUGIN_CONFIG: f"{sharing.replicas_kind}-{sharing.replicas_count}"}
         if offer.gpu_memory_bytes is not None:
             share_mebibytes = offer.gpu_memory_bytes // sharing.replicas_count // _MEBIBYTE
-            found[labels.GPU_SHARE_MEMORY] = str(share_mebibytes)
-        return found
+            node_labels[labels.GPU_SHARE_MEMORY] = str(share_mebibytes)
+        return node_labels
     counts = sorted(Counter(sharing.mig_profiles).items())
     if len(counts) == 1:
         name, count = counts[0]
-        if count == most_of(geometry(offer.gpu_model, offer.gpu_memory_bytes), name):
+        if count == max_slices(mig_profiles_of(offer.gpu_model, offer.gpu_memory_bytes), name):
             return {labels.MIG_CONFIG: f"all-{name}"}
     return {labels.MIG_CONFIG: "_".join(f"{count}x{name}" for name, count in counts)}
 
@@ -106,11 +98,11 @@ def shares_of(sharing: GpuSharing, offer: Offer) -> tuple[Share, ...]:
         return ()
     whole = offer.price_micro_usd_per_hour
     price = None if whole is None else whole / offer.resources.gpu_count  # an unknown price is not free
-    found = []
+    shares = []
     for resource, _ in slices:
         memory_bytes = _memory_bytes(resource, sharing, memory)
         ratio = memory_bytes / memory
-        found.append(
+        shares.append(
             Share(
                 resource=resource,
                 gpu_model=offer.gpu_model,
@@ -119,7 +111,7 @@ def shares_of(sharing: GpuSharing, offer: Offer) -> tuple[Share, ...]:
                 price_micro_usd_per_hour=None if price is None else price * ratio,
             )
         )
-    return tuple(found)
+    return tuple(shares)
 
 
 def shares_on(node: NodeObserved) -> Iterator[Share]:
@@ -198,9 +190,9 @@ def sharing_violations(sharing: GpuSharing, at: str, offers: tuple[Offer, ...] |
     if (sharing.replicas_count is None) == (not sharing.mig_profiles):
         yield f"{at}: set either mig_profiles or replicas_count"
         return
-    unknown = sorted(set(sharing.mig_profiles) - PROFILE_NAMES)
+    unknown = sorted(set(sharing.mig_profiles) - MIG_PROFILE_NAMES)
     for name in unknown:
-        yield f"{at}.mig_profiles: unknown profile {name!r}; known: {', '.join(sorted(PROFILE_NAMES))}"
+        yield f"{at}.mig_profiles: unknown profile {name!r}; known: {', '.join(sorted(MIG_PROFILE_NAMES))}"
     if unknown or offers is None:
         return
     if not any(slices_of(sharing, offer) for offer in offers):

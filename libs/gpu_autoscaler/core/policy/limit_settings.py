@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.policy.ranges import Count, MicroUsd, Seconds
+from gpu_autoscaler.core.policy.ranges import Count, MicroUsd, Seconds, about
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253)]
 
@@ -15,18 +15,16 @@ class SpendPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Spend budgets per UTC day and month. A purchase reserves the cost of the longest run time of its work."""
 
     day_micro_usd_max: Annotated[
-        MicroUsd | None,
-        Meta(description="Maximum spend per UTC day; unset: no limit. Source: docs/decisions.md#spend-budgets."),
+        MicroUsd | None, about("Maximum spend per UTC day; unset: no limit.", "#spend-budgets")
     ] = None
     month_micro_usd_max: Annotated[
-        MicroUsd | None,
-        Meta(description="Maximum spend per UTC month; unset: no limit. Source: docs/decisions.md#spend-budgets."),
+        MicroUsd | None, about("Maximum spend per UTC month; unset: no limit.", "#spend-budgets")
     ] = None
     is_hard: Annotated[
         bool,
-        Meta(
-            description="If true, running nodes are drained before the budget is exceeded; if false, only purchases"
-            " stop. Source: docs/decisions.md#spend-budgets."
+        about(
+            "If true, running nodes are drained before the budget is exceeded; if false, only purchases stop.",
+            "#spend-budgets",
         ),
     ] = True
 
@@ -41,39 +39,24 @@ def spend_violations(spend: SpendPolicy, at: str) -> Iterator[str]:
 class PartLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of the nodes bought in one zone or for one project, launches in flight included."""
 
-    name: Annotated[_Name, Meta(description="Name of the zone or project. Source: docs/decisions.md#limits.")]
-    nodes_count_max: Annotated[
-        Count | None, Meta(description="Maximum number of nodes; unset: no limit. Source: docs/decisions.md#limits.")
-    ] = None
-    gpu_count_max: Annotated[
-        Count | None, Meta(description="Maximum number of GPUs; unset: no limit. Source: docs/decisions.md#limits.")
-    ] = None
-    spend: Annotated[
-        SpendPolicy, Meta(description="Spend budgets per day and month. Source: docs/decisions.md#spend-budgets.")
-    ] = SpendPolicy()
+    name: Annotated[_Name, about("Name of the zone or project.", "#limits")]
+    nodes_count_max: Annotated[Count | None, about("Maximum number of nodes; unset: no limit.", "#limits")] = None
+    gpu_count_max: Annotated[Count | None, about("Maximum number of GPUs; unset: no limit.", "#limits")] = None
+    spend: Annotated[SpendPolicy, about("Spend budgets per day and month.", "#spend-budgets")] = SpendPolicy()
 
 
 class LimitsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits besides those of the cluster and of its pools."""
 
-    spend: Annotated[
-        SpendPolicy,
-        Meta(description="Spend budgets of the cluster per day and month. Source: docs/decisions.md#spend-budgets."),
-    ] = SpendPolicy()
+    spend: Annotated[SpendPolicy, about("Spend budgets of the cluster per day and month.", "#spend-budgets")] = (
+        SpendPolicy()
+    )
     scale_up_cooldown_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Time between two purchases for waiting work, except urgent ones; 0: none."
-            " Source: docs/decisions.md#waiting-before-scale-up."
-        ),
+        about("Time between two purchases for waiting work, except urgent ones; 0: none.", "#waiting-before-scale-up"),
     ] = 0.0
-    zones: Annotated[
-        tuple[PartLimit, ...], Meta(description="Limits of single zones, by name. Source: docs/decisions.md#limits.")
-    ] = ()
+    zones: Annotated[tuple[PartLimit, ...], about("Limits of single zones, by name.", "#limits")] = ()
     projects: Annotated[
         tuple[PartLimit, ...],
-        Meta(
-            description="Limits of single projects; a node counts for the project that it was bought for."
-            " Source: docs/decisions.md#limits."
-        ),
+        about("Limits of single projects; a node counts for the project that it was bought for.", "#limits"),
     ] = ()

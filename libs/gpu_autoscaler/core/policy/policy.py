@@ -6,7 +6,6 @@ Ratios run from 0 to 1; durations are seconds of cluster time.
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
 from gpu_autoscaler.core.policy.disruption_settings import (
     IdleJobsPolicy,
@@ -18,7 +17,7 @@ from gpu_autoscaler.core.policy.gpu_slices import GpuSharing
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
 from gpu_autoscaler.core.policy.provisioning_settings import BatchingPolicy, GangPolicy, PricePolicy, SpotPolicy
-from gpu_autoscaler.core.policy.ranges import Count, MicroUsdPerHour, Ratio, Seconds
+from gpu_autoscaler.core.policy.ranges import Count, MicroUsdPerHour, Ratio, Seconds, about
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -32,83 +31,57 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: Annotated[
         str,
-        Meta(
+        about(
+            "Name of the pool, unique in the policy; label gpu-autoscaler.io/pool of its nodes.",
+            "#policy-object",
             min_length=1,
             max_length=63,
-            description="Name of the pool, unique in the policy; label gpu-autoscaler.io/pool of its nodes."
-            " Source: docs/decisions.md#policy-object.",
         ),
     ]
     priority: Annotated[
         int,
-        Meta(
-            ge=-1000,
-            le=1000,
-            description="Purchases try pools of higher priority first. Source: Karpenter, NodePools, spec.weight.",
-        ),
+        about("Purchases try pools of higher priority first.", "Karpenter, NodePools, spec.weight", ge=-1000, le=1000),
     ] = 0
-    instance_types: Annotated[
-        tuple[str, ...],
-        Meta(description="Allowed instance types; empty: all. Source: docs/decisions.md#policy-object."),
-    ] = ()
-    gpu_models: Annotated[
-        tuple[str, ...], Meta(description="Allowed GPU models; empty: all. Source: docs/decisions.md#policy-object.")
-    ] = ()
-    zones: Annotated[
-        tuple[str, ...], Meta(description="Allowed zones; empty: all. Source: docs/decisions.md#policy-object.")
-    ] = ()
+    instance_types: Annotated[tuple[str, ...], about("Allowed instance types; empty: all.", "#policy-object")] = ()
+    gpu_models: Annotated[tuple[str, ...], about("Allowed GPU models; empty: all.", "#policy-object")] = ()
+    zones: Annotated[tuple[str, ...], about("Allowed zones; empty: all.", "#policy-object")] = ()
     capacity_types: Annotated[
-        tuple[CapacityType, ...],
-        Meta(description="Allowed capacity types; empty: all. Source: docs/decisions.md#policy-object."),
+        tuple[CapacityType, ...], about("Allowed capacity types; empty: all.", "#policy-object")
     ] = ()
     is_paused: Annotated[
-        bool,
-        Meta(
-            description="If true, the pool neither scales up nor loses nodes by choice."
-            " Source: docs/decisions.md#policy-object."
-        ),
+        bool, about("If true, the pool neither scales up nor loses nodes by choice.", "#policy-object")
     ] = False
-    nodes_count_min: Annotated[
-        Count,
-        Meta(description="Minimum number of nodes with GPUs, within all limits. Source: docs/decisions.md#limits."),
-    ] = 0
+    nodes_count_min: Annotated[Count, about("Minimum number of nodes with GPUs, within all limits.", "#limits")] = 0
     nodes_count_max: Annotated[
         Count | None,
-        Meta(
-            description="Maximum number of nodes, launches in flight included; unset: only the limit of the cluster"
-            " applies. Source: docs/decisions.md#limits."
+        about(
+            "Maximum number of nodes, launches in flight included; unset: only the limit of the cluster applies.",
+            "#limits",
         ),
     ] = None
     gpu_count_max: Annotated[
         Count | None,
-        Meta(
-            description="Maximum number of GPUs, launches in flight included; unset: only the limit of the cluster"
-            " applies. Source: docs/decisions.md#limits."
+        about(
+            "Maximum number of GPUs, launches in flight included; unset: only the limit of the cluster applies.",
+            "#limits",
         ),
     ] = None
     sharing: Annotated[
         GpuSharing | None,
-        Meta(
-            description="How pods share the GPUs of the pool (MIG, time-slicing or MPS); unset: whole GPUs."
-            " Source: docs/decisions.md#gpu-fractions."
-        ),
+        about("How pods share the GPUs of the pool (MIG, time-slicing or MPS); unset: whole GPUs.", "#gpu-fractions"),
     ] = None
-    spend: Annotated[
-        SpendPolicy,
-        Meta(description="Spend budgets of the pool per day and month. Source: docs/decisions.md#spend-budgets."),
-    ] = SpendPolicy()
-    labels: Annotated[
-        dict[str, str], Meta(description="Labels of every node of the pool. Source: docs/decisions.md#policy-object.")
-    ] = {}
+    spend: Annotated[SpendPolicy, about("Spend budgets of the pool per day and month.", "#spend-budgets")] = (
+        SpendPolicy()
+    )
+    labels: Annotated[dict[str, str], about("Labels of every node of the pool.", "#policy-object")] = {}
     taints: Annotated[
-        tuple[Taint, ...],
-        Meta(description="Taints of every node of the pool. Source: Kubernetes, Taints and Tolerations."),
+        tuple[Taint, ...], about("Taints of every node of the pool.", "Kubernetes, Taints and Tolerations")
     ] = ()
     startup_taints: Annotated[
         tuple[Taint, ...],
-        Meta(
-            description="Taints that a node registers with and that are removed before it accepts pods."
-            " Source: Karpenter, NodePools, startupTaints."
+        about(
+            "Taints that a node registers with and that are removed before it accepts pods.",
+            "Karpenter, NodePools, startupTaints",
         ),
     ] = ()
 
@@ -117,247 +90,162 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Every input of a decision except facts."""
 
     is_frozen: Annotated[
-        bool,
-        Meta(
-            description="If true, every purchase and voluntary removal is deferred."
-            " Source: docs/decisions.md#limits-never-exceeded."
-        ),
+        bool, about("If true, every purchase and voluntary removal is deferred.", "#limits-never-exceeded")
     ] = False
 
     pending_pod_timeout_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Maximum time that a pending pod waits for capacity that running work is certain to release;"
-            " after it a node is bought. Source: docs/decisions.md#waiting-before-scale-up."
+        about(
+            "Maximum time that a pending pod waits for capacity that running work is certain to release; "
+            "after it a node is bought.",
+            "#waiting-before-scale-up",
         ),
     ] = 120.0
     queued_timeout_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Maximum time that a queued job waits for such capacity; jobs of high priority do not wait."
-            " Source: docs/decisions.md#waiting-before-scale-up."
+        about(
+            "Maximum time that a queued job waits for such capacity; jobs of high priority do not wait.",
+            "#waiting-before-scale-up",
         ),
     ] = 300.0
     boot_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="Time from the decision until a node must accept pods; a later one is terminated."
-            " Source: cluster-autoscaler, FAQ, max-node-provision-time."
+        about(
+            "Time from the decision until a node must accept pods; a later one is terminated.",
+            "cluster-autoscaler, FAQ, max-node-provision-time",
         ),
     ] = 900.0
     idle_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="Upper bound of the time that an empty node is kept; the break-even rule usually ends it"
-            " earlier, see removal.waiting_micro_usd_per_hour. Source: docs/decisions.md#idle-node."
+        about(
+            "Upper bound of the time that an empty node is kept; the break-even rule usually ends it earlier, "
+            "see removal.waiting_micro_usd_per_hour.",
+            "#idle-node",
         ),
     ] = 600.0
     scale_down_cooldown_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Minimum time that a node is kept after it became ready."
-            " Source: docs/decisions.md#scale-down-rules."
-        ),
+        Seconds, about("Minimum time that a node is kept after it became ready.", "#scale-down-rules")
     ] = 600.0
     drain_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="A voluntary drain that takes longer is canceled."
-            " Source: cluster-autoscaler, FAQ, max-graceful-termination-sec."
+        about(
+            "A voluntary drain that takes longer is canceled.", "cluster-autoscaler, FAQ, max-graceful-termination-sec"
         ),
     ] = 600.0
     notice_seconds_default: Annotated[
         Seconds,
-        Meta(
-            description="Assumed time to termination of an interruption notice without a deadline."
-            " Source: Google Cloud, Spot VMs, preemption process."
+        about(
+            "Assumed time to termination of an interruption notice without a deadline.",
+            "Google Cloud, Spot VMs, preemption process",
         ),
     ] = 30.0
     reservation_drain_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Nodes of a reservation start to drain this long before the reservation ends."
-            " Source: project default, equal to drain_seconds_max."
+        about(
+            "Nodes of a reservation start to drain this long before the reservation ends.",
+            "project default, equal to drain_seconds_max",
         ),
     ] = 600.0
     watch_age_seconds_max: Annotated[
-        Seconds,
-        Meta(
-            description="Maximum age of a list or watch before purchases and scale-down are suspended."
-            " Source: docs/decisions.md#missing-data."
-        ),
+        Seconds, about("Maximum age of a list or watch before purchases and scale-down are suspended.", "#missing-data")
     ] = 120.0
 
-    nodes_count_min: Annotated[
-        Count, Meta(description="Minimum number of nodes. Source: docs/decisions.md#limits.")
-    ] = 0
-    nodes_count_max: Annotated[
-        Count,
-        Meta(description="Maximum number of nodes, launches in flight included. Source: docs/decisions.md#limits."),
-    ] = 100
+    nodes_count_min: Annotated[Count, about("Minimum number of nodes.", "#limits")] = 0
+    nodes_count_max: Annotated[Count, about("Maximum number of nodes, launches in flight included.", "#limits")] = 100
     gpu_count_max: Annotated[
-        Count | None,
-        Meta(
-            description="Maximum number of GPUs, launches in flight included; unset: no limit."
-            " Source: docs/decisions.md#limits."
-        ),
+        Count | None, about("Maximum number of GPUs, launches in flight included; unset: no limit.", "#limits")
     ] = None
     price_micro_usd_per_hour_max: Annotated[
-        MicroUsdPerHour | None,
-        Meta(
-            description="Maximum price of all nodes per hour; unset: no limit. Source: docs/decisions.md#spend-budgets."
-        ),
+        MicroUsdPerHour | None, about("Maximum price of all nodes per hour; unset: no limit.", "#spend-budgets")
     ] = None
-    prices: Annotated[
-        PricePolicy, Meta(description="When a price is stale, and what follows. Source: docs/decisions.md#prices.")
-    ] = PricePolicy()
+    prices: Annotated[PricePolicy, about("When a price is stale, and what follows.", "#prices")] = PricePolicy()
     limits: Annotated[
-        LimitsPolicy,
-        Meta(
-            description="Spend budgets, scale-up cooldown, and limits of zones and projects."
-            " Source: docs/decisions.md#limits."
-        ),
+        LimitsPolicy, about("Spend budgets, scale-up cooldown, and limits of zones and projects.", "#limits")
     ] = LimitsPolicy()
     placement: Annotated[
-        PlacementName,
-        Meta(
-            description="Scoring policy that selects the node of each pod. Source: docs/decisions.md#placement-policies."
-        ),
+        PlacementName, about("Scoring policy that selects the node of a pod.", "#placement-policies")
     ] = "fragmentation-gradient"
     node_overhead_micro_usd_per_hour: Annotated[
         MicroUsdPerHour,
-        Meta(
-            description="Cost of a node besides its price, such as agents, addresses and disks; fewer, larger nodes win"
-            " ties. Source: docs/scores.md."
+        about(
+            "Cost of a node besides its price, such as agents, addresses and disks; fewer, larger nodes win ties.",
+            "docs/scores.md",
         ),
     ] = 100_000
     disruption_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="Maximum share of the nodes, rounded up, that voluntary drains remove at the same time."
-            " Source: Karpenter, Disruption, Budgets."
+        about(
+            "Maximum share of the nodes, rounded up, that voluntary drains remove at the same time.",
+            "Karpenter, Disruption, Budgets",
         ),
     ] = 0.1
     consolidation_saving_ratio_min: Annotated[
         Ratio,
-        Meta(
-            description="Consolidation must save at least this share of the price of the nodes that it replaces."
-            " Source: docs/decisions.md#consolidation."
+        about(
+            "Consolidation must save at least this share of the price of the nodes that it replaces.", "#consolidation"
         ),
     ] = 0.15
     consolidation_requested_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="Nodes with more than this share of their resources requested are not consolidated."
-            " Source: cluster-autoscaler, FAQ, scale-down-utilization-threshold."
+        about(
+            "Nodes with more than this share of their resources requested are not consolidated.",
+            "cluster-autoscaler, FAQ, scale-down-utilization-threshold",
         ),
     ] = 0.5
     is_consolidation_on: Annotated[
-        bool,
-        Meta(
-            description="If true, nodes are drained when their pods fit elsewhere."
-            " Source: docs/decisions.md#consolidation."
-        ),
+        bool, about("If true, nodes are drained when their pods fit elsewhere.", "#consolidation")
     ] = True
 
-    max_gpus_per_job: Annotated[
-        Count,
-        Meta(description="Maximum number of GPUs of all members of a job. Source: docs/decisions.md#job-limits."),
-    ] = 1024
+    max_gpus_per_job: Annotated[Count, about("Maximum number of GPUs of all members of a job.", "#job-limits")] = 1024
     queue_count_max: Annotated[
-        Count,
-        Meta(
-            description="Maximum number of queued jobs; further requests are rejected."
-            " Source: docs/decisions.md#job-limits."
-        ),
+        Count, about("Maximum number of queued jobs; further requests are rejected.", "#job-limits")
     ] = 1000
     job_duration_hours_default: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Time limit of a job that requests none. Source: docs/decisions.md#job-time-limit.",
-        ),
+        float, about("Time limit of a job that requests none.", "#job-time-limit", gt=0)
     ] = 24.0
     job_duration_hours_max: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="Maximum time limit that a job may request. Source: docs/decisions.md#job-time-limit.",
-        ),
+        float, about("Maximum time limit that a job may request.", "#job-time-limit", gt=0)
     ] = 48.0
-    job_retries_count_max: Annotated[
-        Count,
-        Meta(description="Maximum number of retries after preemption. Source: docs/decisions.md#spot-retries."),
-    ] = 3
+    job_retries_count_max: Annotated[Count, about("Maximum number of retries after preemption.", "#spot-retries")] = 3
 
     pools: Annotated[
-        tuple[NodePool, ...],
-        Meta(
-            min_length=1,
-            description="Node pools; purchases try them by priority. Source: docs/decisions.md#policy-object.",
-        ),
+        tuple[NodePool, ...], about("Node pools; purchases try them by priority.", "#policy-object", min_length=1)
     ] = (NodePool(name="default"),)
     removal: Annotated[
-        RemovalPolicy,
-        Meta(
-            description="Voluntary removal of nodes: causes, pace and protected work."
-            " Source: docs/decisions.md#scale-down-rules."
-        ),
+        RemovalPolicy, about("Voluntary removal of nodes: causes, pace and protected work.", "#scale-down-rules")
     ] = RemovalPolicy()
-    spot: Annotated[
-        SpotPolicy,
-        Meta(description="Use of spot capacity and the capacity mix. Source: docs/decisions.md#capacity-mix."),
-    ] = SpotPolicy()
+    spot: Annotated[SpotPolicy, about("Use of spot capacity and the capacity mix.", "#capacity-mix")] = SpotPolicy()
     gangs: Annotated[
         GangPolicy,
-        Meta(
-            description="Deadline and back-off of gangs, whose nodes are bought all together or not at all."
-            " Source: docs/decisions.md#purchase-batching."
+        about(
+            "Deadline and back-off of gangs, whose nodes are bought all together or not at all.", "#purchase-batching"
         ),
     ] = GangPolicy()
     batching: Annotated[
-        BatchingPolicy,
-        Meta(
-            description="Window in which a burst of pods is collected into one purchase."
-            " Source: docs/decisions.md#purchase-batching."
-        ),
+        BatchingPolicy, about("Window in which a burst of pods is collected into one purchase.", "#purchase-batching")
     ] = BatchingPolicy()
     headrooms: Annotated[
-        tuple[Headroom, ...],
-        Meta(description="GPUs that are kept free, always or on a schedule. Source: docs/decisions.md#limits."),
+        tuple[Headroom, ...], about("GPUs that are kept free, always or on a schedule.", "#limits")
     ] = ()
     scheduled_limits: Annotated[
         tuple[ScheduledLimit, ...],
-        Meta(
-            description="Minimum and maximum number of nodes on a schedule; of several the narrowest applies."
-            " Source: docs/decisions.md#limits."
-        ),
+        about("Minimum and maximum number of nodes on a schedule; of several the narrowest applies.", "#limits"),
     ] = ()
     utilization_trigger: Annotated[
         UtilizationTrigger,
-        Meta(
-            description="gated: utilization alone neither buys nor removes a node; direct: it may change one node per"
-            " cooldown. Source: docs/decisions.md#utilization-triggers."
+        about(
+            "gated: utilization alone neither buys nor removes a node; direct: it may change one node per cooldown.",
+            "#utilization-triggers",
         ),
     ] = "gated"
     utilization: Annotated[
         UtilizationPolicy,
-        Meta(
-            description="Thresholds of GPU utilization and when telemetry is trusted."
-            " Source: docs/decisions.md#utilization-triggers."
-        ),
+        about("Thresholds of GPU utilization and when telemetry is trusted.", "#utilization-triggers"),
     ] = UtilizationPolicy()
     idle_jobs: Annotated[
-        IdleJobsPolicy,
-        Meta(
-            description="Termination of jobs that hold GPUs without using them."
-            " Source: docs/decisions.md#scale-down-rules."
-        ),
+        IdleJobsPolicy, about("Termination of jobs that hold GPUs without using them.", "#scale-down-rules")
     ] = IdleJobsPolicy()
-    forecast: Annotated[
-        ForecastPolicy,
-        Meta(description="Demand forecast and prewarming. Source: docs/decisions.md#forecast-slots."),
-    ] = ForecastPolicy()
+    forecast: Annotated[ForecastPolicy, about("Demand forecast and prewarming.", "#forecast-slots")] = ForecastPolicy()
 
 
 DEFAULT_POLICY = ScalingPolicy()

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.core.policy.cron import Scheduled
-from gpu_autoscaler.core.policy.ranges import Count, Ratio, Seconds
+from gpu_autoscaler.core.policy.ranges import Count, Ratio, Seconds, about
 
 Lookback = Annotated[int, Meta(ge=24, le=56 * 24)]
 _Name = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -15,41 +15,24 @@ _Name = Annotated[str, Meta(min_length=1, max_length=63)]
 class Headroom(Scheduled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Free GPUs, so that new work starts without waiting for a boot."""
 
-    name: Annotated[_Name, Meta(description="Name, as shown in reasons. Source: docs/decisions.md#limits.")]
-    free_gpu_count: Annotated[
-        Count, Meta(description="Number of GPUs that are free or booting. Source: docs/decisions.md#limits.")
-    ]
-    gpu_model: Annotated[
-        str | None, Meta(description="Model of the GPUs; unset: any. Source: docs/decisions.md#limits.")
-    ] = None
+    name: Annotated[_Name, about("Name, as shown in reasons.", "#limits")]
+    free_gpu_count: Annotated[Count, about("Number of GPUs that are free or booting.", "#limits")]
+    gpu_model: Annotated[str | None, about("Model of the GPUs; unset: any.", "#limits")] = None
     lead_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Nodes are bought this long before the schedule starts."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        Seconds, about("Nodes are bought this long before the schedule starts.", "#forecast-slots")
     ] = 1800.0
 
 
 class ScheduledLimit(Scheduled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Minimum and maximum number of nodes on a schedule, within those of the cluster."""
 
-    name: Annotated[_Name, Meta(description="Name, unique in the list. Source: docs/decisions.md#limits.")]
-    nodes_count_min: Annotated[
-        Count | None, Meta(description="Minimum number of nodes; unset: none. Source: docs/decisions.md#limits.")
-    ] = None
+    name: Annotated[_Name, about("Name, unique in the list.", "#limits")]
+    nodes_count_min: Annotated[Count | None, about("Minimum number of nodes; unset: none.", "#limits")] = None
     nodes_count_max: Annotated[
-        Count | None,
-        Meta(
-            description="Number of nodes above which none is bought; unset: no limit. Source: docs/decisions.md#limits."
-        ),
+        Count | None, about("Number of nodes above which none is bought; unset: no limit.", "#limits")
     ] = None
     lead_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Nodes of the minimum are bought this long before the schedule starts."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        Seconds, about("Nodes of the minimum are bought this long before the schedule starts.", "#forecast-slots")
     ] = 1800.0
 
 
@@ -58,52 +41,35 @@ class ForecastPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     is_on: Annotated[
         bool,
-        Meta(
-            description="If true, demand is recorded and forecast, and nodes are bought ahead once forecasts prove"
-            " accurate. Source: docs/decisions.md#forecast-slots."
+        about(
+            "If true, demand is recorded and forecast, and nodes are bought ahead once forecasts prove accurate.",
+            "#forecast-slots",
         ),
     ] = False
     lookback_hours: Annotated[
-        Lookback,
-        Meta(
-            description="Hours of history that a forecast uses; 336 and more improve it."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        Lookback, about("Hours of history that a forecast uses; 336 and more improve it.", "#forecast-slots")
     ] = 168
     confidence_ratio_min: Annotated[
-        Ratio,
-        Meta(
-            description="Forecasts of lower confidence are shown but buy nothing."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        Ratio, about("Forecasts of lower confidence are shown but buy nothing.", "#forecast-slots")
     ] = 0.7
     score_hours: Annotated[
-        Lookback,
-        Meta(
-            description="Confidence is the accuracy of the forecasts of this many past hours."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        Lookback, about("Confidence is the accuracy of the forecasts of this many past hours.", "#forecast-slots")
     ] = 72
     short_rise_quantile_ratio: Annotated[
         Ratio,
-        Meta(
-            description="Quantile of the demand rises within 5 minutes for which GPUs are kept free; fewer free GPUs"
-            " start a purchase. Source: docs/scores.md."
+        about(
+            "Quantile of the demand rises within 5 minutes for which GPUs are kept free; fewer free GPUs "
+            "start a purchase.",
+            "docs/scores.md",
         ),
     ] = 0.5
     long_rise_quantile_ratio: Annotated[
         Ratio,
-        Meta(
-            description="Quantile of the demand rises within 30 minutes that a started purchase covers."
-            " Source: docs/decisions.md#forecast-slots."
-        ),
+        about("Quantile of the demand rises within 30 minutes that a started purchase covers.", "#forecast-slots"),
     ] = 0.7
     shrinkage_weeks_count: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=52,
-            description="Weight, in weeks of history, of the hour of day against the hour of week."
-            " Source: docs/decisions.md#forecast-slots.",
+        about(
+            "Weight, in weeks of history, of the hour of day against the hour of week.", "#forecast-slots", ge=0, le=52
         ),
     ] = 1

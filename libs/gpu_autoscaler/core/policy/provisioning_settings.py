@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.policy.ranges import Count, Ratio, Seconds
+from gpu_autoscaler.core.policy.ranges import Count, Ratio, Seconds, about
 
 # A window longer than a node's boot time gains nothing.
 _Window = Annotated[float, Meta(ge=0, le=60)]
@@ -21,24 +21,25 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     wait_seconds_max: Annotated[
         _Window,
-        Meta(
-            description="Maximum time that the first pod of a burst waits for the rest; 0: purchases are never batched."
-            " Source: Karpenter, Settings, BATCH_MAX_DURATION."
+        about(
+            "Maximum time that the first pod of a burst waits for the rest; 0: purchases are never batched.",
+            "Karpenter, Settings, BATCH_MAX_DURATION",
         ),
     ] = 10.0
     quiet_seconds: Annotated[
         _Window,
-        Meta(
-            description="A burst ends when no pod arrives for this time; 2 s longer than in Karpenter because pod"
-            " timestamps are whole seconds and arrive late under load. Source: Karpenter, Settings,"
-            " BATCH_IDLE_DURATION."
+        about(
+            "A burst ends when no pod arrives for this time; 2 s longer than in Karpenter because pod "
+            "timestamps are whole seconds and arrive late under load.",
+            "Karpenter, Settings, BATCH_IDLE_DURATION",
         ),
     ] = 3.0
     members_count_min: Annotated[
         Count,
-        Meta(
-            description="Number of pods within quiet_seconds that counts as a burst even if the scheduler already"
-            " reported each of them as unschedulable. Source: docs/performance.md."
+        about(
+            "Number of pods within quiet_seconds that counts as a burst even if the scheduler already "
+            "reported each of them as unschedulable.",
+            "docs/performance.md",
         ),
     ] = 20
 
@@ -48,20 +49,19 @@ class GangPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     complete_seconds_max: Annotated[
         Seconds,
-        Meta(
-            description="Time from the first launch until all nodes of a gang must be ready; after it all are released."
-            " Source: project default, twice boot_seconds_max."
+        about(
+            "Time from the first launch until all nodes of a gang must be ready; after it all are released.",
+            "project default, twice boot_seconds_max",
         ),
     ] = 1800.0
-    backoff_seconds_min: Annotated[
-        _Backoff,
-        Meta(description="Back-off after the first failed purchase. Source: project default."),
-    ] = 60.0
+    backoff_seconds_min: Annotated[_Backoff, about("Back-off after the first failed purchase.", "project default")] = (
+        60.0
+    )
     backoff_seconds_max: Annotated[
         _Backoff,
-        Meta(
-            description="Upper bound of the back-off, which doubles with every further failure."
-            " Source: project default, equal to complete_seconds_max."
+        about(
+            "Upper bound of the back-off, which doubles with every further failure.",
+            "project default, equal to complete_seconds_max",
         ),
     ] = 1800.0
 
@@ -69,16 +69,11 @@ class GangPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class PricePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Age of prices. Stale prices are always shown by `gpu-autoscaler offers` and as a metric."""
 
-    age_seconds_max: Annotated[
-        float,
-        Meta(gt=0, description="A price that was not updated for longer is stale. Source: docs/decisions.md#prices."),
-    ] = 21_600.0
+    age_seconds_max: Annotated[float, about("A price that was not updated for longer is stale.", "#prices", gt=0)] = (
+        21_600.0
+    )
     is_stale_price_allowed: Annotated[
-        bool,
-        Meta(
-            description="If false, offers with a stale price are not bought; work may then wait."
-            " Source: docs/decisions.md#prices."
-        ),
+        bool, about("If false, offers with a stale price are not bought; work may then wait.", "#prices")
     ] = True
 
 
@@ -86,25 +81,13 @@ class MixPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Target shares of GPUs by capacity type; they add up to 1. Reservations that are already paid are used first."""
 
     spot_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Minimum share of spot while it is available, cheaper and rarely interrupted."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Ratio, about("Minimum share of spot while it is available, cheaper and rarely interrupted.", "#capacity-mix")
     ] = 0.60
     on_demand_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Maximum share of on-demand for work that may run on spot."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Ratio, about("Maximum share of on-demand for work that may run on spot.", "#capacity-mix")
     ] = 0.35
     reserved_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Share of reserved capacity; on-demand may replace what is missing."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Ratio, about("Share of reserved capacity; on-demand may replace what is missing.", "#capacity-mix")
     ] = 0.05
 
     def violations(self) -> Iterator[str]:
@@ -123,109 +106,71 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     A capacity pool is an instance type in a zone, as in the EC2 documentation: one shortage interrupts all of it.
     """
 
-    mix: Annotated[
-        MixPolicy, Meta(description="Target shares by capacity type. Source: docs/decisions.md#capacity-mix.")
-    ] = MixPolicy()
+    mix: Annotated[MixPolicy, about("Target shares by capacity type.", "#capacity-mix")] = MixPolicy()
     interruption_ratio_max: Annotated[
-        Ratio,
-        Meta(
-            description="In capacity pools with a higher interruption rate less spot is bought."
-            " Source: docs/decisions.md#spot-interruptions."
-        ),
+        Ratio, about("In capacity pools with a higher interruption rate less spot is bought.", "#spot-interruptions")
     ] = 0.10
     on_demand_fallback_ratio_min: Annotated[
         Ratio,
-        Meta(
-            description="If no other capacity pool is left, on-demand replaces spot in pools with a higher interruption"
-            " rate. Source: docs/decisions.md#spot-interruptions."
+        about(
+            "If no other capacity pool is left, on-demand replaces spot in pools with a higher interruption rate.",
+            "#spot-interruptions",
         ),
     ] = 0.30
     capacity_pool_gpu_ratio_max: Annotated[
-        Ratio,
-        Meta(
-            description="Maximum share of all GPUs that are spot in one capacity pool."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Ratio, about("Maximum share of all GPUs that are spot in one capacity pool.", "#capacity-mix")
     ] = 0.5
     capacity_pool_gpu_count_min: Annotated[
         Count,
-        Meta(
-            description="Number of spot GPUs that one capacity pool may always have, whatever their share; fewer where"
-            " interruptions are frequent. Source: docs/decisions.md#capacity-mix."
+        about(
+            "Number of spot GPUs that one capacity pool may always have, whatever their share; fewer where "
+            "interruptions are frequent.",
+            "#capacity-mix",
         ),
     ] = 32
     capacity_pool_extra_cost_ratio_max: Annotated[
         Ratio,
-        Meta(
-            description="Maximum extra cost of another capacity pool; above it the share may be exceeded."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        about("Maximum extra cost of another capacity pool; above it the share may be exceeded.", "#capacity-mix"),
     ] = 0.25
     node_lifetime_hours: Annotated[
         float,
-        Meta(
-            gt=0,
-            description="Assumed lifetime of a node, over which boot time and lost work are spread."
-            " Source: docs/scores.md.",
-        ),
+        about("Assumed lifetime of a node, over which boot time and lost work are spread.", "docs/scores.md", gt=0),
     ] = 1.0
     lost_work_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Expected work lost in an interruption: half a checkpoint interval."
-            " Source: docs/decisions.md#checkpoint-interval."
-        ),
+        Seconds, about("Expected work lost in an interruption: half a checkpoint interval.", "#checkpoint-interval")
     ] = 450.0
 
     interruptions_count_max: Annotated[
         Count,
-        Meta(
-            description="Interruptions after which a job is placed on on-demand; its last retry always is."
-            " Source: docs/decisions.md#spot-retries."
-        ),
+        about("Interruptions after which a job is placed on on-demand; its last retry always is.", "#spot-retries"),
     ] = 3
     on_demand_wait_seconds: Annotated[
         Seconds,
-        Meta(
-            description="Maximum time that such a job waits for on-demand; after it spot is used again."
-            " Source: docs/decisions.md#spot-retries."
-        ),
+        about("Maximum time that such a job waits for on-demand; after it spot is used again.", "#spot-retries"),
     ] = 1800.0
     low_priority_wait_seconds: Annotated[
-        Seconds,
-        Meta(
-            description="Maximum time that work of low priority waits for spot; 0: it does not wait."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Seconds, about("Maximum time that work of low priority waits for spot; 0: it does not wait.", "#capacity-mix")
     ] = 300.0
     wait_saving_ratio_min: Annotated[
-        Ratio,
-        Meta(
-            description="It waits only if spot is cheaper by at least this share."
-            " Source: docs/decisions.md#capacity-mix."
-        ),
+        Ratio, about("It waits only if spot is cheaper by at least this share.", "#capacity-mix")
     ] = 0.3
 
     return_to_spot_seconds_min: Annotated[
-        Seconds,
-        Meta(
-            description="Minimum age of an on-demand node before spot replaces it."
-            " Source: docs/decisions.md#consolidation."
-        ),
+        Seconds, about("Minimum age of an on-demand node before spot replaces it.", "#consolidation")
     ] = 1800.0
     rebalance_avoid_seconds: Annotated[
         Seconds,
-        Meta(
-            description="A node gets no new work for this long after the cloud recommended to rebalance it."
-            " Source: docs/decisions.md#spot-interruptions."
+        about(
+            "A node gets no new work for this long after the cloud recommended to rebalance it.", "#spot-interruptions"
         ),
     ] = 3600.0
 
     is_test_annotation_on: Annotated[
         bool,
-        Meta(
-            description="If true, annotation gpu-autoscaler.io/spot-interruption-warning on a node counts as an"
-            " interruption notice, for tests. Source: docs/decisions.md#spot-interruptions."
+        about(
+            "If true, annotation gpu-autoscaler.io/spot-interruption-warning on a node counts as an "
+            "interruption notice, for tests.",
+            "#spot-interruptions",
         ),
     ] = False
 

@@ -1,6 +1,6 @@
-"""Ranges of numbers in the policy."""
+"""Ranges and descriptions of policy fields."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -9,3 +9,10 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]
 MicroUsdPerHour = Annotated[int, Meta(ge=0)]
 MicroUsd = Annotated[int, Meta(ge=0)]
+
+
+def about(text: str, source: str, **bounds: Any) -> Meta:  # noqa: ANN401 - keywords of Meta
+    """Describe a field with the source of its default; a source that starts with # is in docs/decisions.md."""
+    document = f"docs/decisions.md{source}" if source.startswith("#") else source
+    meta: Meta = Meta(description=f"{text} Source: {document}.", **bounds)
+    return meta

@@ -1,6 +1,6 @@
-"""Nodes being bought: each shows up as room and counts against the limits at once.
+"""Nodes to buy, within the limits. Each counts as free capacity and against the limits at once.
 
-A scratch pad of one step of `plan`. What a gang puts in can be taken out again, as long as nothing came after it.
+A scratch pad of one step of `plan`. What a gang adds can be rolled back as long as nothing was added after it.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import fully_packed_nodes
 from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode
-from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
+from gpu_autoscaler.core.provisioning.offers import UNKNOWN_PRICE, OfferCatalog, Offering
 from gpu_autoscaler.core.provisioning.preference_exchange import PreferenceExchange
 from gpu_autoscaler.core.provisioning.selection import OfferSelector
 from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers
@@ -44,25 +44,22 @@ from gpu_autoscaler.model.reasons.buy import (
 from gpu_autoscaler.model.reasons.defer import DeferReason, PodConstraintsViolated
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 
-# One node in the basket, and the decision that it becomes. Used by `core/provisioning/basket.py`.
-
 
 class Order(msgspec.Struct, kw_only=True):
-    """One node in the basket, and who counts on it."""
+    """One node in the basket, and the items that count on it."""
 
     action_id: ActionId
     offering: Offering
     buyer: DemandItem
-    customer: BillingScope  # the buyer, for as long as the longest of all work that counts on the node
+    scope: BillingScope  # with the longest work time of all items on the node
     instead_of: RejectedOffer | None
     dropped: tuple[DroppedPreference, ...]
-    # Keys of all items with a member here, in the order in which they came.
-    demand: dict[str, None] = msgspec.field(default_factory=dict)
-    needs: set[str] = msgspec.field(default_factory=set)
+    demand: dict[str, None] = msgspec.field(default_factory=dict)  # keys of all items with a member here, in order
+    depends_on: set[str] = msgspec.field(default_factory=set)
 
     @property
     def gang(self) -> str | None:
-        """The gang that it stands or falls with."""
+        """The gang whose purchase it is part of."""
         return self.buyer.gang
 
     @property
@@ -72,14 +69,14 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class PurchaseContext(NamedTuple):
-    """What a decision tells besides its order."""
+    """What a decision reports besides its order."""
 
-    nodes_count_before: int  # of ours, before anything was bought
+    nodes_count_before: int  # managed nodes before this purchase
     offers_count: int  # that were considered
 
 
 def decision_of(order: Order, draft: Draft, policy: ScalingPolicy, counted: PurchaseContext) -> BuyNode:
-    """The purchase, with all that its executor needs."""
+    """Return the purchase, with all that its executor needs."""
     pool, offer = order.offering.pool, order.offering.offer
     return BuyNode(
         action_id=order.action_id,
@@ -92,20 +89,20 @@ def decision_of(order: Order, draft: Draft, policy: ScalingPolicy, counted: Purc
         reason=_reason(order, draft, policy, counted),
         gang=order.gang,
         slices=slices_in(pool, offer),
-        work_seconds_max=order.customer.work_seconds_max,
+        work_seconds_max=order.scope.work_seconds_max,
     )
 
 
 def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: PurchaseContext) -> BuyReason:
-    if order.buyer.ahead is not None:
-        return order.buyer.ahead
+    if order.buyer.buy_reason is not None:
+        return order.buyer.buy_reason
     if order.buyer.source is DemandSource.MINIMUM:
         return BelowMinimum(nodes_count=counted.nodes_count_before, nodes_count_min=policy.nodes_count_min)
     demand = tuple(order.demand)
     leaves = order.buyer.leaves
     if order.buyer.source is DemandSource.AT_RISK_POD and leaves is not None:
-        doomed = (view for view in draft.views if view.node_uid == leaves and view.notice is not None)
-        if (view := next(doomed, None)) is not None:
+        at_risk = (view for view in draft.views if view.node_uid == leaves and view.notice is not None)
+        if (view := next(at_risk, None)) is not None:
             return ReplacesAtRiskNode(
                 node_uid=leaves, node_name=view.name, reclaim_at=view.reclaim_at, demand=demand,
                 instead_of=order.instead_of, dropped=order.dropped,
@@ -119,22 +116,18 @@ def _reason(order: Order, draft: Draft, policy: ScalingPolicy, counted: Purchase
     )
 
 
-# Which offer of less price was not taken, and why: what a person asks first of a purchase. Told in its
-# reason.
-
-_PRICE_UNKNOWN = -1
-
-
 class CheaperOfferings:
-    """Finds what has the least price for the load of a node. The same load is looked for once."""
+    """Finds the offering of least price that would hold a node's load. Equal loads are looked up once."""
 
     def __init__(self, catalog: OfferCatalog) -> None:
         self._catalog = catalog
         self._found: dict[tuple[int, Shape, Resources], int | None] = {}
 
     def than(self, taken: int, shape: Shape, load: Resources) -> int | None:
-        """Return the sale of least price below that of the one taken that would hold the load; work of this shape
-        is on it, and whether that may be on spot is not asked. None: there is none."""
+        """Return the offering of least price below that of the taken one that would hold the load; None: there is none.
+
+        Work of this shape is part of the load. Whether it may run on spot is not considered.
+        """
         asked = (taken, shape, load)
         if asked not in self._found:
             self._found[asked] = self._look(taken, shape, load)
@@ -144,7 +137,7 @@ class CheaperOfferings:
         catalog = self._catalog
         prices = catalog.prices_micro_usd_per_hour
         anywhere = msgspec.structs.replace(shape, resources=load, is_spot_allowed=True)
-        is_cheaper = (prices < prices[taken]) & (prices != _PRICE_UNKNOWN)
+        is_cheaper = (prices < prices[taken]) & (prices != UNKNOWN_PRICE)
         would_do = is_cheaper & (catalog.members_if_available(anywhere) > 0)
         places = np.flatnonzero(would_do)
         return int(places[prices[places].argmin()]) if places.size else None
@@ -160,7 +153,7 @@ def rejected_offer(
     *,
     is_within_limits: bool,
 ) -> RejectedOffer:
-    """Return why the cheaper sale was not taken for work of this shape; as things stand before the other is bought."""
+    """Return why the cheaper offering was not taken for work of this shape, before the other is bought."""
     offering = catalog.offerings[cheaper]
     offer = offering.offer
     if offer.capacity_type is CapacityType.SPOT and not shape.is_spot_allowed:
@@ -174,15 +167,15 @@ def rejected_offer(
     return RejectedOffer(offer=offer.key, price_micro_usd_per_hour=offering.price_micro_usd_per_hour, because=because)
 
 
-# Fleets that are tried for fewer members where one for all would pass a limit; each try halves what is left to find.
+# Fleets that are tried for fewer members if one for all would exceed a limit; each try halves the interval.
 _TRIES_COUNT_MAX = 6
-# Fleets that are bought one after the other, each from the pools that the one before has not filled up.
+# Fleets that are bought one after the other, each from the pools that the previous one has not filled.
 _ROUNDS_COUNT_MAX = 3
 _SECONDS_PER_HOUR = 3600.0
 
 
 class Basket:
-    """Buys within the limits: for all at once at the least price of the whole, or for one shape after the other."""
+    """Buys within the limits: the cheapest fleet for many members at once, or one shape after the other."""
 
     def __init__(self, draft: Draft, catalog: OfferCatalog, policy: ScalingPolicy) -> None:
         self._draft = draft
@@ -193,9 +186,9 @@ class Basket:
         self._projects_limited = frozenset(part.name for part in policy.limits.projects)
         self._selector = OfferSelector(catalog, draft.views, policy)
         self._cheaper = CheaperOfferings(catalog)
-        self._excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}  # while nothing more is counted
-        self._open: dict[BillingScope, Bools] = {}  # as above
-        self._closed: dict[BillingScope, DeferReason | None] = {}  # as above
+        self._excesses: dict[tuple[int, BillingScope], DeferReason | None] = {}  # valid until the next purchase
+        self._open: dict[BillingScope, Bools] = {}  # likewise
+        self._closed: dict[BillingScope, DeferReason | None] = {}  # likewise
         for purchase in draft.purchases:
             self._count(purchase.decision.pool, purchase.decision.offer, billing_scope_of(purchase.decision))
         self._nodes_count_before = self._usage.nodes_count
@@ -205,12 +198,12 @@ class Basket:
 
     @property
     def free_capacity(self) -> FreeCapacity:
-        """The room that purchases add to."""
+        """The free capacity that purchases add to."""
         return self._draft.free_capacity
 
     @property
     def nodes_count(self) -> int:
-        """Nodes of ours with those in the basket, as limits count them."""
+        """Managed nodes with those in the basket, as limits count them."""
         return self._usage.nodes_count
 
     def with_current_usage(self, reason: DeferReason) -> DeferReason:
@@ -218,24 +211,24 @@ class Basket:
         return self._usage.with_current_usage(reason)
 
     def mark(self) -> int:
-        """A point to come back to with `rollback`."""
+        """Return a point to come back to with `rollback`."""
         return len(self._orders)
 
     def rollback(self, mark: int) -> None:
-        """Everything that was bought since the mark has not been; the room is the caller's to roll back."""
+        """Remove everything bought since the mark, except for the free capacity, which the caller rolls back."""
         for key in list(self._orders)[mark:]:
             self._cancel(key)
 
     def buy_filled(self, want: MissingMembers) -> tuple[str, ...]:
-        """Buy for pods that are all alike those nodes of the cheapest fleet that more of them would make no better."""
+        """Buy for pods of equal shape the nodes of the cheapest fleet that more of these pods would not improve."""
         return self._buy_once([want], is_filled_only=True)[0]
 
     def buy_together(self, wants: Sequence[MissingMembers]) -> tuple[tuple[str, ...], ...]:
-        """Buy the cheapest fleet for the members of all wants at once, with its pods in their places.
+        """Buy the cheapest fleet for the members of all wants at once, with its pods placed.
 
-        Returns the keys of the bins for each want: none for one that no offer within limits takes, and where a limit
-        would be passed only as many as limits let for those that have waited longest. A gang gets all or nothing.
-        What one pool's limit leaves over is bought from the next, together again.
+        Returns the bin keys for each want. A want that no offer within limits takes has none. If a limit stops the
+        purchase, the members that have waited longest are served. A gang gets all or nothing. What one pool's limit
+        leaves over is bought from the next pool, again as one fleet.
         """
         keys: list[tuple[str, ...]] = [()] * len(wants)
         for _ in range(_ROUNDS_COUNT_MAX):
@@ -267,7 +260,7 @@ class Basket:
         bins: list[Bin] = []
         planned_pods = PlannedPods(self.free_capacity)
         for node in fleet:
-            items = [wants[each].item for each in node.pods]
+            items = [wants[pod].item for pod in node.pods]
             taken = sum((item.shape.resources for item in items), start=NO_RESOURCES)
             shapes = [item.shape for item in items]
             dropped = self._exchange.dropped(node.offer, shapes, planned_pods)
@@ -276,14 +269,13 @@ class Basket:
             for shape in shapes:
                 planned_pods.add(shape, entry.labels)
             bins.append(msgspec.structs.replace(entry, free=entry.free - taken))
-            for each in node.pods:
-                keys[each].append(entry.key)
+            for pod in node.pods:
+                keys[pod].append(entry.key)
         self.free_capacity.put_all(bins)
-        return tuple(tuple(each) for each in keys)
+        return tuple(tuple(key) for key in keys)
 
     def buy(self, buyer: DemandItem, members_count: int) -> tuple[int, DeferReason | None]:
-        """Put nodes for this many members in the basket, one by one, as far as limits let; return for how many, and why
-        no more.
+        """Buy nodes for this many members one by one, within the limits; return for how many, and why no more.
 
         A gang gets all or nothing, with nothing left in the basket.
         """
@@ -293,9 +285,9 @@ class Basket:
         place: int | None = None
         while covered < members_count and reason is None:
             missing = members_count - covered
-            # The best offer stays the best while it is filled whole and within limits.
+            # The best offer stays the best while it is filled completely and within limits.
             goes_on = place is not None and members[place] <= missing and not buyer.shape.preferences.depends_on_pods
-            if place is None or not goes_on or self._excess(place, buyer.customer) is not None:
+            if place is None or not goes_on or self._excess(place, buyer.billing_scope) is not None:
                 place, reason = self._choose(buyer, members, missing)
             if place is not None:
                 entry = self._order_for(place, buyer)
@@ -309,9 +301,9 @@ class Basket:
         return covered, reason
 
     def buy_one_by_one(self, buyer: DemandItem, members_count: int) -> tuple[tuple[str, ...], DeferReason | None]:
-        """Buy for members whose rules about other pods make each node depend on the one before.
+        """Buy for members whose pod constraints make each node depend on the previous one.
 
-        Returns the bins that took them, and why no more; a gang gets all or nothing.
+        Returns the bin keys of those placed, and why no more. A gang gets all or nothing.
         """
         placed: tuple[str, ...] = ()
         bought: list[str] = []
@@ -345,25 +337,25 @@ class Basket:
         return placed, reason
 
     def assign(self, item: DemandItem, keys: tuple[str, ...]) -> None:
-        """Note that members of the item count on these bins; a gang's purchases need what it shares."""
+        """Record that members of the item count on these bins; a gang's purchases depend on those it shares."""
         orders = [self._orders[key] for key in dict.fromkeys(keys) if key in self._orders]
         for order in orders:
             order.demand[item.key] = None
-            self._serve(order, longest_scope(order.customer, item))
+            self._serve(order, longest_scope(order.scope, item))
         own = [order for order in orders if order.gang is not None and order.gang == item.gang]
         shared = {order.transaction for order in orders} - {order.transaction for order in own}
         for order in own:
-            order.needs |= shared
+            order.depends_on |= shared
 
-    def _serve(self, order: Order, customer: BillingScope) -> None:
-        """The node is for this from now on."""
-        if customer != order.customer:
-            self._count(order.offering.pool.name, order.offering.offer, order.customer, -1)
-            self._count(order.offering.pool.name, order.offering.offer, customer)
-            order.customer = customer
+    def _serve(self, order: Order, scope: BillingScope) -> None:
+        """Change the billing scope of the order."""
+        if scope != order.scope:
+            self._count(order.offering.pool.name, order.offering.offer, order.scope, -1)
+            self._count(order.offering.pool.name, order.offering.offer, scope)
+            order.scope = scope
 
     def purchases(self) -> tuple[Purchase, ...]:
-        """What is in the basket, as decisions, in the order of buying."""
+        """Return the content of the basket as decisions, in the order of buying."""
         counted = PurchaseContext(
             nodes_count_before=self._nodes_count_before, offers_count=len(self._catalog.offerings)
         )
@@ -371,7 +363,7 @@ class Basket:
             Purchase(
                 decision=decision_of(order, self._draft, self._policy, counted),
                 transaction=order.transaction,
-                needs=frozenset(order.needs),
+                depends_on=frozenset(order.depends_on),
             )
             for order in self._orders.values()
         )
@@ -379,8 +371,11 @@ class Basket:
     def _fleet_within_limits(
         self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools
     ) -> Sequence[FleetNode]:
-        """Return the nodes of the cheapest fleet for all; where limits are in the way, of one for those that have
-        waited longest: as many as a few tries find. Nothing for a gang that cannot have all."""
+        """Return the nodes of the cheapest fleet for all members.
+
+        If limits do not allow it, return the fleet for as many as a few tries find, those that have waited longest
+        first. Empty for a gang that cannot have all its members.
+        """
         fleet = self._selector.fleet(wants, counts, accepts)
         within_count = self._within_limits_count(wants, fleet)
         if within_count == len(fleet):
@@ -408,113 +403,113 @@ class Basket:
     def _with_preferences(
         self, fleet: Sequence[FleetNode], wants: Sequence[MissingMembers], accepts: Bools
     ) -> Sequence[FleetNode]:
-        """The fleet at the same cost as its pods like it; where that would pass a limit, in its own pools and zones."""
-        liked = self._exchange.exchanged(fleet, wants, accepts)
-        if liked is fleet or self._within_limits_count(wants, liked) == len(fleet):
-            return liked
+        """Return the fleet with preferences satisfied at equal cost; in its own pools and zones if limits require."""
+        preferred = self._exchange.exchanged(fleet, wants, accepts)
+        if preferred is fleet or self._within_limits_count(wants, preferred) == len(fleet):
+            return preferred
         return self._exchange.exchanged(fleet, wants, accepts, is_at_home=True)
 
     def _accepts(self, wants: Sequence[MissingMembers]) -> Bools:
-        """For each want the sales that it is bought from, of those within limits."""
+        """Return for each want the offerings within limits that it is bought from."""
         return self._selector.accepts(
-            wants, [self._within_limits(self._limit_scope(want.item.customer)) for want in wants]
+            wants, [self._within_limits(self._limit_scope(want.item.billing_scope)) for want in wants]
         )
 
-    def has_offering_within_limits(self, customer: BillingScope) -> bool:
-        """False where every sale would pass a limit: then nobody has to be asked what would be best."""
-        return bool(self._within_limits(self._limit_scope(customer)).any())
+    def has_offering_within_limits(self, scope: BillingScope) -> bool:
+        """False if every offering would exceed a limit; then nothing has to be selected."""
+        return bool(self._within_limits(self._limit_scope(scope)).any())
 
-    def _common_excess(self, customer: BillingScope) -> DeferReason | None:
-        """The limit that each sale would pass, where it is one for all; found once for as long as nothing is bought."""
-        asked = self._limit_scope(customer)
+    def _common_excess(self, scope: BillingScope) -> DeferReason | None:
+        """Return the limit that every offering would exceed, if it is the same; cached until the next purchase."""
+        asked = self._limit_scope(scope)
         if asked not in self._closed:
             excesses = [self._excess(place, asked) for place in range(len(self._catalog.offerings))]
-            is_one = bool(excesses) and all(each == excesses[0] for each in excesses)
+            is_one = bool(excesses) and all(excess == excesses[0] for excess in excesses)
             self._closed[asked] = excesses[0] if is_one else None
         return self._closed[asked]
 
-    def _within_limits(self, customer: BillingScope) -> Bools:
-        """The sales within limits, found once for as long as nothing is bought."""
-        if customer not in self._open:
+    def _within_limits(self, scope: BillingScope) -> Bools:
+        """Return which offerings are within limits; cached until the next purchase."""
+        if scope not in self._open:
             offerings = range(len(self._catalog.offerings))
-            self._open[customer] = np.array([self._excess(place, customer) is None for place in offerings], np.bool_)
-        return self._open[customer]
+            self._open[scope] = np.array([self._excess(place, scope) is None for place in offerings], np.bool_)
+        return self._open[scope]
 
     def _within_limits_count(self, wants: Sequence[MissingMembers], fleet: Sequence[FleetNode]) -> int:
-        """Return how many nodes of the fleet may be bought before the first that passes a limit."""
+        """Return how many nodes of the fleet may be bought before the first that exceeds a limit."""
         counted: list[tuple[str, Offer, BillingScope]] = []
         for node in fleet:
-            offering, customer = (
+            offering, scope = (
                 self._catalog.offerings[node.offer],
-                _joint_scope([wants[each].item for each in node.pods]),
+                _joint_scope([wants[pod].item for pod in node.pods]),
             )
-            if self._usage.excess(offering.pool.name, offering.offer, customer) is not None:
+            if self._usage.excess(offering.pool.name, offering.offer, scope) is not None:
                 break
-            self._usage.add(offering.pool.name, offering.offer, customer)
-            counted.append((offering.pool.name, offering.offer, customer))
-        for pool, offer, customer in counted:
-            self._usage.add(pool, offer, customer, -1)
+            self._usage.add(offering.pool.name, offering.offer, scope)
+            counted.append((offering.pool.name, offering.offer, scope))
+        for pool, offer, scope in counted:
+            self._usage.add(pool, offer, scope, -1)
         return len(counted)
 
     def _choose(self, buyer: DemandItem, members: Ints, missing: int) -> tuple[int | None, DeferReason | None]:
-        """The best sale within limits for the members that are missing."""
+        """Return the best offering within limits for the missing members."""
         if not members.any():
             return None, self._catalog.why_no_offering(buyer.shape)
-        reason = self._common_excess(buyer.customer)
+        reason = self._common_excess(buyer.billing_scope)
         if reason is not None:
             return None, reason
-        liked = self._exchange.keys(buyer.shape)
-        for place in self._selector.ranked(buyer, members, missing, liked).tolist():
-            excess = self._excess(place, buyer.customer)
+        preferred = self._exchange.keys(buyer.shape)
+        for place in self._selector.ranked(buyer, members, missing, preferred).tolist():
+            excess = self._excess(place, buyer.billing_scope)
             if excess is None:
                 return place, None
             reason = reason or excess
         return None, reason
 
-    def _excess(self, place: int, customer: BillingScope) -> DeferReason | None:
-        """The limit that one more node of the sale would pass, found once for as long as nothing is bought."""
-        customer = self._limit_scope(customer)
-        asked = (place, customer)
+    def _excess(self, place: int, scope: BillingScope) -> DeferReason | None:
+        """Return the limit that one more node of the offering would exceed; cached until the next purchase."""
+        scope = self._limit_scope(scope)
+        asked = (place, scope)
         if asked not in self._excesses:
             offering = self._catalog.offerings[place]
-            self._excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, customer)
+            self._excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, scope)
         return self._excesses[asked]
 
-    def _limit_scope(self, customer: BillingScope) -> BillingScope:
-        """With limits of money by time what takes as many hours is alike; without them all work of a project is.
+    def _limit_scope(self, scope: BillingScope) -> BillingScope:
+        """Return the scope reduced to what limits distinguish, so that answers are shared.
 
-        Projects without limits of their own are alike as well.
+        With spend caps: work time rounded up to hours. Without: only projects with limits of their own.
         """
         if not self._has_spend_caps:
-            return BillingScope(customer.project if customer.project in self._projects_limited else None)
-        seconds = customer.work_seconds_max
+            return BillingScope(scope.project if scope.project in self._projects_limited else None)
+        seconds = scope.work_seconds_max
         if seconds is None:
-            return BillingScope(customer.project)
-        return BillingScope(customer.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
+            return BillingScope(scope.project)
+        return BillingScope(scope.project, -(-seconds // _SECONDS_PER_HOUR) * _SECONDS_PER_HOUR)
 
-    def _count(self, pool: str, offer: Offer, customer: BillingScope, count: int = 1) -> None:
-        self._usage.add(pool, offer, customer, count)
+    def _count(self, pool: str, offer: Offer, scope: BillingScope, count: int = 1) -> None:
+        self._usage.add(pool, offer, scope, count)
         self._selector.add(offer, count)
         self._excesses.clear()
         self._open.clear()
         self._closed.clear()
 
     def _order_for(self, place: int, buyer: DemandItem) -> Bin:
-        """Put one node in the basket, for a member of this buyer at least."""
+        """Add one node for a member of this buyer at least; return its bin."""
         dropped = self._exchange.dropped(place, (buyer.shape,), PlannedPods(self.free_capacity))
         return self._order(place, buyer, buyer.shape.resources, dropped)
 
     def _order(self, place: int, buyer: DemandItem, load: Resources, dropped: tuple[DroppedPreference, ...]) -> Bin:
-        """Put one node in the basket, for this load at least; the room is the caller's to add."""
+        """Add one node for this load at least; return its bin, which the caller adds to the free capacity."""
         action_id, offering = self._draft.next_action_id(), self._catalog.offerings[place]
         node = msgspec.structs.replace(offering.node, key=f"action/{action_id}", name=action_id)
         instead_of = self._rejected(place, buyer, load)
-        self._count(offering.pool.name, offering.offer, buyer.customer)
+        self._count(offering.pool.name, offering.offer, buyer.billing_scope)
         self._orders[node.key] = Order(
             action_id=action_id,
             offering=offering,
             buyer=buyer,
-            customer=buyer.customer,
+            scope=buyer.billing_scope,
             instead_of=instead_of,
             dropped=dropped,
         )
@@ -524,7 +519,7 @@ class Basket:
         cheaper = self._cheaper.than(place, buyer.shape, load)
         if cheaper is None:
             return None
-        is_within = self._excess(cheaper, buyer.customer) is None
+        is_within = self._excess(cheaper, buyer.billing_scope) is None
         return rejected_offer(
             cheaper, place, buyer.shape, buyer.priority, self._catalog, self._selector, is_within_limits=is_within
         )
@@ -535,12 +530,12 @@ class Basket:
 
     def _cancel(self, key: str) -> None:
         order = self._orders.pop(key)
-        self._count(order.offering.pool.name, order.offering.offer, order.customer, -1)
+        self._count(order.offering.pool.name, order.offering.offer, order.scope, -1)
 
 
 def _joint_scope(items: Sequence[DemandItem]) -> BillingScope:
-    """Who buys a node for all of these: the first, for as long as the longest of them takes."""
-    customer = items[0].customer
+    """Return the scope of a node for all of these: that of the first, with the longest work time."""
+    scope = items[0].billing_scope
     for item in items[1:]:
-        customer = longest_scope(customer, item)
-    return customer
+        scope = longest_scope(scope, item)
+    return scope

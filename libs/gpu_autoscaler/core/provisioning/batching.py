@@ -1,8 +1,8 @@
-"""Work that comes in a burst: the first of it waits a bounded moment for the rest.
+"""Batching of work that arrives in a burst: its first members wait a bounded time for the rest.
 
-Pods of a burst come one after the other, and Kubernetes takes seconds to say of each that it fits nowhere. What is
-bought for a part of them is dearer, in smaller nodes. So while more is coming a mixed lot waits; of pods that are all
-alike only those do that would not fill the best node. A lone pod is bought for at once.
+Pods of a burst arrive one after the other, and Kubernetes takes seconds to mark each as unschedulable. A purchase for a
+part of them costs more, in smaller nodes. So while more work arrives, a mixed lot waits. Of pods of equal shape only
+those wait that would not fill the best node. A single pod is bought for at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,22 +20,22 @@ from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen
 
-_COMES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB})
-# Of two sizes that cost about the same for each pod the larger one is not waited for.
-_HAIR = 1.01
-_AGAIN_SECONDS_MIN = 0.05  # between two plans that nothing urgent asks for
+_BATCHED_SOURCES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB})
+# Relative cost difference per pod below which a larger node is not waited for.
+_COST_TOLERANCE = 1.01
+_AGAIN_SECONDS_MIN = 0.05  # least time between two plans without an urgent fact
 
 
 class BatchWindow:
-    """What one plan knows of a burst that is under way."""
+    """The batch window of one plan, while a burst arrives."""
 
     def __init__(self, draft: Draft, policy: ScalingPolicy) -> None:
         rules = policy.batching
         self._as_of = draft.as_of
         self._longest = timedelta(seconds=rules.wait_seconds_max)
         self._quiet = timedelta(seconds=rules.quiet_seconds)
-        coming = [item for item in draft.demand if item.source in _COMES]
-        # When it will be over, as far as each sign of it says; nothing: no burst is under way.
+        coming = [item for item in draft.demand if item.source in _BATCHED_SOURCES]
+        # When the window closes; None: no burst is under way.
         self._until: Instant | None = None
         for item in coming:
             if item.is_inferred_unschedulable:
@@ -45,7 +45,7 @@ class BatchWindow:
             self._ends(max(item.first_seen_at for item in young) + self._quiet)
 
     def note(self, item: DemandItem) -> None:
-        """Where Kubernetes has not spoken of this one, more may be behind it: it is waited for while that may be."""
+        """Extend the window: more pods may follow one that Kubernetes has not judged yet."""
         if item.is_inferred_unschedulable or item.source is DemandSource.ARRIVING_POD:
             self._ends(item.first_seen_at + self._longest)
 
@@ -54,12 +54,12 @@ class BatchWindow:
             self._until = at if self._until is None else max(self._until, at)
 
     def waiting(self, lots: Mapping[str, Sequence[DemandItem]]) -> dict[str, BatchWindowOpen]:
-        """Return why these lots wait for the rest of their burst, by key; one that is left out is bought for now.
+        """Return why these lots wait for the rest of their burst, by key; a lot that is left out is bought for now.
 
-        `lots` are the members that have no room. They wait together, from when the first of them came: once that is
-        long enough ago all are bought for. What was there long before has other reasons not to have been bought for.
+        `lots` are the members without capacity. They wait together, counted from the arrival of the first; after the
+        longest wait all are bought for. Older members have other reasons not to have been bought for.
         """
-        # A lot without items is a gang of one item, a part of which has its place.
+        # A lot without items is a gang of one item that is partly placed.
         missing = {key: lot for key, lot in lots.items() if lot and all(map(self._may_wait, lot))}
         ages = [self._as_of - item.first_seen_at for lot in missing.values() for item in lot]
         if self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):
@@ -74,29 +74,36 @@ class BatchWindow:
         return dict.fromkeys(coming, reason)
 
     def _may_wait(self, item: DemandItem) -> bool:
-        # A clock that is far ahead would have it wait for long.
-        is_told_in_time = item.first_seen_at <= self._as_of + self._quiet
+        # A creation time in the future would make it wait for long.
+        is_time_plausible = item.first_seen_at <= self._as_of + self._quiet
         is_single = item.gang is None and item.member_count == 1
-        return item.source in _COMES and is_single and item.priority < PRIORITY_NAMES["high"] and is_told_in_time
+        return (
+            item.source in _BATCHED_SOURCES
+            and is_single
+            and item.priority < PRIORITY_NAMES["high"]
+            and is_time_plausible
+        )
 
 
 def fully_packed_nodes(fleet: Sequence[FleetNode], accepts: Bools, members: Ints, costs: Ints) -> list[FleetNode]:
-    """Return the nodes of a fleet for pods that are all alike which more of them would make no better: full, and no
-    larger one that takes such pods costs less for each."""
+    """Return the nodes of a fleet for pods of equal shape that more of these pods would not improve.
+
+    Such a node is full, and no larger node that takes such pods costs less per pod.
+    """
     takes = accepts & (members > 0)
-    each = np.where(takes, costs / np.maximum(members, 1), np.inf)
+    cost_of_pod = np.where(takes, costs / np.maximum(members, 1), np.inf)
     return [
         node
         for node in fleet
         if len(node.pods) == members[node.offer]
-        and not (each[members > members[node.offer]] * _HAIR < each[node.offer]).any()
+        and not (cost_of_pod[members > members[node.offer]] * _COST_TOLERANCE < cost_of_pod[node.offer]).any()
     ]
 
 
 def replan_seconds(made: Plan, regular_seconds: float) -> float | None:
-    """Return how soon a plan holds no more that has work wait for the rest of its burst; None: no work does."""
+    """Return after how many seconds a plan is outdated because its batch window closes; None: no work waits for one."""
     reasons = (held.reason for held in made.deferred)
-    until = min((each.until for each in reasons if isinstance(each, BatchWindowOpen)), default=None)
+    until = min((reason.until for reason in reasons if isinstance(reason, BatchWindowOpen)), default=None)
     if until is None:
         return None
     return min(max((until - made.as_of).total_seconds(), _AGAIN_SECONDS_MIN), regular_seconds)

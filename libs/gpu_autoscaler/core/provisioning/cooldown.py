@@ -1,6 +1,10 @@
-"""The scale-up cooldown: after a purchase for waiting work the next one waits, unless it is urgent. Off by default.
+"""Cooldowns of purchases.
 
-Urgent is work of high priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
+Scale-up: after a purchase for waiting work the next one waits, unless it is urgent. Off by default. Urgent is work of
+high priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
+
+Re-buy: an instance type that was removed by choice recently is not bought again just to save money. An idle node that
+was removed may look like the cheaper place for other work soon after. Waiting work is exempt.
 """
 
 from collections.abc import Mapping
@@ -20,7 +24,7 @@ from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 def scale_up_cooldown(
     item: DemandItem, orders: Mapping[ActionId, OrderRecord], policy: ScalingPolicy, as_of: datetime
 ) -> Cooldown | None:
-    """Return how long nothing is bought for the item because something was bought lately; None: it may be."""
+    """Return how long nothing is bought for the item because of a recent purchase; None: it may be bought for."""
     seconds = policy.limits.scale_up_cooldown_seconds
     if not seconds or item.priority >= PRIORITY_NAMES["high"] or item.source is DemandSource.AT_RISK_POD:
         return None
@@ -33,7 +37,7 @@ def scale_up_cooldown(
 
 @cached_by_identity(4)
 def _bought(orders: Mapping[ActionId, OrderRecord]) -> tuple[datetime | None, frozenset[str]]:
-    """When something was bought last for waiting work, and the gangs that nodes were bought for."""
+    """Return when something was last bought for waiting work, and the gangs that nodes were bought for."""
     bought = [
         (order.planned_at, order.decision)
         for order in orders.values()
@@ -45,13 +49,8 @@ def _bought(orders: Mapping[ActionId, OrderRecord]) -> tuple[datetime | None, fr
     return max((at for at, _ in bought), default=None), gangs
 
 
-# Which kinds of node went by our choice a moment ago: none of those is bought again just to save money. What
-# was idle when it went may be wanted as the cheaper place of other work soon after. Work that waits does not
-# ask.
-
-
 def recently_removed_types(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Mapping[str, float]:
-    """Return the instance types of which a node was told to go within the cooldown, with the seconds that remain."""
+    """Return the instance types of nodes drained by choice within the cooldown, with the seconds that remain."""
     remaining: dict[str, float] = {}
     for record in state.drains.values():
         drain = record.decision
@@ -62,13 +61,13 @@ def recently_removed_types(state: ClusterState, policy: ScalingPolicy, as_of: da
             continue
         instance = state.instances.get(drain.provider_id)
         node = state.nodes.get(drain.node_uid)
-        kind = instance.instance_type if instance is not None else None if node is None else node.instance_type
-        if kind is not None:
-            remaining[kind] = max(seconds, remaining.get(kind, 0.0))
+        instance_type = instance.instance_type if instance is not None else None if node is None else node.instance_type
+        if instance_type is not None:
+            remaining[instance_type] = max(seconds, remaining.get(instance_type, 0.0))
     return remaining
 
 
-def rebuy_cooldown(decisions: tuple[BuyNode, ...], gone: Mapping[str, float]) -> Cooldown | None:
-    """Return how long one of these kinds is not bought again; None: none of them went lately."""
-    seconds = max((gone.get(each.offer.instance_type, 0.0) for each in decisions), default=0.0)
+def rebuy_cooldown(decisions: tuple[BuyNode, ...], removed: Mapping[str, float]) -> Cooldown | None:
+    """Return how long one of these instance types is not bought again; None: none of them was removed recently."""
+    seconds = max((removed.get(decision.offer.instance_type, 0.0) for decision in decisions), default=0.0)
     return Cooldown(remaining_seconds=seconds) if seconds > 0 else None

@@ -1,8 +1,8 @@
-"""Room that work on usable nodes is certain to give back soon: work that can wait for it is not bought for.
+"""Capacity that running work is certain to give back soon. Work that can wait for it is not bought for.
 
-Certain are the grace period of a pod that is told to go, and a job's time limit. How long other work takes is unknown,
-and nothing is gained by hoping. The waits that the policy allows are upper bounds, counted from when the work began to
-wait (CHECKLIST, Decisions, "waiting before scale-up").
+The end is certain for a pod in its grace period, and for a job by its time limit. The end of other work is unknown. The
+waits that the policy allows are upper bounds, counted from when the work began to wait
+(docs/decisions.md#waiting-before-scale-up).
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from gpu_autoscaler.model.resources import NO_RESOURCES
 
 
 class ExpectedCapacity:
-    """Room to come, each part of it for one waiting lot only. A scratch pad of one planning run."""
+    """Capacity to come, each part of it for one waiting lot only. A scratch pad of one planning run."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
         self._policy = policy
@@ -38,22 +38,22 @@ class ExpectedCapacity:
         self._free_capacity = FreeCapacity(self._bins)
 
     def takes(self, item: DemandItem, shape: Shape, count: int) -> CapacityExpected | None:
-        """Return when so many members like the item have room again within the wait that is allowed; None: act now."""
+        """Reserve capacity for these members and return when they have it; None: not within their allowed wait."""
         wait = self._wait(item)
         if not self._bins or wait is None:
             return None
         until = item.since + wait
         mark = self._free_capacity.mark()
         keys = self._free_capacity.place_most(shape, count)
-        found = [self._free_capacity[key] for key in keys]
-        last = max(found, key=lambda each: (each.expected_at or until, each.key), default=None)
+        bins = [self._free_capacity[key] for key in keys]
+        last = max(bins, key=lambda entry: (entry.expected_at or until, entry.key), default=None)
         if last is None or len(keys) < count or last.expected_at is None or last.expected_at > until:
             self._free_capacity.rollback(mark)
             return None
         return CapacityExpected(node=last.name, expected_at=last.expected_at)
 
     def _wait(self, item: DemandItem) -> timedelta | None:
-        """How long the item may wait; None: not at all."""
+        """Return how long the item may wait; None: not at all."""
         if item.priority >= PRIORITY_NAMES["high"]:
             return None
         if item.source is DemandSource.PENDING_POD:
@@ -64,7 +64,7 @@ class ExpectedCapacity:
 
 
 def certain_ends(pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]) -> Iterator[datetime]:
-    """Yield the instants at which work ends that is certain to, whichever node it is on."""
+    """Yield the instants at which work ends for certain, on any node."""
     state = ClusterState(jobs=jobs)
     for pod in pods.values():
         if pod.node_name is not None and (at := ends_at(pod, state)) is not None:
@@ -72,7 +72,7 @@ def certain_ends(pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRec
 
 
 def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
-    """Return by when the pod is certain to have given its room back; None: nobody knows."""
+    """Return the latest instant at which the pod gives its capacity back; None: unknown."""
     if pod.deleting_since is not None:
         return pod.deleting_since + timedelta(seconds=pod.grace_seconds)
     spec = job_spec(state, pod.job_id)
@@ -82,9 +82,9 @@ def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
 
 
 def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]:
-    """What each usable node that stays gets back from now until then, as a bin that is there by the last of it."""
+    """Yield for each usable node that stays what it gets back until then, as a bin available from the last end."""
     may_end = _may_end_by_node(draft.pods)
-    leaving = draft.leaving() if may_end else frozenset()
+    leaving = draft.leaving_nodes() if may_end else frozenset()
     for view in draft.views if may_end else ():
         if view.name not in may_end or not view.is_usable or view.notice is not None or view.drain is not None:
             continue
@@ -103,14 +103,14 @@ def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]
 
 @cached_by_identity(2)
 def _may_end_by_node(pods: PodsByNode) -> Mapping[str, tuple[PodObserved, ...]]:
-    """The pods of each node whose end may be certain; nodes without such pods are left out."""
-    found = ((name, _may_end(bound)) for name, bound in pods.items())
-    return {name: each for name, each in found if each}
+    """Return the pods of each node whose end may be certain; nodes without such pods are omitted."""
+    ending = ((name, _may_end(bound)) for name, bound in pods.items())
+    return {name: of_node for name, of_node in ending if of_node}
 
 
 @cached_by_identity(8192)
 def _may_end(bound: tuple[PodObserved, ...]) -> tuple[PodObserved, ...]:
-    """Those that are told to go, or that run for a job."""
+    """Return the pods that are being deleted or run for a job."""
     return tuple(
         pod
         for pod in bound

@@ -1,6 +1,6 @@
-"""Step `prepare`: capacity that is wanted before anybody waits for it: the minimum, headroom, demand that is foreseen.
+"""Step `prepare`: capacity ahead of demand: minimum of nodes, headroom, forecast.
 
-What is kept free stays free: its nodes do not go, and nothing is moved there to empty another.
+Nodes kept as buffer are not removed, and no pod is moved to them by consolidation.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,13 @@ from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
-from gpu_autoscaler.core.state.demand_history import confidence_ratio, forecast_rises, free_target, peak_count
+from gpu_autoscaler.core.state.demand_history import (
+    DemandHistory,
+    confidence_ratio,
+    forecast_rises,
+    free_target,
+    peak_count,
+)
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.state import ClusterState
@@ -31,47 +37,46 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ANY_TAINTS = NodeDemands(tolerations=(Toleration(operator="Exists"),))
 # Any node with a GPU, whatever its taints.
 _ANY_GPU_NODE = Shape(resources=Resources(gpu_count=1), demands=_ANY_TAINTS)
-# A sample that is older says nothing about now.
+# Older samples are not used.
 _SAMPLE_AGE_MAX = timedelta(minutes=5)
 
 
-class _Want(msgspec.Struct, frozen=True, kw_only=True):
-    """So many GPUs of a kind are to be free: below the least some are bought, up to enough."""
+class _BufferTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """Target of free GPUs of one kind: below `min_count` nodes are bought, up to `target_count`."""
 
     key: str
     gpu_model: str | None
     min_count: int
     target_count: int
-    doubt: ForecastUncertain | None = None  # why it is told and not acted on
+    uncertain: ForecastUncertain | None = None  # why it is only reported
 
 
 def apply_scheduled_limits(policy: ScalingPolicy, as_of: datetime) -> ScalingPolicy:
-    """Return the policy with the bounds of the hour: of all that hold, the narrowest; a most goes before a least."""
+    """Return the policy with the narrowest of all active limits; the maximum takes precedence over the minimum."""
     if not policy.scheduled_limits:
         return policy
     most = [policy.nodes_count_max]
     least = [policy.nodes_count_min]
-    for size in policy.scheduled_limits:
-        if size.nodes_count_max is not None and size.is_active(as_of):
-            most.append(size.nodes_count_max)
-        if size.nodes_count_min is not None and size.is_active(as_of, timedelta(seconds=size.lead_seconds)):
-            least.append(size.nodes_count_min)
+    for limit in policy.scheduled_limits:
+        if limit.nodes_count_max is not None and limit.is_active(as_of):
+            most.append(limit.nodes_count_max)
+        if limit.nodes_count_min is not None and limit.is_active(as_of, timedelta(seconds=limit.lead_seconds)):
+            least.append(limit.nodes_count_min)
     bound = min(most)
     return msgspec.structs.replace(policy, nodes_count_max=bound, nodes_count_min=min(bound, max(least)))
 
 
 def prepare(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """The policy's least nodes are there, and so many GPUs are free as headroom and forecast want; the cheapest are
-    bought, within the limits."""
+    """Buy the minimum of nodes and the free GPUs of headroom and forecast: the cheapest, within the limits."""
     return _keep_free(_keep_nodes(draft, state, policy), state, policy)
 
 
 def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """There are at least `nodes_count_min` nodes of ours, those that leave not counted."""
+    """Buy up to `nodes_count_min` managed nodes, without those being removed."""
     if not policy.nodes_count_min:
         return draft
     basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
-    missing_count = policy.nodes_count_min - basket.nodes_count + len(draft.leaving())
+    missing_count = policy.nodes_count_min - basket.nodes_count + len(draft.leaving_nodes())
     if missing_count <= 0:
         return draft
     item = DemandItem(
@@ -86,130 +91,132 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     for _ in range(missing_count):
         if reason is None:
             _, reason = basket.buy(item, 1)
-    held = [] if reason is None else [Deferred(step=_STEP, subject=item.key, reason=reason)]
-    return draft.adding(purchases=basket.purchases(), deferred=held)
+    deferred = [] if reason is None else [Deferred(step=_STEP, subject=item.key, reason=reason)]
+    return draft.adding(purchases=basket.purchases(), deferred=deferred)
 
 
 def _keep_free(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Free room is set aside for each want, and bought where too little is there or on its way."""
-    wants = [want for want in (*_headroom(policy, draft.as_of), *_foreseen(state, policy, draft.as_of))
-             if want.target_count > 0]  # fmt: skip
-    if not wants:
+    """Reserve free GPUs for each target, and buy what is missing."""
+    targets = (*_headroom_targets(policy, draft.as_of), *_forecast_targets(state, policy, draft.as_of))
+    targets = tuple(target for target in targets if target.target_count > 0)
+    if not targets:
         return draft
     basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
     stale = stale_watch(state, policy, draft.as_of)
-    held: list[Deferred] = []
-    ahead: dict[str, str] = {}
-    kept_counts: dict[str | None, int] = {}  # by model: a forecast may use the headroom of its kind
-    for want in wants:
-        shape = msgspec.structs.replace(_ANY_GPU_NODE, gpu_models=() if want.gpu_model is None else (want.gpu_model,))
-        shared_count = kept_counts.get(want.gpu_model, 0)
-        placed = draft.free_capacity.place_most(shape, want.target_count - shared_count) if want.doubt is None else ()
+    deferred: list[Deferred] = []
+    buffers: dict[str, str] = {}
+    free_counts: dict[str | None, int] = {}  # by model: a forecast may use the headroom of its model
+    for target in targets:
+        model = target.gpu_model
+        shape = msgspec.structs.replace(_ANY_GPU_NODE, gpu_models=() if model is None else (model,))
+        shared_count = free_counts.get(model, 0)
+        wanted_count = target.target_count - shared_count
+        placed = draft.free_capacity.place_most(shape, wanted_count) if target.uncertain is None else ()
         free_count = shared_count + len(placed)
-        if want.doubt is not None:
-            free_count = shared_count + draft.free_capacity.count_places(shape, want.target_count - shared_count)
-        ahead |= dict.fromkeys((key for key in placed if key not in ahead), want.key)
+        if target.uncertain is not None:
+            free_count = shared_count + draft.free_capacity.count_places(shape, wanted_count)
+        buffers |= dict.fromkeys((key for key in placed if key not in buffers), target.key)
         reason: DeferReason | None = None
-        if free_count < want.min_count:
-            why = CapacityBuffer(demand=(want.key,), free_gpu_count=free_count, wanted_gpu_count=want.target_count)
-            reason = want.doubt or stale
+        if free_count < target.min_count:
+            reason = target.uncertain or stale
             if reason is None:
-                covered, reason = basket.buy(_item(want, shape, why, draft), want.target_count - free_count)
+                covered, reason = basket.buy(_item(target, shape, free_count, draft), target.target_count - free_count)
                 bought = draft.free_capacity.place_most(shape, covered)
-                ahead |= dict.fromkeys((key for key in bought if key not in ahead), want.key)
+                buffers |= dict.fromkeys((key for key in bought if key not in buffers), target.key)
                 free_count += len(bought)
         if reason is not None:
-            held.append(Deferred(step=_STEP, subject=want.key, reason=reason))
-        if want.doubt is None:
-            kept_counts[want.gpu_model] = free_count
-    bought_more = draft.adding(purchases=basket.purchases(), deferred=held)
-    return msgspec.structs.replace(bought_more, ahead={**draft.ahead, **ahead})
+            deferred.append(Deferred(step=_STEP, subject=target.key, reason=reason))
+        if target.uncertain is None:
+            free_counts[model] = free_count
+    bought_more = draft.adding(purchases=basket.purchases(), deferred=deferred)
+    return msgspec.structs.replace(bought_more, buffers={**draft.buffers, **buffers})
 
 
-def _headroom(policy: ScalingPolicy, as_of: datetime) -> Iterator[_Want]:
-    for free_capacity in policy.headrooms:
-        if free_capacity.is_active(as_of, timedelta(seconds=free_capacity.lead_seconds)):
-            yield _Want(
-                key=f"headroom/{free_capacity.name}",
-                gpu_model=free_capacity.gpu_model,
-                min_count=free_capacity.free_gpu_count,
-                target_count=free_capacity.free_gpu_count,
+def _headroom_targets(policy: ScalingPolicy, as_of: datetime) -> Iterator[_BufferTarget]:
+    for headroom in policy.headrooms:
+        if headroom.is_active(as_of, timedelta(seconds=headroom.lead_seconds)):
+            yield _BufferTarget(
+                key=f"headroom/{headroom.name}",
+                gpu_model=headroom.gpu_model,
+                min_count=headroom.free_gpu_count,
+                target_count=headroom.free_gpu_count,
             )
 
 
-def _foreseen(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Want]:
-    """What the forecast of each kind wants; nothing where nothing was sampled lately."""
+def _forecast_targets(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_BufferTarget]:
+    """Targets of the forecasts, by GPU model; none without recent samples."""
     if not policy.forecast.is_on:
         return
     for kind, history in sorted(state.demand_history.items()):
-        if not history.levels or as_of - _at(history.levels[-1][0]) > _SAMPLE_AGE_MAX:
+        if not _is_recent(history, as_of):
             continue
         forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
         free = free_target(forecast, history.levels[-1][1], peak_count(history))
         confidence = confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast)
         least = policy.forecast.confidence_ratio_min
-        is_sure = confidence is not None and confidence >= least
-        yield _Want(
+        is_certain = confidence is not None and confidence >= least
+        yield _BufferTarget(
             key=f"forecast/{kind}",
             gpu_model=None if kind == ANY_KIND else kind,
             min_count=free.min_count,
             target_count=free.target_count,
-            doubt=None if is_sure else ForecastUncertain(confidence_ratio=confidence, confidence_ratio_min=least),
+            uncertain=None
+            if is_certain
+            else ForecastUncertain(confidence_ratio=confidence, confidence_ratio_min=least),
         )
 
 
-def _item(want: _Want, shape: Shape, why: CapacityBuffer, draft: Draft) -> DemandItem:
+def _item(target: _BufferTarget, shape: Shape, free_count: int, draft: Draft) -> DemandItem:
     return DemandItem(
-        key=want.key,
-        source=DemandSource.AHEAD,
+        key=target.key,
+        source=DemandSource.BUFFER,
         shape=shape,
         member_count=1,
         priority=0,
         since=draft.as_of,
-        ahead=why,
+        buy_reason=CapacityBuffer(
+            demand=(target.key,), free_gpu_count=free_count, wanted_gpu_count=target.target_count
+        ),
     )
 
 
-def _at(minute: int) -> datetime:
-    return _EPOCH + timedelta(minutes=minute)
+def _is_recent(history: DemandHistory, as_of: datetime) -> bool:
+    return bool(history.levels) and as_of - (_EPOCH + timedelta(minutes=history.levels[-1][0])) <= _SAMPLE_AGE_MAX
 
 
-# What the forecast says in two figures: how full the cluster is to be in half an hour, and how sure that is.
-# For screens and metrics alone; what is decided by a forecast stands in `core/provisioning/forecast_step.py`.
-
-# A sample that is older says nothing about now.
+# ---- gauges, for displays and metrics only
 
 
 class ForecastGauges(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Unknown is None: no forecast is on, nothing was sampled lately, or this hour was never seen."""
+    """Forecast for the next half hour. None: no forecast, no recent samples, or no history of this hour."""
 
-    utilization_ratio: float | None = None  # GPUs asked for then, of those there or on their way; above 1: more
-    confidence_ratio: float | None = None  # of the kind that is foreseen worst; None: too few hours were scored
+    utilization_ratio: float | None = None  # forecast demand by present and booting GPUs; may exceed 1
+    confidence_ratio: float | None = None  # lowest of all GPU models; None: too few scores
 
 
 NO_FORECAST = ForecastGauges()
 
 
-def foresight(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> ForecastGauges:
-    """Return what is foreseen for the half hour to come, all kinds of GPU together."""
+def forecast_gauges(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> ForecastGauges:
+    """Return the forecast for the next half hour, of all GPU models together."""
     if not policy.forecast.is_on:
         return NO_FORECAST
-    wanted_count: int | None = None
+    demand_count: int | None = None
     confidences: list[float | None] = []
     for kind, history in state.demand_history.items():
-        if not history.levels or as_of - (_EPOCH + timedelta(minutes=history.levels[-1][0])) > _SAMPLE_AGE_MAX:
+        if not _is_recent(history, as_of):
             continue
-        made = forecast_rises(history.hours, hour(as_of), policy.forecast)
+        forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
         level = history.levels[-1][1]
-        if made is None and level:
-            return NO_FORECAST  # a part that is not foreseen makes the sum a guess
-        if made is not None:
-            wanted_count = (wanted_count or 0) + level + made.long_rise_count
+        if forecast is None and level:
+            return NO_FORECAST  # one missing model makes the sum meaningless
+        if forecast is not None:
+            demand_count = (demand_count or 0) + level + forecast.long_rise_count
             confidences.append(confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast))
     views = node_views(state, as_of)
-    there_count = sum(view.allocatable.gpu_count for view in views if view.is_usable or view.is_booting)
-    known = [each for each in confidences if each is not None]
+    gpu_count = sum(view.allocatable.gpu_count for view in views if view.is_usable or view.is_booting)
+    known = [confidence for confidence in confidences if confidence is not None]
     return ForecastGauges(
-        utilization_ratio=None if wanted_count is None or not there_count else wanted_count / there_count,
+        utilization_ratio=None if demand_count is None or not gpu_count else demand_count / gpu_count,
         confidence_ratio=min(known) if known and len(known) == len(confidences) else None,
     )

@@ -1,9 +1,9 @@
-"""What can be bought: every offer in every pool that allows it, and why an offer cannot be had now.
+"""The catalog of what can be bought: every offer in every pool that allows it, and why an offer is unavailable.
 
-What the cloud refused lately is not asked for (`core/provisioning/unavailable_offers.py`).
+Offers that the cloud refused recently are unavailable (`core/provisioning/unavailable_offers.py`).
 
-An offer is a promise; the latest usable node that came of it is what the next one is taken to be. So a node that comes
-smaller than promised, or without a label, is not bought again and again for work that it cannot take.
+The latest usable node of an offer overrides the offer's own amounts and labels. So a node that is smaller than
+promised, or lacks a label, is not bought again and again for work that it cannot take.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
 from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailability, scopes_of
-from gpu_autoscaler.core.state.interruption_history import ends_by_place, place_of, rate_of
+from gpu_autoscaler.core.state.interruption_history import capacity_pool_of, rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable, shortfall
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.spot import SpotOffersSampled
@@ -35,13 +35,15 @@ from gpu_autoscaler.model.reasons.defer import DeferReason, NoOfferFits, OffersU
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeSelectorTerm
 
-# Capacity that is paid for a period, used or not (capacity blocks, reservations with an end): when it can be
-# bought. While the period is open a node of it costs nothing more, so what waits uses it first
-# (`core/provisioning/selection.py`); its end is a notice, before which its work has to move. Asked by the market.
+# ---- periods of reservations
 
 
 class ReservationPeriods:
-    """The periods of many offers, in their order."""
+    """Periods of prepaid capacity (capacity blocks, reservations with an end) of many offers, in their order.
+
+    While a period is open, a node of it has no further cost, so waiting work uses it first. Its work has to move before
+    the end.
+    """
 
     def __init__(self, offers: Iterable[Offer]) -> None:
         offers = tuple(offers)
@@ -51,77 +53,75 @@ class ReservationPeriods:
         self.any = bool(self.has_end.any() or np.isfinite(self._opens).any())
 
     def are_open(self, as_of: datetime, needed_seconds: Floats) -> Bools:
-        """Return for each offer whether its period is open, and stays so for longer than is needed to be of use."""
+        """Return for each offer whether its period is open, and stays open for longer than it takes to be of use."""
         now = as_of.timestamp()
         return (self._opens <= now) & (now + needed_seconds < self._closes)
 
-    def told(self, offers: Iterable[Offer], as_of: datetime) -> str | None:
-        """Return what to say where only closed periods are in the way; None: there is something else."""
+    def why_closed(self, offers: Iterable[Offer], as_of: datetime) -> str | None:
+        """Return why no period of these offers is open; None: none of them has a period."""
         closed = [offer for offer in offers if offer.paid_from is not None or offer.paid_until is not None]
         if not closed:
             return None
         ahead = [offer for offer in closed if offer.paid_from is not None and offer.paid_from > as_of]
         if not ahead:
-            return f"the paid period of {closed[0].key} is over, or nearly"
+            return f"the reservation period of {closed[0].key} has ended or ends soon"
         first = min(ahead, key=lambda offer: (offer.paid_from, offer.key))
-        assert first.paid_from is not None, "only offers with a beginning are ahead"  # noqa: S101 - as it says
-        return f"the paid period of {first.key} begins at {instant(first.paid_from)}"
+        assert first.paid_from is not None, "filtered above"  # noqa: S101 - narrows the type
+        return f"the reservation period of {first.key} begins at {instant(first.paid_from)}"
 
 
 def _second(at: datetime | None, without: float) -> float:
     return without if at is None else at.timestamp()
 
 
-# How old the prices of what is for sale are. Read by the market, by `gpu-autoscaler offers` and by the
-# metric. A price is as old as the word of its source, and of a list that nobody reads any more all prices
-# grow old.
+# ---- age of prices
 
 
-def priced_at(offer: Offer, told: SpotOffersSampled) -> datetime | None:
-    """Return when the price was heard of last, None where there is none."""
+def priced_at(offer: Offer, sampled: SpotOffersSampled) -> datetime | None:
+    """Return when the price was last reported; None: there is no price."""
     if offer.price_micro_usd_per_hour is None:
         return None
-    return told.sampled_at if offer.priced_at is None else min(offer.priced_at, told.sampled_at)
+    return sampled.sampled_at if offer.priced_at is None else min(offer.priced_at, sampled.sampled_at)
 
 
-def oldest_seconds(told: SpotOffersSampled | None, as_of: datetime) -> float | None:
-    """Return the age of the oldest price, None where there is no price at all."""
-    if told is None:
+def oldest_seconds(sampled: SpotOffersSampled | None, as_of: datetime) -> float | None:
+    """Return the age of the oldest price; None: there is no price."""
+    if sampled is None:
         return None
-    ages = [(as_of - at).total_seconds() for one in told.offers if (at := priced_at(one, told)) is not None]
+    ages = [(as_of - at).total_seconds() for offer in sampled.offers if (at := priced_at(offer, sampled)) is not None]
     return max(0.0, *ages) if ages else None
 
 
-def is_stale(offer: Offer, told: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> bool:
-    """True for a price that is older than the policy has it."""
-    at = priced_at(offer, told)
+def is_stale(offer: Offer, sampled: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True for a price older than the policy allows."""
+    at = priced_at(offer, sampled)
     return at is not None and as_of - at > timedelta(seconds=policy.prices.age_seconds_max)
 
 
-def are_fresh(offers: Sequence[Offer], told: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> Bools:
-    """Return for each offer, in their order, whether its age does not stand against buying it."""
-    return np.array([not is_stale(one, told, policy, as_of) for one in offers], dtype=np.bool_)
+def are_fresh(offers: Sequence[Offer], sampled: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> Bools:
+    """Return for each offer, in order, whether its price is recent enough to buy it."""
+    return np.array([not is_stale(offer, sampled, policy, as_of) for offer in offers], dtype=np.bool_)
 
 
-_UNKNOWN_PRICE = -1
-_ANY_NEW_HOST = ""  # no node is called that
-_WORDS_OF_PLACES = ("topology", "clique", "rack", "ultraserver", "placement-group")
-_AMOUNTS_COUNT_MAX = 1024  # kept while one plan is made
-_OF_ONE_NODE = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # labels that the next node of an offer has otherwise
+UNKNOWN_PRICE = -1
+_ANY_NEW_HOST = ""  # no node has this name
+_PLACE_KEY_PARTS = ("topology", "clique", "rack", "ultraserver", "placement-group")
+_AMOUNTS_COUNT_MAX = 1024  # cached during one plan
+_NODE_SPECIFIC_KEYS = frozenset({labels.HOSTNAME, labels.PROJECT_ID})  # the next node of an offer has other values
 
 
 class Offering(msgspec.Struct, frozen=True, kw_only=True):
-    """One offer in one pool: a purchase that is possible in principle, whatever stands against it now."""
+    """One offer in one pool: a possible purchase, whether or not it is available now."""
 
     pool: NodePool
     offer: Offer
-    node: Bin  # as a new node would be, but for its name
+    node: Bin  # a new node, except for its name
 
     @property
     def price_micro_usd_per_hour(self) -> int:
-        """Of a sale that is bought, or was nearly: what has no price is neither, and no price is not none to pay."""
+        """The known price. Only for offerings that are buyable or nearly were; an unknown price is not zero."""
         price = self.offer.price_micro_usd_per_hour
-        assert price is not None, f"{self.offer.key} has no price, and is told of as if it had one"  # noqa: S101 - as it says
+        assert price is not None, f"{self.offer.key} has no price"  # noqa: S101 - callers select offerings with a price
         return price
 
 
@@ -153,11 +153,13 @@ class _StaticCatalog:
         )
         self.reservations = ReservationPeriods(offering.offer for offering in self.offerings)
         zones = [offering.offer.zone for offering in self.offerings]
-        self.is_in_zone = {zone: np.array([each == zone for each in zones], np.bool_) for zone in sorted({*zones})}
+        self.is_in_zone = {
+            zone: np.array([offered == zone for offered in zones], np.bool_) for zone in sorted({*zones})
+        }
         self.spot_at: dict[str, list[int]] = {}  # by type and zone
         for place in np.flatnonzero(self.is_spot).tolist():
             offer = self.offerings[place].offer
-            self.spot_at.setdefault(place_of(offer.instance_type, offer.zone), []).append(place)
+            self.spot_at.setdefault(capacity_pool_of(offer.instance_type, offer.zone), []).append(place)
 
     def _is_of(self, capacity_type: CapacityType) -> Bools:
         return np.array([offering.offer.capacity_type is capacity_type for offering in self.offerings], dtype=np.bool_)
@@ -167,20 +169,20 @@ _static_catalog = cached_by_identity(4)(_StaticCatalog)
 
 
 class OfferCatalog:
-    """All that is for sale at one instant, asked by shape. A sale is known by its place, in order of offer and pool."""
+    """All offerings at one instant, queried by shape. An offering is known by its position."""
 
     def __init__(self, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> None:
         self._watch_seconds_max = policy.watch_age_seconds_max
         self._offers = None if state.offers is None else state.offers.offers
         static = _static_catalog(self._offers or (), policy.pools)
-        came = {
+        observed = {
             static.places[key]: _as_observed(static.offerings[static.places[key]].node, view, draft.pods)
             for key, view in _latest_nodes(draft.views).items()
             if key in static.places
         }
-        came |= _with_shortfalls(static, came, state.observed_allocatable, draft.as_of)
-        self.offerings = static.offerings if not came else _with(static.offerings, came)
-        self.kinds = static.kinds  # of slices, in order of their columns
+        observed |= _with_shortfalls(static, observed, state.observed_allocatable, draft.as_of)
+        self.offerings = static.offerings if not observed else _with(static.offerings, observed)
+        self.kinds = static.kinds  # of slices, in column order
         self.capacity = static.capacity
         self.prices_micro_usd_per_hour = static.prices_micro_usd_per_hour
         self.pool_priorities = static.pool_priorities
@@ -189,16 +191,16 @@ class OfferCatalog:
         self.spot_at, self.is_in_zone = static.spot_at, static.is_in_zone
         self.rates = _rates(static, state, draft.as_of)
         self._promised_matcher = static.matcher
-        self._observed_at = np.array(list(came), dtype=np.int64)
-        self._observed_matcher = NodeMatcher(list(came.values()))
-        if came:
-            new = kinds_of(node.free for node in came.values())
+        self._observed_at = np.array(list(observed), dtype=np.int64)
+        self._observed_matcher = NodeMatcher(list(observed.values()))
+        if observed:
+            new = kinds_of(node.free for node in observed.values())
             self.kinds += tuple(kind for kind in new if kind not in self.kinds)
             self.capacity = _widened(static.capacity, by=len(self.kinds) - len(static.kinds))
-            self.capacity[self._observed_at] = rows((node.free for node in came.values()), self.kinds)
+            self.capacity[self._observed_at] = rows((node.free for node in observed.values()), self.kinds)
         self.has_gpus = gpu_parts(self.capacity) > 0
         self._unavailable = active_unavailability(state, draft.as_of)
-        self._is_buyable = self.prices_micro_usd_per_hour != _UNKNOWN_PRICE
+        self._is_buyable = self.prices_micro_usd_per_hour != UNKNOWN_PRICE
         if self._unavailable:
             is_open = [self.unavailable_until(offering.offer) is None for offering in self.offerings]
             self._is_buyable &= np.array(is_open, dtype=np.bool_)
@@ -211,7 +213,7 @@ class OfferCatalog:
             )
 
     def _stale_prices(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
-        """Bar what is not bought at so old a price; returns what to say of that, None where nothing is barred."""
+        """Exclude offerings with stale prices; return why, or None if there are none."""
         if policy.prices.is_stale_price_allowed or state.offers is None or not self.offerings:
             return None
         is_fresh = are_fresh([offering.offer for offering in self.offerings], state.offers, policy, as_of)
@@ -221,11 +223,11 @@ class OfferCatalog:
         return None if is_fresh.all() else WatchStale(source="prices", age_seconds=age_seconds, age_seconds_max=limit)
 
     def members(self, shape: Shape) -> Ints:
-        """Return how many members of the shape a new node of each sale takes; none where it cannot be had now."""
+        """Return how many members of the shape a new node of each offering takes; zero where it is unavailable."""
         is_buyable = self._is_buyable
         if self._reservations.any and not shape.is_spot_allowed:
-            is_buyable = is_buyable & ~self._reservations.has_end  # what must not be interrupted outlives no period
-        members = self._by_amounts.get(shape.resources)  # of many shapes few ask for other amounts
+            is_buyable = is_buyable & ~self._reservations.has_end  # non-interruptible work may outlive the period
+        members = self._by_amounts.get(shape.resources)  # many shapes share few amounts
         if members is None:
             if len(self._by_amounts) >= _AMOUNTS_COUNT_MAX:
                 self._by_amounts.clear()
@@ -235,30 +237,32 @@ class OfferCatalog:
 
     @property
     def has_taints_to_avoid(self) -> bool:
-        """True where some node for sale would rather not have pods that do not tolerate it."""
-        return self._promised_matcher.has_taints_to_avoid  # one that came has the taints that were promised
+        """True if some offering has PreferNoSchedule taints."""
+        return self._promised_matcher.has_taints_to_avoid  # observed nodes have the promised taints
 
     def preferences(self, shape: Shape) -> tuple[Ints, Ints, Ints]:
-        """Return what the shape has against a new node of each sale, as `Acceptance.likes` does."""
+        """Return the figures of `NodeMatcher.preferences` for a new node of each offering."""
         taints, models, nodes = self._promised_matcher.preferences(shape)
         if self._observed_at.size:
-            for figures, came in zip((taints, models, nodes), self._observed_matcher.preferences(shape), strict=True):
-                figures[self._observed_at] = came
+            for figures, of_observed in zip(
+                (taints, models, nodes), self._observed_matcher.preferences(shape), strict=True
+            ):
+                figures[self._observed_at] = of_observed
         return taints, models, nodes
 
     def meets(self, term: NodeSelectorTerm) -> Bools:
-        """Return for each sale whether a new node of it meets these conditions."""
+        """Return for each offering whether a new node of it meets these conditions."""
         met = self._promised_matcher.meets(term)
         if self._observed_at.size:
             met[self._observed_at] = self._observed_matcher.meets(term)
         return met
 
     def count_by_label(self, key: str, counts: Mapping[str, int]) -> Ints:
-        """Return for each sale the count of a new node's value of the label, as `Acceptance.by_label` does."""
-        found = self._promised_matcher.count_by_label(key, counts)
+        """Return the counts of `NodeMatcher.count_by_label` for a new node of each offering."""
+        of_label = self._promised_matcher.count_by_label(key, counts)
         if self._observed_at.size:
-            found[self._observed_at] = self._observed_matcher.count_by_label(key, counts)
-        return found
+            of_label[self._observed_at] = self._observed_matcher.count_by_label(key, counts)
+        return of_label
 
     def domains(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label of all nodes that could be bought for the shape now; a new host has no name."""
@@ -271,23 +275,23 @@ class OfferCatalog:
         return frozenset(value for value in values if value is not None)
 
     def why_no_offering(self, shape: Shape) -> DeferReason:
-        """Return why no sale takes a member of this shape now; only for shapes for which that is so."""
-        if self._offers is None:  # no list of offers is not an empty list
+        """Return why no offering takes a member of this shape now; only for shapes for which that is so."""
+        if self._offers is None:  # a missing list is not an empty list
             return WatchStale(source="offers", age_seconds=None, age_seconds_max=self._watch_seconds_max)
         fitting = [self.offerings[place].offer for place in np.flatnonzero(self.members_if_available(shape))]
         refused = {offer.key: until for offer in fitting if (until := self.unavailable_until(offer)) is not None}
         if refused:
             return OffersUnavailable(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
-        if (closed := self._reservations.told(fitting, self._as_of)) is not None:
+        if (closed := self._reservations.why_closed(fitting, self._as_of)) is not None:
             return NoOfferFits(detail=closed)
-        if self._stale is not None and any(one.price_micro_usd_per_hour is not None for one in fitting):
+        if self._stale is not None and any(offer.price_micro_usd_per_hour is not None for offer in fitting):
             return self._stale
         if fitting:
             return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
         return NoOfferFits(detail=self._missing_property(shape))
 
     def members_if_available(self, shape: Shape) -> Ints:
-        """Return how many members a new node of each sale would take, whether or not it can be had now."""
+        """Return how many members a new node of each offering would take, whether or not it is available now."""
         return members_that_fit(shape, self.capacity, self._accepted_by(shape), self.kinds)
 
     def _accepted_by(self, shape: Shape) -> Bools:
@@ -298,12 +302,12 @@ class OfferCatalog:
         return accepted
 
     def unavailable_until(self, offer: Offer) -> Instant | None:
-        """Return when the offer may be asked for again; None: now."""
-        found = (self._unavailable[scope].until for scope in scopes_of(offer) if scope in self._unavailable)
-        return max(found, default=None)
+        """Return when the offer may be requested again; None: now."""
+        ends = (self._unavailable[scope].until for scope in scopes_of(offer) if scope in self._unavailable)
+        return max(ends, default=None)
 
     def _missing_property(self, shape: Shape) -> str:
-        """Say what no offer has: the first thing that, taken alone, rules all of them out."""
+        """Return the first property that, taken alone, rules all offers out."""
         if not self.offerings:
             return "no pool allows any offer"
         wanted, models = shape.resources.gpu_count, shape.gpu_models
@@ -315,15 +319,15 @@ class OfferCatalog:
                 return f"no offer has {wanted} GPUs{of_model} on one node (most: {most})"
         missing = sorted(name for name, _ in shape.resources.slices if name not in self.kinds)
         if missing:
-            return f"no pool cuts GPUs into {' or '.join(missing)}"
+            return f"no pool partitions GPUs into {' or '.join(missing)}"
         if not self._accepted_by(shape).any():
-            return "no offer has the labels, taints, GPU memory and capacity type that this asks for"
-        return "no offer that is otherwise right has this much CPU, memory, disk and GPUs on one node"
+            return "no offer matches the requested labels, taints, GPU memory and capacity type"
+        return "no otherwise suitable offer has enough CPU, memory, disk and GPUs on one node"
 
 
 def _rates(static: _StaticCatalog, state: ClusterState, as_of: datetime) -> Floats:
-    """Return for each sale the share of such nodes that the cloud takes."""
-    ends = ends_by_place(state, as_of)
+    """Return for each offering the share of its nodes that the cloud interrupts."""
+    ends = terminations_by_pool(state, as_of)
     rates = static.rates_unless_known.copy()
     for place in ends.keys() & static.spot_at.keys():
         for offering in static.spot_at[place]:
@@ -332,7 +336,7 @@ def _rates(static: _StaticCatalog, state: ClusterState, as_of: datetime) -> Floa
 
 
 def _widened(capacity: Ints, *, by: int) -> Ints:
-    """A copy with so many columns more, of nothing. `np.pad` takes ten times as long."""
+    """Return a copy with this many more columns of zeros. `np.pad` takes ten times as long."""
     rows_count, columns_count = capacity.shape
     wider = np.zeros((rows_count, columns_count + by), dtype=capacity.dtype)
     wider[:, :columns_count] = capacity
@@ -340,12 +344,12 @@ def _widened(capacity: Ints, *, by: int) -> Ints:
 
 
 def _known_price(offer: Offer) -> int:
-    return _UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
+    return UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
 
 
 @cached_by_identity(2)
 def _latest_nodes(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
-    """The node that became usable last, by pool and offer."""
+    """Return the node that became usable last, by pool and offer."""
     latest: dict[tuple[str, str], NodeView] = {}
     usable = (view for view in views if view.is_usable and view.usable_since is not None and view.order is not None)
     for view in sorted(usable, key=lambda view: (view.usable_since, view.name)):
@@ -356,41 +360,43 @@ def _latest_nodes(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView
 
 
 def _with_shortfalls(
-    static: _StaticCatalog, came: Mapping[int, Bin], went: Mapping[str, ObservedAllocatable], as_of: datetime
+    static: _StaticCatalog, observed: Mapping[int, Bin], shortfalls: Mapping[str, ObservedAllocatable], as_of: datetime
 ) -> dict[int, Bin]:
-    """Offers of which no node is there that could speak for them, and whose last one had less than was promised."""
-    found: dict[int, Bin] = {}
-    for (pool, offer), place in static.places.items() if went else ():
+    """Return the offerings without a node to observe whose last node had less than promised."""
+    smaller: dict[int, Bin] = {}
+    for (pool, offer), place in static.places.items() if shortfalls else ():
         node = static.offerings[place].node
-        least = None if place in came else shortfall(node.free, went, f"{pool}/{offer}", as_of)
+        least = None if place in observed else shortfall(node.free, shortfalls, f"{pool}/{offer}", as_of)
         if least is not None:
-            found[place] = msgspec.structs.replace(node, free=least)
-    return found
+            smaller[place] = msgspec.structs.replace(node, free=least)
+    return smaller
 
 
-def _with(offerings: tuple[Offering, ...], came: Mapping[int, Bin]) -> tuple[Offering, ...]:
+def _with(offerings: tuple[Offering, ...], observed: Mapping[int, Bin]) -> tuple[Offering, ...]:
     changed = list(offerings)
-    for place, node in came.items():
+    for place, node in observed.items():
         changed[place] = msgspec.structs.replace(offerings[place], node=node)
     return tuple(changed)
 
 
-def _as_observed(promised: Bin, came: NodeView, pods: PodsByNode) -> Bin:
-    """The node that a purchase makes: the promise, with the amounts and labels of the node that came of it.
+def _as_observed(promised: Bin, observed: NodeView, pods: PodsByNode) -> Bin:
+    """Return the promised node with the amounts and labels of a node that was delivered.
 
-    Taints are taken from the promise: those that a node has besides are for a while, or for that node alone.
+    Taints are those of the promise: others on a node are temporary, or for that node alone.
     """
-    own = {key: value for key, value in came.labels.items() if key in promised.labels or not _is_of_one_node(key)}
-    zone = promised.labels[labels.ZONE]  # where it is, it cannot come otherwise
-    return msgspec.structs.replace(promised, free=allocatable_for_work(came, pods), labels={**own, labels.ZONE: zone})
+    own = {key: value for key, value in observed.labels.items() if key in promised.labels or not _is_node_specific(key)}
+    zone = promised.labels[labels.ZONE]  # the zone of an offer is fixed
+    return msgspec.structs.replace(
+        promised, free=allocatable_for_work(observed, pods), labels={**own, labels.ZONE: zone}
+    )
 
 
-def _is_of_one_node(key: str) -> bool:
-    """True for labels that the next node of the offer has otherwise: its name, and where in the building it stands.
+def _is_node_specific(key: str) -> bool:
+    """True for labels of which the next node of the offer has other values: its name and its place in the data center.
 
-    Cliques of NVLink, racks and blocks go by `nvidia.com/gpu.clique`, `topology.k8s.aws/network-node-layer-1`,
+    NVLink cliques, racks and blocks have the keys `nvidia.com/gpu.clique`, `topology.k8s.aws/network-node-layer-1`,
     `cloud.google.com/gce-topology-block` and the like (documentation of NVIDIA, EKS and GKE, read 2026-11-21).
     """
     if key in (labels.ZONE, labels.REGION):
         return False
-    return key in _OF_ONE_NODE or any(word in key for word in _WORDS_OF_PLACES)
+    return key in _NODE_SPECIFIC_KEYS or any(word in key for word in _PLACE_KEY_PARTS)

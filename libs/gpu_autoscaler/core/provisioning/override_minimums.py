@@ -1,8 +1,8 @@
-"""Step `keep_overrides`: there are as many nodes and GPUs as somebody wants at least for a while."""
+"""Step `keep_overrides`: buy the nodes and GPUs that an override's minimum requires."""
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.limits.override_bounds import Bound, in_scope, least, staying, with_purchases
+from gpu_autoscaler.core.limits.override_bounds import Bound, in_scope, minima, remaining, with_purchases
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
@@ -21,18 +21,20 @@ _ANY_TAINT = (Toleration(operator="Exists"),)
 
 
 def keep_overrides(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """What is missing of each override's least is bought, the cheapest that is in its scope, within the limits."""
-    for bound in least(draft.directives):
+    """Buy what each override's minimum misses: the cheapest in its scope, within the limits."""
+    for bound in minima(draft.directives):
         draft = _keep(bound, draft, state, policy)
     return draft
 
 
 def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    count = in_scope(bound, with_purchases(staying(draft), draft))
+    count = in_scope(bound, with_purchases(remaining(draft), draft))
     if count >= bound.limit:
         return draft
-    key = bound.word.key
-    wants = BelowOverride(demand=(key,), attribution=bound.word, unit=bound.unit, count=count, count_min=bound.limit)
+    key = bound.attribution.key
+    wants = BelowOverride(
+        demand=(key,), attribution=bound.attribution, unit=bound.unit, count=count, count_min=bound.limit
+    )
     item = DemandItem(
         key=key,
         source=DemandSource.OVERRIDE,
@@ -40,7 +42,7 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
         member_count=1,
         priority=0,
         since=draft.as_of,
-        ahead=wants,
+        buy_reason=wants,
     )
     reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     if reason is not None:
@@ -58,7 +60,7 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
 
 
 def _shape(bound: Bound) -> Shape:
-    """One GPU of the scope: where nodes are counted, they are nodes with GPUs."""
+    """Return the shape of one GPU in the override's scope. Minimum nodes are nodes with GPUs."""
     override = bound.override
     selector = () if override.pool is None else ((labels.POOL, override.pool),)
     return Shape(

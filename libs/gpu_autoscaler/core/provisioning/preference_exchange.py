@@ -1,7 +1,7 @@
-"""Of what costs the same, the one that is liked best is bought; and what could not be kept is told with the purchase.
+"""Preferences among offerings of equal cost, and the report of those that are not satisfied.
 
-Used by the basket after the choice by cost (`core/provisioning/selection.py`), which it never makes dearer: a node is exchanged
-only for one of equal expected cost and no higher price, of the same capacity type and number of GPUs.
+Used by the basket after the selection by cost (`core/provisioning/selection.py`). It never adds cost: a node is
+exchanged only for one of equal expected cost and no higher price, of the same capacity type and number of GPUs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.reasons.buy import DroppedPreference
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
-_PREFERENCES_COUNT_MAX = 4  # told of one purchase
+_PREFERENCES_COUNT_MAX = 4  # reported for one purchase
 
 
 class PreferenceExchange:
-    """What the shapes like, of the sales of one market."""
+    """Preferences of shapes among the offerings of one catalog."""
 
     def __init__(self, catalog: OfferCatalog, selector: OfferSelector, free_capacity: FreeCapacity) -> None:
         self._catalog = catalog
@@ -36,11 +36,11 @@ class PreferenceExchange:
         self._static: dict[Shape, Keys] = {}
 
     def has_preferences(self, shape: Shape) -> bool:
-        """False where every sale is liked alike."""
+        """False if the shape prefers no offering to another."""
         return shape.preferences != NO_PREFERENCES or self._catalog.has_taints_to_avoid
 
     def keys(self, shape: Shape, planned_pods: PlannedPods | None = None) -> Keys:
-        """Sort keys of the sales, of which the first counts least; none where all are liked alike."""
+        """Return sort keys of the offerings, the least significant first; none without preferences."""
         if not self.has_preferences(shape):
             return ()
         if shape.preferences.depends_on_pods:
@@ -52,11 +52,11 @@ class PreferenceExchange:
     def exchanged(
         self, fleet: Sequence[FleetNode], wants: Sequence[MissingMembers], accepts: Bools, *, is_at_home: bool = False
     ) -> Sequence[FleetNode]:
-        """Return the nodes of the fleet, each as the pods on it like it best; at home: in the pool and zone it was."""
+        """Return the fleet with each node exchanged for the one its pods prefer; `is_at_home`: in its pool and zone."""
         shapes = [want.item.shape for want in wants]
         if not any(map(self.has_preferences, shapes)):
             return fleet
-        planned_pods, found = PlannedPods(self._free_capacity), []
+        planned_pods, nodes = PlannedPods(self._free_capacity), []
         spot = self._selector.spot_shares(self._catalog.offerings[node.offer].offer for node in fleet)
         for node in fleet:
             liking = [number for number in node.pods if self.has_preferences(shapes[number])]
@@ -64,37 +64,37 @@ class PreferenceExchange:
             if liking:
                 equal = self._equals(node, [wants[number] for number in node.pods], accepts, is_at_home=is_at_home)
                 keys = [self.keys(shapes[number], planned_pods) for number in liking]
-                sums = [sum((key[each] for key in keys), start=np.zeros_like(keys[0][0])) for each in range(6)]
+                sums = [sum((key[kind] for key in keys), start=np.zeros_like(keys[0][0])) for kind in range(6)]
                 for other in self._best_first(sums, equal, place):
                     if other == place or spot.moves(place, other):
                         place = other
                         break
             for number in node.pods:
                 planned_pods.add(shapes[number], self._catalog.offerings[place].node.labels)
-            found.append(FleetNode(offer=place, pods=node.pods))
-        return found
+            nodes.append(FleetNode(offer=place, pods=node.pods))
+        return nodes
 
     def _best_first(self, keys: Sequence[Ints], equal: Bools, place: int) -> Iterable[int]:
-        """Sales liked better than the one of this place, the best first, then that one itself."""
+        """Yield the offerings preferred to the one at this place, the best first, then that one itself."""
         places = np.flatnonzero(equal)
-        is_other = (places != place).astype(np.int64)  # what is liked alike is left as it is
-        for each in places[np.lexsort((places, is_other, *(key[places] for key in keys)))].tolist():
-            yield each
-            if each == place:
+        is_other = (places != place).astype(np.int64)  # no exchange between equals
+        for preferred in places[np.lexsort((places, is_other, *(key[places] for key in keys)))].tolist():
+            yield preferred
+            if preferred == place:
                 return
 
     def _equals(self, node: FleetNode, wants: Sequence[MissingMembers], accepts: Bools, *, is_at_home: bool) -> Bools:
-        """The sales that would do as well as the node's at no more cost, and itself."""
+        """Return the offerings that would do as well as the node's at no more cost, including its own."""
         catalog, place = self._catalog, node.offer
         load = rows((want.item.shape.resources for want in wants), catalog.kinds).sum(axis=0)
         costs, prices = self._selector.costs(wants[0].item.priority), catalog.prices_micro_usd_per_hour
         equal: Bools = np.logical_and.reduce(accepts[sorted(set(node.pods))], axis=0)
         equal &= (costs == costs[place]) & (prices <= prices[place]) & (catalog.capacity >= load).all(axis=1)
         sold = catalog.offerings[place]
-        for each in np.flatnonzero(equal).tolist():
-            other = catalog.offerings[each]
+        for position in np.flatnonzero(equal).tolist():
+            other = catalog.offerings[position]
             is_home = other.pool.name == sold.pool.name and other.offer.zone == sold.offer.zone
-            equal[each] = (
+            equal[position] = (
                 other.offer.capacity_type is sold.offer.capacity_type
                 and other.offer.resources.gpu_count == sold.offer.resources.gpu_count
                 and (is_home or not is_at_home)
@@ -104,15 +104,15 @@ class PreferenceExchange:
     # ---- what was dropped
 
     def dropped(self, place: int, shapes: Iterable[Shape], planned_pods: PlannedPods) -> tuple[DroppedPreference, ...]:
-        """Return the preferences of these shapes that a node of this sale does not keep, the weightiest kind first.
+        """Return the preferences that a node of this offering does not satisfy, the most significant kind first.
 
-        With each goes the cheapest sale that would have kept it.
+        Each comes with the cheapest offering that would have satisfied it.
         """
-        found: dict[str, DroppedPreference] = {}
+        dropped: dict[str, DroppedPreference] = {}
         for shape in dict.fromkeys(shapes):
-            for each in self._dropped(place, shape, planned_pods) if self.has_preferences(shape) else ():
-                found.setdefault(each.preference, each)
-        return tuple(found.values())[:_PREFERENCES_COUNT_MAX]
+            for preference in self._dropped(place, shape, planned_pods) if self.has_preferences(shape) else ():
+                dropped.setdefault(preference.preference, preference)
+        return tuple(dropped.values())[:_PREFERENCES_COUNT_MAX]
 
     def _dropped(self, place: int, shape: Shape, planned_pods: PlannedPods) -> Iterable[DroppedPreference]:
         catalog, preferences = self._catalog, shape.preferences
@@ -121,7 +121,7 @@ class PreferenceExchange:
         if taints[place]:
             marks = avoided(shape.demands.tolerations, catalog.offerings[place].node.taints)
             names = ", ".join(taint.key for taint in marks)
-            yield self._told(f"no node that would rather have others ({names})", takes & (taints < taints[place]))
+            yield self._dropped_preference(f"no PreferNoSchedule taint ({names})", takes & (taints < taints[place]))
         domains = catalog.offerings[place].node.labels
         for spread in preferences.spreads:
             counts = catalog.count_by_label(
@@ -132,22 +132,30 @@ class PreferenceExchange:
                 least = int(open_counts.min())
                 if int(counts[place]) + 1 - least > spread.skew_count_max:
                     better = takes & (counts >= 0) & (counts < counts[place])
-                    yield self._told(f"even over {spread.topology_key} within {spread.skew_count_max}", better)
+                    yield self._dropped_preference(
+                        f"spread over {spread.topology_key} with skew of at most {spread.skew_count_max}", better
+                    )
         if models[place]:
-            yield self._told(f"GPU model {preferences.gpu_models[0]} first", takes & (models < models[place]))
-        for liked in preferences.nodes:
-            meets = catalog.meets(liked.term)
+            yield self._dropped_preference(
+                f"GPU model {preferences.gpu_models[0]} first", takes & (models < models[place])
+            )
+        for preferred in preferences.nodes:
+            meets = catalog.meets(preferred.term)
             if not meets[place]:
                 better = takes & meets & (nodes < nodes[place])
-                if better.any() or (not (takes & meets).any() and liked.weight > -int(nodes[place])):
-                    yield self._told(" and ".join(map(_in_words, liked.term.requirements)), better)
+                if better.any() or (not (takes & meets).any() and preferred.weight > -int(nodes[place])):
+                    yield self._dropped_preference(" and ".join(map(_described, preferred.term.requirements)), better)
         if (takes & (apart < apart[place])).any():
-            yield self._told("far from the pods that it would rather not be near", takes & (apart < apart[place]))
+            yield self._dropped_preference(
+                "apart from the pods of its preferred anti-affinity", takes & (apart < apart[place])
+            )
         if (takes & (together < together[place])).any():
-            yield self._told("near the pods that it would rather be near", takes & (together < together[place]))
+            yield self._dropped_preference(
+                "near the pods of its preferred affinity", takes & (together < together[place])
+            )
 
-    def _told(self, preference: str, keeping: Bools) -> DroppedPreference:
-        """The preference, and the cheapest of the sales that would have kept it."""
+    def _dropped_preference(self, preference: str, keeping: Bools) -> DroppedPreference:
+        """Return the preference, and the cheapest of the offerings that would have satisfied it."""
         places, prices = np.flatnonzero(keeping), self._catalog.prices_micro_usd_per_hour
         if not places.size:
             return DroppedPreference(preference=preference)
@@ -159,7 +167,7 @@ class PreferenceExchange:
         )
 
 
-def _in_words(condition: LabelRequirement) -> str:
+def _described(condition: LabelRequirement) -> str:
     values = ", ".join(condition.values)
     match condition.operator:
         case "In":

@@ -40,7 +40,7 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     for lots in launch_groups(cover.lots):
         cover.serve_group(lots)
     return msgspec.structs.replace(
-        draft.adding(returns=cover.drains.canceled, purchases=cover.basket.purchases(), deferred=cover.held),
+        draft.adding(canceled_drains=cover.drains.canceled, purchases=cover.basket.purchases(), deferred=cover.held),
         claimed=draft.claimed | cover.claimed,
         is_demand_met=draft.is_demand_met and cover.is_met,
     )
@@ -184,13 +184,13 @@ class _Cover:
         return [outcome for outcome in short if outcome.reason is None]
 
     def _can_buy(self, lot: Lot) -> bool:
-        return self.basket.has_offering_within_limits(lot.first.customer) and bool(
+        return self.basket.has_offering_within_limits(lot.first.billing_scope) and bool(
             self._catalog.members(lot.shape).any()
         )
 
     def _buy_fleet(self, short: Sequence[LotOutcome]) -> None:
         """Buy one fleet for all members that these lots miss, each in a zone that its rules allow."""
-        if not any(self.basket.has_offering_within_limits(outcome.lot.first.customer) for outcome in short):
+        if not any(self.basket.has_offering_within_limits(outcome.lot.first.billing_scope) for outcome in short):
             return
         wants = [
             MissingMembers(item=outcome.lot.first, sinces=outcome.lot.sinces[len(outcome.placed) :])

@@ -1,12 +1,12 @@
-"""What is chosen of all that could be bought: least expected cost, within the order that the policy gives.
+"""The selection among all offerings: least expected cost, within the order that the policy gives.
 
-Paid reservations come first, then the pools of highest priority; of what is left, spot as far as the policy's mix wants
-it and the cloud seldom takes it, spread so that one storm takes at most a share. Used by the basket, which knows limits
-and what is bought already.
+Prepaid reservations come first, then the pools of highest priority. Of what is left, spot is used as far as the
+policy's mix wants it and interruptions are rare, spread so that one capacity shortage takes at most a share. The basket
+knows the limits and what is bought already.
 
-The expected cost of a node an hour is its price and overhead; the price of the time in which it boots and nobody works;
-and of the work done again after an interruption, by how often nodes of that type are taken in that zone. The last two
-happen once in a node's life, and count for more the higher the priority of the work that waits.
+The expected cost of a node an hour is its price and overhead, the price of its boot time, and of the work repeated
+after an interruption, by how often nodes of that type are interrupted in that zone. The last two occur once in a node's
+life, and count for more the higher the priority of the waiting work.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode, FleetProbl
 from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, anti_affinity_groups
-from gpu_autoscaler.core.state.interruption_history import place_of
+from gpu_autoscaler.core.state.interruption_history import capacity_pool_of
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.buy import RejectionCause
@@ -31,17 +31,17 @@ from gpu_autoscaler.model.reasons.buy import RejectionCause
 _HOUR_SECONDS = 3600.0
 # Costs are compared for one member in whole numbers; this keeps the remainder of the division.
 _COST_PRECISION = 1_000_000
-# Fleets of which what is too much in one place is chosen again elsewhere; what is left then stays where it is.
+# Fleets whose excess in one capacity pool is selected again elsewhere; what is left then stays.
 _SPREADS_COUNT_MAX = 3
 
 
 class OfferSelector:
-    """Chooses among sales. Counts the GPUs that are ours by place and capacity type, with those being bought."""
+    """Selects among offerings. Counts managed GPUs by capacity pool and capacity type, including those being bought."""
 
     def __init__(self, catalog: OfferCatalog, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
         self._catalog = catalog
         self._policy = policy
-        self._gpus = _counted(views).copy()  # by capacity type, place of spot, and all under ""
+        self._gpus = _counted(views).copy()  # by capacity type and spot capacity pool; all under ""
         self._costs: dict[int, Ints] = {}
         rules = policy.spot
         self._is_risky = catalog.rates > rules.interruption_ratio_max
@@ -50,19 +50,19 @@ class OfferSelector:
         )
 
     def add(self, offer: Offer, count: int = 1) -> None:
-        """Count this many nodes of the offer more; a negative count takes them back."""
+        """Count this many more nodes of the offer; a negative count removes them."""
         for name in _counted_as(offer):
             self._gpus[name] += count * offer.resources.gpu_count
 
     def costs(self, priority: int) -> Ints:
-        """Return what a node of each sale is expected to cost, in micro-dollars an hour, above zero."""
+        """Return the expected cost of a node of each offering, in micro-dollars an hour, above zero."""
         known = self._costs.get(priority)
         if known is None:
             catalog, rules = self._catalog, self._policy.spot
             lost_seconds = catalog.boot_seconds + rules.lost_work_seconds
             once_seconds = catalog.boot_seconds + catalog.rates * lost_seconds
             weight = (1.0 + priority / PRIORITY_DEFAULT) / (_HOUR_SECONDS * rules.node_lifetime_hours)
-            # What is reserved is paid whether or not it is used.
+            # Reserved capacity is paid for in any case.
             prices = np.where(catalog.is_reserved, 0, catalog.prices_micro_usd_per_hour)
             costs = np.rint(prices * (1.0 + once_seconds * weight)).astype(np.int64)
             known = np.maximum(costs + self._policy.node_overhead_micro_usd_per_hour, 1)
@@ -71,27 +71,37 @@ class OfferSelector:
 
     # ---- for one shape
 
-    def ranked(self, buyer: DemandItem, members: Ints, missing: int, liked: Sequence[Ints] = ()) -> Ints:
-        """Return the sales that take a member, the best first: of least cost for each member that it would serve.
+    def ranked(self, buyer: DemandItem, members: Ints, missing: int, preferred_keys: Sequence[Ints] = ()) -> Ints:
+        """Return the offerings that take a member, the best first: of least cost for each member that they would serve.
 
-        Of equal cost the order is that of the sort keys `liked`, of which the first counts least.
+        Of equal cost the order is that of the sort keys `preferred_keys`, the least significant first.
         """
         each = self._cost_of_each(buyer, members, missing)
         preferred = self._without_full_pools(
             members > 0, each, is_gang=buyer.member_count > 1 or buyer.gang is not None
         )
-        best_first = self._in_order(buyer, members > 0, preferred, each, liked)
+        best_first = self._in_order(buyer, members > 0, preferred, each, preferred_keys)
         if best_first.size and self._has_too_much_on_demand([self._catalog.offerings[best_first[0]].offer]):
-            best_first = self._in_order(buyer, members > 0, self._with_its_share_of_spot(preferred), each, liked)
+            best_first = self._in_order(
+                buyer, members > 0, self._with_its_share_of_spot(preferred), each, preferred_keys
+            )
         return best_first
 
     def _in_order(
-        self, buyer: DemandItem, accepted: Bools, preferred: Bools, each: Ints, liked: Sequence[Ints]
+        self, buyer: DemandItem, accepted: Bools, preferred: Bools, each: Ints, preferred_keys: Sequence[Ints]
     ) -> Ints:
         catalog, costs = self._catalog, self.costs(buyer.priority)
         places = np.flatnonzero(accepted)
         has_gpus_for_nobody = catalog.has_gpus & (not buyer.shape.resources.has_gpus)
-        keys = (*liked, costs, each, ~preferred, -catalog.pool_priorities, ~catalog.is_reserved, has_gpus_for_nobody)
+        keys = (
+            *preferred_keys,
+            costs,
+            each,
+            ~preferred,
+            -catalog.pool_priorities,
+            ~catalog.is_reserved,
+            has_gpus_for_nobody,
+        )
         return places[np.lexsort((places, *(key[places] for key in keys)))]
 
     def _cost_of_each(self, buyer: DemandItem, members: Ints, missing: int) -> Ints:
@@ -101,7 +111,7 @@ class OfferSelector:
     # ---- for many at once
 
     def accepts(self, wants: Sequence[MissingMembers], is_open: Sequence[Bools]) -> Bools:
-        """Return for each want the sales that it is bought from: those within limits that come first."""
+        """Return for each want the offerings that it is bought from: those within limits that come first."""
         catalog = self._catalog
         accepts = np.zeros((len(wants), len(catalog.offerings)), dtype=np.bool_)
         for number, want in enumerate(wants):
@@ -113,16 +123,16 @@ class OfferSelector:
         return accepts
 
     def fleet(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
-        """Return the nodes that cost least for so many members of each want, in the policy's mix and spread as it says.
+        """Return the nodes that cost least for these members of each want, within the policy's mix and spread.
 
-        A gang is not spread: what loses one member loses all.
+        A gang is not spread: the loss of one member is the loss of all.
         """
         is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
         if is_gang:
             accepts = self._all_without_full_pools(wants, counts, accepts, is_gang=True)
         nodes = list(self._cheapest(wants, counts, accepts))
         if self._has_too_much_on_demand(self._catalog.offerings[node.offer].offer for node in nodes):
-            shares = np.array([self._with_its_share_of_spot(each) for each in accepts], dtype=np.bool_)
+            shares = np.array([self._with_its_share_of_spot(accept) for accept in accepts], dtype=np.bool_)
             if (shares != accepts).any():
                 accepts = shares
                 nodes = list(self._cheapest(wants, counts, accepts))
@@ -130,7 +140,7 @@ class OfferSelector:
             kept, apart = self._within_shares(nodes)
             if not apart:
                 break
-            left = Counter(each for node in apart for each in node.pods)
+            left = Counter(pod for node in apart for pod in node.pods)
             more = self._elsewhere(wants, [left[number] for number in range(len(wants))], accepts, kept)
             nodes = [*kept, *more]
             if Counter(node.offer for node in more) == Counter(node.offer for node in apart):
@@ -140,7 +150,7 @@ class OfferSelector:
     def _elsewhere(
         self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools, kept: Iterable[FleetNode]
     ) -> Sequence[FleetNode]:
-        """The cheapest for these, without the places that the nodes kept have filled."""
+        """Return the cheapest nodes for these, without the capacity pools that the kept nodes have filled."""
         offers = [self._catalog.offerings[node.offer].offer for node in kept]
         for offer in offers:
             self.add(offer)
@@ -161,24 +171,24 @@ class OfferSelector:
         return eased
 
     def _cheapest(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> Sequence[FleetNode]:
-        """The nodes that cost least for so many members of each want.
+        """Return the nodes that cost least for these members of each want.
 
-        Work that asks for no GPU rides on nodes that are bought for their GPUs, but none of them is bought for it alone
-        where there is another: GPUs would be paid for nobody.
+        Work without GPUs may share nodes that are bought for their GPUs. No GPU node is bought for it alone if there is
+        another: the GPUs would be paid for and idle.
         """
         fleet = self._solved(wants, counts, accepts)
         has_gpus = self._catalog.has_gpus
         asks_gpus = [want.item.shape.resources.has_gpus for want in wants]
-        idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[each] for each in node.pods)]
+        idle = [node for node in fleet if has_gpus[node.offer] and not any(asks_gpus[pod] for pod in node.pods)]
         without_gpus = accepts & ~has_gpus
-        if not idle or not all(without_gpus[each].any() for node in idle for each in node.pods):
+        if not idle or not all(without_gpus[pod].any() for node in idle for pod in node.pods):
             return fleet
-        again = Counter(each for node in idle for each in node.pods)
-        others = self._solved(wants, [again[each] for each in range(len(wants))], without_gpus)
+        again = Counter(pod for node in idle for pod in node.pods)
+        others = self._solved(wants, [again[number] for number in range(len(wants))], without_gpus)
         return [*(node for node in fleet if node not in idle), *others]
 
     def _solved(self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools) -> tuple[FleetNode, ...]:
-        """The nodes of the fleet chooser, for wants of which any member is asked for; their numbers are ours."""
+        """Return the nodes that the fleet solver selects for the wants with missing members, by the wants' numbers."""
         asked = [number for number, count in enumerate(counts) if count]
         if not asked:
             return ()
@@ -193,25 +203,25 @@ class OfferSelector:
             cost=self.costs(wants[0].item.priority).astype(np.float64),  # all wait with one priority
         )
         nodes = cheapest_fleet(problem).nodes
-        return tuple(FleetNode(offer=node.offer, pods=tuple(asked[each] for each in node.pods)) for node in nodes)
+        return tuple(FleetNode(offer=node.offer, pods=tuple(asked[pod] for pod in node.pods)) for node in nodes)
 
-    # ---- why a dearer one was taken
+    # ---- why a cheaper one was rejected
 
     def why_rejected(self, cheaper: int, taken: int, priority: int) -> RejectionCause:
-        """Return why the second sale is bought though the first has less price, is right and within limits."""
+        """Return why `taken` is bought though `cheaper` has a lower price, fits and is within limits."""
         catalog, costs = self._catalog, self.costs(priority)
         if catalog.is_reserved[taken] and not catalog.is_reserved[cheaper]:
             return RejectionCause.RESERVED_FIRST
         if catalog.pool_priorities[cheaper] < catalog.pool_priorities[taken]:
             return RejectionCause.POOL_PRIORITY
         if self._is_full()[cheaper]:
-            return RejectionCause.INTERRUPTION_RATE if self._is_risky[cheaper] else RejectionCause.STORM_SHARE
+            return RejectionCause.INTERRUPTION_RATE if self._is_risky[cheaper] else RejectionCause.CAPACITY_POOL_SHARE
         return RejectionCause.EXPECTED_COST if costs[taken] <= costs[cheaper] else RejectionCause.FLEET_COST
 
     # ---- the policy's mix
 
     def _has_too_much_on_demand(self, more: Iterable[Offer]) -> bool:
-        """True when on-demand would have more than its share, and what is missing of the reserved one."""
+        """True if on-demand would have more than its share plus what is missing of the reserved share."""
         gpus = self._gpus + _gpus_of(more)
         if not gpus[CapacityType.ON_DEMAND]:
             return False
@@ -220,7 +230,7 @@ class OfferSelector:
         return gpus[CapacityType.ON_DEMAND] > mix.on_demand_ratio * gpus[""] + reserved_missing
 
     def _with_its_share_of_spot(self, accepted: Bools) -> Bools:
-        """Return the sales without on-demand, where spot that is cheaper and seldom taken would do."""
+        """Return the offerings without on-demand, if cheaper spot with few interruptions is among them."""
         catalog = self._catalog
         on_demand = accepted & catalog.is_on_demand
         if not on_demand.any():
@@ -229,14 +239,14 @@ class OfferSelector:
         calm = accepted & catalog.is_spot & ~self._is_risky & (catalog.prices_micro_usd_per_hour < dearest)
         return accepted & ~on_demand if calm.any() else accepted
 
-    # ---- storms
+    # ---- shares of capacity pools
 
     def _without_full_pools(self, accepted: Bools, each: Ints, *, is_gang: bool) -> Bools:
-        """Return the sales without places that have their share of spot already, as far as others are left.
+        """Return the offerings without capacity pools that have their share of spot already, as far as others are left.
 
-        `each` is the cost for one member. A calm place is left only for one that costs little more, never for on-demand
-        at its price, and by a gang not at all; one where much is taken is left for spot elsewhere at any price, and for
-        on-demand in a storm.
+        `each` is the cost for one member. A pool with few interruptions is left only for one that costs little more,
+        never for on-demand at its price, and not at all by a gang. One with many interruptions is left for spot
+        elsewhere at any price, and for on-demand only when interruptions are frequent.
         """
         full = accepted & self._is_full()
         if is_gang:
@@ -246,12 +256,12 @@ class OfferSelector:
             return accepted
         near = each[left].min() / (1.0 + self._policy.spot.capacity_pool_extra_cost_ratio_max)
         eased: Bools = left | (full & ~self._is_risky & (each < near))
-        if not (left & ~self._catalog.is_on_demand).any():  # on-demand is the answer to a storm alone
+        if not (left & ~self._catalog.is_on_demand).any():  # on-demand replaces only frequently interrupted spot
             eased |= full & (self._catalog.rates <= self._policy.spot.on_demand_fallback_ratio_min)
         return eased
 
     def _is_full(self) -> Bools:
-        """True for spot in places that one more node would give more than their share."""
+        """True for spot in capacity pools that one more node would give more than their share."""
         catalog = self._catalog
         has = np.zeros(len(catalog.offerings), dtype=np.int64)
         for place, offerings in catalog.spot_at.items():
@@ -262,14 +272,14 @@ class OfferSelector:
         return full
 
     def _shares(self, gpu_counts: Ints) -> Floats:
-        """How many of so many GPUs may be spot where each sale is: the fewer, the more are taken there."""
+        """Return how many GPUs may be spot in the capacity pool of each offering: the fewer, the more interruptions."""
         rules = self._policy.spot
         whole = np.maximum(rules.capacity_pool_gpu_ratio_max * gpu_counts, float(rules.capacity_pool_gpu_count_min))
         shares: Floats = self._calm_ratios * whole
         return shares
 
     def _within_shares(self, nodes: Sequence[FleetNode]) -> tuple[list[FleetNode], list[FleetNode]]:
-        """Split the nodes, in their order, into those within the share of their place, and those beyond."""
+        """Split the nodes, in their order, into those within the share of their capacity pool, and those beyond."""
         offers = [self._catalog.offerings[node.offer].offer for node in nodes]
         gpu_count = self._gpus[""] + sum(offer.resources.gpu_count for offer in offers)
         shares = self._shares(np.full(len(self._catalog.offerings), gpu_count, dtype=np.int64))
@@ -277,7 +287,7 @@ class OfferSelector:
         kept: list[FleetNode] = []
         apart: list[FleetNode] = []
         for node, offer in zip(nodes, offers, strict=True):
-            place = place_of(offer.instance_type, offer.zone)
+            place = capacity_pool_of(offer.instance_type, offer.zone)
             more = offer.resources.gpu_count
             is_spot = offer.capacity_type is CapacityType.SPOT
             if is_spot and more and gpus[place] + more > shares[node.offer]:
@@ -289,14 +299,14 @@ class OfferSelector:
         return kept, apart
 
     def spot_shares(self, offers: Iterable[Offer]) -> "SpotShares":
-        """What may be exchanged of a fleet of these offers, so that no place of spot has more than its share."""
+        """Return what limits exchanges within a fleet of these offers: the spot share of each capacity pool."""
         gpus = self._gpus + _gpus_of(offers)
         shares = self._shares(np.full(len(self._catalog.offerings), gpus[""], dtype=np.int64))
         return SpotShares(self._catalog, gpus, shares)
 
 
 class SpotShares:
-    """GPUs by place of spot while nodes of a fleet are exchanged."""
+    """GPUs by spot capacity pool while nodes of a fleet are exchanged."""
 
     def __init__(self, catalog: OfferCatalog, gpus: Counter[str], shares: Floats) -> None:
         self._catalog = catalog
@@ -304,10 +314,10 @@ class SpotShares:
         self._shares = shares
 
     def moves(self, place: int, other: int) -> bool:
-        """True where the node may be of the other sale, of which it is from now on."""
+        """Exchange a node for one of the other offering if its capacity pool allows it; return whether it was."""
         before, after = self._catalog.offerings[place].offer, self._catalog.offerings[other].offer
         if after.capacity_type is CapacityType.SPOT:
-            name, count = place_of(after.instance_type, after.zone), after.resources.gpu_count
+            name, count = capacity_pool_of(after.instance_type, after.zone), after.resources.gpu_count
             if count and self._gpus[name] + count > self._shares[other]:
                 return False
         self._gpus.subtract(_gpus_of([before]))
@@ -317,21 +327,21 @@ class SpotShares:
 
 @cached_by_identity(2)
 def _counted(views: tuple[NodeView, ...]) -> Counter[str]:
-    """GPUs that we bought and that count, by what they count as."""
+    """Return the GPUs that were bought and count, by what they count as."""
     decisions = (view.order.decision for view in views if view.is_ours and view.is_counted and view.order is not None)
     return _gpus_of(decision.offer for decision in decisions if decision is not None)
 
 
 def _counted_as(offer: Offer) -> tuple[str, ...]:
-    """Everything that a node of this offer counts as: all, its capacity type, and the place that a storm may take."""
+    """Return everything that a node of this offer counts as: all, its capacity type, and its spot capacity pool."""
     if offer.capacity_type is CapacityType.SPOT:
-        return "", offer.capacity_type, place_of(offer.instance_type, offer.zone)
+        return "", offer.capacity_type, capacity_pool_of(offer.instance_type, offer.zone)
     return "", offer.capacity_type
 
 
 def _gpus_of(offers: Iterable[Offer]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
     for offer in offers:
         for name in _counted_as(offer):
-            found[name] += offer.resources.gpu_count
-    return found
+            gpus[name] += offer.resources.gpu_count
+    return gpus

@@ -1,4 +1,4 @@
-"""Work that is spared spot because it was interrupted too often, and work that waits for spot because it can."""
+"""Work that is excluded from spot because it was interrupted too often, and work that waits for spot because it can."""
 
 from datetime import datetime, timedelta
 
@@ -19,7 +19,7 @@ _PRECISION = 1_000_000
 def exclude_interrupted_from_spot(
     demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[DemandItem, ...]:
-    """Return the demand: jobs that lost their place often, or before their last retry, are to be on no spot."""
+    """Return the demand with spot excluded for jobs that were interrupted often, or have one retry left."""
     jobs = state.jobs
     return tuple(
         _without_spot(item)
@@ -30,9 +30,10 @@ def exclude_interrupted_from_spot(
 
 
 def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
-    """True for a job that was interrupted as often as the policy leaves it to spot.
+    """True for a job that was interrupted as often as the policy allows on spot.
 
-    For a while after its last loss only, and where any pool has something else: spot is better than no place at all.
+    Applies for a limited time after its last interruption, and only if some pool has another capacity type: spot is
+    better than no capacity.
     """
     if job is None or job.preempted is None:
         return False
@@ -43,9 +44,9 @@ def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: dateti
 
 
 def must_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
-    """True for a job whose next attempt is to be on no spot though its Job would take it: it is held, and let go anew.
+    """True for a job that must be suspended and released again off spot although its Job allows spot.
 
-    What must not be interrupted at all says so in its Job from the beginning.
+    Work that must not be interrupted at all declares so in its Job.
     """
     if job is None or job.queued is None:
         return False
@@ -61,9 +62,9 @@ def _without_spot(item: DemandItem) -> DemandItem:
 
 
 def spot_wait(item: DemandItem, catalog: OfferCatalog, policy: ScalingPolicy, as_of: datetime) -> SpotAwaited | None:
-    """Return until when work of low priority waits for spot rather than taking what is much dearer; None: it does not.
+    """Return until when work of low priority waits for spot instead of much more expensive capacity; None: it does not.
 
-    Only where spot would do and was refused, and only in a pool that does not come after the one of what is dearer.
+    Only if spot would fit and is unavailable, in a pool whose priority is at least that of the more expensive one.
     """
     rules, shape = policy.spot, item.shape
     until = item.since + timedelta(seconds=rules.low_priority_wait_seconds)

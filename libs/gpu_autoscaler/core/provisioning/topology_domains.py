@@ -130,7 +130,10 @@ def anti_affinity_groups(all_constraints: Sequence[PodConstraints]) -> list[int]
         if len(joined) > 1:
             group_of.update({tally: own for tally, group in group_of.items() if group in joined})
         group_of.update(dict.fromkeys(tallies, own))
-    return [group_of[each.apart[0].tally] if each.apart else NO_GROUP for each in all_constraints]
+    return [
+        group_of[all_constraint.apart[0].tally] if all_constraint.apart else NO_GROUP
+        for all_constraint in all_constraints
+    ]
 
 
 # ---- one domain for a gang

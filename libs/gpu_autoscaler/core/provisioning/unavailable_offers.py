@@ -1,8 +1,8 @@
-"""What the cloud would not sell lately, and until when it is not asked again. Read by the market and by `offers`.
+"""Offers that the cloud refused recently, and until when they are not requested again.
 
-A refusal reaches one offer, its zone, or its region's quota of that family and capacity type. It stands as long as the
-cloud said, and twice as long each time the next try is refused as well, up to half an hour; one that is sold begins
-anew. A quota is full for everybody until something of ours that counts against it has ended.
+A refusal concerns one offer, its zone, or its region's quota of that family and capacity type. It lasts as long as the
+cloud said. The wait doubles with each further refusal, up to half an hour, and is reset by a launch. A quota is
+exhausted until a managed instance that counts against it has ended.
 """
 
 from collections.abc import Mapping
@@ -17,75 +17,78 @@ from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 
-# Longer would miss capacity that comes back; shorter asks a cloud that has none all day (our own choice).
+# Longer misses capacity that comes back; shorter keeps requesting exhausted capacity. Source: our own choice.
 _WAIT_MAX = timedelta(minutes=30)
-# The wait has doubled to its limit long before.
+# The wait has reached its limit long before.
 _DOUBLINGS_COUNT_MAX = 8
 
-# Quotas are read again so often (CHECKLIST, Decisions); what is not sampled any more stays as it was.
-_BAR_RECHECKED, _BAR_RECHECKED_SOON = timedelta(minutes=10), timedelta(minutes=1)
+# Interval at which quotas are read again (docs/decisions.md#quotas), and the least remaining time.
+_BAR_VALID, _BAR_VALID_MIN = timedelta(minutes=10), timedelta(minutes=1)
 
 Scope = tuple[str, str]  # offer, zone or region; and its name
 
 
 class Unavailability(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not asked for again before an instant."""
+    """Offers that are not requested before an instant."""
 
     scope: str  # offer, zone, region
     name: str
     until: Instant
-    refused_at: Instant  # the last time
+    refused_at: Instant  # the latest refusal
     tries_count: int  # refused in a row
-    code: str  # the cloud's own word
+    code: str  # the cloud's error code
     message: str
 
 
 def active_unavailability(state: ClusterState, as_of: datetime) -> Mapping[Scope, Unavailability]:
-    """Return the refusals that stand at this instant, by what they reach."""
-    found = {
+    """Return what is unavailable at this instant, by scope."""
+    unavailable = {
         scope: refusal
         for scope, refusal in unavailable_scopes(state.orders, state.instances).items()
         if as_of < refusal.until
     }
-    return found | _barred_offers(state.offers, as_of)
+    return unavailable | _barred_offers(state.offers, as_of)
 
 
-def _barred_offers(told: SpotOffersSampled | None, as_of: datetime) -> dict[Scope, Unavailability]:
-    """What the cloud would refuse, by quota or reservation: as long as the last sample says so."""
-    if told is None:
+def _barred_offers(sampled: SpotOffersSampled | None, as_of: datetime) -> dict[Scope, Unavailability]:
+    """Return the offers that the cloud would refuse by quota or reservation, as of the last sample."""
+    if sampled is None:
         return {}
-    until = max(told.sampled_at + _BAR_RECHECKED, as_of + _BAR_RECHECKED_SOON)
+    until = max(sampled.sampled_at + _BAR_VALID, as_of + _BAR_VALID_MIN)
     return {
         ("offer", offer.key): Unavailability(
             scope="offer",
             name=offer.key,
             until=until,
-            refused_at=told.sampled_at,
+            refused_at=sampled.sampled_at,
             tries_count=1,
-            code=offer.barred_by or Bar.QUOTA,
-            message=offer.barred_because,
+            code=offer.unavailable_by or UnavailabilityCause.QUOTA,
+            message=offer.unavailable_because,
         )
-        for offer in told.offers
-        if offer.barred_because is not None
+        for offer in sampled.offers
+        if offer.unavailable_because is not None
     }
 
 
 def scopes_of(offer: Offer) -> tuple[Scope, ...]:
-    """The scopes whose refusals reach this offer."""
+    """Return the scopes whose refusals concern this offer."""
     return (("offer", offer.key), ("zone", offer.zone), ("region", quota_scope(offer)))
 
 
 def quota_scope(offer: Offer) -> str:
-    """Region, family and capacity type of an offer: quotas count these for themselves."""
+    """Return region, family and capacity type of an offer: each combination has its own quota."""
     return _quota(offer.instance_type, offer.zone, offer.capacity_type)
 
 
 def _quota(instance_type: str, zone: str, capacity_type: CapacityType) -> str:
-    """Zones are named after their region plus one character, with or without a dash: `eu-west-1a`, `europe-west1-b`,
-    `westeurope-1` (documentation of AWS, Google Cloud and Azure on regions and zones, read 2026-11-21); a family is the
-    first part of a type's name (`p4d.24xlarge`, `a2-highgpu-1g`), or all of it (`Standard_NC24ads_A100_v4`)."""
+    """Return the name of a quota.
+
+    Zones are named after their region plus one character, with or without a dash: `eu-west-1a`, `europe-west1-b`,
+    `westeurope-1` (documentation of AWS, Google Cloud and Azure on regions and zones, read 2026-11-21). The family is
+    the first part of a type's name (`p4d.24xlarge`, `a2-highgpu-1g`), or all of it (`Standard_NC24ads_A100_v4`).
+    """
     family = instance_type.split(".", 1)[0].split("-", 1)[0]
     return f"{zone[:-1].removesuffix('-')}/{family}/{capacity_type}"
 
@@ -94,21 +97,23 @@ def _quota(instance_type: str, zone: str, capacity_type: CapacityType) -> str:
 def unavailable_scopes(
     orders: Mapping[ActionId, OrderRecord], instances: Mapping[ProviderId, NodeInstanceObserved]
 ) -> Mapping[Scope, Unavailability]:
-    """Return the last refusal of each scope, also one that is over; none for a quota that has room again."""
-    said: dict[Scope, dict[datetime, ScalingLaunchRefused]] = {}  # by when it was planned: one try each
+    """Return the last refusal of each scope, including expired ones; none for a quota with capacity again."""
+    refused: dict[Scope, dict[datetime, ScalingLaunchRefused]] = {}  # by planning time, one try each
     sold_at: dict[str, datetime] = {}
     for order in orders.values():
         if order.refused is not None:
             names = dict(scopes_of(order.refused.offer))
             scope = (order.refused.scope, names[order.refused.scope])
-            tries, at = said.setdefault(scope, {}), order.planned_at or order.refused.refused_at
+            tries, at = refused.setdefault(scope, {}), order.planned_at or order.refused.refused_at
             if at not in tries or tries[at].retry_at < order.refused.retry_at:
                 tries[at] = order.refused
         elif order.launched is not None and order.decision is not None:
             key, at = order.decision.offer.key, order.planned_at or order.launched.launched_at
             sold_at[key] = max(at, sold_at.get(key, at))
-    found = {scope: _unavailability(scope, tries, sold_at, _freed(scope, instances)) for scope, tries in said.items()}
-    return {scope: refusal for scope, refusal in found.items() if refusal is not None}
+    unavailable = {
+        scope: _unavailability(scope, tries, sold_at, _freed(scope, instances)) for scope, tries in refused.items()
+    }
+    return {scope: refusal for scope, refusal in unavailable.items() if refusal is not None}
 
 
 def _unavailability(
@@ -120,7 +125,7 @@ def _unavailability(
     last_at = max(tries)
     last = tries[last_at]
     since = sold_at.get(last.offer.key) if scope[0] == "offer" else None
-    # What was sold by the very plan that was refused the rest was the last that the cloud had.
+    # A launch by the same plan does not reset the count: it took the last capacity.
     count = sum(1 for at in tries if since is None or at >= since)
     if count == 0 or (freed_at is not None and freed_at > last.refused_at):
         return None
@@ -139,12 +144,13 @@ def _unavailability(
 
 
 def _freed(scope: Scope, instances: Mapping[ProviderId, NodeInstanceObserved]) -> datetime | None:
-    """When something ended last that had counted against the quota; None for other scopes, or where nothing has."""
+    """Return when an instance that counts against the quota last ended; None: never, or the scope is no quota."""
     if scope[0] != "region":
         return None
     ends = (
-        one.terminated_at
-        for one in instances.values()
-        if one.terminated_at is not None and _quota(one.instance_type, one.zone, one.capacity_type) == scope[1]
+        instance.terminated_at
+        for instance in instances.values()
+        if instance.terminated_at is not None
+        and _quota(instance.instance_type, instance.zone, instance.capacity_type) == scope[1]
     )
     return max(ends, default=None)

@@ -1,1 +1,1 @@
-"""Which queued jobs start, what that is expected to take, and what they have spent. Called by the scheduler."""
+"""Job queue: schedule, estimates, job budgets."""

@@ -1,8 +1,8 @@
-"""When each queued job is expected to start and what it is to cost (S33), from what is known now.
+"""Estimates of queued jobs: start time and cost.
 
-The queue is gone through as the scheduler does: room that is there, room that is on its way, what can be bought within
-the limits, and then the work whose end makes room. Read by the scheduler, which says it once for each job and scores it
-when the job starts, and by the gateway.
+The queue is processed like the scheduler does it: free capacity, booting nodes, purchases within the limits, and then
+running jobs that end. The scheduler publishes one estimate per job and scores it when the job starts; the gateway shows
+estimates.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,14 @@ from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
 
-# From a place to running pods: one tick of the scheduler, binding and pulling an image that is there. Source: our own.
+# From placement to running pods: a scheduler tick, binding, and pulling a cached image. Source: project default.
 START_SECONDS = 10.0
-_BOOTS_COUNT_MIN = 5  # nodes seen to boot before their times are believed instead of the offer's own
+_BOOTS_COUNT_MIN = 5  # number of observed boots that replaces the boot time of the offer
 _EARLY, _LATE = 0.1, 0.9  # quantiles of the range
 
 
 class Estimates:
-    """Every queued job's estimate at one instant; asked for by job."""
+    """Estimates of all queued jobs at one instant."""
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
@@ -53,91 +53,91 @@ class Estimates:
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
         self._run_seconds = _run_seconds(state.jobs)
-        self._ending = _RunningJobs(state, self._run_seconds)
-        self._members: dict[Shape, Ints] = {}  # jobs are many, shapes few
-        self._found: dict[JobId, Estimate] = {}
+        self._running = _RunningJobs(state, self._run_seconds)
+        self._members: dict[Shape, Ints] = {}  # many jobs share few shapes
+        self._estimates: dict[JobId, Estimate] = {}
         for item in self._draft.demand:
             spec = None if item.job_id is None else _spec(state, item.job_id)
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
-                self._found[item.job_id] = self._estimate(item.shape, item.member_count, spec)
+                self._estimates[item.job_id] = self._estimate(item.shape, item.member_count, spec)
             else:
                 self._draft.free_capacity.place_most(item.shape, item.member_count, item.prefers)
 
     def of(self, job_id: JobId) -> Estimate | None:
-        """The estimate of a job in the queue; None for one that is not there."""
-        return self._found.get(job_id)
+        """Return the estimate of a queued job; None for another job."""
+        return self._estimates.get(job_id)
 
     def of_new(self, spec: JobSpec) -> Estimate:
-        """The estimate of a job that would enter the queue as the last one now. Asked for one job only."""
+        """Return the estimate of a job that would enter the queue now, as the last one. For one job only."""
         return self._estimate(job_shape(spec), spec.gang_count, spec)
 
     def all(self) -> Mapping[JobId, Estimate]:
-        """Of every job in the queue."""
-        return self._found
+        """Return the estimates of all queued jobs."""
+        return self._estimates
 
     def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
         if self._stale is not None:
             return self._unknown(self._stale, spec)
         keys = self._draft.free_capacity.place_gang(shape, count)
         if keys:
-            coming = [self._bins[key] for key in dict.fromkeys(keys) if not self._is_ready(key)]
+            booting = [self._bins[key] for key in dict.fromkeys(keys) if not self._is_ready(key)]
             price = self._price(keys, shape)
-            return self._on_nodes_coming(coming, price, spec) if coming else self._on_room(price, spec)
+            return self._on_booting_nodes(booting, price, spec) if booting else self._on_free_capacity(price, spec)
         if self._frozen is not None:
             return self._unknown(self._frozen, spec)
-        customer = BillingScope(spec.project_id, spec.duration_seconds_max)
-        offering, members, reason = self._offering(shape, customer, count)
+        scope = BillingScope(spec.project_id, spec.duration_seconds_max)
+        offering, members, reason = self._offering(shape, scope, count)
         if offering is None:
-            waits = self._ending.room_at(shape.resources.gpu_count * count, shape.gpu_models)
-            return self._unknown(reason, spec) if waits is None else self._on_ending(waits, reason, spec)
-        self._usage.add(offering.pool.name, offering.offer, customer, -(-count // members))
-        return self._on_bought(offering, shape, spec)
+            release = self._running.release_of(shape.resources.gpu_count * count, shape.gpu_models)
+            return self._unknown(reason, spec) if release is None else self._on_completion(release, reason, spec)
+        self._usage.add(offering.pool.name, offering.offer, scope, -(-count // members))
+        return self._on_purchase(offering, shape, spec)
 
     def _is_ready(self, key: str) -> bool:
         return self._draft.free_capacity[key].readiness is BinReadiness.READY
 
-    # ---- by what it is known
+    # ---- by basis
 
-    def _on_room(self, price: int | None, spec: JobSpec) -> Estimate:
+    def _on_free_capacity(self, price: int | None, spec: JobSpec) -> Estimate:
         at = self._as_of + timedelta(seconds=START_SECONDS)
         return self._costed(
-            Estimate(basis="room", why="There is room for it on nodes that are usable.", start_at=at,
+            Estimate(basis="free_capacity", why="Usable nodes have free capacity.", start_at=at,
                      start_at_earliest=self._as_of, start_at_latest=at + timedelta(seconds=START_SECONDS)),
             price, spec,
         )  # fmt: skip
 
-    def _on_nodes_coming(self, coming: list[NodeView], price: int | None, spec: JobSpec) -> Estimate:
-        """When the last of them is usable: each from its order on, by its promise and how such promises were kept."""
-        low, middle, high = (max(self._usable_at(view, ratio) for view in coming) for ratio in self._ratios())
-        why = f"{counted(len(coming), 'node')} on the way will take it ({self._boots()})."
+    def _on_booting_nodes(self, booting: list[NodeView], price: int | None, spec: JobSpec) -> Estimate:
+        """When the last of the nodes is usable, by boot times of offers and of recent nodes."""
+        low, middle, high = (max(self._usable_at(view, ratio) for view in booting) for ratio in self._ratios())
+        why = f"{counted(len(booting), 'booting node')} will run it ({self._boots()})."
         return self._costed(
-            Estimate(basis="nodes_coming", why=why, start_at=_later(middle), start_at_earliest=_later(low),
+            Estimate(basis="booting_nodes", why=why, start_at=_later(middle), start_at_earliest=_later(low),
                      start_at_latest=_later(high)),
             price, spec,
         )  # fmt: skip
 
-    def _on_bought(self, offering: Offering, shape: Shape, spec: JobSpec) -> Estimate:
+    def _on_purchase(self, offering: Offering, shape: Shape, spec: JobSpec) -> Estimate:
         boot, offer = offering.offer.boot_seconds, offering.offer
         low, middle, high = (self._as_of + timedelta(seconds=boot * ratio) for ratio in self._ratios())
-        why = f"Nodes like {offer.key} can be bought for it now ({self._boots()})."
+        why = f"Nodes of offer {offer.key} can be bought now ({self._boots()})."
         return self._costed(
-            Estimate(basis="to_be_bought", why=why, start_at=_later(middle), start_at_earliest=_later(low),
+            Estimate(basis="purchase", why=why, start_at=_later(middle), start_at_earliest=_later(low),
                      start_at_latest=_later(high)),
             _share(offer.price_micro_usd_per_hour, shape, offer.resources.gpu_count), spec,
         )  # fmt: skip
 
-    def _on_ending(self, waits: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
-        likely = None if waits.likely_at is None else max(waits.likely_at, self._as_of)
-        latest = max(waits.latest_at, self._as_of)
-        why = f"{reason.sentence()} Running jobs that end by {instant(latest)} at the latest make room."
+    def _on_completion(self, release: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
+        likely = None if release.likely_at is None else max(release.likely_at, self._as_of)
+        latest = max(release.latest_at, self._as_of)
+        why = f"{reason.sentence()} Running jobs release capacity by {instant(latest)} at the latest."
         return self._costed(
-            Estimate(basis="work_ending", why=why, start_at=likely, start_at_earliest=self._as_of,
+            Estimate(basis="job_completion", why=why, start_at=likely, start_at_earliest=self._as_of,
                      start_at_latest=_later(latest)),
             None, spec,
         )  # fmt: skip
 
     def _unknown(self, reason: DeferReason, spec: JobSpec) -> Estimate:
-        """Nothing says when; some reasons say when at the earliest."""
+        """Unknown start; some reasons have an earliest time."""
         earliest: datetime | None = None
         if isinstance(reason, OffersUnavailable):
             earliest = reason.retry_at
@@ -147,12 +147,14 @@ class Estimates:
             and reason.attribution.until < PERMANENT
         ):
             earliest = reason.attribution.until
-        known = Estimate(basis="unknown", why=f"Nobody knows when: {reason.sentence()}", start_at_earliest=earliest)
+        known = Estimate(
+            basis="unknown", why=f"The start time is unknown: {reason.sentence()}", start_at_earliest=earliest
+        )
         return self._costed(known, None, spec)
 
-    # ---- what it is made of
+    # ---- parts
 
-    def _offering(self, shape: Shape, customer: BillingScope, count: int) -> tuple[Offering | None, int, DeferReason]:
+    def _offering(self, shape: Shape, scope: BillingScope, count: int) -> tuple[Offering | None, int, DeferReason]:
         """The cheapest sale for each member within the limits, and how many it takes; else why there is none."""
         members = self._members.get(shape)
         if members is None:
@@ -160,15 +162,15 @@ class Estimates:
         places = np.flatnonzero(members)
         if not places.size:
             return None, 0, self._catalog.why_no_offering(shape)
-        each = self._catalog.prices_micro_usd_per_hour[places] / np.minimum(members[places], count)
+        prices = self._catalog.prices_micro_usd_per_hour[places] / np.minimum(members[places], count)
         first: DeferReason | None = None
-        for place in places[np.lexsort((places, each, -self._catalog.pool_priorities[places]))]:
+        for place in places[np.lexsort((places, prices, -self._catalog.pool_priorities[places]))]:
             offering = self._catalog.offerings[int(place)]
-            reason = self._usage.excess(offering.pool.name, offering.offer, customer)
+            reason = self._usage.excess(offering.pool.name, offering.offer, scope)
             if reason is None:
                 return offering, int(members[place]), self._catalog.why_no_offering(shape)
             first = first or reason
-        assert first is not None, "there was at least one place"  # noqa: S101 - as it says
+        assert first is not None, "at least one offering was checked"  # noqa: S101 - invariant
         return None, 0, first
 
     def _usable_at(self, view: NodeView, ratio: float) -> datetime:
@@ -179,7 +181,7 @@ class Estimates:
         return max(order.planned_at + boot, self._as_of)
 
     def _ratios(self) -> tuple[float, float, float]:
-        """How long boots take of what is promised: early, middle and late."""
+        """Boot times as ratios of those promised: early, median and late."""
         ratios = self._boot_ratios
         if len(ratios) < _BOOTS_COUNT_MIN:
             return 1.0, 1.0, 2.0
@@ -188,11 +190,11 @@ class Estimates:
 
     def _boots(self) -> str:
         if len(self._boot_ratios) < _BOOTS_COUNT_MIN:
-            return "boot times as the cloud's offers promise them"
-        return f"boot times as {counted(len(self._boot_ratios), 'node')} of late took"
+            return "boot times of the offers"
+        return f"boot times of {counted(len(self._boot_ratios), 'recent node')}"
 
     def _price(self, keys: tuple[str, ...], shape: Shape) -> int | None:
-        """What an hour of a member costs on these nodes, on the mean; None where a price is unknown."""
+        """Mean price per hour of a member on these nodes; None if a price is unknown."""
         shares = [self._share_on(self._bins[key], shape) for key in keys]
         known = [share for share in shares if share is not None]
         return round(sum(known) / len(known)) if len(known) == len(shares) else None
@@ -217,7 +219,7 @@ class Estimates:
         )
 
     def _cheapest(self, spec: JobSpec) -> int | None:
-        """The least that an hour of a member costs of what is for sale; None: nothing fits, or no price is known."""
+        """Lowest price per hour of a member of all offers; None: no offer fits, or no price is known."""
         shape = job_shape(spec)
         members = self._catalog.members(shape)
         shares = (
@@ -229,22 +231,22 @@ class Estimates:
 
 
 class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """When enough running work has ended."""
+    """When enough running jobs have ended."""
 
-    likely_at: datetime | None  # None: of some of it nobody knows how long it takes
-    latest_at: datetime  # no job runs longer than it may
+    likely_at: datetime | None  # None: unknown for some of the jobs
+    latest_at: datetime  # by their time limits
 
 
 class _RunningJobs:
-    """GPUs that running jobs give back, each counted for one waiting job only."""
+    """GPUs that running jobs release, each counted for one waiting job."""
 
     def __init__(self, state: ClusterState, run_seconds: Mapping[tuple[str, str], float]) -> None:
         nodes = {node.name: node.gpu_model for node in state.nodes.values()}
         self._ends = sorted(_ends(state, nodes, run_seconds), key=lambda end: end[0])
         self._taken: dict[tuple[str, ...], int] = {}
 
-    def room_at(self, gpu_count: int, gpu_models: tuple[str, ...]) -> ExpectedRelease | None:
-        """Return when so many GPUs more are free, behind those who asked before; None: nothing known frees them."""
+    def release_of(self, gpu_count: int, gpu_models: tuple[str, ...]) -> ExpectedRelease | None:
+        """Return when this many more GPUs are released, after earlier calls; None: unknown."""
         if not gpu_count:
             return None
         wanted = self._taken.get(gpu_models, 0) + gpu_count
@@ -264,7 +266,7 @@ class _RunningJobs:
 def _ends(
     state: ClusterState, nodes: Mapping[str, str | None], run_seconds: Mapping[tuple[str, str], float]
 ) -> Iterator[tuple[datetime, datetime | None, int, str | None]]:
-    """Of each running job: when it ends at the latest and likely, how many GPUs of which model it gives back."""
+    """Yield of each running job its latest and likely end, and the number and model of its GPUs."""
     for job in state.jobs.values():
         if job.queued is None or job.placed is None or job.started is None or job.finished is not None:
             continue
@@ -290,7 +292,7 @@ def _later(at: datetime) -> datetime:
 
 
 def _share(price: int | None, shape: Shape, node_gpu_count: int) -> int | None:
-    """What an hour of a member costs on a node of this price: its share of the GPUs, the whole node without GPUs."""
+    """Price per hour of a member on a node of this price: by its share of the GPUs; without GPUs the whole node."""
     wanted = shape.resources.gpu_count
     if price is None:
         return None
@@ -299,7 +301,7 @@ def _share(price: int | None, shape: Shape, node_gpu_count: int) -> int | None:
 
 @cached_by_identity(2)
 def _boot_ratios(views: tuple[NodeView, ...]) -> tuple[float, ...]:
-    """How long the nodes that are here took to boot, as parts of what their offers promise, ascending."""
+    """Boot times of existing nodes as ratios of those of their offers, ascending."""
     ratios = []
     for view in views:
         order = view.order
@@ -312,7 +314,7 @@ def _boot_ratios(views: tuple[NodeView, ...]) -> tuple[float, ...]:
 
 @cached_by_identity(2)
 def _run_seconds(jobs: Mapping[JobId, JobRecord]) -> Mapping[tuple[str, str], float]:
-    """How long jobs of one project and name took that ended well lately: the one in the middle."""
+    """Median run time of recently completed jobs by project and name."""
     took: dict[tuple[str, str], list[float]] = {}
     for job in jobs.values():
         if job.queued is None or job.started is None or job.finished is None or job.finished.outcome != "completed":
@@ -320,4 +322,4 @@ def _run_seconds(jobs: Mapping[JobId, JobRecord]) -> Mapping[tuple[str, str], fl
         spec = job.queued.spec
         seconds = (job.finished.finished_at - job.started.started_at).total_seconds()
         took.setdefault((spec.project_id, spec.job_name), []).append(seconds)
-    return {name: median(each) for name, each in took.items()}
+    return {name: median(seconds) for name, seconds in took.items()}

@@ -1,8 +1,8 @@
-"""What jobs with a budget of their own have spent, with the time that is not charged yet. Read by the scheduler.
+"""Job budgets: what jobs with a budget have spent, including time that is not charged yet. Used by the scheduler.
 
-A job's share of a node is the GPUs that its members hold there, as the ledger splits it (`core/limits/accrual.py`);
-nodes without GPUs are counted whole, which is more than the ledger will say. Time on a node whose price is not known is
-in no sum: it is told of, no job with a budget is placed there, and what the ledger charges for it later counts then.
+The share of a job is that of the GPUs of its members, as in the ledger (`core/limits/accrual.py`). Nodes without GPUs
+count whole, which is more than the ledger charges. Time on a node of unknown price is not counted but reported; no job
+with a budget is placed there, and later charges of the ledger count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.money import cost_micro_usd
 
-# A job that is told to save has so long for it; then its budget is spent, and it ends.
+# Time that a job has to save a checkpoint before its budget is exhausted and it ends.
 CHECKPOINT_SECONDS = 120.0
 _MINUTE_SECONDS = 60.0
 
@@ -30,33 +30,33 @@ class JobSpend(NamedTuple):
     spec: JobSpec
     limit_micro_usd: int
     spent_micro_usd: int
-    soon_micro_usd: int  # with the time that it takes to save
-    node_names: tuple[str, ...]  # where it runs
-    unpriced: tuple[str, ...] = ()  # offers of those whose price nobody knows: what was spent there is not counted
+    soon_micro_usd: int  # including the time to save a checkpoint
+    node_names: tuple[str, ...]  # nodes of its members
+    unpriced: tuple[str, ...] = ()  # offers of nodes with unknown price, whose cost is not counted
 
     @property
     def is_spent(self) -> bool:
-        """True where nothing is left."""
+        """True if the budget is exhausted."""
         return self.spent_micro_usd >= self.limit_micro_usd
 
     @property
     def is_nearly_spent(self) -> bool:
-        """True where what is left is just enough to save."""
+        """True if the rest is just enough to save a checkpoint."""
         return self.soon_micro_usd >= self.limit_micro_usd
 
 
 def job_spends(state: ClusterState, as_of: datetime) -> tuple[JobSpend, ...]:
-    """Return one for each job that has a budget and has not ended, in order of id."""
+    """Return the spend of each unfinished job with a budget, ordered by id."""
     limited = _limited(state.jobs)
     if not limited:
         return ()
     members = _members(limited, state.pods)
-    views = node_views(state, as_of) if members else ()  # where none of them runs, nodes have nothing to say
-    return _outlays(limited, members, views, state.spent_by_job, state.charges, counted_at(as_of))
+    views = node_views(state, as_of) if members else ()  # without running members nodes are not needed
+    return _job_spends(limited, members, views, state.spent_by_job, state.charges, counted_at(as_of))
 
 
 @cached_by_identity(4)
-def _outlays(
+def _job_spends(
     limited: Mapping[JobId, JobSpec],
     members: Mapping[JobId, Sequence[PodObserved]],
     views: tuple[NodeView, ...],
@@ -66,7 +66,7 @@ def _outlays(
 ) -> tuple[JobSpend, ...]:
     by_name = {view.name: view for view in views}
     return tuple(
-        _outlay(spec, members.get(spec.job_id, ()), by_name, spent_by_job.get(spec.job_id), charges, now)
+        _job_spend(spec, members.get(spec.job_id, ()), by_name, spent_by_job.get(spec.job_id), charges, now)
         for spec in limited.values()
     )
 
@@ -75,7 +75,7 @@ def _outlays(
 def _members(
     limited: Mapping[JobId, JobSpec], pods: Mapping[PodUid, PodObserved]
 ) -> Mapping[JobId, Sequence[PodObserved]]:
-    """Their pods that have a node."""
+    """Pods of these jobs that have a node."""
     members: dict[JobId, list[PodObserved]] = {}
     for pod in pods.values():
         if pod.job_id is not None and pod.node_name is not None and pod.job_id in limited:
@@ -85,11 +85,11 @@ def _members(
 
 @cached_by_identity(4)
 def _limited(jobs: Mapping[JobId, JobRecord]) -> Mapping[JobId, JobSpec]:
-    found = (job.queued.spec for _, job in sorted(jobs.items()) if job.queued is not None and job.finished is None)
-    return {spec.job_id: spec for spec in found if spec.budget_limit_micro_usd is not None}
+    specs = (job.queued.spec for _, job in sorted(jobs.items()) if job.queued is not None and job.finished is None)
+    return {spec.job_id: spec for spec in specs if spec.budget_limit_micro_usd is not None}
 
 
-def _outlay(
+def _job_spend(
     spec: JobSpec,
     members: Sequence[PodObserved],
     views: Mapping[str, NodeView],
@@ -107,7 +107,7 @@ def _outlay(
         since = pod.started_at or pod.created_at
         since = since if charge is None else max(since, charge.until_at)
         if view.price_micro_usd_per_hour is None:
-            unpriced += [view] if view.is_ours else []  # what is not ours is in no bill of ours
+            unpriced += [view] if view.is_ours else []  # nodes of others are not billed
             continue
         price = _share_micro_usd_per_hour(pod, view.price_micro_usd_per_hour, view.allocatable.gpu_count)
         spent += cost_rounded_up(price, since, now)
@@ -118,16 +118,16 @@ def _outlay(
         spent_micro_usd=spent,
         soon_micro_usd=soon,
         node_names=tuple(sorted({pod.node_name for pod in members if pod.node_name is not None})),
-        unpriced=offers_of(unpriced),
+        unpriced=offer_keys_of(unpriced),
     )
 
 
-def offers_of(views: Iterable[NodeView]) -> tuple[str, ...]:
-    """Return what these nodes were sold as, each once: the offer, else as much of it as is known."""
-    return tuple(sorted({_offer_of(view) for view in views}))
+def offer_keys_of(views: Iterable[NodeView]) -> tuple[str, ...]:
+    """Return the offer keys of these nodes, each once; of unknown offers the known parts."""
+    return tuple(sorted({_offer_key_of(view) for view in views}))
 
 
-def _offer_of(view: NodeView) -> str:
+def _offer_key_of(view: NodeView) -> str:
     if view.order is not None and view.order.decision is not None:
         return view.order.decision.offer.key
     parts = (view.instance_type, view.zone, view.capacity_type)
@@ -141,8 +141,8 @@ def _share_micro_usd_per_hour(pod: PodObserved, price: int, whole: int) -> int:
 
 
 def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
-    """Return what is wrong with a budget that pays for no minute of the job, or not for its known length, on the
-    cheapest of what is for sale; None: it may be enough, or prices are not known."""
+    """Return the violation of a budget that does not pay for one minute of the job, or for its known run time, at the
+    lowest price of all offers; None: it may be sufficient, or prices are unknown."""
     offers = () if state.offers is None else state.offers.offers
     shares = [
         -(-offer.price_micro_usd_per_hour * max(spec.member_resources.gpu_count, 1) // offer.resources.gpu_count)
@@ -157,9 +157,9 @@ def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
     least = spec.gang_count * cost_micro_usd(min(shares), timedelta(seconds=seconds))
     if spec.budget_limit_micro_usd >= least:
         return None
-    length = "one minute" if spec.run_seconds is None else f"its {seconds:g} s"
+    run_time = "one minute" if spec.run_seconds is None else f"its run time of {seconds:g} s"
     return Violation(
         "budget_limit_usd",
-        f"is {money(spec.budget_limit_micro_usd)}, and {length} of it cost at least {money(least)} at today's prices; "
-        "raise it, or ask for less",
+        f"is {money(spec.budget_limit_micro_usd)}, but {run_time} costs at least {money(least)} at current prices; "
+        "raise it, or request less",
     )

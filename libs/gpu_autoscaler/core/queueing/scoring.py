@@ -1,6 +1,6 @@
-"""What is said of estimates: once for each job that waits, and once more when it starts. Asked by the scheduler.
+"""Estimates to publish: one per waiting job, and its score when the job starts. Used by the scheduler.
 
-Facts of the past score themselves: what was expected is read from the record, never computed again.
+Scores compare with the published estimate, which is never computed again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,39 +16,39 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.money import cost_micro_usd
 
-SAID_AT_ONCE_MAX = 500  # of one tick; the rest comes with the next one
+PUBLISHED_AT_ONCE_MAX = 500  # per tick; the rest follows in the next tick
 
 
 def estimates_due(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[JobEstimated | JobEstimateScored, ...]:
-    """Return the first estimate of each job that waits, and the score of each that has started since."""
+    """Return the first estimate of each waiting job, and the score of each started job."""
     new = [job_id for job_id, job in state.jobs.items() if is_waiting(job) and job.estimated is None]
-    said: list[JobEstimated | JobEstimateScored] = []
+    facts: list[JobEstimated | JobEstimateScored] = []
     if new and state.pods_synced is not None and state.nodes_synced is not None:
-        found = Estimates(state, policy, as_of)
-        for job_id in new[:SAID_AT_ONCE_MAX]:
-            estimate = found.of(job_id)
+        estimates = Estimates(state, policy, as_of)
+        for job_id in new[:PUBLISHED_AT_ONCE_MAX]:
+            estimate = estimates.of(job_id)
             if estimate is not None:
-                said.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
-    return (*said, *_scores(state, as_of))
+                facts.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
+    return (*facts, *_scores(state, as_of))
 
 
 def is_to_be_scored(job: JobRecord) -> bool:
-    """True for a job that has started, and of which something was expected that nobody has looked at again."""
+    """True for a started job with an estimate that is not scored."""
     return job.estimated is not None and job.started is not None and job.scored is None
 
 
 def _scores(state: ClusterState, as_of: datetime) -> Iterator[JobEstimateScored]:
     started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
     views = {view.name: view for view in node_views(state, as_of)} if started else {}
-    for job_id, job in started[:SAID_AT_ONCE_MAX]:
+    for job_id, job in started[:PUBLISHED_AT_ONCE_MAX]:
         yield _score(job_id, job, views, as_of)
 
 
 def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: datetime) -> JobEstimateScored:
-    assert job.estimated is not None, "only what was estimated is scored"  # noqa: S101 - as it says
-    assert job.started is not None, "only what has started is scored"  # noqa: S101 - as it says
+    assert job.estimated is not None, "job has no estimate"  # noqa: S101 - invariant
+    assert job.started is not None, "job has not started"  # noqa: S101 - invariant
     expected, started_at = job.estimated.estimate, job.started.started_at
     low, high = expected.start_at_earliest, expected.start_at_latest
     has_range = low is not None and high is not None
@@ -63,7 +63,7 @@ def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: 
 
 
 def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
-    """What its nodes cost more than was expected, for the time that was reckoned with; None: a price is not known."""
+    """Cost of its nodes above the estimate, for the estimated run time; None: a price is unknown."""
     expected = None if job.estimated is None else job.estimated.estimate
     if expected is None or expected.cost_micro_usd is None or expected.run_seconds is None:
         return None
@@ -81,5 +81,6 @@ def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
 def _share(view: NodeView | None, spec: JobSpec) -> int | None:
     if view is None or view.price_micro_usd_per_hour is None:
         return None
-    wanted, there = spec.member_resources.gpu_count, view.allocatable.gpu_count
-    return -(-view.price_micro_usd_per_hour * wanted // there) if wanted and there else view.price_micro_usd_per_hour
+    wanted, present = spec.member_resources.gpu_count, view.allocatable.gpu_count
+    price = view.price_micro_usd_per_hour
+    return -(-price * wanted // present) if wanted and present else price

@@ -1,7 +1,7 @@
-"""How often the cloud takes spot machines of a type in a zone: what is remembered of those that ended, with decay.
+"""Interruption rates of spot capacity pools (instance type and zone), with decay.
 
-Each instance that ends is counted once, in the hour in which it ended; a count halves every HALF_LIFE_HOURS, so a storm
-of yesterday weighs little today. Everything is added up in whole numbers: any order of the facts gives the same ratio.
+Every terminated instance counts once, in the hour of its end. Counts halve every HALF_LIFE_HOURS. Sums are integers:
+any order of the facts gives the same rate.
 """
 
 from collections import Counter
@@ -19,72 +19,72 @@ from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
 
-# Fleets of the recorded spot traces that shrank were as large again within three to nine hours. Source: our own.
+# In recorded spot traces, interrupted fleets regained their size within three to nine hours.
 HALF_LIFE_HOURS = 6
-_WHOLE = 1 << 16  # weight of an end in this hour
+_WHOLE = 1 << 16  # weight of a termination in this hour
 
-# What is taken for granted of a type and zone before anything is known there: one of twenty taken, which is the lowest
-# of the bands that AWS publishes ("Spot Instance advisor", read 2026-11-21).
-ASSUMED_TAKEN_COUNT, ASSUMED_COUNT = 1, 20
+# Prior of a capacity pool without history: one interruption of twenty, the lowest band of AWS ("Spot Instance advisor",
+# read 2026-11-21).
+ASSUMED_INTERRUPTED_COUNT, ASSUMED_COUNT = 1, 20
 
 
 def interruption_rate(state: ClusterState, offer: Offer, as_of: datetime) -> float:
-    """Return the share, 0 to 1, of nodes of this offer that the cloud takes before we let them go; 0 unless spot."""
-    return rate_of(offer, ends_by_place(state, as_of))
+    """Return the share of nodes of this offer, 0 to 1, that the cloud interrupts; 0 unless spot."""
+    return rate_of(offer, terminations_by_pool(state, as_of))
 
 
-def ends_by_place(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[int, int]]:
-    """Return by place, of those of which something is known, the weights of machines that were taken, and of all.
+def terminations_by_pool(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[int, int]]:
+    """Return the weights of interrupted and of all instances of each known capacity pool.
 
-    Counted are those that ended lately, by their age, and those that live: a live one under notice counts as taken.
+    Recently terminated instances count by age, running ones in full; one under notice counts as interrupted.
     """
-    living = _living(state.instances, state.notices)
+    running = _running(state.instances, state.notices)
     hour_now = hour(as_of)
-    found: dict[str, tuple[int, int]] = {}
-    for place in living.keys() | state.spot_terminations.keys():
-        here = living.get(place, _NONE)
-        taken, ended = _WHOLE * here.noticed_count, _WHOLE * here.count
-        for ended_in, ends in state.spot_terminations.get(place, {}).items():
+    weights: dict[str, tuple[int, int]] = {}
+    for pool in running.keys() | state.spot_terminations.keys():
+        present = running.get(pool, _NONE)
+        interrupted, total = _WHOLE * present.noticed_count, _WHOLE * present.count
+        for ended_in, terminations in state.spot_terminations.get(pool, {}).items():
             weight = _weight(hour_now - ended_in)
-            taken += weight * ends.taken_count
-            ended += weight * ends.count
-        found[place] = (taken, ended)
-    return found
+            interrupted += weight * terminations.interrupted_count
+            total += weight * terminations.count
+        weights[pool] = (interrupted, total)
+    return weights
 
 
-def rate_of(offer: Offer, ends: Mapping[str, tuple[int, int]]) -> float:
-    """Return the share of nodes of this offer that the cloud takes: what is known, on top of what is said of it."""
+def rate_of(offer: Offer, weights: Mapping[str, tuple[int, int]]) -> float:
+    """Return the interruption rate of this offer: the history on top of the published or assumed rate."""
     if offer.capacity_type is not CapacityType.SPOT:
         return 0.0
-    taken, ended = ends.get(place_of(offer.instance_type, offer.zone), (0, 0))
-    said = offer.interruption_ratio
-    assumed = ASSUMED_TAKEN_COUNT if said is None else said * ASSUMED_COUNT
-    return (taken + _WHOLE * assumed) / (ended + _WHOLE * ASSUMED_COUNT)
+    interrupted, total = weights.get(capacity_pool_of(offer.instance_type, offer.zone), (0, 0))
+    published = offer.interruption_ratio
+    assumed = ASSUMED_INTERRUPTED_COUNT if published is None else published * ASSUMED_COUNT
+    return (interrupted + _WHOLE * assumed) / (total + _WHOLE * ASSUMED_COUNT)
 
 
-def place_of(instance_type: str, zone: str) -> str:
-    """Return what is remembered as one: a type in a zone."""
+def capacity_pool_of(instance_type: str, zone: str) -> str:
+    """Return the capacity pool: an instance type in a zone."""
     return f"{instance_type}/{zone}"
 
 
-def with_end(
-    known: Mapping[int, SpotTerminations] | None, ended_at: datetime, *, is_taken: bool
+def add_termination(
+    known: Mapping[int, SpotTerminations] | None, ended_at: datetime, *, is_reclaimed: bool
 ) -> Mapping[int, SpotTerminations]:
-    """Return the ends of one place, by hour, with one more."""
+    """Return the terminations of a capacity pool by hour, with one more."""
     before = (known or {}).get(hour(ended_at), SpotTerminations())
-    after = replace(before, count=before.count + 1, taken_count=before.taken_count + is_taken)
+    after = replace(before, count=before.count + 1, interrupted_count=before.interrupted_count + is_reclaimed)
     return {**(known or {}), hour(ended_at): after}
 
 
-def is_taken(state: ClusterState, provider_id: ProviderId, now_is: InstanceState) -> bool:
-    """True for an instance that ends under a standing notice, or though no decision of ours ends it.
+def is_reclaimed(state: ClusterState, provider_id: ProviderId, now_is: InstanceState) -> bool:
+    """True for an instance that ends under an active notice, or without a decision of ours.
 
-    What was said of it when it began to end stays: giving back what the cloud took makes it no choice of ours.
+    The first answer is kept: a later release does not make an interruption voluntary.
     """
     if now_is not in ("terminating", "terminated"):
         return False
     known = state.instances.get(provider_id)
-    if known is not None and known.is_taken:
+    if known is not None and known.is_reclaimed:
         return True
     notices = (record for record in state.notices.values() if record.notice.provider_id == provider_id)
     return any(record.is_active for record in notices) or not _is_ended_by_us(state, provider_id)
@@ -105,32 +105,32 @@ def _is_ended_by_us(state: ClusterState, provider_id: ProviderId) -> bool:
 
 
 def _weight(age_hours: int) -> int:
-    """Half for each half-life, and on a straight line in between."""
+    """Halve per half-life, linear in between."""
     halvings, rest = divmod(max(0, age_hours), HALF_LIFE_HOURS)
     whole = _WHOLE >> halvings
     return whole - whole * rest // (2 * HALF_LIFE_HOURS)
 
 
-class _Living(msgspec.Struct, frozen=True):
-    """Spot machines of one place that are there."""
+class _Running(msgspec.Struct, frozen=True):
+    """Running spot instances of one capacity pool."""
 
     count: int = 0
     noticed_count: int = 0
 
 
-_NONE = _Living()
+_NONE = _Running()
 
 
 @cached_by_identity(2)
-def _living(
+def _running(
     instances: Mapping[ProviderId, NodeInstanceObserved], notices: Mapping[str, NoticeRecord]
-) -> Mapping[str, _Living]:
+) -> Mapping[str, _Running]:
     noticed = {record.notice.provider_id for record in notices.values() if record.is_active}
     counts: Counter[str] = Counter()
     noticed_counts: Counter[str] = Counter()
-    for one in instances.values():
-        if one.capacity_type is CapacityType.SPOT and one.state != "terminated":
-            place = place_of(one.instance_type, one.zone)
-            counts[place] += 1
-            noticed_counts[place] += one.provider_id in noticed
-    return {place: _Living(count, noticed_counts[place]) for place, count in counts.items()}
+    for instance in instances.values():
+        if instance.capacity_type is CapacityType.SPOT and instance.state != "terminated":
+            pool = capacity_pool_of(instance.instance_type, instance.zone)
+            counts[pool] += 1
+            noticed_counts[pool] += instance.provider_id in noticed
+    return {pool: _Running(count, noticed_counts[pool]) for pool, count in counts.items()}

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.state.state import Charge, JobSpent
 from gpu_autoscaler.core.state.tables import Batch
-from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerTold
+from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerReported
 from gpu_autoscaler.model.money import split_micro_usd
 
 Period = Literal["day", "month"]
@@ -75,12 +75,12 @@ def _by_day(span: CostAccrued) -> Iterable[tuple[datetime, int]]:
     return zip(days, split_micro_usd(span.total_micro_usd, parts), strict=True)
 
 
-def fold_cost(batch: Batch, fact: CostAccrued | CostLedgerTold | CostBudgetCrossed, at: datetime) -> None:
+def fold_cost(batch: Batch, fact: CostAccrued | CostLedgerReported | CostBudgetCrossed, at: datetime) -> None:
     """Count each span once, in any order of arrival; import the sums of the store once."""
     match fact:
         case CostAccrued():
             _accrued(batch, fact, at)
-        case CostLedgerTold():
+        case CostLedgerReported():
             _import_ledger(batch, fact)
         case CostBudgetCrossed():
             pass  # derived from spans that are folded already
@@ -132,19 +132,19 @@ def _charged(before: Charge | None, span: CostAccrued, at: datetime) -> Charge |
     return None
 
 
-def _import_ledger(batch: Batch, fact: CostLedgerTold) -> None:
+def _import_ledger(batch: Batch, fact: CostLedgerReported) -> None:
     """Import the sums of the store, which replace spans that the stream no longer has."""
     if batch.ledger_reported_at is not None:
         return
-    batch.ledger_reported_at = fact.told_at
+    batch.ledger_reported_at = fact.reported_at
     for period in tuple(batch.spent.now):
         batch.spent.remove(period)
     for entry in fact.spent:
         batch.spent.set(entry.period, {**(batch.spent.get(entry.period) or {}), entry.owner: entry.micro_usd})
     for charge in fact.charged:
-        batch.charges.set(charge.provider_id, Charge(until_at=charge.until_at, reported_at=fact.told_at))
+        batch.charges.set(charge.provider_id, Charge(until_at=charge.until_at, reported_at=fact.reported_at))
     for job in fact.jobs:
-        batch.spent_by_job.set(job.job_id, JobSpent(job.micro_usd, fact.told_at))
+        batch.spent_by_job.set(job.job_id, JobSpent(job.micro_usd, fact.reported_at))
 
 
 def prune_costs(batch: Batch, newest: datetime, is_old: Callable[[datetime], bool]) -> None:

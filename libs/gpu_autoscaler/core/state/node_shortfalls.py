@@ -17,7 +17,7 @@ from gpu_autoscaler.model.resources import Resources
 # A device plugin needs minutes: what a node does not show by then it does not have. Source: project default.
 SETTLED_SECONDS = 240.0
 # Long enough against repeated purchases, short enough for a single bad machine. Source: project default.
-REMEMBERED_SECONDS = 3600.0
+RETENTION_SECONDS = 3600.0
 
 
 class ObservedAllocatable(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -28,7 +28,7 @@ class ObservedAllocatable(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def observed_allocatable_of(node: NodeObserved | None, gone_at: datetime) -> tuple[str, ObservedAllocatable] | None:
-    """Return the offer, as `pool/type/zone/capacity type`, and what the node had; None: nobody can tell what it had."""
+    """Return the offer, as `pool/type/zone/capacity type`, and what the node had; None: unknown."""
     if node is None or not node.is_ready or node.ready_since is None or node.action_id is None:
         return None
     pool = dict(node.labels).get(labels.POOL)
@@ -39,13 +39,13 @@ def observed_allocatable_of(node: NodeObserved | None, gone_at: datetime) -> tup
 
 
 def shortfall(
-    promised: Resources, came: Mapping[str, ObservedAllocatable], key: str, as_of: datetime
+    promised: Resources, observed: Mapping[str, ObservedAllocatable], key: str, as_of: datetime
 ) -> Resources | None:
     """Return what the next node of the offer is assumed to have; None: what is promised."""
-    said = came.get(key)
-    if said is None or as_of - said.gone_at > timedelta(seconds=REMEMBERED_SECONDS):
+    last = observed.get(key)
+    if last is None or as_of - last.gone_at > timedelta(seconds=RETENTION_SECONDS):
         return None
-    had = said.allocatable
+    had = last.allocatable
     slices = dict(had.slices)
     least = Resources(
         cpu_milli=min(promised.cpu_milli, had.cpu_milli),

@@ -51,8 +51,8 @@ def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
     return _by_node(state.pods)
 
 
-# Unchanged pods of a node give the same tuple, and unchanged pods of all nodes the same mapping, so that results derived
-# from them can be cached by identity.
+# Unchanged pods of a node give the same tuple, and unchanged pods of all nodes the same mapping, so that results
+# derived from them can be cached by identity.
 _on_node: IdentityCache[tuple[PodObserved, ...]] = IdentityCache(4096)
 _on_nodes: IdentityCache[Mapping[str, tuple[PodObserved, ...]]] = IdentityCache(2)
 _by_uid = attrgetter("pod_uid")

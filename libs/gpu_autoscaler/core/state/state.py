@@ -13,7 +13,7 @@ from gpu_autoscaler.core.state.demand_history import DemandHistory
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory
 from gpu_autoscaler.events.demand import DemandReported
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
     JobEstimated,
@@ -71,7 +71,7 @@ class Usable(msgspec.Struct, frozen=True, gc=False):
 
 
 class Synced(msgspec.Struct, frozen=True, gc=False):
-    """The last list of a source and its freshness. None in its place: never listed, so nothing is known to be absent."""
+    """The last list of a source. None in its place: never listed, so nothing is known to be absent."""
 
     version: Version  # of the last list
     seen_at: Instant  # of the last list or bookmark
@@ -127,7 +127,7 @@ class SpotTerminations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Spot instances of one type and zone that ended within one hour."""
 
     count: int = 0
-    taken_count: int = 0  # of these by the cloud
+    interrupted_count: int = 0  # of these by the cloud
 
 
 class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -205,7 +205,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy_since: Mapping[NodeUid, Instant] = {}  # not ready, or with fewer GPUs than before
     spot_terminations: Mapping[str, Mapping[int, SpotTerminations]] = {}  # by type and zone, then by hour since 1970
     # GPU
-    telemetry: Mapping[NodeUid, GpuNodeSummarised] = {}  # the latest window of each node
+    telemetry: Mapping[NodeUid, GpuNodeSummarized] = {}  # the latest window of each node
     telemetry_history: Mapping[NodeUid, NodeTelemetryHistory] = {}  # of uninterrupted windows
     # SPOT
     notices: Mapping[str, NoticeRecord] = {}  # by notice id

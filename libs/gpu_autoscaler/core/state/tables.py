@@ -33,7 +33,7 @@ from gpu_autoscaler.core.state.state import (
 )
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, extend_telemetry_history
 from gpu_autoscaler.events.fact import Versioned
-from gpu_autoscaler.events.gpu import GpuNodeSummarised
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.events.policy import PolicyChanged, PolicyDocumentsAccepted
@@ -236,7 +236,7 @@ class Batch:
     observed_allocatable: Table[str, ObservedAllocatable]
     spot_terminations: Table[str, Mapping[int, SpotTerminations]]
     unhealthy_since: Table[NodeUid, datetime]
-    telemetry: Table[NodeUid, GpuNodeSummarised]
+    telemetry: Table[NodeUid, GpuNodeSummarized]
     telemetry_history: Table[NodeUid, NodeTelemetryHistory]
     notices: Table[str, NoticeRecord]
     offers: SpotOffersSampled | None
@@ -268,7 +268,7 @@ class Batch:
         vars(self).update(zip(_TABLES, map(Table, _tables_of(state)), strict=True))
         vars(self).update(zip(_VALUES, _values_of(state), strict=True))
 
-    def follow(self, before: GpuNodeSummarised | None, window: GpuNodeSummarised) -> None:
+    def follow(self, before: GpuNodeSummarized | None, window: GpuNodeSummarized) -> None:
         """Add one more window to the telemetry history of its node."""
         history = extend_telemetry_history(self.telemetry_history.get(window.node_uid), before, window)
         if history is not None:

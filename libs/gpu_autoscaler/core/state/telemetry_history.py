@@ -10,7 +10,7 @@ from math import ceil
 
 import msgspec
 
-from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
+from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.model.observed import Instant
 
 # A single lost window is tolerated; more in a row are a gap. Source: project default.
@@ -57,7 +57,7 @@ def since_at_most(steps: StepFunction, level: float) -> Instant | None:
 
 
 def extend_telemetry_history(
-    known: NodeTelemetryHistory | None, before: GpuNodeSummarised | None, window: GpuNodeSummarised
+    known: NodeTelemetryHistory | None, before: GpuNodeSummarized | None, window: GpuNodeSummarized
 ) -> NodeTelemetryHistory | None:
     """Return the history with one more window; `before` is the previous window. An empty window changes nothing."""
     if not window.gpus:
@@ -83,8 +83,11 @@ def extend_telemetry_history(
 
 
 def _extend_gpu(
-    known: GpuTelemetryHistory | None, seen: GpuSummary, at: Instant, is_broken: bool
-) -> GpuTelemetryHistory:  # noqa: FBT001 - one caller
+    known: GpuTelemetryHistory | None,
+    seen: GpuSummary,
+    at: Instant,
+    is_broken: bool,  # noqa: FBT001 - one caller
+) -> GpuTelemetryHistory:
     has_new_holder = known is not None and known.pod != seen.pod
     utilization = () if known is None or is_broken or has_new_holder else known.utilization
     negated_celsius = () if known is None or is_broken else known.negated_celsius
@@ -151,7 +154,7 @@ def _percent(ratio: float | None) -> int | None:
     return None if ratio is None else ceil(round(ratio * 100, 6))
 
 
-def _figures(window: GpuNodeSummarised) -> list[tuple[object, ...]]:
+def _figures(window: GpuNodeSummarized) -> list[tuple[object, ...]]:
     return [
         (
             gpu.gpu_uuid,

@@ -1,4 +1,4 @@
-"""What the translations of all kinds share: amounts, labels, conditions."""
+"""Common parts of all translations: quantities, labels, conditions."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -18,10 +18,10 @@ GPU_MODEL_LABELS = (
     labels.GPU_MODEL,
     labels.GPU_PRODUCT,
     "karpenter.k8s.aws/instance-gpu-name",  # Karpenter AWS provider, "Well-Known Labels" (read 2026-11-21)
-    "gpu-type",  # what people write by hand
+    "gpu-type",  # common hand-written label
 )
 
-_ANNOTATIONS_HONOURED = frozenset(
+_ANNOTATIONS_HONORED = frozenset(
     {
         labels.KARPENTER_DO_NOT_DISRUPT,
         labels.SAFE_TO_EVICT,
@@ -34,27 +34,27 @@ _ANNOTATIONS_HONOURED = frozenset(
 
 
 def pairs(mapping: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return a mapping as facts carry it: sorted by key."""
+    """Return a mapping as in facts: pairs sorted by key."""
     return tuple(sorted(mapping.items()))
 
 
-def honoured(annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the annotations that decisions read; the rest is other people's and often large."""
+def honored(annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the annotations that decisions read; the others are often large."""
     return tuple(
         (key, value)
         for key, value in sorted(annotations.items())
-        if key.startswith(f"{labels.PREFIX}/") or key in _ANNOTATIONS_HONOURED
+        if key.startswith(f"{labels.PREFIX}/") or key in _ANNOTATIONS_HONORED
     )
 
 
-def amounts(quantities: Mapping[str, str], *, of: str, is_room: bool = False) -> Resources:
-    """Return quantities in our units; resources that we do not know are left out. What is room is rounded down.
+def amounts(quantities: Mapping[str, str], *, of: str, is_capacity: bool = False) -> Resources:
+    """Return quantities in our units, without unknown resources. Capacity is rounded down.
 
-    Raises PermanentError naming `of` and the resource where a quantity is none, or below nothing.
+    Raises PermanentError naming `of` and the resource for an invalid or negative quantity.
     """
 
     def whole(name: str) -> int:
-        return _amount(quantities, name, lambda text: _floor(text) if is_room else parse_quantity(text), of)
+        return _amount(quantities, name, lambda text: _floor(text) if is_capacity else parse_quantity(text), of)
 
     return Resources(
         cpu_milli=_amount(quantities, "cpu", parse_quantity_milli, of),
@@ -72,7 +72,7 @@ def _amount(quantities: Mapping[str, str], name: str, read: Callable[[str], int]
     except ValueError as exc:
         raise PermanentError(f"{of}: {name}: {exc}") from exc
     if amount < 0:
-        raise PermanentError(f"{of}: {name}: {quantities[name]} is less than nothing")
+        raise PermanentError(f"{of}: {name}: {quantities[name]} is negative")
     return amount
 
 
@@ -81,12 +81,12 @@ def _floor(text: str) -> int:
 
 
 def group_name(metadata: core.Metadata) -> str:
-    """Return the name of the group that the pod says to be of, whoever's label or annotation says it; empty: none."""
-    said = {**metadata.annotations, **metadata.labels}
+    """Return the pod group of the pod, from any supported label or annotation; empty: none."""
+    values = {**metadata.annotations, **metadata.labels}
     keys = (*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION)
-    return next((said[key] for key in keys if said.get(key)), "")
+    return next((values[key] for key in keys if values.get(key)), "")
 
 
 def condition(conditions: Iterable[core.Condition], condition_type: str) -> core.Condition | None:
-    """Return the condition of that type, None where the object has none yet."""
-    return next((one for one in conditions if one.type == condition_type), None)
+    """Return the condition of this type, None without one."""
+    return next((item for item in conditions if item.type == condition_type), None)

@@ -1,27 +1,27 @@
-"""Kubernetes Jobs that the binder made, and other kinds that carry a job's members, as facts."""
+"""Translates Kubernetes Jobs of the binder, and other kinds that carry a job's members, to facts."""
 
 from datetime import datetime
 
 from gpu_autoscaler.events.job import JobFinished, JobStarted
-from gpu_autoscaler.kube.translate.workload_progress import called, progress
+from gpu_autoscaler.kube.translate.workload_progress import display_name, progress
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 
 
 def job_id_of(job: core.Object) -> JobId | None:
-    """Return whose Job this is; None: not one of the binder's."""
+    """Return the id of the Job's job; None for a Job that the binder did not create."""
     job_id = job.metadata.labels.get(labels.JOB_ID)
     return JobId(job_id) if job_id else None
 
 
 def are_all_running(job: core.Object) -> bool:
-    """True while every member that is needed is ready or done, and at least one still works."""
+    """True while every required member is ready or done, and at least one is still running."""
     return progress(job).is_running
 
 
 def job_started(job: core.Object, job_id: JobId, *, started_at: datetime, epoch: int) -> JobStarted:
-    """Return the start of all members as a fact; the Job itself does not say when that was."""
+    """Return the start of all members as a fact; the Job itself does not record it."""
     return JobStarted(
         epoch=epoch,
         version=job.version,
@@ -32,7 +32,7 @@ def job_started(job: core.Object, job_id: JobId, *, started_at: datetime, epoch:
 
 
 def job_finished(job: core.Object, job_id: JobId, *, seen_at: datetime) -> JobFinished | None:
-    """Return the Job's end as a fact; None while it goes on."""
+    """Return the Job's end as a fact; None before it."""
     end = progress(job).end
     if end is None:
         return None
@@ -40,13 +40,15 @@ def job_finished(job: core.Object, job_id: JobId, *, seen_at: datetime) -> JobFi
 
 
 def is_taken_away(job: core.Object) -> bool:
-    """True for a Job that the binder deletes to make it anew: its end means nothing for its job."""
+    """True for a Job that the binder deletes to recreate it: its end is not the end of the job."""
     return labels.TAKEN_AWAY in job.metadata.annotations
 
 
 def job_removed(job: core.Object, job_id: JobId, *, seen_at: datetime) -> JobFinished:
-    """Return the end of a job whose Job somebody deleted before it was done."""
-    return JobFinished(job_id=job_id, outcome="cancelled", finished_at=seen_at, message=f"{called(job)} was deleted")
+    """Return the end of a job whose Job was deleted before completion."""
+    return JobFinished(
+        job_id=job_id, outcome="cancelled", finished_at=seen_at, message=f"{display_name(job)} was deleted"
+    )
 
 
 def is_over(job: core.Object) -> bool:
@@ -55,13 +57,13 @@ def is_over(job: core.Object) -> bool:
 
 
 def is_ending(job: core.Object) -> bool:
-    """True for a Job that is over, about to be, or being deleted: it ends its pods itself and replaces none."""
+    """True for a Job that ended, is ending or is being deleted: it ends its own pods and replaces none."""
     return job.metadata.deletion_timestamp is not None or progress(job).is_ending
 
 
-def is_held(job: core.Object) -> bool:
-    """True for a suspended Job whose pods are gone: from then on it may be changed what it is let go with.
+def is_fully_suspended(job: core.Object) -> bool:
+    """True for a suspended Job without pods: from then on its scheduling directives may be changed.
 
-    Source: Kubernetes, "Jobs: Mutable Scheduling Directives"; seen on v1.36: the status loses its `startTime` then.
+    Source: Kubernetes, "Jobs: Mutable Scheduling Directives"; seen on v1.36: the status then has no `startTime`.
     """
-    return progress(job).is_held
+    return progress(job).is_fully_suspended

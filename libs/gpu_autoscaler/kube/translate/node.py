@@ -1,9 +1,9 @@
-"""Nodes as facts."""
+"""Translates nodes to facts."""
 
 from collections.abc import Mapping
 
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
-from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
+from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honored, pairs
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
@@ -12,11 +12,11 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
-# Each maker of nodes has a label and words of its own: Karpenter "Well-Known Labels", EKS managed node groups,
+# Each node provisioner has its own label and values: Karpenter "Well-Known Labels", EKS managed node groups,
 # GKE "Spot VMs", AKS "Spot node pool" (read 2026-11-21). Ours first.
 CAPACITY_TYPE_LABELS: dict[str, dict[str, CapacityType]] = {
-    labels.CAPACITY_TYPE: {one.value: one for one in CapacityType},
-    "karpenter.sh/capacity-type": {one.value: one for one in CapacityType},
+    labels.CAPACITY_TYPE: {item.value: item for item in CapacityType},
+    "karpenter.sh/capacity-type": {item.value: item for item in CapacityType},
     "eks.amazonaws.com/capacityType": {
         "SPOT": CapacityType.SPOT,
         "ON_DEMAND": CapacityType.ON_DEMAND,
@@ -31,10 +31,10 @@ _GPU_MEMORY_LABELS = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-m
 
 
 def node_observed(node: core.Node, *, epoch: int) -> NodeObserved:
-    """Return the node as a fact. Raises PermanentError where a quantity cannot be read."""
+    """Return the node as a fact. Raises PermanentError for an invalid quantity."""
     metadata, spec, status = node.metadata, node.spec, node.status
     if metadata.creation_timestamp is None:
-        raise PermanentError(f"node {metadata.name} carries no creationTimestamp")
+        raise PermanentError(f"node {metadata.name} has no creationTimestamp")
     ready = condition(status.conditions, "Ready")
     is_ready = ready is not None and ready.status == "True"
     gpu_model = _gpu_model(metadata.labels)
@@ -45,7 +45,7 @@ def node_observed(node: core.Node, *, epoch: int) -> NodeObserved:
         node_uid=NodeUid(metadata.uid),
         name=metadata.name,
         is_ready=is_ready,
-        allocatable=amounts(status.allocatable, of=f"node {metadata.name}", is_room=True),
+        allocatable=amounts(status.allocatable, of=f"node {metadata.name}", is_capacity=True),
         created_at=metadata.creation_timestamp,
         provider_id=_provider_id(node),
         instance_type=metadata.labels.get(labels.INSTANCE_TYPE),
@@ -56,17 +56,17 @@ def node_observed(node: core.Node, *, epoch: int) -> NodeObserved:
         is_cordoned=spec.unschedulable,
         ready_since=ready.last_transition_time if ready and is_ready else None,
         deleting_since=metadata.deletion_timestamp,
-        is_guarded=labels.TERMINATION_FINALIZER in metadata.finalizers,
-        internal_ip=next((one.address for one in status.addresses if one.type == "InternalIP"), None),
+        has_finalizer=labels.TERMINATION_FINALIZER in metadata.finalizers,
+        internal_ip=next((address.address for address in status.addresses if address.type == "InternalIP"), None),
         labels=pairs(metadata.labels),
-        annotations=honoured(metadata.annotations),
-        taints=tuple(Taint(key=one.key, effect=one.effect, value=one.value) for one in spec.taints),
+        annotations=honored(metadata.annotations),
+        taints=tuple(Taint(key=taint.key, effect=taint.effect, value=taint.value) for taint in spec.taints),
         action_id=ActionId(action_id) if action_id else None,
     )
 
 
 def node_gone(node: core.Node, *, epoch: int) -> NodeGone:
-    """Return the node object's end as a fact."""
+    """Return the deletion of the node object as a fact."""
     return NodeGone(
         epoch=epoch,
         version=node.version,
@@ -81,9 +81,9 @@ def _provider_id(node: core.Node) -> ProviderId | None:
 
 
 def _capacity_type(node_labels: Mapping[str, str]) -> CapacityType | None:
-    for key, words in CAPACITY_TYPE_LABELS.items():
-        if (found := words.get(node_labels.get(key, ""))) is not None:
-            return found
+    for key, values in CAPACITY_TYPE_LABELS.items():
+        if (capacity_type := values.get(node_labels.get(key, ""))) is not None:
+            return capacity_type
     return None
 
 

@@ -1,4 +1,4 @@
-"""Pods as facts.
+"""Translates pods to facts.
 
 Source: Kubernetes API reference v1.36, "Pod"; Kubernetes, "Sidecar Containers", resource sharing (read 2026-11-21).
 """
@@ -10,9 +10,9 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
-from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honoured, pairs
-from gpu_autoscaler.kube.translate.pod_affinity import neighbour_demands, preferences
-from gpu_autoscaler.kube.translate.related_objects import NOTHING_AROUND, Around, all_terms
+from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honored, pairs
+from gpu_autoscaler.kube.translate.pod_affinity import pod_constraints, preferences
+from gpu_autoscaler.kube.translate.related_objects import NO_RELATED_OBJECTS, RelatedObjects, all_terms
 from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -31,24 +31,23 @@ _PHASES: dict[str, PodPhase] = {
 }
 
 
-def pod_observed(pod: core.Pod, *, epoch: int, around: Around = NOTHING_AROUND) -> PodObserved:
-    """Return the pod as a fact, with what its surroundings demand. Raises PermanentError where a quantity cannot be
-    read."""
+def pod_observed(pod: core.Pod, *, epoch: int, related: RelatedObjects = NO_RELATED_OBJECTS) -> PodObserved:
+    """Return the pod as a fact, with the demands of related objects. Raises PermanentError for an invalid quantity."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     if metadata.creation_timestamp is None:
-        raise PermanentError(f"pod {metadata.namespace}/{metadata.name} carries no creationTimestamp")
+        raise PermanentError(f"pod {metadata.namespace}/{metadata.name} has no creationTimestamp")
     scheduled = condition(status.conditions, "PodScheduled")
     is_unschedulable = scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable"
     ready = condition(status.conditions, "Ready")
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = _demands(spec)
-    devices = around.devices
+    devices = related.devices
     models = devices.gpu_models or _gpu_models(demands)
-    if around.alternatives:
-        demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, around.alternatives))
+    if related.alternatives:
+        demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, related.alternatives))
     return PodObserved(
         epoch=epoch,
-        version=max(pod.version, around.version),
+        version=max(pod.version, related.version),
         pod_uid=PodUid(metadata.uid),
         namespace=metadata.namespace,
         name=metadata.name,
@@ -65,26 +64,26 @@ def pod_observed(pod: core.Pod, *, epoch: int, around: Around = NOTHING_AROUND) 
         deleting_since=metadata.deletion_timestamp,
         priority=spec.priority,
         demands=demands,
-        neighbours=neighbour_demands(pod),
+        pod_affinity=pod_constraints(pod),
         gpu_model=models[0] if len(models) == 1 else None,
         gpu_models=models if len(models) > 1 else (),
         gpu_memory_bytes_min=devices.gpu_memory_bytes_min,
         labels=pairs(metadata.labels),
-        annotations=honoured(metadata.annotations),
+        annotations=honored(metadata.annotations),
         owner_kind=owner.kind if owner else None,
         owner_uid=owner.uid if owner else None,
         has_local_storage=any(volume.empty_dir or volume.host_path for volume in spec.volumes),
         grace_seconds=spec.termination_grace_period_seconds,
         job_id=_job_id(metadata),
-        volume_trouble=around.trouble,
-        device_trouble=devices.trouble,
-        group_count_min=around.group_count_min,
+        volume_trouble=related.problem,
+        device_trouble=devices.problem,
+        group_count_min=related.group_count_min,
         preferences=preferences(pod),
     )
 
 
 def pod_gone(pod: core.Pod, *, epoch: int) -> PodGone:
-    """Return the pod's end as a fact."""
+    """Return the deletion of the pod as a fact."""
     return PodGone(
         epoch=epoch,
         version=pod.version,
@@ -98,10 +97,10 @@ def pod_gone(pod: core.Pod, *, epoch: int) -> PodGone:
 
 
 def pod_requests(pod: core.Pod) -> Resources:
-    """Return what the scheduler sets aside for the pod, itself counted as one pod.
+    """Return the resources that the scheduler reserves for the pod, the pod itself included.
 
-    Containers and sidecars run together; each other init container runs with the sidecars that started before it;
-    the larger of both counts, plus the overhead of the runtime class.
+    The larger of all containers with all sidecars, and of each init container with the sidecars started before it; plus
+    the overhead of the runtime class.
     """
     of = f"pod {pod.metadata.namespace}/{pod.metadata.name}"
     sidecars, peak = NO_RESOURCES, NO_RESOURCES
@@ -119,7 +118,7 @@ def pod_requests(pod: core.Pod) -> Resources:
 
 
 def _container_requests(container: core.Container, of: str) -> Resources:
-    # Extended resources are asked for by their limit; the server copies it into the requests, older ones did not.
+    # Extended resources are requested by their limit; the server copies it into the requests, older servers did not.
     gpus = {key: value for key, value in container.resources.limits.items() if key == GPU_RESOURCE or is_slice(key)}
     return amounts({**container.resources.requests, **gpus}, of=of)
 
@@ -141,7 +140,9 @@ def _larger_slices(one: Slices, other: Slices) -> Slices:
 def _finished_at(status: core.PodStatus) -> datetime | None:
     if status.phase not in ("Succeeded", "Failed"):
         return None
-    ends = [one.state.terminated.finished_at for one in status.container_statuses if one.state.terminated]
+    ends = [
+        container.state.terminated.finished_at for container in status.container_statuses if container.state.terminated
+    ]
     return max((end for end in ends if end is not None), default=None)
 
 
@@ -150,19 +151,21 @@ def _demands(spec: core.PodSpec) -> NodeDemands:
     return NodeDemands(
         node_selector=pairs(spec.node_selector),
         node_affinity=tuple(
-            # A field (metadata.name, as DaemonSets ask for) is kept under its own name: no label is called that.
+            # A field (metadata.name, as in DaemonSets) is kept under its own name, which no label has.
             NodeSelectorTerm(requirements(term.match_expressions) + requirements(term.match_fields))
             for term in (required.node_selector_terms if required else ())
         ),
         tolerations=tuple(
-            Toleration(key=one.key, operator=one.operator, value=one.value, effect=one.effect)
-            for one in spec.tolerations
+            Toleration(
+                key=toleration.key, operator=toleration.operator, value=toleration.value, effect=toleration.effect
+            )
+            for toleration in spec.tolerations
         ),
     )
 
 
 def _gpu_models(demands: NodeDemands) -> tuple[str, ...]:
-    """The models of which the pod insists on one, by selector or in every alternative of its affinity, in its order."""
+    """Return the models of which the pod requires one, by selector or by every term of its node affinity, in order."""
     chosen = dict(demands.node_selector)
     selected = _models_named(chosen[key] for key in GPU_MODEL_LABELS if key in chosen)
     if selected:
@@ -171,9 +174,9 @@ def _gpu_models(demands: NodeDemands) -> tuple[str, ...]:
         _models_named(
             value
             for key in GPU_MODEL_LABELS
-            for one in term.requirements
-            if one.key == key and one.operator == "In"
-            for value in one.values
+            for requirement in term.requirements
+            if requirement.key == key and requirement.operator == "In"
+            for value in requirement.values
         )
         for term in demands.node_affinity
     ]

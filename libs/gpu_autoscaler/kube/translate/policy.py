@@ -1,4 +1,4 @@
-"""`AutoscalingPolicy` objects as documents: percent become ratios, other people's names of GPUs become ours."""
+"""Translates `AutoscalingPolicy` objects to documents: percentages to ratios, GPU product names to models."""
 
 from datetime import UTC, datetime
 
@@ -16,15 +16,15 @@ _statuses = msgspec.json.Decoder(PolicyStatus)
 
 
 def spec_of(policy: Policy) -> PolicySpec:
-    """Return what the policy says. Raises PermanentError where it is none: another version may have let it in."""
+    """Return the spec of the policy. Raises PermanentError for one that only another version of the CRD admits."""
     try:
         return _specs.decode(policy.spec)
     except msgspec.DecodeError as exc:
-        raise PermanentError(f"spec: {exc}; is its definition the one of this version?") from exc
+        raise PermanentError(f"spec: {exc}; install the CustomResourceDefinition of this version") from exc
 
 
 def status_of(policy: Policy) -> PolicyStatus:
-    """Return what was said of it; nothing where that cannot be read."""
+    """Return the status of the policy, an empty one when it is invalid."""
     try:
         return _statuses.decode(policy.status)
     except msgspec.DecodeError:
@@ -32,7 +32,7 @@ def status_of(policy: Policy) -> PolicyStatus:
 
 
 def document(policy: Policy, spec: PolicySpec, generation: int) -> PolicyDocument:
-    """Return the spec of this generation in our words."""
+    """Return the spec of this generation as a document."""
     return PolicyDocument(
         name=policy.metadata.name,
         uid=policy.metadata.uid,
@@ -56,7 +56,7 @@ def document(policy: Policy, spec: PolicySpec, generation: int) -> PolicyDocumen
 
 
 def _pool(pool: PoolSpec) -> DocumentPool:
-    # A name that is none of ours stays as it is: the policy is refused by it, and the sentence names it.
+    # An unknown model is kept: validation refuses the policy with its name.
     models = () if pool.gpu_type is None else (gpu_model_name(pool.gpu_type) or pool.gpu_type,)
     return DocumentPool(
         name=pool.name,

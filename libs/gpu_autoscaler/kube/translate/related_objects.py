@@ -1,4 +1,5 @@
-"""What other objects mean for a pod: where its volumes can be reached, and how many pods of its group start together.
+"""Translates objects related to a pod: the nodes that reach its volumes, its devices, its pod group, its
+PodDisruptionBudgets.
 
 Source: Kubernetes documentation, "Persistent Volumes", "Storage Classes" (volume binding mode, allowed topologies),
 read 2026-11-21.
@@ -18,9 +19,9 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-NO_PROVISIONER = "kubernetes.io/no-provisioner"  # its volumes are made by hand: there are those that there are
-# Drivers call the zone by keys of their own, which nodes carry only once the driver runs there (documentation of the
-# CSI drivers for EBS, Persistent Disk and Azure Disk, "topology"; read 2026-11-21). The value is that of the zone.
+NO_PROVISIONER = "kubernetes.io/no-provisioner"  # only existing, manually created volumes
+# Drivers use their own keys for the zone, which nodes have only once the driver runs there (documentation of the CSI
+# drivers for EBS, Persistent Disk and Azure Disk, "topology"; read 2026-11-21). The value is that of the zone label.
 _ZONE_KEYS = frozenset(
     {
         "failure-domain.beta.kubernetes.io/zone",
@@ -29,36 +30,36 @@ _ZONE_KEYS = frozenset(
         "topology.disk.csi.azure.com/zone",
     }
 )
-# Alternatives of the pod times those of its volumes. More than this is no pod that anybody wrote.
+# Terms of the pod times those of its volumes; no realistic pod has more.
 _TERMS_COUNT_MAX = 256
 
 Key = tuple[str, str]  # namespace and name
-Terms = tuple[NodeSelectorTerm, ...]  # alternatives; none at all: no condition
+Terms = tuple[NodeSelectorTerm, ...]  # alternatives; empty: no condition
 
 
 class Storage(msgspec.Struct, kw_only=True):
-    """Volumes as they were last seen."""
+    """The last observed claims, volumes and storage classes."""
 
     claims: Mapping[Key, wire_storage.Claim] = {}
     volumes: Mapping[str, wire_storage.PersistentVolume] = {}
     classes: Mapping[str, wire_storage.StorageClass] = {}
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What other objects mean for a pod."""
+class RelatedObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """The demands of other objects on a pod's node."""
 
-    alternatives: tuple[Terms, ...] = ()  # of each of its volumes that can be reached from some nodes alone
-    trouble: str = ""  # why no node helps before something else changes; empty: one would
+    alternatives: tuple[Terms, ...] = ()  # of each volume that only some nodes can reach
+    problem: str = ""  # why no node can help; empty: a node can
     devices: Claimed = NOTHING_CLAIMED
-    group_count_min: int | None = None  # None: its group does not say
-    version: int = 0  # up to which all of this was seen
+    group_count_min: int | None = None  # None: unknown
+    version: int = 0  # the latest version of these objects
 
 
-NOTHING_AROUND = Around()
+NO_RELATED_OBJECTS = RelatedObjects()
 
 
 def claims_of(pod: core.Pod) -> Iterator[Key]:
-    """The claims that the pod's volumes name, those that are made for it alone among them."""
+    """Yield the claims of the pod's volumes, ephemeral ones included."""
     for volume in pod.spec.volumes:
         if volume.persistent_volume_claim is not None:
             yield pod.metadata.namespace, volume.persistent_volume_claim.claim_name
@@ -66,78 +67,82 @@ def claims_of(pod: core.Pod) -> Iterator[Key]:
             yield pod.metadata.namespace, f"{pod.metadata.name}-{volume.name}"
 
 
-def around(pod: core.Pod, storage: Storage, known: Claims, *, version: int, group_count_min: int | None) -> Around:
-    """Return what these objects mean for the pod."""
+def related_objects(
+    pod: core.Pod, storage: Storage, known: Claims, *, version: int, group_count_min: int | None
+) -> RelatedObjects:
+    """Return the demands of these objects on the pod's node."""
     devices = claimed(pod, known)
     alternatives: list[Terms] = [*devices.alternatives]
     for key in claims_of(pod):
-        found = _reach(key, storage)
-        if isinstance(found, str):
-            return Around(trouble=found, devices=devices, version=version, group_count_min=group_count_min)
-        if found:
-            alternatives.append(found)
-    return Around(alternatives=tuple(alternatives), devices=devices, version=version, group_count_min=group_count_min)
+        terms = _reachable_nodes(key, storage)
+        if isinstance(terms, str):
+            return RelatedObjects(problem=terms, devices=devices, version=version, group_count_min=group_count_min)
+        if terms:
+            alternatives.append(terms)
+    return RelatedObjects(
+        alternatives=tuple(alternatives), devices=devices, version=version, group_count_min=group_count_min
+    )
 
 
 def all_terms(own: Terms, others: tuple[Terms, ...]) -> Terms:
-    """Alternatives that say the same as all of these lists of alternatives together."""
-    parts = [each for each in (own, *others) if each]
+    """Return terms equivalent to the conjunction of these lists of alternative terms."""
+    parts = [terms for terms in (own, *others) if terms]
     if len(parts) <= 1:
         return parts[0] if parts else ()
-    found: dict[NodeSelectorTerm, None] = {}
+    combined: dict[NodeSelectorTerm, None] = {}
     for terms in product(*parts):
-        conditions = dict.fromkeys(one for term in terms for one in term.requirements)
-        found[NodeSelectorTerm(tuple(conditions))] = None
-        if len(found) == _TERMS_COUNT_MAX:
+        conditions = dict.fromkeys(requirement for term in terms for requirement in term.requirements)
+        combined[NodeSelectorTerm(tuple(conditions))] = None
+        if len(combined) == _TERMS_COUNT_MAX:
             break
-    return tuple(found)
+    return tuple(combined)
 
 
-def _reach(key: Key, storage: Storage) -> Terms | str:
-    """The nodes from which the claim's volume is reached, or will be once it is made; else why there will be none."""
+def _reachable_nodes(key: Key, storage: Storage) -> Terms | str:
+    """Return the nodes that can reach the claim's volume, existing or to be created; otherwise why there are none."""
     name = f"claim {key[0]}/{key[1]}"
     claim = storage.claims.get(key)
     if claim is None:
         return f"{name} does not exist"
     if claim.status.phase == "Lost":
-        return f"{name} has lost its volume"
+        return f"{name} lost its volume"
     if claim.spec.volume_name:
         volume = storage.volumes.get(claim.spec.volume_name)
-        return f"{name} has volume {claim.spec.volume_name}, which does not exist" if volume is None else _nodes(volume)
-    return _reach_unbound(name, claim, storage)
+        return f"{name}: volume {claim.spec.volume_name} does not exist" if volume is None else _nodes(volume)
+    return _reachable_nodes_unbound(name, claim, storage)
 
 
-def _reach_unbound(name: str, claim: wire_storage.Claim, storage: Storage) -> Terms | str:
-    called = claim.spec.storage_class_name
-    if called is None:
-        called = next((each for each, one in storage.classes.items() if _is_default(one)), "")
-    if not called:
-        return f"{name} has no volume and no storage class that would make one"
-    found = storage.classes.get(called)
-    if found is None:
-        return f"{name} has no volume, and there is no storage class {called}"
-    if found.volume_binding_mode == "Immediate":
-        return f"{name} has no volume yet, and storage class {called} makes it without waiting for a pod"
-    if found.provisioner != NO_PROVISIONER:
+def _reachable_nodes_unbound(name: str, claim: wire_storage.Claim, storage: Storage) -> Terms | str:
+    class_name = claim.spec.storage_class_name
+    if class_name is None:
+        class_name = next((key for key, value in storage.classes.items() if _is_default(value)), "")
+    if not class_name:
+        return f"{name} has neither a volume nor a storage class"
+    storage_class = storage.classes.get(class_name)
+    if storage_class is None:
+        return f"{name} has no volume, and its storage class {class_name} does not exist"
+    if storage_class.volume_binding_mode == "Immediate":
+        return f"{name} has no volume yet; storage class {class_name} provisions it before the pod is scheduled"
+    if storage_class.provisioner != NO_PROVISIONER:
         return tuple(
             NodeSelectorTerm(
-                tuple(LabelRequirement(_key(one.key), "In", one.values) for one in term.match_label_expressions)
+                tuple(LabelRequirement(_key(item.key), "In", item.values) for item in term.match_label_expressions)
             )
-            for term in found.allowed_topologies
+            for term in storage_class.allowed_topologies
         )
     free = [
         volume
         for _, volume in sorted(storage.volumes.items())
-        if volume.spec.storage_class_name == called and volume.status.phase == "Available"
+        if volume.spec.storage_class_name == class_name and volume.status.phase == "Available"
     ]
     if not free:
-        return f"{name} has no volume, and none of storage class {called} is free"
+        return f"{name} has no volume, and storage class {class_name} has no available one"
     reached = [_nodes(volume) for volume in free]
     return () if not all(reached) else tuple(dict.fromkeys(term for terms in reached for term in terms))
 
 
-def _is_default(one: wire_storage.StorageClass) -> bool:
-    return one.metadata.annotations.get(DEFAULT_CLASS) == "true"
+def _is_default(storage_class: wire_storage.StorageClass) -> bool:
+    return storage_class.metadata.annotations.get(DEFAULT_CLASS) == "true"
 
 
 def _nodes(volume: wire_storage.PersistentVolume) -> Terms:
@@ -146,8 +151,8 @@ def _nodes(volume: wire_storage.PersistentVolume) -> Terms:
     return tuple(
         NodeSelectorTerm(
             tuple(
-                LabelRequirement(_key(one.key), one.operator, one.values)
-                for one in requirements(term.match_expressions) + requirements(term.match_fields)
+                LabelRequirement(_key(item.key), item.operator, item.values)
+                for item in requirements(term.match_expressions) + requirements(term.match_fields)
             )
         )
         for term in (required.node_selector_terms if required else ())
@@ -158,15 +163,14 @@ def _key(key: str) -> str:
     return labels.ZONE if key in _ZONE_KEYS else key
 
 
-# Disruption budgets as facts. Source: Kubernetes API reference v1.36, "PodDisruptionBudget" (read
-# 2026-11-21).
+# ---- PodDisruptionBudgets. Source: Kubernetes API reference v1.36, "PodDisruptionBudget" (read 2026-11-21).
 
-# No label has an empty key: a condition that never holds.
+# Never satisfied, as no label has an empty key.
 _SELECTS_NOTHING = LabelRequirement("", "Exists")
 
 
 def budget_observed(budget: core.PodDisruptionBudget, *, epoch: int) -> PodBudgetObserved:
-    """Return the budget as a fact. A status that lags behind its spec allows nothing, as the eviction itself has it."""
+    """Return the PodDisruptionBudget as a fact. A status older than its spec allows nothing, as for evictions."""
     status = budget.status
     is_current = status.observed_generation >= budget.metadata.generation
     return PodBudgetObserved(
@@ -183,7 +187,7 @@ def budget_observed(budget: core.PodDisruptionBudget, *, epoch: int) -> PodBudge
 
 
 def budget_gone(budget: core.PodDisruptionBudget, *, epoch: int) -> PodBudgetGone:
-    """Return the budget's end as a fact."""
+    """Return the deletion of the PodDisruptionBudget as a fact."""
     return PodBudgetGone(
         epoch=epoch,
         version=budget.version,

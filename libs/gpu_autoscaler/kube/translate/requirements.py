@@ -1,4 +1,4 @@
-"""Conditions on labels, of affinities and selectors."""
+"""Translates label requirements of affinities and selectors."""
 
 from collections.abc import Sequence
 from typing import cast, get_args
@@ -9,8 +9,10 @@ from gpu_autoscaler.model.scheduling import LabelRequirement, Operator
 
 
 def requirements(conditions: Sequence[core.Requirement]) -> tuple[LabelRequirement, ...]:
-    """Return the conditions with our names. Raises PermanentError for an operator that nobody knows."""
-    for one in conditions:
-        if one.operator not in get_args(Operator):
-            raise PermanentError(f"condition on {one.key}: operator {one.operator!r} is none of {get_args(Operator)}")
-    return tuple(LabelRequirement(one.key, cast("Operator", one.operator), one.values) for one in conditions)
+    """Return the requirements. Raises PermanentError for an unknown operator."""
+    for item in conditions:
+        if item.operator not in get_args(Operator):
+            raise PermanentError(
+                f"requirement on {item.key}: unknown operator {item.operator!r}; use {get_args(Operator)}"
+            )
+    return tuple(LabelRequirement(item.key, cast("Operator", item.operator), item.values) for item in conditions)

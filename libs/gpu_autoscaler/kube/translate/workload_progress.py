@@ -1,4 +1,4 @@
-"""How far a workload is, whichever kind carries it. Sources: `wire_workloads.py`; Kubernetes, "Job"."""
+"""The progress of a workload, whichever kind carries it. Sources: `wire_workloads.py`; Kubernetes, "Job"."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -22,30 +22,30 @@ KINDS: dict[Runtime, Kind[Any]] = {
 RUNTIMES = {kind.path(): runtime for runtime, kind in KINDS.items()}
 
 Ending = Literal["completed", "failed", "cancelled"]
-# What a Job carries before it is Complete or Failed, while its pods are still being ended.
-_ANNOUNCED = ("SuccessCriteriaMet", "FailureTarget")
+# Conditions of a Job before it is Complete or Failed, while its pods still terminate.
+_ENDING_CONDITIONS = ("SuccessCriteriaMet", "FailureTarget")
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a workload."""
 
     outcome: Ending
-    at: datetime | None  # None: it does not say
+    at: datetime | None  # None: unknown
     message: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a workload is."""
+    """The progress of a workload."""
 
-    is_suspended: bool  # by its specification
-    is_held: bool  # suspended, and its pods are gone
-    is_running: bool  # every member runs or is done, and at least one works
+    is_suspended: bool  # by its spec
+    is_fully_suspended: bool  # suspended, and without pods
+    is_running: bool  # every required member runs or is done, and at least one runs
     end: End | None = None
-    is_ending: bool = False  # it is over, or about to be
+    is_ending: bool = False  # ended, or about to end
 
 
 def progress(workload: core.Object) -> Progress:
-    """Return how far one of the kinds above is."""
+    """Return the progress of an object of KINDS."""
     match workload:
         case core.Job():
             return _job(workload)
@@ -58,40 +58,40 @@ def progress(workload: core.Object) -> Progress:
         case workloads.VolcanoJob():
             return _volcano(workload)
         case other:
-            raise AssertionError(f"{type(other).__name__} is no kind that carries members")
+            raise AssertionError(f"{type(other).__name__} cannot carry members")
 
 
-def called(workload: core.Object) -> str:
-    """Return what people call it: `Kubernetes Job default/train`."""
-    word = "Kubernetes Job" if isinstance(workload, core.Job) else type(workload).__name__
-    return f"{word} {workload.metadata.namespace}/{workload.metadata.name}"
+def display_name(workload: core.Object) -> str:
+    """Return kind and name for messages: `Kubernetes Job default/train`."""
+    kind = "Kubernetes Job" if isinstance(workload, core.Job) else type(workload).__name__
+    return f"{kind} {workload.metadata.namespace}/{workload.metadata.name}"
 
 
 def _job(job: core.Job) -> Progress:
     status = job.status
     end = _by_condition(status.conditions, {"Complete": "completed", "Failed": "failed"}, status.completion_time)
-    is_still = not status.active and not status.terminating
-    enough = job.metadata.annotations.get(labels.MIN_MEMBERS, "")  # as the scheduler wrote it
-    needed_count = min(int(enough), job.spec.parallelism) if enough.isdigit() else job.spec.parallelism
+    has_no_pods = not status.active and not status.terminating
+    minimum = job.metadata.annotations.get(labels.MIN_MEMBERS, "")  # written by the scheduler
+    needed_count = min(int(minimum), job.spec.parallelism) if minimum.isdigit() else job.spec.parallelism
     return Progress(
         is_suspended=job.spec.suspend,
-        is_held=job.spec.suspend and is_still and _holds(status.conditions, "Suspended"),
+        is_fully_suspended=job.spec.suspend and has_no_pods and _holds(status.conditions, "Suspended"),
         is_running=status.ready > 0 and status.ready + status.succeeded >= needed_count,
         end=end,
-        is_ending=end is not None or any(_holds(status.conditions, each) for each in _ANNOUNCED),
+        is_ending=end is not None or any(_holds(status.conditions, name) for name in _ENDING_CONDITIONS),
     )
 
 
 def _jobset(jobset: workloads.JobSet) -> Progress:
-    """Its Jobs are counted, not its pods: one is ready when all of its pods are ready or done."""
+    """Counts Jobs, not pods: a Job is ready when all of its pods are ready or done."""
     parts = jobset.status.replicated_jobs_status
     ready_count, done_count = sum(part.ready for part in parts), sum(part.succeeded for part in parts)
     wanted_count = sum(part.replicas for part in jobset.spec.replicated_jobs)
     end = _by_condition(jobset.status.conditions, {"Completed": "completed", "Failed": "failed"}, None)
     return Progress(
         is_suspended=jobset.spec.suspend,
-        # Said as its Jobs are suspended; pods that still end keep their index until they are gone.
-        is_held=jobset.spec.suspend
+        # Set when its Jobs are suspended; terminating pods keep their index until they are gone.
+        is_fully_suspended=jobset.spec.suspend
         and _holds(jobset.status.conditions, "Suspended")
         and not any(part.active for part in parts),
         is_running=ready_count > 0 and ready_count + done_count >= wanted_count,
@@ -109,8 +109,8 @@ def _pytorchjob(job: workloads.PyTorchJob) -> Progress:
     )
     return Progress(
         is_suspended=job.spec.run_policy.suspend,
-        # Said once its pods are deleted; one that still ends keeps its name until then, so no rank is there twice.
-        is_held=job.spec.run_policy.suspend and _holds(job.status.conditions or (), "Suspended"),
+        # Set once its pods are deleted; a terminating pod keeps its name until then, so no rank exists twice.
+        is_fully_suspended=job.spec.run_policy.suspend and _holds(job.status.conditions or (), "Suspended"),
         is_running=active_count > 0 and active_count + done_count >= wanted_count,
         end=end,
         is_ending=end is not None,
@@ -118,17 +118,17 @@ def _pytorchjob(job: workloads.PyTorchJob) -> Progress:
 
 
 def _rayjob(job: workloads.RayJob) -> Progress:
-    """The work is submitted once the head and all workers are ready, so work that runs is a gang that runs."""
+    """The work is submitted once the head and all workers are ready, so running work means a running gang."""
     status = job.status
     end: End | None = None
     if status.job_deployment_status in ("Complete", "Failed"):
         outcomes: dict[str, Ending] = {"SUCCEEDED": "completed", "STOPPED": "cancelled"}
         outcome = outcomes.get(status.job_status, "failed") if status.job_deployment_status == "Complete" else "failed"
-        why = ": ".join(each for each in (status.reason or status.job_status, status.message) if each)
-        end = End(outcome=outcome, at=status.end_time, message="" if outcome == "completed" else why)
+        reason = ": ".join(part for part in (status.reason or status.job_status, status.message) if part)
+        end = End(outcome=outcome, at=status.end_time, message="" if outcome == "completed" else reason)
     return Progress(
         is_suspended=job.spec.suspend,
-        is_held=job.spec.suspend and status.job_deployment_status == "Suspended",
+        is_fully_suspended=job.spec.suspend and status.job_deployment_status == "Suspended",
         is_running=status.job_status == "RUNNING" and status.job_deployment_status == "Running",
         end=end,
         is_ending=end is not None or status.job_status in ("SUCCEEDED", "STOPPED"),
@@ -136,7 +136,7 @@ def _rayjob(job: workloads.RayJob) -> Progress:
 
 
 def _volcano(job: workloads.VolcanoJob) -> Progress:
-    """Aborted: somebody's command took its pods away. It could be resumed, but nothing says that it will be."""
+    """Aborted counts as cancelled: a command removed its pods, and a resumption is uncertain."""
     state, wanted_count = job.status.state, sum(task.replicas for task in job.spec.tasks)
     outcomes: dict[str, Ending] = {
         "Completed": "completed",
@@ -145,12 +145,12 @@ def _volcano(job: workloads.VolcanoJob) -> Progress:
         "Aborted": "cancelled",
     }
     outcome = outcomes.get(state.phase)
-    why = ": ".join(each for each in (state.reason or state.phase, state.message) if each)
-    message = "" if outcome == "completed" else why
+    reason = ": ".join(part for part in (state.reason or state.phase, state.message) if part)
+    message = "" if outcome == "completed" else reason
     running_count = job.status.running
     return Progress(
         is_suspended=False,
-        is_held=False,
+        is_fully_suspended=False,
         is_running=running_count > 0 and running_count + job.status.succeeded >= wanted_count,
         end=None if outcome is None else End(outcome=outcome, at=state.last_transition_time, message=message),
         is_ending=outcome is not None or state.phase in ("Completing", "Terminating", "Aborting"),
@@ -160,7 +160,7 @@ def _volcano(job: workloads.VolcanoJob) -> Progress:
 def _by_condition(
     conditions: Iterable[core.Condition], outcomes: dict[str, Ending], completed_at: datetime | None
 ) -> End | None:
-    """A workload is ended by a condition once, and for good."""
+    """Return the end by the first true condition; a workload ends only once."""
     known = tuple(conditions)
     for condition_type, outcome in outcomes.items():
         found = condition(known, condition_type)

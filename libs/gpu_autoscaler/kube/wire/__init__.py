@@ -1,1 +1,1 @@
-"""Kubernetes objects as they are on the wire."""
+"""Structs of Kubernetes objects."""

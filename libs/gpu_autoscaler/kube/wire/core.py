@@ -1,6 +1,6 @@
-"""The parts of Kubernetes' objects that we read, as they are on the wire. Everything else is skipped while decoding.
+"""The fields of Kubernetes objects that we read. Decoding skips all others.
 
-Source: Kubernetes API reference v1.36, the kinds of these names (read 2026-11-21), held against recorded answers."""
+Source: Kubernetes API reference v1.36, the kinds of these names (read 2026-11-21), verified with recorded answers."""
 
 from datetime import datetime
 from typing import Literal
@@ -15,7 +15,7 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class OwnerReference(_Wire, frozen=True, kw_only=True):
-    """Who made the object."""
+    """The owner of an object."""
 
     kind: str
     name: str
@@ -24,7 +24,7 @@ class OwnerReference(_Wire, frozen=True, kw_only=True):
 
 
 class Metadata(_Wire, frozen=True, kw_only=True):
-    """What every object carries."""
+    """The metadata of an object."""
 
     name: str = ""
     namespace: str = ""
@@ -50,7 +50,7 @@ class Condition(_Wire, frozen=True, kw_only=True):
 
 
 class Object(_Wire, frozen=True, kw_only=True):
-    """Any object, as far as all are alike."""
+    """Any object: the fields common to all kinds."""
 
     metadata: Metadata
 
@@ -64,14 +64,14 @@ class Object(_Wire, frozen=True, kw_only=True):
 
 
 class ResourceList(_Wire, frozen=True, kw_only=True):
-    """What a container asks for and may use, as quantities."""
+    """Requests and limits of a container, as quantities."""
 
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
 
 
 class Container(_Wire, frozen=True, kw_only=True):
-    """A container, or an init container; one that restarts always is a sidecar."""
+    """A container or init container; an init container with restartPolicy Always is a sidecar."""
 
     name: str = ""
     resources: ResourceList = ResourceList()
@@ -79,7 +79,7 @@ class Container(_Wire, frozen=True, kw_only=True):
 
 
 class Requirement(_Wire, frozen=True, kw_only=True):
-    """A condition on labels."""
+    """A label selector requirement."""
 
     key: str
     operator: str
@@ -87,27 +87,27 @@ class Requirement(_Wire, frozen=True, kw_only=True):
 
 
 class SelectorTerm(_Wire, frozen=True, kw_only=True):
-    """Conditions on a node that hold together."""
+    """Node requirements that must all hold."""
 
     match_expressions: tuple[Requirement, ...] = ()
     match_fields: tuple[Requirement, ...] = ()
 
 
 class NodeSelector(_Wire, frozen=True, kw_only=True):
-    """Alternatives."""
+    """Alternative node selector terms."""
 
     node_selector_terms: tuple[SelectorTerm, ...] = ()
 
 
 class PreferredTerm(_Wire, frozen=True, kw_only=True):
-    """Conditions on a node that count for so much."""
+    """A weighted node preference."""
 
     weight: int
     preference: SelectorTerm = SelectorTerm()
 
 
 class NodeAffinity(_Wire, frozen=True, kw_only=True):
-    """What is required, and what would be liked."""
+    """Required and preferred node affinity."""
 
     required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
     preferred: tuple[PreferredTerm, ...] = msgspec.field(
@@ -116,14 +116,14 @@ class NodeAffinity(_Wire, frozen=True, kw_only=True):
 
 
 class LabelSelector(_Wire, frozen=True, kw_only=True):
-    """Conditions on labels that hold together; none at all selects everything."""
+    """Label requirements that must all hold; an empty selector selects everything."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Requirement, ...] = ()
 
 
 class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
-    """Pods to be near to, or far from. Without a label selector it is about no pod."""
+    """A term of pod (anti-)affinity. Without a label selector it matches no pod."""
 
     topology_key: str
     label_selector: LabelSelector | None = None
@@ -134,14 +134,14 @@ class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
 
 
 class WeightedPodAffinityTerm(_Wire, frozen=True, kw_only=True):
-    """Pods to be near to, or far from, that count for so much."""
+    """A weighted term of pod (anti-)affinity."""
 
     weight: int
     pod_affinity_term: PodAffinityTerm
 
 
 class PodAffinity(_Wire, frozen=True, kw_only=True):
-    """What is required, and what would be liked, of affinity and of anti-affinity."""
+    """Required and preferred terms of pod (anti-)affinity."""
 
     required: tuple[PodAffinityTerm, ...] = msgspec.field(
         default=(), name="requiredDuringSchedulingIgnoredDuringExecution"
@@ -152,7 +152,7 @@ class PodAffinity(_Wire, frozen=True, kw_only=True):
 
 
 class Affinity(_Wire, frozen=True, kw_only=True):
-    """What is asked of the node, and of the pods near it."""
+    """Node affinity, pod affinity and pod anti-affinity."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
@@ -160,7 +160,7 @@ class Affinity(_Wire, frozen=True, kw_only=True):
 
 
 class TopologySpreadConstraint(_Wire, frozen=True, kw_only=True):
-    """How evenly pods are spread."""
+    """A topology spread constraint."""
 
     topology_key: str
     max_skew: int = 1
@@ -170,7 +170,7 @@ class TopologySpreadConstraint(_Wire, frozen=True, kw_only=True):
 
 
 class WireToleration(_Wire, frozen=True, kw_only=True):
-    """A taint that does not keep the pod away."""
+    """A toleration."""
 
     key: str = ""
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -178,34 +178,34 @@ class WireToleration(_Wire, frozen=True, kw_only=True):
     effect: str = ""
 
 
-class Present(_Wire, frozen=True, kw_only=True):
-    """Something of which only matters that it is there."""
+class Marker(_Wire, frozen=True, kw_only=True):
+    """An object whose presence alone matters."""
 
 
 class ClaimSource(_Wire, frozen=True, kw_only=True):
-    """A volume by its claim."""
+    """A volume's PersistentVolumeClaim."""
 
     claim_name: str
 
 
 class Volume(_Wire, frozen=True, kw_only=True):
-    """The kinds that die with the node, and those that are claimed."""
+    """A volume: the types that are lost with the node, and those with a claim."""
 
     name: str = ""
-    empty_dir: Present | None = None
-    host_path: Present | None = None
+    empty_dir: Marker | None = None
+    host_path: Marker | None = None
     persistent_volume_claim: ClaimSource | None = None
-    ephemeral: Present | None = None  # claimed for this pod alone, under its name and the volume's
+    ephemeral: Marker | None = None  # its claim is named after pod and volume
 
 
 class SchedulingGate(_Wire, frozen=True, kw_only=True):
-    """Somebody else's hold on the pod."""
+    """A scheduling gate."""
 
     name: str = ""
 
 
 class PodSpec(_Wire, frozen=True, kw_only=True):
-    """What the pod wants."""
+    """The spec of a pod."""
 
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -220,29 +220,29 @@ class PodSpec(_Wire, frozen=True, kw_only=True):
     priority_class_name: str = ""
     termination_grace_period_seconds: float = 30.0
     volumes: tuple[Volume, ...] = ()
-    resource_claims: tuple[dict[str, str], ...] = ()  # each by its own name, and that of its claim or template
+    resource_claims: tuple[dict[str, str], ...] = ()  # each with its name and that of its claim or template
 
 
 class Terminated(_Wire, frozen=True, kw_only=True):
-    """How a container ended."""
+    """The terminated state of a container."""
 
     finished_at: datetime | None = None
 
 
 class ContainerState(_Wire, frozen=True, kw_only=True):
-    """Only the end is read."""
+    """The state of a container; only its end is read."""
 
     terminated: Terminated | None = None
 
 
 class ContainerStatus(_Wire, frozen=True, kw_only=True):
-    """One container's state."""
+    """The status of a container."""
 
     state: ContainerState = ContainerState()
 
 
 class PodStatus(_Wire, frozen=True, kw_only=True):
-    """How the pod is."""
+    """The status of a pod."""
 
     phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"] = "Pending"
     conditions: tuple[Condition, ...] = ()
@@ -262,7 +262,7 @@ class Pod(Object, frozen=True, kw_only=True):
 
 
 class WireTaint(_Wire, frozen=True, kw_only=True):
-    """A mark that keeps pods away."""
+    """A taint."""
 
     key: str
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
@@ -270,7 +270,7 @@ class WireTaint(_Wire, frozen=True, kw_only=True):
 
 
 class NodeSpec(_Wire, frozen=True, kw_only=True):
-    """What the node is told to be."""
+    """The spec of a node."""
 
     provider_id: str | None = msgspec.field(default=None, name="providerID")
     unschedulable: bool = False
@@ -278,14 +278,14 @@ class NodeSpec(_Wire, frozen=True, kw_only=True):
 
 
 class NodeAddress(_Wire, frozen=True, kw_only=True):
-    """Where the node is reached."""
+    """An address of a node."""
 
     type: str
     address: str
 
 
 class NodeStatus(_Wire, frozen=True, kw_only=True):
-    """How the node is."""
+    """The status of a node."""
 
     allocatable: dict[str, str] = {}
     conditions: tuple[Condition, ...] = ()
@@ -303,13 +303,13 @@ class Node(Object, frozen=True, kw_only=True):
 
 
 class BudgetSpec(_Wire, frozen=True, kw_only=True):
-    """Whom the budget protects. No selector selects no pod; an empty one selects all."""
+    """The spec of a PodDisruptionBudget. Without a selector it selects no pod; an empty one selects all."""
 
     selector: LabelSelector | None = None
 
 
 class BudgetStatus(_Wire, frozen=True, kw_only=True):
-    """How many pods may go now."""
+    """The status of a PodDisruptionBudget."""
 
     observed_generation: int = 0
     disruptions_allowed: int = 0
@@ -318,21 +318,21 @@ class BudgetStatus(_Wire, frozen=True, kw_only=True):
 
 
 class PodDisruptionBudget(Object, frozen=True, kw_only=True):
-    """A budget."""
+    """A PodDisruptionBudget."""
 
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
 
 
 class JobSpecification(_Wire, frozen=True, kw_only=True):
-    """What a Job wants."""
+    """The spec of a Job."""
 
     parallelism: int = 1
     suspend: bool = False
 
 
 class JobStatus(_Wire, frozen=True, kw_only=True):
-    """How a Job is."""
+    """The status of a Job."""
 
     active: int = 0
     terminating: int = 0
@@ -349,32 +349,32 @@ class Job(Object, frozen=True, kw_only=True):
     status: JobStatus = JobStatus()
 
 
-# ---- lists, watches, refusals
+# ---- lists, watches, errors
 
 
 class ListMetadata(_Wire, frozen=True, kw_only=True):
-    """Version and next page of a list."""
+    """Version and continuation of a list."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
 class Page(_Wire, frozen=True, kw_only=True):
-    """One page of a list, its items still encoded."""
+    """One page of a list, with encoded items."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = None
 
 
 class WatchEvent(_Wire, frozen=True, kw_only=True):
-    """One line of a watch, its object still encoded."""
+    """One line of a watch, with an encoded object."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
 class Cause(_Wire, frozen=True, kw_only=True):
-    """One reason of a refusal."""
+    """One cause of an error."""
 
     reason: str = ""
     message: str = ""
@@ -382,7 +382,7 @@ class Cause(_Wire, frozen=True, kw_only=True):
 
 
 class StatusDetails(_Wire, frozen=True, kw_only=True):
-    """What a refusal is about."""
+    """The details of an error."""
 
     name: str = ""
     kind: str = ""
@@ -391,7 +391,7 @@ class StatusDetails(_Wire, frozen=True, kw_only=True):
 
 
 class Status(_Wire, frozen=True, kw_only=True):
-    """The server's answer when it is not the object."""
+    """The server's answer instead of an object."""
 
     status: str = ""
     code: int = 0

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation on the wire: what pods claim of devices, and what drivers offer on nodes.
+"""Dynamic resource allocation: the device claims of pods, and the devices of drivers on nodes.
 
 Source: Kubernetes API reference v1.36, resource.k8s.io/v1, "ResourceClaim", "ResourceClaimTemplate", "DeviceClass",
 "ResourceSlice" (read 2026-11-22). How a device is configured is not read.
@@ -12,40 +12,40 @@ from gpu_autoscaler.kube.wire.core import NodeSelector, Object
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base, as in `wire.py`."""
+    """Base of these structs; see `wire/core.py`."""
 
 
 class CelSelector(_Wire, frozen=True, kw_only=True):
-    """A condition on a device, in CEL."""
+    """A CEL expression on a device."""
 
     expression: str = ""
 
 
 class DeviceSelector(_Wire, frozen=True, kw_only=True):
-    """A condition on a device."""
+    """A device selector."""
 
     cel: CelSelector = CelSelector()
 
 
 class ExactRequest(_Wire, frozen=True, kw_only=True):
-    """Devices of one class."""
+    """A request for devices of one class."""
 
     device_class_name: str = ""
     selectors: tuple[DeviceSelector, ...] = ()
     allocation_mode: str = "ExactCount"
     count: int = 1
-    admin_access: bool = False  # to look at devices that others use
-    capacity: dict[str, Any] | None = None  # so much of each device, which others may share
+    admin_access: bool = False  # for monitoring devices in use
+    capacity: dict[str, Any] | None = None  # a share of each device
 
 
 class SubRequest(ExactRequest, frozen=True, kw_only=True):
-    """One of several alternatives."""
+    """One of several alternative requests."""
 
     name: str
 
 
 class DeviceRequest(_Wire, frozen=True, kw_only=True):
-    """Devices, said exactly or as alternatives, the one that is liked best first."""
+    """A request for devices: exact, or alternatives in order of preference."""
 
     name: str
     exactly: ExactRequest | None = None
@@ -53,114 +53,114 @@ class DeviceRequest(_Wire, frozen=True, kw_only=True):
 
 
 class DeviceClaim(_Wire, frozen=True, kw_only=True):
-    """All that is claimed, and what the devices must have in common."""
+    """All requests of a claim, and constraints between their devices."""
 
     requests: tuple[DeviceRequest, ...] = ()
     constraints: tuple[dict[str, Any], ...] = ()
 
 
 class ResourceClaimSpec(_Wire, frozen=True, kw_only=True):
-    """What is claimed."""
+    """The spec of a claim."""
 
     devices: DeviceClaim = DeviceClaim()
 
 
 class Consumer(_Wire, frozen=True, kw_only=True):
-    """Who may use what was allocated."""
+    """A user of an allocated claim."""
 
     name: str = ""
     uid: str = ""
 
 
 class AllocatedDevice(_Wire, frozen=True, kw_only=True):
-    """One device that a claim has got."""
+    """One device allocated to a claim."""
 
-    request: str = ""  # its name; of an alternative request/alternative
+    request: str = ""  # its name; for an alternative `request/alternative`
     driver: str = ""
     admin_access: bool = False
 
 
 class AllocatedDevices(_Wire, frozen=True, kw_only=True):
-    """All devices that a claim has got."""
+    """All devices allocated to a claim."""
 
     results: tuple[AllocatedDevice, ...] = ()
 
 
 class Allocation(_Wire, frozen=True, kw_only=True):
-    """What a claim has got, and from which nodes it can be used."""
+    """The allocation of a claim: its devices, and the nodes that can use them."""
 
     devices: AllocatedDevices = AllocatedDevices()
     node_selector: NodeSelector | None = None
 
 
 class ResourceClaimStatus(_Wire, frozen=True, kw_only=True):
-    """Who has it, and what it has got."""
+    """The status of a claim."""
 
     allocation: Allocation | None = None
     reserved_for: tuple[Consumer, ...] = ()
 
 
 class ResourceClaim(Object, frozen=True, kw_only=True):
-    """A claim that pods name."""
+    """A ResourceClaim."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
 
 
 class TemplateSpec(_Wire, frozen=True, kw_only=True):
-    """The claim that is made for each pod."""
+    """The claim created for each pod."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
 
 
 class ResourceClaimTemplate(Object, frozen=True, kw_only=True):
-    """A claim of its own for each pod that names it."""
+    """A ResourceClaimTemplate: a separate claim for each pod that names it."""
 
     spec: TemplateSpec = TemplateSpec()
 
 
 class DeviceClassSpec(_Wire, frozen=True, kw_only=True):
-    """What all of its devices are."""
+    """The spec of a device class."""
 
     selectors: tuple[DeviceSelector, ...] = ()
 
 
 class DeviceClass(Object, frozen=True, kw_only=True):
-    """A kind of device."""
+    """A DeviceClass."""
 
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
 class DeviceAttribute(_Wire, frozen=True, kw_only=True):
-    """What a device is, where that is a word."""
+    """A string attribute of a device."""
 
     string: str | None = None
 
 
 class DeviceTaint(_Wire, frozen=True, kw_only=True):
-    """Why a device is not to be used."""
+    """A taint of a device."""
 
     effect: str = ""
 
 
 class Device(_Wire, frozen=True, kw_only=True):
-    """One device."""
+    """A device."""
 
     name: str
     attributes: dict[str, DeviceAttribute] = {}
-    consumes_counters: tuple[dict[str, Any], ...] = ()  # it is cut out of what others of these are cut out of as well
+    consumes_counters: tuple[dict[str, Any], ...] = ()  # shares counters with other devices, such as slices of one GPU
     taints: tuple[DeviceTaint, ...] = ()
 
 
 class DevicePool(_Wire, frozen=True, kw_only=True):
-    """Which slices belong together: those of an older generation are out of date."""
+    """The pool of a slice; slices of an older generation are outdated."""
 
     name: str = ""
     generation: int = 0
 
 
 class ResourceSliceSpec(_Wire, frozen=True, kw_only=True):
-    """Devices of one driver on one node."""
+    """The spec of a ResourceSlice: devices of one driver on one node."""
 
     driver: str = ""
     node_name: str = ""
@@ -169,6 +169,6 @@ class ResourceSliceSpec(_Wire, frozen=True, kw_only=True):
 
 
 class ResourceSlice(Object, frozen=True, kw_only=True):
-    """What a driver offers."""
+    """A ResourceSlice."""
 
     spec: ResourceSliceSpec = ResourceSliceSpec()

@@ -1,4 +1,4 @@
-"""Volumes and groups of pods on the wire: what decides where, or whether, a pod can run besides the pod itself.
+"""Volumes and pod groups: other objects that determine where, or whether, a pod can run.
 
 Source: Kubernetes API reference v1.36, "PersistentVolumeClaim", "PersistentVolume", "StorageClass",
 "VolumeAttachment"; PodGroup of
@@ -13,18 +13,18 @@ from gpu_autoscaler.kube.wire.core import NodeSelector, Object
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base, as in `wire.py`."""
+    """Base of these structs; see `wire/core.py`."""
 
 
 class ClaimSpec(_Wire, frozen=True, kw_only=True):
-    """What is claimed."""
+    """The spec of a claim."""
 
     storage_class_name: str | None = None  # None: the cluster's default class; empty: none
     volume_name: str = ""
 
 
 class ClaimStatus(_Wire, frozen=True, kw_only=True):
-    """Whether there is a volume for it."""
+    """The status of a claim."""
 
     phase: Literal["Pending", "Bound", "Lost"] = "Pending"
 
@@ -37,65 +37,65 @@ class Claim(Object, frozen=True, kw_only=True):
 
 
 class AttachmentSource(_Wire, frozen=True, kw_only=True):
-    """Which volume."""
+    """The volume of an attachment."""
 
-    persistent_volume_name: str = ""  # empty: one that its pod describes itself
+    persistent_volume_name: str = ""  # empty: an inline volume of the pod
 
 
 class AttachmentSpec(_Wire, frozen=True, kw_only=True):
-    """What is attached where."""
+    """The spec of an attachment."""
 
     node_name: str
     source: AttachmentSource = AttachmentSource()
 
 
 class Attachment(Object, frozen=True, kw_only=True):
-    """A VolumeAttachment: there for as long as the volume is attached, or on its way to or from there."""
+    """A VolumeAttachment: exists while the volume is being attached, attached or detached."""
 
     spec: AttachmentSpec
 
 
 class VolumeNodeAffinity(_Wire, frozen=True, kw_only=True):
-    """From which nodes a volume can be reached."""
+    """The nodes that can reach a volume."""
 
     required: NodeSelector | None = None
 
 
 class VolumeSpec(_Wire, frozen=True, kw_only=True):
-    """What the volume is, as far as it matters for where."""
+    """The spec of a volume, as far as it determines the node."""
 
     storage_class_name: str = ""
     node_affinity: VolumeNodeAffinity | None = None
 
 
 class VolumeStatus(_Wire, frozen=True, kw_only=True):
-    """Whether somebody has it."""
+    """The status of a volume."""
 
-    phase: str = "Pending"  # Available: nobody has it
+    phase: str = "Pending"  # Available: not bound
 
 
 class PersistentVolume(Object, frozen=True, kw_only=True):
-    """A volume."""
+    """A PersistentVolume."""
 
     spec: VolumeSpec = VolumeSpec()
     status: VolumeStatus = VolumeStatus()
 
 
 class TopologyLabel(_Wire, frozen=True, kw_only=True):
-    """One condition of a topology: the label has one of these values."""
+    """A topology requirement: the label has one of these values."""
 
     key: str
     values: tuple[str, ...] = ()
 
 
 class TopologyTerm(_Wire, frozen=True, kw_only=True):
-    """Conditions that hold together; terms are alternatives."""
+    """Topology requirements that must all hold; terms are alternatives."""
 
     match_label_expressions: tuple[TopologyLabel, ...] = ()
 
 
 class StorageClass(Object, frozen=True, kw_only=True):
-    """How volumes of a kind are made."""
+    """A StorageClass."""
 
     provisioner: str = ""
     volume_binding_mode: Literal["Immediate", "WaitForFirstConsumer"] = "Immediate"
@@ -103,12 +103,12 @@ class StorageClass(Object, frozen=True, kw_only=True):
 
 
 class GroupSpec(_Wire, frozen=True, kw_only=True):
-    """How many pods start together."""
+    """The spec of a pod group."""
 
     min_member: int = 0
 
 
 class Group(Object, frozen=True, kw_only=True):
-    """A PodGroup, of whichever of its makers."""
+    """A PodGroup of any of its APIs."""
 
     spec: GroupSpec = GroupSpec()

@@ -1,4 +1,4 @@
-"""Kinds that others bring to run a gang in, on the wire: as much of them as tells how far they are.
+"""Third-party kinds that run a gang: the fields that show their progress.
 
 Source: the CustomResourceDefinitions and Go types of JobSet 0.8 (jobset.x-k8s.io/v1alpha2), of Kubeflow's Training
 Operator 1.8 (kubeflow.org/v1), of KubeRay 1.3 (ray.io/v1) and of Volcano 1.10 (batch.volcano.sh/v1alpha1), read
@@ -13,14 +13,14 @@ from gpu_autoscaler.kube.wire.core import Condition, Object
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base, as in `wire.py`."""
+    """Base of these structs; see `wire/core.py`."""
 
 
-# ---- whether a kind is there
+# ---- API discovery
 
 
 class ServedResource(_Wire, frozen=True, kw_only=True):
-    """One kind that the server has."""
+    """One kind that the server serves."""
 
     name: str
 
@@ -42,23 +42,23 @@ class ReplicatedJob(_Wire, frozen=True, kw_only=True):
 
 
 class JobSetSpec(_Wire, frozen=True, kw_only=True):
-    """What a JobSet wants."""
+    """The spec of a JobSet."""
 
     suspend: bool = False
     replicated_jobs: tuple[ReplicatedJob, ...] = ()
 
 
 class ReplicatedJobStatus(_Wire, frozen=True, kw_only=True):
-    """How many Jobs of one template are how far. `ready`: all pods of the Job are ready or done."""
+    """Counts of a template's Jobs by progress. `ready`: all pods of the Job are ready or done."""
 
     name: str
-    active: int = 0  # with a pod that is not ended, or about to be
+    active: int = 0  # with a pod that has not ended
     ready: int = 0
     succeeded: int = 0
 
 
 class JobSetStatus(_Wire, frozen=True, kw_only=True):
-    """How a JobSet is."""
+    """The status of a JobSet."""
 
     conditions: tuple[Condition, ...] = ()
     replicated_jobs_status: tuple[ReplicatedJobStatus, ...] = ()
@@ -75,33 +75,33 @@ class JobSet(Object, frozen=True, kw_only=True):
 
 
 class RunPolicy(_Wire, frozen=True, kw_only=True):
-    """How the job is run."""
+    """The run policy of a job."""
 
     suspend: bool = False
 
 
 class ReplicaSpec(_Wire, frozen=True, kw_only=True):
-    """Pods of one role."""
+    """The pods of one role."""
 
     replicas: int = 1
 
 
 class PyTorchJobSpec(_Wire, frozen=True, kw_only=True):
-    """What a PyTorchJob wants."""
+    """The spec of a PyTorchJob."""
 
     run_policy: RunPolicy = RunPolicy()
     pytorch_replica_specs: dict[str, ReplicaSpec] = {}
 
 
 class ReplicaStatus(_Wire, frozen=True, kw_only=True):
-    """How many pods of one role are how far. `active`: they run."""
+    """Counts of a role's pods by progress. `active`: running."""
 
     active: int = 0
     succeeded: int = 0
 
 
 class PyTorchJobStatus(_Wire, frozen=True, kw_only=True):
-    """How a PyTorchJob is."""
+    """The status of a PyTorchJob."""
 
     conditions: tuple[Condition, ...] | None = None
     replica_statuses: dict[str, ReplicaStatus] | None = None
@@ -119,13 +119,13 @@ class PyTorchJob(Object, frozen=True, kw_only=True):
 
 
 class RayJobSpec(_Wire, frozen=True, kw_only=True):
-    """What a RayJob wants."""
+    """The spec of a RayJob."""
 
     suspend: bool = False
 
 
 class RayJobStatus(_Wire, frozen=True, kw_only=True):
-    """How a RayJob is: the work (`job_status`, as Ray says it), and what the operator does about it."""
+    """The status of a RayJob: of the work (`job_status`, by Ray), and of its deployment by the operator."""
 
     job_status: str = ""  # PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED
     job_deployment_status: str = ""  # Initializing, Running, Retrying, Suspended, Complete, Failed ...
@@ -145,19 +145,19 @@ class RayJob(Object, frozen=True, kw_only=True):
 
 
 class VolcanoTask(_Wire, frozen=True, kw_only=True):
-    """Pods of one template."""
+    """The pods of one template."""
 
     replicas: int = 1
 
 
 class VolcanoJobSpec(_Wire, frozen=True, kw_only=True):
-    """What a Volcano Job wants. It cannot be made suspended."""
+    """The spec of a Volcano Job. It cannot be created suspended."""
 
     tasks: tuple[VolcanoTask, ...] = ()
 
 
 class VolcanoState(_Wire, frozen=True, kw_only=True):
-    """Where the Job is in its life."""
+    """The phase of a Volcano Job."""
 
     phase: str = ""  # Pending, Running, Restarting, Completed, Aborted, Terminated, Failed ...
     reason: str = ""
@@ -166,7 +166,7 @@ class VolcanoState(_Wire, frozen=True, kw_only=True):
 
 
 class VolcanoJobStatus(_Wire, frozen=True, kw_only=True):
-    """How a Volcano Job is."""
+    """The status of a Volcano Job."""
 
     state: VolcanoState = VolcanoState()
     running: int = 0
@@ -174,7 +174,7 @@ class VolcanoJobStatus(_Wire, frozen=True, kw_only=True):
 
 
 class VolcanoJob(Object, frozen=True, kw_only=True):
-    """A Job of Volcano."""
+    """A Volcano Job."""
 
     spec: VolcanoJobSpec = VolcanoJobSpec()
     status: VolcanoJobStatus = VolcanoJobStatus()

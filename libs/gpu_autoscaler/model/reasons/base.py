@@ -25,3 +25,10 @@ class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="rea
     @abstractmethod
     def remedy(self) -> str | None:
         """Return the next step in one or more whole sentences; None: there is nothing to do."""
+
+
+class ReasonWithoutRemedy(Reason, frozen=True, kw_only=True):
+    """Base of reasons that leave nothing to do."""
+
+    def remedy(self) -> None:
+        """None: there is no next step."""

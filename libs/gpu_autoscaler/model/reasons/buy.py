@@ -8,7 +8,7 @@ from gpu_autoscaler.model.directives import Attribution
 from gpu_autoscaler.model.format import capitalized, counted, instant, listed, percent, price, subject_name
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
 
 
 class RejectionCause(enum.StrEnum):
@@ -20,7 +20,7 @@ class RejectionCause(enum.StrEnum):
     RESERVED_FIRST = "reserved_first"
     POOL_PRIORITY = "pool_priority"
     INTERRUPTION_RATE = "interruption_rate"
-    STORM_SHARE = "storm_share"
+    CAPACITY_POOL_SHARE = "capacity_pool_share"
     EXPECTED_COST = "expected_cost"
     FLEET_COST = "fleet_cost"
 
@@ -36,7 +36,7 @@ _REJECTION_CLAUSES = {
     RejectionCause.RESERVED_FIRST: "reserved capacity is already paid for",
     RejectionCause.POOL_PRIORITY: "its pool has a lower priority",
     RejectionCause.INTERRUPTION_RATE: "its interruption rate is too high",
-    RejectionCause.STORM_SHARE: "too many GPUs would depend on one spot capacity pool",
+    RejectionCause.CAPACITY_POOL_SHARE: "too many GPUs would depend on one spot capacity pool",
     RejectionCause.EXPECTED_COST: "its boot time and expected interruptions make it more expensive",
     RejectionCause.FLEET_COST: "the selected offers are cheaper for the whole purchase",
 }
@@ -70,7 +70,7 @@ class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return f"Preference not satisfied: {self.preference} ({offer} would satisfy it)."
 
 
-class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
+class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_demand"):
     """Work waits, and no running, booting or ordered node has capacity for it."""
 
     demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
@@ -85,11 +85,8 @@ class UnmetDemand(Reason, frozen=True, kw_only=True, tag="unmet_demand"):
         why = f"No running, booting or ordered node has capacity for {work}; {selected}."
         return why + _alternatives(self.instead_of, self.dropped)
 
-    def remedy(self) -> None:
-        return None
 
-
-class ReplacesAtRiskNode(Reason, frozen=True, kw_only=True, tag="replaces_at_risk_node"):
+class ReplacesAtRiskNode(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="replaces_at_risk_node"):
     """A node with work on it is about to be removed; this node takes over its work."""
 
     node_uid: NodeUid
@@ -104,9 +101,6 @@ class ReplacesAtRiskNode(Reason, frozen=True, kw_only=True, tag="replaces_at_ris
         why = f"Node {self.node_name} will be removed {when}, and its pods need capacity elsewhere."
         return why + _alternatives(self.instead_of, self.dropped)
 
-    def remedy(self) -> None:
-        return None
-
 
 class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
     """There are fewer nodes than the policy's minimum."""
@@ -119,10 +113,10 @@ class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
         return f"The policy requires at least {least} (now: {self.nodes_count})."
 
     def remedy(self) -> str:
-        return "To run fewer nodes, lower nodes_count_min or the scheduled limit that is active."
+        return "To run fewer nodes, lower nodes_count_min or the active entry of scheduled_limits."
 
 
-class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
+class ReplacesNodes(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="replaces_nodes"):
     """Nodes are to be removed voluntarily and their pods fit nowhere else; this node is ready before they drain."""
 
     cause: str  # as disruption budgets name it: underused, drifted, expired, unhealthy
@@ -133,9 +127,6 @@ class ReplacesNodes(Reason, frozen=True, kw_only=True, tag="replaces_nodes"):
     def sentence(self) -> str:
         nodes = f"{counted(len(self.node_names), 'node')} ({listed(self.node_names)}; {self.cause})"
         return f"Replaces {nodes}: {counted(len(self.demand), 'pod')} there would fit nowhere else."
-
-    def remedy(self) -> None:
-        return None
 
 
 class CapacityBuffer(Reason, frozen=True, kw_only=True, tag="capacity_buffer"):
@@ -151,7 +142,7 @@ class CapacityBuffer(Reason, frozen=True, kw_only=True, tag="capacity_buffer"):
         return f"{capitalized(purpose)}: {wanted} must be free ({self.free_gpu_count} free or ordered)."
 
     def remedy(self) -> str:
-        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.ahead_ratio."
+        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.long_rise_quantile_ratio."
 
 
 class BelowOverride(Reason, frozen=True, kw_only=True, tag="below_override"):
@@ -164,8 +155,8 @@ class BelowOverride(Reason, frozen=True, kw_only=True, tag="below_override"):
     count_min: int
 
     def sentence(self) -> str:
-        least = f"at least {counted(self.count_min, self.unit)} {self.attribution.scope()}"
-        return f"An override requires {least} (now: {self.count}), set {self.attribution.text()}."
+        override = self.attribution.override("requires at least", self.count_min, self.unit, self.count)
+        return f"{capitalized(override)}."
 
     def remedy(self) -> str:
         return self.attribution.remedy()

@@ -66,7 +66,9 @@ class PriceUnknown(Reason, frozen=True, kw_only=True, tag="price_unknown"):
         return f"The price of {listed(self.offers)} is unknown, and offers without a price are not bought."
 
     def remedy(self) -> str:
-        return f"Add the price of {listed(self.offers)} to the provider's price file; see gpu-autoscaler doctor."
+        return (
+            f"Add the price of {listed(self.offers)} to the provider's price file (see gpu-autoscaler prices --help)."
+        )
 
 
 # ---- the work itself
@@ -179,7 +181,8 @@ class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
     pods: tuple[PodUid, ...]
 
     def sentence(self) -> str:
-        return f"{counted(len(self.pods), 'pod')} of the node fit on no other node."
+        count = len(self.pods)
+        return f"{counted(count, 'pod')} of the node {'fits' if count == 1 else 'fit'} on no other node."
 
     def remedy(self) -> str:
         return f"Wait until other nodes have capacity for {counted(len(self.pods), 'pod')} of the node."
@@ -200,7 +203,7 @@ class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
 
 
 class TooManyUnhealthy(Reason, frozen=True, kw_only=True, tag="too_many_unhealthy"):
-    """So many nodes look unhealthy that the monitoring, or a common cause, is more likely: none is removed."""
+    """The share of unhealthy nodes suggests a fault of the monitoring or a common cause: none is removed."""
 
     unhealthy_count: int
     nodes_count: int
@@ -225,7 +228,7 @@ class KeptAsBuffer(Reason, frozen=True, kw_only=True, tag="kept_as_buffer"):
         return f"The GPUs of the node are kept free for {subject_name(self.kept_for)}."
 
     def remedy(self) -> str:
-        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.soon_ratio."
+        return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.short_rise_quantile_ratio."
 
 
 # ---- data that is missing or uncertain
@@ -245,7 +248,9 @@ class WatchStale(Reason, frozen=True, kw_only=True, tag="watch_stale"):
         return f"The list of {self.source} is {duration(self.age_seconds)} old (limit: {limit})."
 
     def remedy(self) -> str:
-        return f"Check the logs of the service that reads {self.source}; for cloud access run gpu-autoscaler doctor."
+        return (
+            f"Check the logs of the service that lists {self.source}; gpu-autoscaler doctor checks access to the cloud."
+        )
 
 
 class TelemetryUnreliable(Reason, frozen=True, kw_only=True, tag="telemetry_unreliable"):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from gpu_autoscaler.model.directives import Attribution
-from gpu_autoscaler.model.format import counted, duration, instant, money, price, subject_name
+from gpu_autoscaler.model.format import capitalized, counted, duration, instant, money, price, subject_name
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import Reason
 
@@ -58,7 +58,7 @@ class MinimumReached(Reason, frozen=True, kw_only=True, tag="minimum_reached"):
         return f"Without the node there would be fewer than the minimum of {least} (now: {self.nodes_count})."
 
     def remedy(self) -> str:
-        return f"Lower nodes_count_min ({self.nodes_count_min}) or the scheduled limit that is active."
+        return f"Lower nodes_count_min ({self.nodes_count_min}) or the active entry of scheduled_limits."
 
 
 class HourlyPriceLimit(Reason, frozen=True, kw_only=True, tag="hourly_price_limit"):
@@ -184,8 +184,8 @@ class OverrideReached(Reason, frozen=True, kw_only=True, tag="override_reached")
     count_max: int
 
     def sentence(self) -> str:
-        most = f"at most {counted(self.count_max, self.unit)} {self.attribution.scope()}"
-        return f"An override allows {most} (now: {self.count}), set {self.attribution.text()}."
+        override = self.attribution.override("allows at most", self.count_max, self.unit, self.count)
+        return f"{capitalized(override)}."
 
     def remedy(self) -> str:
         return self.attribution.remedy()
@@ -200,8 +200,8 @@ class KeptByOverride(Reason, frozen=True, kw_only=True, tag="kept_by_override"):
     count_min: int
 
     def sentence(self) -> str:
-        least = f"at least {counted(self.count_min, self.unit)} {self.attribution.scope()}"
-        return f"An override requires {least} (now: {self.count}), set {self.attribution.text()}."
+        override = self.attribution.override("requires at least", self.count_min, self.unit, self.count)
+        return f"{capitalized(override)}."
 
     def remedy(self) -> str:
         return self.attribution.remedy()
@@ -219,7 +219,7 @@ class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption
         return f"{removing} being removed already, and the disruption budgets allow {most} at a time."
 
     def remedy(self) -> str:
-        return "Wait until a removal has finished, or raise disruption_ratio_max or the entry of removal.budgets."
+        return "Wait until a removal has finished, or raise disruption_ratio_max or removal.disruption_budgets."
 
 
 LimitReason = (

@@ -52,8 +52,8 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
         return f"Only {placed} of job {self.job_id} {have} capacity; a gang starts whole or not at all."
 
     def remedy(self) -> str:
-        missing = counted(self.members_count - self.members_placed, "member")
-        return f"Wait until there is capacity for the other {missing} as well, or submit the job with fewer members."
+        missing = counted(self.members_count - self.members_placed, "more member")
+        return f"Wait until there is capacity for {missing}, or submit the job with fewer members."
 
 
 class GangPending(Reason, frozen=True, kw_only=True, tag="gang_pending"):
@@ -100,9 +100,7 @@ class GangBackoff(Reason, frozen=True, kw_only=True, tag="gang_backoff"):
         )
 
     def remedy(self) -> str:
-        return (
-            f"No action is needed: the next attempt is at {instant(self.retry_at)}; gangs.wait_seconds_max limits it."
-        )
+        return f"Wait until {instant(self.retry_at)}; to retry sooner, lower gangs.backoff_seconds_max."
 
 
 class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):

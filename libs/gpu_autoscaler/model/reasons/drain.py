@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.directives import Attribution
 from gpu_autoscaler.model.format import (
     capitalized,
@@ -16,7 +17,7 @@ from gpu_autoscaler.model.format import (
 )
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
 from gpu_autoscaler.model.reasons.defer_limits import SpendPeriod, raise_spend_budget, spend_budget
 
 # The steps of a node from order to usable, in this order.
@@ -53,7 +54,7 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
         return f"{used}{counted(len(self.pods), 'pod')} of the node can move to other nodes; {saved}."
 
     def remedy(self) -> str:
-        return "To stop consolidation, set is_consolidation_on to false; to protect a pod, annotate it do-not-disrupt."
+        return f"To keep a pod, annotate it {labels.DO_NOT_DISRUPT}=true; to stop it, set is_consolidation_on to false."
 
 
 class NodeExpired(Reason, frozen=True, kw_only=True, tag="node_expired"):
@@ -72,7 +73,7 @@ class NodeExpired(Reason, frozen=True, kw_only=True, tag="node_expired"):
 class NodeDrifted(Reason, frozen=True, kw_only=True, tag="node_drifted"):
     """The node no longer matches the policy."""
 
-    difference: str  # in words: "pool gpu is gone", "zone eu-1a is not allowed any more"
+    difference: str  # in words: "pool gpu no longer exists"
 
     def sentence(self) -> str:
         return f"The node no longer matches the policy: {self.difference}."
@@ -95,12 +96,12 @@ class NodeUnhealthy(Reason, frozen=True, kw_only=True, tag="node_unhealthy"):
 
     def remedy(self) -> str:
         return (
-            "If such nodes recover without help, raise removal.unhealthy_seconds_max, or removal.gpu.evidence_seconds "
-            "for GPU faults."
+            "If such nodes recover by themselves, raise removal.unhealthy_seconds_max, or for GPU faults "
+            "removal.gpu_health.evidence_seconds."
         )
 
 
-class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):
+class SpotReclaim(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="spot_reclaim"):
     """The cloud reclaims the instance."""
 
     notice_id: str
@@ -109,13 +110,12 @@ class SpotReclaim(Reason, frozen=True, kw_only=True, tag="spot_reclaim"):
 
     def sentence(self) -> str:
         when = "soon" if self.reclaim_at is None else f"at {instant(self.reclaim_at)}"
+        if self.kind == "paid_period_over":
+            return f"The reservation of the instance ends {when}."
         return f"The cloud reclaims the instance {when} (notice: {self.kind})."
 
-    def remedy(self) -> None:
-        return None
 
-
-class NodeDeleted(Reason, frozen=True, kw_only=True, tag="node_deleted"):
+class NodeDeleted(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="node_deleted"):
     """The node object was deleted by hand; our finalizer holds it until the node is drained and its instance gone."""
 
     deleted_at: Instant
@@ -123,11 +123,8 @@ class NodeDeleted(Reason, frozen=True, kw_only=True, tag="node_deleted"):
     def sentence(self) -> str:
         return f"The node object was deleted at {instant(self.deleted_at)}; its instance is terminated as well."
 
-    def remedy(self) -> None:
-        return None
 
-
-class RebalanceRecommended(Reason, frozen=True, kw_only=True, tag="rebalance_recommended"):
+class RebalanceRecommended(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="rebalance_recommended"):
     """The cloud reports an elevated interruption risk, and all pods of the node are cheap to move."""
 
     noticed_at: Instant
@@ -135,9 +132,6 @@ class RebalanceRecommended(Reason, frozen=True, kw_only=True, tag="rebalance_rec
     def sentence(self) -> str:
         at = instant(self.noticed_at)
         return f"The cloud reported an elevated interruption risk at {at}, and all pods of the node fit elsewhere."
-
-    def remedy(self) -> None:
-        return None
 
 
 class AboveOverride(Reason, frozen=True, kw_only=True, tag="above_override"):
@@ -149,8 +143,8 @@ class AboveOverride(Reason, frozen=True, kw_only=True, tag="above_override"):
     count_max: int
 
     def sentence(self) -> str:
-        most = f"at most {counted(self.count_max, self.unit)} {self.attribution.scope()}"
-        return f"The node is empty, and an override allows {most} (now: {self.count}), set {self.attribution.text()}."
+        override = self.attribution.override("allows at most", self.count_max, self.unit, self.count)
+        return f"The node is empty, and {override}."
 
     def remedy(self) -> str:
         return self.attribution.remedy()
@@ -217,17 +211,14 @@ class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
 # ---- why an instance is released
 
 
-class NodeLost(Reason, frozen=True, kw_only=True, tag="node_lost"):
+class NodeLost(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="node_lost"):
     """The Kubernetes node of the instance was deleted, so that no work can reach the instance."""
 
     def sentence(self) -> str:
         return "The Kubernetes node of the instance was deleted, so no pod can run on the instance."
 
-    def remedy(self) -> None:
-        return None
 
-
-class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
+class NodeOrphaned(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="node_orphaned"):
     """An instance carries our tag, and no recorded decision accounts for it."""
 
     seen_seconds: float
@@ -236,11 +227,8 @@ class NodeOrphaned(Reason, frozen=True, kw_only=True, tag="node_orphaned"):
         seen = duration(self.seen_seconds)
         return f"The instance carries our tag, but no recorded decision bought it; it has been visible for {seen}."
 
-    def remedy(self) -> None:
-        return None
 
-
-class GangAbandoned(Reason, frozen=True, kw_only=True, tag="gang_abandoned"):
+class GangAbandoned(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="gang_abandoned"):
     """Bought for a gang that cannot be completed now, and needed by nothing else."""
 
     gang: str  # key of the demand item, e.g. job/<id>
@@ -250,14 +238,11 @@ class GangAbandoned(Reason, frozen=True, kw_only=True, tag="gang_abandoned"):
         why = self.defer_reason.replace("_", " ")
         return f"The node was bought for {subject_name(self.gang)}, whose other nodes cannot be bought now ({why})."
 
-    def remedy(self) -> None:
-        return None
-
 
 # ---- why a drain is canceled
 
 
-class DemandReturned(Reason, frozen=True, kw_only=True, tag="demand_returned"):
+class DemandReturned(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="demand_returned"):
     """Work arrived that fits on this draining node; keeping the node is cheaper than buying another."""
 
     demand: tuple[str, ...]
@@ -266,20 +251,14 @@ class DemandReturned(Reason, frozen=True, kw_only=True, tag="demand_returned"):
         work = capitalized(listed([subject_name(key) for key in self.demand]))
         return f"{work} can run on the node, which is cheaper than a new node."
 
-    def remedy(self) -> None:
-        return None
 
-
-class NoticeWithdrawn(Reason, frozen=True, kw_only=True, tag="notice_withdrawn"):
+class NoticeWithdrawn(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="notice_withdrawn"):
     """The cloud withdrew its interruption notice; the node stays."""
 
     notice_id: str
 
     def sentence(self) -> str:
         return "The cloud withdrew its interruption notice."
-
-    def remedy(self) -> None:
-        return None
 
 
 DrainReason = (

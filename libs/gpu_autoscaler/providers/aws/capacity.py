@@ -6,7 +6,7 @@ of one transaction become a fleet if the settings say so (`fleets.py`): all or n
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -36,16 +36,19 @@ from gpu_autoscaler.providers.aws.translate import (
 )
 from gpu_autoscaler.providers.files import fill_template, modified_at, read_prices, read_text
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.protocol import (
+    Instance,
+    LaunchRefused,
+    Order,
+    instance_from_order,
+    verify_order,
+    wall_clock,
+)
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 SUBNETS_KEPT = timedelta(hours=1)
 LIST_PAGE_COUNT = 500  # half of EC2's maximum: a page arrives well within a call's time limit
-
-
-def _wall_clock() -> datetime:
-    return datetime.now(UTC)
 
 
 class AwsCapacity:
@@ -60,7 +63,7 @@ class AwsCapacity:
         installation: str,
         url: str | None = None,
         call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = _wall_clock,
+        now: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Raises ConfigError with all violations."""
         validate_options(options)
@@ -68,20 +71,20 @@ class AwsCapacity:
         self._installation = installation
         self._now = now
         self._user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
-        self._calls = AwsClient(str(options.region), url=url, call_seconds_max=call_seconds_max)
+        self._client = AwsClient(str(options.region), url=url, call_seconds_max=call_seconds_max)
         bands = bands_of(options.spot_advisor_path, str(options.region))
-        self._scores = PlacementScores(self._calls, options.placement_score_count)
+        self._scores = PlacementScores(self._client, options.placement_score_count)
         self._ceilings = SpotCeilings(options.spot_ceilings)
         self._market = AwsMarket(
-            self._calls,
+            self._client,
             read_prices(OWNER, options.prices_path),
             modified_at(options.prices_path),
             bands,
             self._ceilings,
         )
-        self._groups = AwsGroups(self._calls, options, installation)
-        self._fleets = AwsFleets(self._calls, installation)
-        self._reservations = AwsReservations(self._calls, options.capacity_reservations)
+        self._groups = AwsGroups(self._client, options, installation)
+        self._fleets = AwsFleets(self._client, installation)
+        self._reservations = AwsReservations(self._client, options.capacity_reservations)
         self._subnets: Mapping[str, str] = {}  # by zone
         self._zone_ids: Mapping[str, str] = {}  # by zone; zone names differ between accounts
         self._subnets_read_at: datetime | None = None
@@ -118,7 +121,7 @@ class AwsCapacity:
         else:
             request = await self._request(order)
             try:
-                answer = await self._calls.call("RunInstances", **request)
+                answer = await self._client.call("RunInstances", **request)
             except LaunchRefused as refused:
                 await self._extend_backoff(order, refused)
                 raise
@@ -171,7 +174,7 @@ class AwsCapacity:
             return instance
         is_grouped = GROUP_TAG in read_tags(instance_data)
         if not is_grouped or not await self._groups.terminate(instance_id):
-            await self._calls.call("TerminateInstances", InstanceIds=[instance_id])
+            await self._client.call("TerminateInstances", InstanceIds=[instance_id])
         return msgspec.structs.replace(instance, state="terminating")
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
@@ -195,7 +198,7 @@ class AwsCapacity:
         now = self._now()
         listed = [
             instance_data
-            async for page in self._calls.pages("DescribeInstances", Filters=own_tag, MaxResults=LIST_PAGE_COUNT)
+            async for page in self._client.pages("DescribeInstances", Filters=own_tag, MaxResults=LIST_PAGE_COUNT)
             for reservation in page["Reservations"]
             for instance_data in reservation["Instances"]
         ]
@@ -205,11 +208,11 @@ class AwsCapacity:
 
     async def preflight(self) -> Sequence[Finding]:
         """Check account, region and settings. Read-only."""
-        return await Preflight(self._options, self._calls, self._installation, self._now()).findings()
+        return await Preflight(self._options, self._client, self._installation, self._now()).findings()
 
     async def close(self) -> None:
         """Release threads and connections."""
-        self._calls.close()
+        self._client.close()
 
     async def _request(self, order: Order) -> dict[str, object]:
         """Return a request that follows from order and settings alone, so that a retry is the same request."""
@@ -274,7 +277,7 @@ class AwsCapacity:
     async def _describe(self, instance_id: str) -> Mapping[str, Any] | None:
         # By filter rather than by id, so that an unknown id is no error. A filter by id takes no page size.
         wanted = [{"Name": "instance-id", "Values": [instance_id]}]
-        async for page in self._calls.pages("DescribeInstances", Filters=wanted):
+        async for page in self._client.pages("DescribeInstances", Filters=wanted):
             for reservation in page["Reservations"]:
                 for instance_data in reservation["Instances"]:
                     found: Mapping[str, Any] = instance_data
@@ -289,7 +292,7 @@ class AwsCapacity:
             filters = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
             subnets = [
                 subnet
-                async for page in self._calls.pages("DescribeSubnets", Filters=filters)
+                async for page in self._client.pages("DescribeSubnets", Filters=filters)
                 for subnet in page["Subnets"]
             ]
             zone_of_subnet = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in subnets}
@@ -297,7 +300,7 @@ class AwsCapacity:
             missing = [subnet for subnet in self._options.subnets if subnet not in zone_of_subnet]
             if missing:
                 raise TransientError(
-                    f"DescribeSubnets: {', '.join(missing)} not found in {self._calls.region}; check aws.subnets and"
+                    f"DescribeSubnets: {', '.join(missing)} not found in {self._client.region}; check aws.subnets and"
                     " aws.region"
                 )
             for subnet in self._options.subnets:

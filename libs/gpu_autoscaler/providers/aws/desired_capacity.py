@@ -62,8 +62,8 @@ class _GroupState(msgspec.Struct, frozen=True, kw_only=True):
 class DesiredCapacityGroups:
     """Launches from an installation's groups by desired capacity. One process at a time writes to a group."""
 
-    def __init__(self, calls: AwsClient, installation: str) -> None:
-        self._calls = calls
+    def __init__(self, client: AwsClient, installation: str) -> None:
+        self._client = client
         self._installation = installation
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -107,14 +107,14 @@ class DesiredCapacityGroups:
 
     async def _raise_number(self, order: Order, name: str, count: int, now: datetime) -> None:
         try:
-            await self._calls.call(SET, AutoScalingGroupName=name, DesiredCapacity=count, HonorCooldown=False)
+            await self._client.call(SET, AutoScalingGroupName=name, DesiredCapacity=count, HonorCooldown=False)
         except LaunchRefused as refusal:
             await self._cancel_order(order, name, refusal, now)
 
     async def _check_failures(self, order: Order, name: str, state: _GroupState, now: datetime) -> None:
         """Cancel the order if the group failed to launch an instance since. Raises as `_cancel_order`."""
         since = next(_parse_note(note)[1] for action_id, note in state.ledger.pending if action_id == order.action_id)
-        answer = await self._calls.call(
+        answer = await self._client.call(
             "DescribeScalingActivities", AutoScalingGroupName=name, MaxRecords=ACTIVITIES_COUNT
         )
         for activity in answer["Activities"]:
@@ -135,7 +135,7 @@ class DesiredCapacityGroups:
         ledger = state.ledger.without_order(order.action_id)
         count = max(state.desired_capacity - 1, state.required_capacity(ledger))
         if count < state.desired_capacity:
-            await self._calls.call(SET, AutoScalingGroupName=name, DesiredCapacity=count, HonorCooldown=False)
+            await self._client.call(SET, AutoScalingGroupName=name, DesiredCapacity=count, HonorCooldown=False)
         await self._write(name, state, ledger)
         after = await self._read_state(name, order.action_id, now)
         if after.desired_capacity > count or after.ledger.is_pending(order.action_id):
@@ -146,11 +146,11 @@ class DesiredCapacityGroups:
         """Return the group's state; new members get the tags of their orders, and the ledger is written."""
         groups = [
             group
-            async for page in self._calls.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name])
+            async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name])
             for group in page["AutoScalingGroups"]
         ]
         if not groups:
-            raise PermanentError(f"group {name} not found in {self._calls.region}; check aws.desired_capacity_groups")
+            raise PermanentError(f"group {name} not found in {self._client.region}; check aws.desired_capacity_groups")
         group = groups[0]
         alive = {
             instance["InstanceId"]
@@ -182,7 +182,7 @@ class DesiredCapacityGroups:
         for instance_id, (ordered_id, note) in newly_assigned.items():
             price, _, pool = _parse_note(note)
             tags = tags_for(self._installation, ordered_id, pool, price)
-            await self._calls.call("CreateTags", Resources=[instance_id], Tags=tags)
+            await self._client.call("CreateTags", Resources=[instance_id], Tags=tags)
             instance_of[ordered_id] = instance_id
         if newly_assigned:
             await self._write(name, state, ledger)
@@ -195,7 +195,7 @@ class DesiredCapacityGroups:
         return {
             instance["InstanceId"]: instance
             for start in range(0, len(values), FILTER_COUNT_MAX)
-            async for page in self._calls.pages(
+            async for page in self._client.pages(
                 "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, *tagged]
             )
             for reservation in page["Reservations"]
@@ -216,10 +216,10 @@ class DesiredCapacityGroups:
         before = {tag["Key"] for tag in state.group.get("Tags", ()) if tag["Key"].startswith(LEDGER_TAG)}
         tags = [_tag(name, f"{LEDGER_TAG}{number}", text) for number, text in enumerate(texts)]
         if tags:
-            await self._calls.call("CreateOrUpdateTags", Tags=tags)
+            await self._client.call("CreateOrUpdateTags", Tags=tags)
         left = sorted(before - {str(tag["Key"]) for tag in tags})
         if left:
-            await self._calls.call("DeleteTags", Tags=[_tag(name, key) for key in left])
+            await self._client.call("DeleteTags", Tags=[_tag(name, key) for key in left])
 
 
 def _without_abandoned(ledger: Ledger, requested_id: ActionId, now: datetime) -> Ledger:

@@ -46,8 +46,8 @@ InstanceData = Mapping[str, Any]  # an instance as EC2 describes it
 class AwsFleets:
     """Fleets of one installation."""
 
-    def __init__(self, calls: AwsClient, installation: str) -> None:
-        self._calls = calls
+    def __init__(self, client: AwsClient, installation: str) -> None:
+        self._client = client
         self._installation = installation
 
     async def launch(
@@ -70,7 +70,7 @@ class AwsFleets:
             }
         await asyncio.gather(
             *(
-                self._calls.call("CreateTags", Resources=[instance_id], Tags=[{"Key": ACTION_ID, "Value": action_id}])
+                self._client.call("CreateTags", Resources=[instance_id], Tags=[{"Key": ACTION_ID, "Value": action_id}])
                 for instance_id, (instance_data, action_id) in members.items()
                 if instance_data is None or ACTION_ID not in read_tags(instance_data)
             )
@@ -107,7 +107,7 @@ class AwsFleets:
     async def _create(self, token: str, orders: Sequence[Order], request: Mapping[str, object]) -> list[str] | None:
         """Return the sorted ids of what the call launched; None if unknown, as the token was used before."""
         try:
-            answer = await self._calls.call(CREATE, ClientToken=token, **request)
+            answer = await self._client.call(CREATE, ClientToken=token, **request)
         except PermanentError as exc:
             if _code_of(exc).startswith("IdempotentParameterMismatch"):
                 return None
@@ -120,7 +120,7 @@ class AwsFleets:
         if not ids and not answer.get("Errors"):
             return None
         if ids:  # despite MinTargetCapacity: terminate them, as part of a gang is of no use
-            await self._calls.call("TerminateInstances", InstanceIds=ids)
+            await self._client.call("TerminateInstances", InstanceIds=ids)
         raise _refusal(answer.get("Errors", ()), len(ids), orders)
 
     async def _members(self, token: str, now: datetime) -> dict[str, tuple[InstanceData | None, str]]:
@@ -144,7 +144,7 @@ class AwsFleets:
         return {
             instance["InstanceId"]: instance
             for start in range(0, len(values), FILTER_COUNT_MAX)
-            async for page in self._calls.pages(
+            async for page in self._client.pages(
                 "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, ours]
             )
             for reservation in page["Reservations"]

@@ -43,8 +43,8 @@ NODE_TEMPLATE_CAPACITY_TYPES = tuple(
 class GroupMaxSizes:
     """MaxSize of groups by aws.group_max_sizes. Never written below the desired capacity, which AWS would lower too."""
 
-    def __init__(self, calls: AwsClient, max_sizes: Mapping[str, int]) -> None:
-        self._calls = calls
+    def __init__(self, client: AwsClient, max_sizes: Mapping[str, int]) -> None:
+        self._client = client
         self._max_sizes = max_sizes
 
     def of(self, name: str) -> int | None:
@@ -54,7 +54,7 @@ class GroupMaxSizes:
     async def enforce(self, name: str) -> int:
         """Write the configured MaxSize and return it. Raises LaunchRefused if the group exceeds it, TransientError."""
         max_size = self._max_sizes[name]
-        async for page in self._calls.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name]):
+        async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name]):
             for group_data in page["AutoScalingGroups"]:
                 if group_data["DesiredCapacity"] > max_size:
                     raise LaunchRefused(
@@ -66,7 +66,7 @@ class GroupMaxSizes:
                         scope="offer",
                     )
                 if group_data["MaxSize"] != max_size:
-                    await self._calls.call(UPDATE, AutoScalingGroupName=name, MaxSize=max_size)
+                    await self._client.call(UPDATE, AutoScalingGroupName=name, MaxSize=max_size)
         return max_size
 
     def finding(self, current_max_size: int, name: str, *, desired_capacity: int) -> Finding:
@@ -76,7 +76,7 @@ class GroupMaxSizes:
             return ok(subject, f"MaxSize is {current_max_size}; it is written only if set in aws.group_max_sizes")
         if desired_capacity > max_size:
             message = (
-                f"is {max_size}, below the desired capacity of {desired_capacity}: nothing is bought from the group"
+                f"is {max_size}, below the desired capacity of {desired_capacity}: nothing is launched from the group"
             )
             return warning(subject, message, "raise it, or remove nodes of the group")
         if current_max_size != max_size:
@@ -110,14 +110,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class AwsGroups:
     """The groups of the settings, by pool."""
 
-    def __init__(self, calls: AwsClient, options: AwsOptions, installation: str) -> None:
+    def __init__(self, client: AwsClient, options: AwsOptions, installation: str) -> None:
         desired_capacity_names = names_by_pool(options.desired_capacity_groups)
-        self._calls = calls
+        self._client = client
         self._names_by_pool = names_by_pool(options.groups) | desired_capacity_names
         self._desired_capacity_names = frozenset(desired_capacity_names.values())
         self._shared_names = frozenset(options.shared_groups)
-        self._by_desired_capacity = DesiredCapacityGroups(calls, installation)
-        self._max_sizes = GroupMaxSizes(calls, max_size_by_group(options.group_max_sizes))
+        self._by_desired_capacity = DesiredCapacityGroups(client, installation)
+        self._max_sizes = GroupMaxSizes(client, max_size_by_group(options.group_max_sizes))
         self._groups: Mapping[str, Group] = {}  # by name
         self._read_at: datetime | None = None
 
@@ -145,7 +145,7 @@ class AwsGroups:
             names = sorted(set(self._names_by_pool.values()))
             by_name = {
                 group["AutoScalingGroupName"]: group
-                async for page in self._calls.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=names)
+                async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=names)
                 for group in page["AutoScalingGroups"]
             }
             self._groups = {name: await self._read_one(name, by_name.get(name)) for name in names}
@@ -170,7 +170,7 @@ class AwsGroups:
         await self._enforce_max_size(group)
         if group.uses_desired_capacity:
             return await self._by_desired_capacity.launch(order, group.name, now)
-        answer = await self._calls.call(
+        answer = await self._client.call(
             "LaunchInstances",
             AutoScalingGroupName=group.name,
             RequestedCapacity=1,
@@ -188,7 +188,7 @@ class AwsGroups:
             raise failure("LaunchInstances", code, message, of_launch=True)
         # The call takes no tags. If CreateTags is lost, a retry with the same token repeats it; until then the tags
         # that the group itself propagates (`doctor` asks for our installation's tag) identify the owner.
-        await self._calls.call("CreateTags", Resources=instance_ids, Tags=tags_of(order))
+        await self._client.call("CreateTags", Resources=instance_ids, Tags=tags_of(order))
         return instance_ids[0]
 
     def max_size_finding(self, group: Group) -> Finding:
@@ -196,7 +196,7 @@ class AwsGroups:
         return self._max_sizes.finding(group.max_size, group.name, desired_capacity=group.desired_capacity)
 
     async def _enforce_max_size(self, group: Group) -> None:
-        """Write the configured MaxSize, if any, before anything is bought."""
+        """Write the configured MaxSize, if any, before a launch."""
         max_size = self._max_sizes.of(group.name)
         if max_size is not None and group.max_size != max_size:
             updated = msgspec.structs.replace(group, max_size=await self._max_sizes.enforce(group.name))
@@ -208,7 +208,7 @@ class AwsGroups:
         Raises TransientError, PermanentError.
         """
         try:
-            await self._calls.call(
+            await self._client.call(
                 "TerminateInstanceInAutoScalingGroup", InstanceId=instance_id, ShouldDecrementDesiredCapacity=True
             )
         except TransientError as exc:
@@ -221,7 +221,7 @@ class AwsGroups:
         """Detach the instance and lower the desired capacity, so that AWS launches no successor. Raises
         TransientError."""
         try:
-            await self._calls.call(
+            await self._client.call(
                 "DetachInstances",
                 AutoScalingGroupName=name,
                 InstanceIds=[instance_id],
@@ -234,7 +234,7 @@ class AwsGroups:
     async def _own_policies(self, name: str) -> list[str]:
         """Return the group's own scaling policies; empty if reading them is not allowed. Raises TransientError."""
         try:
-            pages = [page async for page in self._calls.pages("DescribePolicies", AutoScalingGroupName=name)]
+            pages = [page async for page in self._client.pages("DescribePolicies", AutoScalingGroupName=name)]
         except TransientError as exc:
             if not is_answered(exc):
                 raise
@@ -248,7 +248,7 @@ class AwsGroups:
                 instance_type=None,
                 zones=(),
                 capacity_type=CapacityType.ON_DEMAND,
-                problems=(f"not found in {self._calls.region}",),
+                problems=(f"not found in {self._client.region}",),
             )
         tags = {tag["Key"]: tag["Value"] for tag in group_data.get("Tags", ())}
         propagated = {tag["Key"] for tag in group_data.get("Tags", ()) if tag.get("PropagateAtLaunch")}
@@ -293,7 +293,7 @@ class AwsGroups:
         if template is None:
             return await self._configuration(group_data.get("LaunchConfigurationName"))
         try:
-            answer = await self._calls.call(
+            answer = await self._client.call(
                 "DescribeLaunchTemplateVersions",
                 LaunchTemplateId=template["LaunchTemplateId"],
                 Versions=[template.get("Version", "$Default")],
@@ -310,7 +310,7 @@ class AwsGroups:
         if name is None:
             return {}
         try:
-            answer = await self._calls.call("DescribeLaunchConfigurations", LaunchConfigurationNames=[name])
+            answer = await self._client.call("DescribeLaunchConfigurations", LaunchConfigurationNames=[name])
         except TransientError as exc:
             if not is_answered(exc):
                 raise
@@ -449,5 +449,5 @@ def _advice(group_data: Mapping[str, Any], propagated: set[str]) -> list[str]:
     if "AZRebalance" not in suspended and len(group_data["AvailabilityZones"]) > 1:
         advice.append("suspend AZRebalance, or AWS may terminate a busy node to rebalance zones")
     if group_data["MinSize"] > 0:
-        advice.append(f"its MinSize is {group_data['MinSize']}, below which no node is removed; set it to 0")
+        advice.append(f"its MinSize is {group_data['MinSize']}, below which no node is terminated; set it to 0")
     return advice

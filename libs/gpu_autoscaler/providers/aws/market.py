@@ -16,7 +16,7 @@ from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.quotas import KnownQuotas
 from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
-from gpu_autoscaler.providers.aws.translate import Kind, is_denied, kind_of
+from gpu_autoscaler.providers.aws.translate import InstanceType, is_denied, parse_instance_type
 from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 from gpu_autoscaler.providers.unavailability import Unavailable, first_unavailable, unavailable_by_quota
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 class _Types(msgspec.Struct, frozen=True):
     patterns: tuple[str, ...]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, InstanceType]
     zones_by_type: Mapping[str, frozenset[str]] | None  # None: unknown, so every zone
     on_demand_micro_usd: Mapping[str, int]
     read_at: datetime
@@ -45,7 +45,7 @@ class AwsMarket:
 
     def __init__(
         self,
-        calls: AwsClient,
+        client: AwsClient,
         file_prices: Mapping[str, int],
         filed_at: datetime | None = None,
         bands: Bands = _NO_BANDS,
@@ -54,10 +54,10 @@ class AwsMarket:
         """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
         self._bands = bands
         self._ceilings = ceilings
-        self._calls = calls
+        self._client = client
         self._filed_at = filed_at
         self._file_prices = file_prices
-        self._quotas = KnownQuotas(calls)
+        self._quotas = KnownQuotas(client)
         self._types: _Types | None = None
         # Cached per type, so that an interrupted first read of many types resumes.
         self._on_demand_read: dict[str, tuple[datetime, int | None]] = {}
@@ -82,8 +82,8 @@ class AwsMarket:
                 price_source=price.source,
                 priced_at=price.read_at,
                 interruption_ratio=self._bands.ratio(kind.name, now) if capacity_type is CapacityType.SPOT else None,
-                barred_because=unavailable.because,
-                barred_by=unavailable.by,
+                unavailable_because=unavailable.because,
+                unavailable_by=unavailable.by,
             )
             for kind in types.kinds.values()
             for zone in zones
@@ -99,7 +99,9 @@ class AwsMarket:
             if reservation.zone in zones and reservation.instance_type in types.kinds
         ]
 
-    def _unavailability(self, kind: Kind, capacity_type: CapacityType, price_micro_usd: int | None) -> Unavailable:
+    def _unavailability(
+        self, kind: InstanceType, capacity_type: CapacityType, price_micro_usd: int | None
+    ) -> Unavailable:
         quota = unavailable_by_quota(self._quotas.shortfall(kind, capacity_type))
         return first_unavailable(quota, self._ceilings.check(kind.name, capacity_type, price_micro_usd))
 
@@ -132,12 +134,12 @@ class AwsMarket:
             known = self._types = _Types(patterns, kinds, zones, await self._on_demand_prices(sorted(kinds), now), now)
         return known
 
-    async def _kinds(self, patterns: Sequence[str]) -> dict[str, Kind]:
+    async def _kinds(self, patterns: Sequence[str]) -> dict[str, InstanceType]:
         """Return matching types; from the built-in table if listing them is not allowed."""
         filters = [{"Name": "instance-type", "Values": list(patterns)}]
         described: list[Mapping[str, Any]] = []
         try:
-            async for page in self._calls.pages("DescribeInstanceTypes", Filters=filters):
+            async for page in self._client.pages("DescribeInstanceTypes", Filters=filters):
                 described += page["InstanceTypes"]
         except TransientError as exc:
             if not is_denied(exc):
@@ -148,7 +150,7 @@ class AwsMarket:
                 for name, kind in KNOWN_INSTANCE_TYPES.items()
                 if any(fnmatchcase(name, pattern) for pattern in patterns)
             }
-        kinds = [kind for kind in map(kind_of, described) if kind is not None]
+        kinds = [kind for kind in map(parse_instance_type, described) if kind is not None]
         return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
 
     async def _zones_by_type(self, names: Sequence[str]) -> Mapping[str, frozenset[str]] | None:
@@ -156,7 +158,7 @@ class AwsMarket:
         try:
             for batch in _batches(names):
                 filters = [{"Name": "instance-type", "Values": batch}]
-                async for page in self._calls.pages(
+                async for page in self._client.pages(
                     "DescribeInstanceTypeOfferings", LocationType="availability-zone", Filters=filters
                 ):
                     for offering in page["InstanceTypeOfferings"]:
@@ -169,18 +171,18 @@ class AwsMarket:
         return {name: frozenset(zones) for name, zones in zones_by_type.items()}
 
     async def _on_demand_prices(self, names: Sequence[str], now: datetime) -> dict[str, int]:
-        """Return on-demand prices; a type without one is not bought. Failures are logged."""
+        """Return on-demand prices; a type without one is not launched. Failures are logged."""
         for name in names:
             known = self._on_demand_read.get(name)
             is_fresh = known is not None and now - known[0] < TYPES_KEPT
             if is_fresh or f"{name}/*/{CapacityType.ON_DEMAND}" in self._file_prices:
                 continue
-            filters = _product_filters(name, self._calls.region)
+            filters = _product_filters(name, self._client.region)
             try:
-                page = await self._calls.call("GetProducts", ServiceCode="AmazonEC2", Filters=filters)
+                page = await self._client.call("GetProducts", ServiceCode="AmazonEC2", Filters=filters)
             except AutoscalerError as exc:
                 log.warning(
-                    "on-demand price lookup failed", error=str(exc), effect="offers without a price are not bought"
+                    "on-demand price lookup failed", error=str(exc), effect="offers without a price are not used"
                 )
                 break
             prices = [price for product in page["PriceList"] if (price := _on_demand_price(product)) is not None]
@@ -192,7 +194,7 @@ class AwsMarket:
         latest: dict[tuple[str, str], tuple[datetime, int]] = {}
         try:
             for batch in _batches(names):
-                async for page in self._calls.pages(
+                async for page in self._client.pages(
                     "DescribeSpotPriceHistory",
                     InstanceTypes=batch,
                     ProductDescriptions=["Linux/UNIX"],
@@ -206,7 +208,7 @@ class AwsMarket:
         except TransientError as exc:
             if not is_denied(exc):
                 raise
-            log.warning("spot price lookup failed", error=str(exc), effect="spot without a price is not bought")
+            log.warning("spot price lookup failed", error=str(exc), effect="spot offers without a price are not used")
         return {key: price for key, (_, price) in latest.items()}
 
 

@@ -25,7 +25,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     desired_capacity_groups: tuple[str, ...] = ()
     # Names of `groups` that are used although their own scaling policies size them as well.
     shared_groups: tuple[str, ...] = ()
-    # `group=instances` for any group above whose MaxSize may be written, before anything is bought from it.
+    # `group=instances` for any group above whose MaxSize may be written, before a launch from it.
     group_max_sizes: tuple[str, ...] = ()
     # Ids (cr-...) of capacity reservations and capacity blocks to use, with the launch template.
     capacity_reservations: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ CALLS: Mapping[str, Permission] = {
             operation="DescribeInstances",
             actions=("ec2:DescribeInstances",),
             way="always",
-            without="instances cannot be listed: nothing is bought or removed",
+            without="instances cannot be listed: nothing is launched or terminated",
         ),
         Permission(
             service="ec2",
@@ -73,14 +73,14 @@ CALLS: Mapping[str, Permission] = {
             operation="DescribeSpotPriceHistory",
             actions=("ec2:DescribeSpotPriceHistory",),
             way="prices",
-            without="spot prices come from the price file only; spot without a price is not bought",
+            without="spot prices come from the price file only; spot offers without a price are not used",
         ),
         Permission(
             service="pricing",
             operation="GetProducts",
             actions=("pricing:GetProducts",),
             way="prices",
-            without="on-demand prices come from the price file only; offers without a price are not bought",
+            without="on-demand prices come from the price file only; offers without a price are not used",
         ),
         Permission(
             service="service-quotas",
@@ -163,7 +163,7 @@ CALLS: Mapping[str, Permission] = {
             operation="TerminateInstanceInAutoScalingGroup",
             actions=("autoscaling:TerminateInstanceInAutoScalingGroup",),
             way="groups",
-            without="instances of groups are never removed",
+            without="instances of groups are never terminated",
         ),
         Permission(
             service="autoscaling",
@@ -212,7 +212,7 @@ CALLS: Mapping[str, Permission] = {
             operation="DetachInstances",
             actions=("autoscaling:DetachInstances",),
             way="groups",
-            without="groups replace interrupted instances as well, so two are bought for one",
+            without="groups replace interrupted instances as well, so two are launched for one",
         ),
         Permission(
             service="autoscaling",
@@ -226,7 +226,7 @@ CALLS: Mapping[str, Permission] = {
             operation="TerminateInstances",
             actions=("ec2:TerminateInstances",),
             way="template",
-            without="instances launched from the launch template are never removed",
+            without="instances launched from the launch template are never terminated",
         ),
         Permission(
             service="sqs",

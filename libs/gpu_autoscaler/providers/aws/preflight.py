@@ -64,13 +64,13 @@ def needed_policy(options: AwsOptions) -> str:
 class Preflight:
     """Checks everything that the settings name. Read-only."""
 
-    def __init__(self, options: AwsOptions, calls: AwsClient, installation: str | None, now: datetime) -> None:
+    def __init__(self, options: AwsOptions, client: AwsClient, installation: str | None, now: datetime) -> None:
         """`installation`: None if the cluster was not asked for it."""
         self._options = options
-        self._calls = calls
+        self._client = client
         self._installation = installation
         self._now = now
-        self._groups = AwsGroups(calls, options, installation or "")
+        self._groups = AwsGroups(client, options, installation or "")
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
@@ -96,27 +96,27 @@ class Preflight:
         return found
 
     def _region(self) -> Iterator[Finding]:
-        known = self._calls.known_regions()
-        if self._calls.region not in known:
-            near = get_close_matches(self._calls.region, known, n=3)
+        known = self._client.known_regions()
+        if self._client.region not in known:
+            near = get_close_matches(self._client.region, known, n=3)
             step = f"correct aws.region; similar: {', '.join(near)}" if near else "correct aws.region"
-            yield warning("aws.region", f"{self._calls.region!r} is unknown to the installed boto3", step)
+            yield warning("aws.region", f"{self._client.region!r} is unknown to the installed boto3", step)
 
     async def _reading_instances(self) -> Finding:
         filters = [{"Name": f"tag:{INSTALLATION}", "Values": [self._installation or "*"]}]
         try:
-            answer = await self._calls.call("DescribeInstances", Filters=filters, MaxResults=5)
+            answer = await self._client.call("DescribeInstances", Filters=filters, MaxResults=5)
         except AutoscalerError as exc:
             return self._failed("DescribeInstances", exc)
         count = sum(len(reservation["Instances"]) for reservation in answer["Reservations"])
         whose = "of this installation" if self._installation else "with our tag"
-        return ok("credentials", f"accepted in {self._calls.region}; {count} instances {whose} on the first page")
+        return ok("credentials", f"accepted in {self._client.region}; {count} instances {whose} on the first page")
 
     async def _subnets(self, zones: dict[str, str]) -> AsyncIterator[Finding]:
         """Fill `zones` with a subnet each, and report missing subnets."""
         filters = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
         try:
-            pages = [page async for page in self._calls.pages("DescribeSubnets", Filters=filters)]
+            pages = [page async for page in self._client.pages("DescribeSubnets", Filters=filters)]
         except AutoscalerError as exc:
             yield self._failed("DescribeSubnets", exc)
             return
@@ -124,7 +124,7 @@ class Preflight:
         for name in self._options.subnets:
             if name not in subnets:
                 step = "name subnets of this region, or correct aws.region"
-                yield error(f"aws.subnets {name}", f"not found in {self._calls.region}", step)
+                yield error(f"aws.subnets {name}", f"not found in {self._client.region}", step)
             else:
                 zones.setdefault(subnets[name]["AvailabilityZone"], name)
                 free_count = subnets[name].get("AvailableIpAddressCount", 0)
@@ -138,7 +138,7 @@ class Preflight:
         """Report for each configured reservation whether it can be used."""
         configured_ids = self._options.capacity_reservations
         try:
-            known = await AwsReservations(self._calls, configured_ids).read(self._now)
+            known = await AwsReservations(self._client, configured_ids).read(self._now)
         except AutoscalerError as exc:
             yield self._failed("DescribeCapacityReservations", exc)
             return
@@ -146,7 +146,7 @@ class Preflight:
         for name in configured_ids:
             subject, reservation = f"aws.capacity_reservations {name}", reservations.get(name)
             if reservation is None:
-                yield error(subject, f"not found in {self._calls.region}", "correct or remove it")
+                yield error(subject, f"not found in {self._client.region}", "correct or remove it")
             elif not reservation.is_usable:
                 yield warning(subject, f"is {reservation.state}: no launches into it", "remove it")
             elif reservation.zone not in zones:
@@ -182,7 +182,7 @@ class Preflight:
         """Report groups tagged for cluster-autoscaler that could be adopted."""
         filters = [{"Name": "tag-key", "Values": [CLUSTER_AUTOSCALER_TAG]}]
         try:
-            pages = [page async for page in self._calls.pages("DescribeAutoScalingGroups", Filters=filters)]
+            pages = [page async for page in self._client.pages("DescribeAutoScalingGroups", Filters=filters)]
         except AutoscalerError:
             return  # already reported for the configured groups
         for name in sorted(
@@ -198,7 +198,7 @@ class Preflight:
             return ()
         try:
             market = AwsMarket(
-                self._calls,
+                self._client,
                 read_prices(OWNER, self._options.prices_path),
                 modified_at(self._options.prices_path),
                 ceilings=SpotCeilings(self._options.spot_ceilings),
@@ -227,7 +227,7 @@ class Preflight:
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
         tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
         try:
-            await self._calls.call(
+            await self._client.call(
                 "RunInstances",
                 DryRun=True,
                 LaunchTemplate={by: template, "Version": "$Default"},
@@ -256,7 +256,7 @@ class Preflight:
         tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
         specification = [{"ResourceType": "instance", "Tags": tags}]
         try:
-            await self._calls.call("CreateFleet", DryRun=True, TagSpecifications=specification, **request)
+            await self._client.call("CreateFleet", DryRun=True, TagSpecifications=specification, **request)
         except AutoscalerError as exc:
             if _code_of(exc) != "DryRunOperation":
                 return self._failed("CreateFleet", exc)
@@ -265,7 +265,7 @@ class Preflight:
     async def _quotas(self, offers: Sequence[Offer]) -> AsyncIterator[Finding]:
         """Report zero quotas, which are common for GPUs in new accounts."""
         try:
-            quotas = await read_quotas(self._calls)
+            quotas = await read_quotas(self._client)
         except AutoscalerError as exc:
             step = f"allow {', '.join(CALLS['ListServiceQuotas'].actions)}"
             yield warning("quotas", f"lookup failed: {exc}; exhausted quotas will surface as launch refusals", step)
@@ -275,7 +275,7 @@ class Preflight:
                 offer.instance_type for offer in offers if quota_of(offer.instance_type, offer.capacity_type) == code
             }
             if wanted and quota.vcpus_max == 0:
-                step = f"request an increase of {code} in Service Quotas, {self._calls.region}"
+                step = f"request an increase of {code} in Service Quotas, {self._client.region}"
                 yield warning(
                     f"quota {quota.name}", f"is 0: launches of {', '.join(sorted(wanted)[:4])} will be refused", step
                 )
@@ -290,7 +290,7 @@ class Preflight:
         names = sorted(set(group_by_pool.values()))
         filters = [{"Name": "group-name", "Values": names}]
         try:
-            answer = await self._calls.call("DescribePlacementGroups", Filters=filters)
+            answer = await self._client.call("DescribePlacementGroups", Filters=filters)
         except AutoscalerError as exc:
             yield self._failed("DescribePlacementGroups", exc)
             return
@@ -299,7 +299,7 @@ class Preflight:
             subject, strategy = f"aws.placement_groups {name}", known.get(name, {}).get("Strategy")
             pools = ", ".join(sorted(pool for pool, group in group_by_pool.items() if group == name))
             if strategy is None:
-                yield error(subject, f"not found in {self._calls.region}", "create it, or remove it from the settings")
+                yield error(subject, f"not found in {self._client.region}", "create it, or remove it from the settings")
             elif strategy == "cluster":
                 step = f"restrict pool {pools} to one zone in the policy: a cluster placement group is in one zone"
                 yield warning(subject, "has strategy cluster", step)
@@ -307,7 +307,7 @@ class Preflight:
                 yield ok(subject, f"has strategy {strategy}, for pool {pools}")
 
     def _advisor(self) -> Iterator[Finding]:
-        bands = bands_of(self._options.spot_advisor_path, self._calls.region)
+        bands = bands_of(self._options.spot_advisor_path, self._client.region)
         if bands.dated_at is not None:
             message = f"dated {bands.dated_at:%Y-%m-%d}, with {len(bands.ratios)} types"
             step = "download it again: data of this age is ignored"
@@ -318,7 +318,7 @@ class Preflight:
 
     async def _queue(self, queue_url: str) -> Finding:
         try:
-            answer = await self._calls.call("GetQueueAttributes", QueueUrl=queue_url, AttributeNames=["All"])
+            answer = await self._client.call("GetQueueAttributes", QueueUrl=queue_url, AttributeNames=["All"])
         except AutoscalerError as exc:
             if _code_of(exc).endswith(("NonExistentQueue", "QueueDoesNotExist")):
                 step = "correct it, or create the queue in this region as a target of EventBridge rules"

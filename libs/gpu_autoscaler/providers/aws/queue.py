@@ -38,11 +38,11 @@ class AwsQueue:
         self._now = now
         self._visible_again_seconds = visible_again_seconds
         self._wait_seconds = min(WAIT_SECONDS_MAX, int(call_seconds_max / 2))
-        self._calls = AwsClient(options.region, url=url, call_seconds_max=call_seconds_max)
+        self._client = AwsClient(options.region, url=url, call_seconds_max=call_seconds_max)
 
     async def receive(self) -> Sequence[QueuedEvent]:
         """Return waiting messages; waits some seconds for the first. Raises TransientError."""
-        answer = await self._calls.call(
+        answer = await self._client.call(
             "ReceiveMessage",
             QueueUrl=self._queue_url,
             MaxNumberOfMessages=MESSAGES_COUNT,
@@ -63,12 +63,12 @@ class AwsQueue:
 
     async def delete(self, event: QueuedEvent) -> None:
         """Delete the handled message. Raises TransientError; then it reappears."""
-        await self._calls.call("DeleteMessage", QueueUrl=self._queue_url, ReceiptHandle=event.receipt)
+        await self._client.call("DeleteMessage", QueueUrl=self._queue_url, ReceiptHandle=event.receipt)
 
     async def hide(self, event: QueuedEvent, seconds: float) -> None:
         """Hide the message for this time, at most twelve hours. Raises TransientError."""
         timeout = max(0, min(int(seconds), HIDDEN_SECONDS_MAX))
-        await self._calls.call(
+        await self._client.call(
             "ChangeMessageVisibility",
             QueueUrl=self._queue_url,
             ReceiptHandle=event.receipt,
@@ -85,7 +85,7 @@ class AwsQueue:
 
     async def _hooked(self, operation: str, group: str, hook: str, token: str, **more: object) -> None:
         try:
-            await self._calls.call(
+            await self._client.call(
                 operation,
                 AutoScalingGroupName=group,
                 LifecycleHookName=hook,
@@ -99,4 +99,4 @@ class AwsQueue:
 
     async def close(self) -> None:
         """Release threads and connections."""
-        self._calls.close()
+        self._client.close()

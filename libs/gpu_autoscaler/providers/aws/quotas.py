@@ -14,7 +14,7 @@ import structlog
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.aws.client import AwsClient
-from gpu_autoscaler.providers.aws.translate import Kind
+from gpu_autoscaler.providers.aws.translate import InstanceType
 
 QUOTAS_KEPT = timedelta(minutes=10)  # docs/decisions.md#quotas: as the back-off of a quota refusal
 # Code -> instance families and purchase option.
@@ -37,11 +37,11 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     vcpus_max: int
 
 
-async def read_quotas(calls: AwsClient) -> dict[str, Quota]:
+async def read_quotas(client: AwsClient) -> dict[str, Quota]:
     """Return the GPU quotas by code. Raises TransientError, PermanentError."""
     return {
         quota["QuotaCode"]: Quota(code=quota["QuotaCode"], name=quota["QuotaName"], vcpus_max=int(quota["Value"]))
-        async for page in calls.pages("ListServiceQuotas", ServiceCode="ec2", MaxResults=100)
+        async for page in client.pages("ListServiceQuotas", ServiceCode="ec2", MaxResults=100)
         for quota in page["Quotas"]
         if quota["QuotaCode"] in GPU_QUOTAS
     }
@@ -58,8 +58,8 @@ def quota_of(instance_type: str, capacity_type: CapacityType) -> str | None:
 class KnownQuotas:
     """Quotas as last read. Unreadable quotas exclude nothing: the cloud's refusal shows them."""
 
-    def __init__(self, calls: AwsClient) -> None:
-        self._calls = calls
+    def __init__(self, client: AwsClient) -> None:
+        self._client = client
         self._quotas: Mapping[str, Quota] = {}
         self._read_at: datetime | None = None
 
@@ -69,16 +69,16 @@ class KnownQuotas:
             return
         self._read_at = now
         try:
-            self._quotas = await read_quotas(self._calls)
+            self._quotas = await read_quotas(self._client)
         except AutoscalerError as exc:
             log.warning("quota lookup failed", error=str(exc), effect="exhausted quotas surface as launch refusals")
 
-    def shortfall(self, kind: Kind, capacity_type: CapacityType) -> str | None:
+    def shortfall(self, kind: InstanceType, capacity_type: CapacityType) -> str | None:
         """Return why not even one instance of this type fits its quota; None if one does, or the quota is unknown."""
         quota = self._quotas.get(quota_of(kind.name, capacity_type) or "")
         if quota is None or kind.vcpu_count <= quota.vcpus_max:
             return None
         return (
-            f"quota {quota.code} ({quota.name}) is {quota.vcpus_max} vCPUs in {self._calls.region}, and one {kind.name}"
-            f" needs {kind.vcpu_count}; request an increase in Service Quotas"
+            f"quota {quota.code} ({quota.name}) is {quota.vcpus_max} vCPUs in {self._client.region}, and one"
+            f" {kind.name} needs {kind.vcpu_count}; request an increase in Service Quotas"
         )

@@ -16,9 +16,9 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import Bar, CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.providers.aws.client import AwsClient
-from gpu_autoscaler.providers.aws.translate import Kind
+from gpu_autoscaler.providers.aws.translate import InstanceType
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 
 BLOCK_ENDED_AHEAD = timedelta(minutes=30)
@@ -72,8 +72,8 @@ def reservation_of(data: Mapping[str, Any]) -> Reservation:
 class AwsReservations:
     """The reservations of the settings, as last read."""
 
-    def __init__(self, calls: AwsClient, configured_ids: Sequence[str]) -> None:
-        self._calls = calls
+    def __init__(self, client: AwsClient, configured_ids: Sequence[str]) -> None:
+        self._client = client
         self._configured_ids = frozenset(configured_ids)
         self._known: tuple[Reservation, ...] = ()
         self._read_at: datetime | None = None
@@ -84,7 +84,7 @@ class AwsReservations:
             # Lists all rather than by id: one unknown id would fail the whole call.
             reservations_data = [
                 data
-                async for page in self._calls.pages("DescribeCapacityReservations")
+                async for page in self._client.pages("DescribeCapacityReservations")
                 for data in page["CapacityReservations"]
                 if data["CapacityReservationId"] in self._configured_ids
             ]
@@ -126,7 +126,7 @@ class AwsReservations:
         )
 
 
-def reserved_offer(reservation: Reservation, kind: Kind, on_demand_micro_usd: int | None) -> Offer:
+def reserved_offer(reservation: Reservation, kind: InstanceType, on_demand_micro_usd: int | None) -> Offer:
     """Return the reservation as an offer.
 
     Instances in a reservation are billed as on-demand; those in a block are prepaid (EC2 User Guide, "Capacity
@@ -144,8 +144,8 @@ def reserved_offer(reservation: Reservation, kind: Kind, on_demand_micro_usd: in
         price_micro_usd_per_hour=0 if reservation.is_block else on_demand_micro_usd,
         paid_from=reservation.starts_at,
         paid_until=reservation.paid_until,
-        barred_because=message if is_used_up else None,
-        barred_by=Bar.RESERVATION if is_used_up else None,
+        unavailable_because=message if is_used_up else None,
+        unavailable_by=UnavailabilityCause.RESERVATION if is_used_up else None,
     )
 
 

@@ -26,9 +26,9 @@ log = structlog.get_logger()
 class PlacementScores:
     """Latest scores of the region's zones, by zone id."""
 
-    def __init__(self, calls: AwsClient, count: int | None) -> None:
+    def __init__(self, client: AwsClient, count: int | None) -> None:
         """`count`: target capacity of the request; None: disabled."""
-        self._calls = calls
+        self._client = client
         self._count = count
         self._scores: Mapping[str, int] = {}
         self._read_at: datetime | None = None
@@ -51,12 +51,12 @@ class PlacementScores:
 
     async def _read(self, instance_types: Sequence[str]) -> dict[str, int]:
         scores: dict[str, int] = {}
-        async for page in self._calls.pages(
+        async for page in self._client.pages(
             "GetSpotPlacementScores",
             InstanceTypes=list(instance_types),
             TargetCapacity=self._count,
             SingleAvailabilityZone=True,
-            RegionNames=[self._calls.region],
+            RegionNames=[self._client.region],
         ):
             scores |= {score["AvailabilityZoneId"]: int(score["Score"]) for score in page["SpotPlacementScores"]}
         return scores

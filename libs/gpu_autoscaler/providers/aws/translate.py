@@ -222,7 +222,7 @@ def _ended_at(data: Mapping[str, Any], now: datetime) -> datetime:
     return now if dated is None else datetime.strptime(dated[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     """An instance type: allocatable resources, GPUs and purchase options."""
 
     name: str
@@ -233,7 +233,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     vcpu_count: int = 0  # counted by quotas
 
 
-def kind_of(data: Mapping[str, Any]) -> Kind | None:
+def parse_instance_type(data: Mapping[str, Any]) -> InstanceType | None:
     """Return the instance type that EC2 describes; None for GPUs of other vendors, which our pods cannot use."""
     gpus = data.get("GpuInfo", {}).get("Gpus", ())
     if any(gpu.get("Manufacturer", "").upper() != "NVIDIA" for gpu in gpus):
@@ -259,7 +259,7 @@ def build_instance_type(
     gpu_name: str | None = None,
     gpu_memory_mib: int | None = None,
     capacity_types: tuple[CapacityType, ...] = (CapacityType.ON_DEMAND, CapacityType.SPOT),
-) -> Kind:
+) -> InstanceType:
     """Return the instance type with its allocatable resources; unknown GPU models keep the cloud's name."""
     total = Resources(
         cpu_milli=vcpu_count * 1000,
@@ -272,7 +272,7 @@ def build_instance_type(
     # AWS reports some GPUs in decimal gigabytes: 16 GiB for a T4, 22,888 MiB for a 24 GB L4. We use the nominal size.
     nominal = GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None
     reported_bytes = None if gpu_memory_mib is None else gpu_memory_mib * _MEBIBYTE
-    return Kind(
+    return InstanceType(
         name=name,
         resources=allocatable(total),
         gpu_model=model,

@@ -11,8 +11,8 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.azure.client import AzureClient
-from gpu_autoscaler.providers.azure.desired_capacity import CountedSets
-from gpu_autoscaler.providers.azure.launch import AzureMachines
+from gpu_autoscaler.providers.azure.desired_capacity import UniformScaleSets
+from gpu_autoscaler.providers.azure.launch import FlexibleScaleSet
 from gpu_autoscaler.providers.azure.market import AzureMarket
 from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, validate_options
 from gpu_autoscaler.providers.azure.preflight import Preflight
@@ -27,15 +27,11 @@ from gpu_autoscaler.providers.azure.translate import (
 from gpu_autoscaler.providers.ended_instances import SHOWN, EndedInstances
 from gpu_autoscaler.providers.files import modified_at, read_prices, read_text
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, verify_order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, verify_order, wall_clock
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 
 _ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # suffixes of operations that end a machine
 _OF_SETS = "virtualMachineScaleSets"
-
-
-def _wall_clock() -> datetime:
-    return datetime.now(UTC)
 
 
 class AzureCapacity:
@@ -50,7 +46,7 @@ class AzureCapacity:
         installation: str,
         url: str | None = None,
         call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = _wall_clock,
+        now: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Raises ConfigError with all violations."""
         validate_options(options)
@@ -59,22 +55,22 @@ class AzureCapacity:
         self._now = now
         user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._machine = machine = None if options.machine_path is None else machine_of(options.machine_path)
-        self._calls = AzureClient(options, url=url, call_seconds_max=call_seconds_max)
+        self._client = AzureClient(options, url=url, call_seconds_max=call_seconds_max)
         ceilings = SpotCeilings(options.spot_ceilings)
         self._market = AzureMarket(
-            self._calls, read_prices(OWNER, options.prices_path), modified_at(options.prices_path), ceilings
+            self._client, read_prices(OWNER, options.prices_path), modified_at(options.prices_path), ceilings
         )
         self._ended = EndedInstances()
-        self._uniform_sets = CountedSets(self._calls)
+        self._uniform_sets = UniformScaleSets(self._client)
         self._names_by_pool = names_by_pool(options.scale_sets)
         modes: dict[str, Mode] = {name: "Uniform" for names in self._names_by_pool.values() for name in names}
-        self._flexible_set: AzureMachines | None = None
+        self._flexible_set: FlexibleScaleSet | None = None
         if options.scale_set is not None and machine is not None:
             modes[options.scale_set] = "Flexible"
-            self._flexible_set = AzureMachines(
-                self._calls, scale_set=options.scale_set, machine=machine, user_data=user_data, ceilings=ceilings
+            self._flexible_set = FlexibleScaleSet(
+                self._client, scale_set=options.scale_set, machine=machine, user_data=user_data, ceilings=ceilings
             )
-        self._sets = ScaleSets(self._calls, installation, modes)
+        self._sets = ScaleSets(self._client, installation, modes)
 
     async def offers(self) -> Sequence[Offer]:
         """Return the offers of uniform sets, and all sizes in each zone of the flexible set. Raises TransientError."""
@@ -127,8 +123,8 @@ class AzureCapacity:
             if set_name is not None:
                 accepted = await self._uniform_sets.end(set_name, name)
             else:
-                accepted = await self._calls.call("VirtualMachines_Delete", name=name)
-            progress: Any = await self._calls.operation(accepted) or {}
+                accepted = await self._client.call("VirtualMachines_Delete", name=name)
+            progress: Any = await self._client.operation(accepted) or {}
             self._ended.record_terminating(provider_id, _instant(progress.get("startTime"), now))
         return msgspec.structs.replace(instance, state="terminating")
 
@@ -150,7 +146,7 @@ class AzureCapacity:
         if self._flexible_set is not None:
             listed += [
                 instance_of(machine_data, now=now)
-                async for machine_data in self._calls.pages("VirtualMachines_List")
+                async for machine_data in self._client.pages("VirtualMachines_List")
                 if read_tags(machine_data).get(INSTALLATION_TAG) == installation
             ]
         for scale_set in await self._sets.read(now):
@@ -169,7 +165,7 @@ class AzureCapacity:
         """Check resource group, region and settings. Read-only."""
         preflight = Preflight(
             self._options,
-            self._calls,
+            self._client,
             self._market,
             self._sets,
             installation=self._installation,
@@ -179,7 +175,7 @@ class AzureCapacity:
 
     async def close(self) -> None:
         """Release threads and connections."""
-        await self._calls.close()
+        await self._client.close()
 
     def _sells(self, scale_set: ScaleSet, offer: Offer) -> bool:
         is_wanted = scale_set.mode == "Uniform" or any(
@@ -213,7 +209,7 @@ class AzureCapacity:
         """Return owner and machine; None if it does not exist."""
         set_name, name = self._place_of(provider_id)
         if set_name is None:
-            machine_data = await self._calls.find("VirtualMachines_Get", name=name)
+            machine_data = await self._client.find("VirtualMachines_Get", name=name)
             return (
                 None
                 if machine_data is None
@@ -243,7 +239,7 @@ class AzureCapacity:
         try:
             ends = [
                 _instant(entry.get("eventTimestamp"), now)
-                async for entry in self._calls.pages("ActivityLogs_List", query=query)
+                async for entry in self._client.pages("ActivityLogs_List", query=query)
                 if str((entry.get("operationName") or {}).get("value", "")).lower().endswith(_ENDS)
             ]
         except (Denied, TransientError):
@@ -254,14 +250,14 @@ class AzureCapacity:
         """Return uniform scale set (None: flexible) and machine. Raises PermanentError for another group's machine."""
         resource_id = resource_id_of(provider_id)
         head, _, name = resource_id.rpartition("/")
-        own = self._calls.id_of("", "").rstrip("/").lower()
+        own = self._client.id_of("", "").rstrip("/").lower()
         parts = head.removeprefix(head[: len(own)]).strip("/").split("/")
         if head[: len(own)].lower() == own:
             if [part.lower() for part in parts] == ["virtualmachines"]:
                 return None, name
             if len(parts) == 3 and (parts[0].lower(), parts[2].lower()) == (_OF_SETS.lower(), "virtualmachines"):
                 return parts[1], name
-        raise PermanentError(f"{provider_id} is not a machine of {self._calls.group_id}: left untouched")
+        raise PermanentError(f"{provider_id} is not a machine of {self._client.group_id}: left untouched")
 
 
 def _instant(text: object, default: datetime) -> datetime:

@@ -5,7 +5,7 @@ NCads_H100_v5, NCv3, ND_A100_v4, NDm_A100_v4, ND_H100_v5, ND_H200_v5, NVadsA10_v
 have a share of a GPU.
 """
 
-from gpu_autoscaler.providers.azure.translate import Kind, build_instance_type
+from gpu_autoscaler.providers.azure.translate import InstanceType, build_instance_type
 
 AS_OF = "2026-11-22"
 
@@ -31,7 +31,7 @@ _ROWS = (
     ("Standard_NV72ads_A10_v5", "StandardNVADSA10v5Family", 72, 880, 2),
 )
 
-KNOWN_INSTANCE_TYPES: dict[str, Kind] = {
+KNOWN_INSTANCE_TYPES: dict[str, InstanceType] = {
     name: build_instance_type(name, family=family, vcpu_count=vcpus, memory_gib=gibibytes, gpu_count=gpus)
     for name, family, vcpus, gibibytes, gpus in _ROWS
 }

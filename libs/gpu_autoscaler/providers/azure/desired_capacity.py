@@ -70,8 +70,8 @@ class _SetState(msgspec.Struct, frozen=True, kw_only=True):
 class UniformScaleSets:
     """Launches and deletions of machines of uniform scale sets."""
 
-    def __init__(self, calls: AzureClient) -> None:
-        self._calls = calls
+    def __init__(self, client: AzureClient) -> None:
+        self._client = client
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one writer per set
 
     async def launch(self, order: Order, sets: Sequence[ScaleSet], now: datetime) -> Instance:
@@ -116,7 +116,7 @@ class UniformScaleSets:
     async def end(self, name: str, instance_id: str) -> Answer:
         """Delete this machine and lower the capacity. Raises PermanentError, TransientError."""
         body = {"instanceIds": [instance_id]}
-        return await self._calls.call("VirtualMachineScaleSets_DeleteInstances", body=body, scale_set=name)
+        return await self._client.call("VirtualMachineScaleSets_DeleteInstances", body=body, scale_set=name)
 
     async def instances(self, scale_set: ScaleSet, installation: str, now: datetime) -> list[Instance]:
         """Return the machines that this installation ordered, if it owns the set."""
@@ -165,8 +165,8 @@ class UniformScaleSets:
             answer = await self._write(
                 scale_set.name, state, state.ledger.with_order(order.action_id, note), state.capacity + 1
             )
-        self._calls.checked(UPDATE, answer)
-        failed_with = await self._calls.failure_of(answer)
+        self._client.checked(UPDATE, answer)
+        failed_with = await self._client.failure_of(answer)
         if failed_with is not None:
             await self._cancel_order(order.action_id, scale_set.name, failed_with, now)
         return await self._read_state(scale_set.name, now)
@@ -175,17 +175,17 @@ class UniformScaleSets:
         """Return the order's machine and record the assignment. Raises as `launch`."""
         member = state.ledger.member_of(order.action_id)
         if member is None:
-            if state.told["properties"].get("provisioningState") == "Failed":
+            if state.set_data["properties"].get("provisioningState") == "Failed":
                 message = f"{scale_set.name} could not be enlarged: its last operation failed"
                 await self._cancel_order(order.action_id, scale_set.name, ("AllocationFailed", message), now)
             raise TransientError(
                 f"{UPDATE}: machine of order {order.action_id} not listed yet in {scale_set.name}; retried",
                 retry_after_seconds=RETRY_SECONDS,
             )
-        if state.ledger != decode_ledger(_ledger_texts(state.told)):
-            self._calls.checked(UPDATE, await self._write(scale_set.name, state, state.ledger, None))
+        if state.ledger != decode_ledger(_ledger_texts(state.set_data)):
+            self._client.checked(UPDATE, await self._write(scale_set.name, state, state.ledger, None))
         if member not in state.members:
-            resource_id = self._calls.id_of("virtualMachineScaleSets", f"{scale_set.name}/virtualMachines/{member}")
+            resource_id = self._client.id_of("virtualMachineScaleSets", f"{scale_set.name}/virtualMachines/{member}")
             return instance_from_order(order, provider_id_of(resource_id), launched_at=now, state="terminated")
         return _instance(state, scale_set, member, now)
 
@@ -200,7 +200,7 @@ class UniformScaleSets:
         answer = await self._write(name, state, state.ledger.without_order(action_id), capacity)
         if answer.status == 412:
             raise TransientError(f"{UPDATE}: {name} was changed while an order was cancelled; retried")
-        self._calls.checked(UPDATE, answer)
+        self._client.checked(UPDATE, answer)
         after = await self._read_state(name, now)
         if after.capacity > capacity or after.ledger.is_pending(action_id):
             raise TransientError(f"{UPDATE}: {name} still has capacity {after.capacity}; retried")
@@ -217,23 +217,23 @@ class UniformScaleSets:
                 scope="offer",
             )
         other_tags = {
-            key: value for key, value in (state.told.get("tags") or {}).items() if not key.startswith(LEDGER_TAG)
+            key: value for key, value in (state.set_data.get("tags") or {}).items() if not key.startswith(LEDGER_TAG)
         }
         body: dict[str, object] = {
             "tags": other_tags | {f"{LEDGER_TAG}{number}": text for number, text in enumerate(texts)}
         }
         if capacity is not None:
-            body["sku"] = {**state.told["sku"], "capacity": capacity}
-        return await self._calls.ask(UPDATE, body=body, headers={"If-Match": state.told["etag"]}, scale_set=name)
+            body["sku"] = {**state.set_data["sku"], "capacity": capacity}
+        return await self._client.ask(UPDATE, body=body, headers={"If-Match": state.set_data["etag"]}, scale_set=name)
 
     async def _find(self, name: str) -> Mapping[str, Any] | None:
-        return await self._calls.find("VirtualMachineScaleSets_Get", scale_set=name)
+        return await self._client.find("VirtualMachineScaleSets_Get", scale_set=name)
 
     async def _read_state(self, name: str, now: datetime) -> _SetState:
         set_data = await self._find(name)
         if set_data is None:
-            raise PermanentError(f"scale set {name} not found in {self._calls.group_id}; check azure.scale_sets")
-        listed = [machine async for machine in self._calls.pages("VirtualMachineScaleSetVMs_List", scale_set=name)]
+            raise PermanentError(f"scale set {name} not found in {self._client.group_id}; check azure.scale_sets")
+        listed = [machine async for machine in self._client.pages("VirtualMachineScaleSetVMs_List", scale_set=name)]
         members = {
             str(machine["instanceId"]): machine
             for machine in sorted(listed, key=lambda machine: int(machine["instanceId"]))

@@ -20,7 +20,7 @@ from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.errors import AutoscalerError, TransientError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.azure.client import AzureClient
-from gpu_autoscaler.providers.azure.launch_log import BegunOrders
+from gpu_autoscaler.providers.azure.launch_log import LaunchLog
 from gpu_autoscaler.providers.azure.translate import failure, instance_of, refusal_of, tags_of, zones_of
 from gpu_autoscaler.providers.files import fill_template
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
@@ -36,21 +36,21 @@ SETTLED = timedelta(seconds=60)
 NETWORK_API_VERSION = "2022-11-01"  # of the network interfaces created with the machine
 
 
-class AzureMachines:
+class FlexibleScaleSet:
     """Launches machines of one flexible scale set, and deletes them."""
 
     def __init__(
         self,
-        calls: AzureClient,
+        client: AzureClient,
         *,
         scale_set: str,
         machine: Mapping[str, Any],
         user_data: str | None,
         ceilings: SpotCeilings,
     ) -> None:
-        self._calls = calls
-        self._scale_set_id = calls.id_of("virtualMachineScaleSets", scale_set)
-        self._launch_log = BegunOrders(calls, scale_set)
+        self._client = client
+        self._scale_set_id = client.id_of("virtualMachineScaleSets", scale_set)
+        self._launch_log = LaunchLog(client, scale_set)
         self._machine = machine
         self._user_data = user_data
         self._ceilings = ceilings
@@ -71,28 +71,28 @@ class AzureMachines:
             return await self._recorded_machine(order, name, now, recorded_at)
         self._launch_log.creating(name)
         try:
-            answer = await self._calls.ask(
+            answer = await self._client.ask(
                 CREATE, body=self._body(order, name), headers={"If-None-Match": "*"}, name=name
             )
             if answer.status == 412:
                 return await self._recorded_machine(order, name, now, None)
-            machine_data = self._calls.checked(CREATE, answer).body
+            machine_data = self._client.checked(CREATE, answer).body
         except (NotSent, LaunchRefused):
             self._launch_log.not_created(name)
             raise
         instance = verify_order(instance_of(machine_data, now=now), order)
-        failed_with = await self._calls.failure_of(answer)
+        failed_with = await self._client.failure_of(answer)
         if failed_with is not None:
             raise await self._delete_failed(name, *failed_with)
         return instance
 
     async def _recorded_machine(self, order: Order, name: str, now: datetime, recorded_at: datetime | None) -> Instance:
         """Return the machine of an order recorded before; it may have failed since, or be gone."""
-        machine_data = await self._calls.find("VirtualMachines_Get", query={"$expand": "instanceView"}, name=name)
+        machine_data = await self._client.find("VirtualMachines_Get", query={"$expand": "instanceView"}, name=name)
         if machine_data is None and (recorded_at is None or now - recorded_at < SETTLED):
             raise TransientError(f"{CREATE}: order of {name} is recorded, machine not listed; retried")
         if machine_data is None:
-            provider_id = provider_id_of(self._calls.id_of("virtualMachines", name))
+            provider_id = provider_id_of(self._client.id_of("virtualMachines", name))
             return instance_from_order(order, provider_id, launched_at=recorded_at or now, state="terminated")
         instance = verify_order(instance_of(machine_data, now=now), order)
         failed_with = _failure_of(machine_data)
@@ -102,14 +102,14 @@ class AzureMachines:
 
     async def end(self, name: str) -> None:
         """Delete the machine. Raises PermanentError, TransientError."""
-        await self._calls.call("VirtualMachines_Delete", name=name)
+        await self._client.call("VirtualMachines_Delete", name=name)
 
     async def _delete_failed(self, name: str, code: str, message: str) -> AutoscalerError:
         """Delete the machine of a failed launch; return the refusal once it is gone. Raises TransientError."""
         refusal = failure(CREATE, code, message, of_launch=True)
         if isinstance(refusal, LaunchRefused):
-            await self._calls.call("VirtualMachines_Delete", name=name)
-            if await self._calls.find("VirtualMachines_Get", name=name) is not None:
+            await self._client.call("VirtualMachines_Delete", name=name)
+            if await self._client.find("VirtualMachines_Get", name=name) is not None:
                 raise TransientError(f"{name}: {code}: {message}; machine is being deleted, retried")
             self._launch_log.not_created(name)
         return refusal
@@ -133,7 +133,7 @@ class AzureMachines:
             ceiling = self._ceilings.of(order.offer.instance_type)
             most_usd = -1 if ceiling is None else float(usd_text(ceiling))
             properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": most_usd}}
-        body: dict[str, object] = {"location": self._calls.region, "tags": tags_of(order), "properties": properties}
+        body: dict[str, object] = {"location": self._client.region, "tags": tags_of(order), "properties": properties}
         zones = zones_of(order.offer.zone)
         return body | {"zones": zones} if zones else body
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.providers.azure.client import AzureClient
-from gpu_autoscaler.providers.azure.translate import BEGUN_TAG
+from gpu_autoscaler.providers.azure.translate import LAUNCH_LOG_TAG
 from gpu_autoscaler.providers.protocol import LaunchRefused
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
@@ -36,8 +36,8 @@ LaunchTimes = Mapping[bytes, datetime]  # first launch attempt of each order, by
 class LaunchLog:
     """Launch log of one flexible scale set."""
 
-    def __init__(self, calls: AzureClient, scale_set: str) -> None:
-        self._calls = calls
+    def __init__(self, client: AzureClient, scale_set: str) -> None:
+        self._client = client
         self._scale_set = scale_set
         self._requested: dict[bytes, datetime] = {}
         self._writing = SharedRead(self._write)
@@ -48,18 +48,18 @@ class LaunchLog:
 
         Raises LaunchRefused, PermanentError, TransientError: the order may or may not be recorded then.
         """
-        key = digest_of(name)
+        key = launch_digest(name)
         self._requested.setdefault(key, now)
         launches = await self._writing.fresh()
         return None if key in self._not_created else launches.get(key)
 
     def creating(self, name: str) -> None:
         """Mark the machine as about to be created."""
-        self._forget({digest_of(name)})
+        self._forget({launch_digest(name)})
 
     def not_created(self, name: str) -> None:
         """Mark the order as free to be created again: no machine was created."""
-        self._not_created.append(digest_of(name))
+        self._not_created.append(launch_digest(name))
 
     def _forget(self, keys: set[bytes]) -> None:
         for key in keys.intersection(self._not_created):
@@ -70,33 +70,33 @@ class LaunchLog:
         requested, self._requested = self._requested, {}
         new: set[bytes] = set()
         for _ in range(TRIES_MAX):
-            set_data = await self._calls.find("VirtualMachineScaleSets_Get", scale_set=self._scale_set)
+            set_data = await self._client.find("VirtualMachineScaleSets_Get", scale_set=self._scale_set)
             if set_data is None:
                 raise LaunchRefused(
-                    f"scale set {self._scale_set} not found in {self._calls.group_id}; check azure.scale_set",
+                    f"scale set {self._scale_set} not found in {self._client.group_id}; check azure.scale_set",
                     code="NoScaleSet",
                     kind="configuration",
                     scope="offer",
                 )
             tags: Mapping[str, str] = set_data.get("tags") or {}
-            known = decode_launches(text for name, text in tags.items() if name.startswith(BEGUN_TAG))
+            known = decode_launches(text for name, text in tags.items() if name.startswith(LAUNCH_LOG_TAG))
             self._forget(new)  # our write was rejected: another process may have recorded them
             new = requested.keys() - known.keys()
             if not new:
                 return known
             self._not_created.extend(new)
-            other_tags = {name: text for name, text in tags.items() if not name.startswith(BEGUN_TAG)}
+            other_tags = {name: text for name, text in tags.items() if not name.startswith(LAUNCH_LOG_TAG)}
             texts = encode_launches({**requested, **known})
-            body = {"tags": other_tags | {f"{BEGUN_TAG}{number}": text for number, text in enumerate(texts)}}
+            body = {"tags": other_tags | {f"{LAUNCH_LOG_TAG}{number}": text for number, text in enumerate(texts)}}
             headers = {"If-Match": str(set_data["etag"])}
-            written = await self._calls.ask(UPDATE, body=body, headers=headers, scale_set=self._scale_set)
+            written = await self._client.ask(UPDATE, body=body, headers=headers, scale_set=self._scale_set)
             if written.status != 412:
-                self._calls.checked(UPDATE, written)
+                self._client.checked(UPDATE, written)
                 return known
         raise TransientError(f"{UPDATE}: {self._scale_set} was changed {TRIES_MAX} times by others; retried")
 
 
-def digest_of(name: str) -> bytes:
+def launch_digest(name: str) -> bytes:
     """Return the digest that identifies an order."""
     return hashlib.sha256(name.encode()).digest()[:_DIGEST_BYTES]
 

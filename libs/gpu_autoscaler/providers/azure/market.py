@@ -13,12 +13,12 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.azure.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.azure.client import AzureClient
-from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, Kind, kind_of, zone_name
+from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, InstanceType, parse_instance_type, zone_name
 from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 from gpu_autoscaler.providers.unavailability import first_unavailable, unavailable_by_quota
 
-KINDS_KEPT = timedelta(hours=1)  # availability changes monthly
+TYPES_KEPT = timedelta(hours=1)  # availability changes monthly
 PRICES_KEPT = timedelta(minutes=5)  # spot prices follow demand
 NAMES_COUNT_MAX = 15  # sizes per filter of the price list
 QUOTA_OF: Mapping[CapacityType, str] = {CapacityType.ON_DEMAND: "cores", CapacityType.SPOT: "lowPriorityCores"}
@@ -36,7 +36,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 class _Sold(msgspec.Struct, frozen=True):
     patterns: tuple[str, ...]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, InstanceType]
     zones_by_type: Mapping[str, frozenset[str]] | None  # None: unknown, so every zone
     read_at: datetime
 
@@ -46,13 +46,13 @@ class AzureMarket:
 
     def __init__(
         self,
-        calls: AzureClient,
+        client: AzureClient,
         file_prices: Mapping[str, int],
         filed_at: datetime | None = None,
         ceilings: SpotCeilings = _NO_CEILINGS,
     ) -> None:
         """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
-        self._calls = calls
+        self._client = client
         self._ceilings = ceilings
         self._file_prices = file_prices
         self._filed_at = filed_at
@@ -79,8 +79,8 @@ class AzureMarket:
                 price_micro_usd_per_hour=price.micro_usd_per_hour,
                 price_source=price.source,
                 priced_at=price.read_at,
-                barred_because=unavailable.because,
-                barred_by=unavailable.by,
+                unavailable_because=unavailable.because,
+                unavailable_by=unavailable.by,
             )
             for kind in sold.kinds.values()
             for zone in zones
@@ -98,13 +98,13 @@ class AzureMarket:
         try:
             return {
                 usage["name"]["value"].lower(): Quota(int(usage["limit"]), int(usage["currentValue"]))
-                async for usage in self._calls.pages("Usage_List")
+                async for usage in self._client.pages("Usage_List")
             }
         except Denied as exc:
             log.warning("quota lookup denied", error=str(exc), effect="exhausted quotas surface as launch refusals")
             return {}
 
-    async def kinds(self, patterns: Sequence[str], now: datetime) -> Mapping[str, Kind]:
+    async def kinds(self, patterns: Sequence[str], now: datetime) -> Mapping[str, InstanceType]:
         """Return matching sizes. Raises TransientError."""
         return (await self._read_sold(tuple(patterns), now)).kinds
 
@@ -118,14 +118,14 @@ class AzureMarket:
 
     async def _read_sold(self, patterns: tuple[str, ...], now: datetime) -> _Sold:
         known = self._sold
-        if known is not None and known.patterns == patterns and now - known.read_at < KINDS_KEPT:
+        if known is not None and known.patterns == patterns and now - known.read_at < TYPES_KEPT:
             return known
-        region = self._calls.region
+        region = self._client.region
         try:
             query = {"$filter": f"location eq '{region}'"}
             skus = [
                 sku
-                async for sku in self._calls.pages("ResourceSkus_List", query=query)
+                async for sku in self._client.pages("ResourceSkus_List", query=query)
                 if sku.get("resourceType") == "virtualMachines" and _matches(sku["name"], patterns)
             ]
         except Denied as exc:
@@ -133,13 +133,13 @@ class AzureMarket:
             kinds = {name: kind for name, kind in KNOWN_INSTANCE_TYPES.items() if _matches(name, patterns)}
             self._sold = _Sold(patterns, kinds, None, now)
         else:
-            made = {sku["name"]: kind for sku in skus if (kind := kind_of(sku)) is not None}
+            made = {sku["name"]: kind for sku in skus if (kind := parse_instance_type(sku)) is not None}
             zones = {sku["name"]: zones_sold(sku, region) for sku in skus}
             self._sold = _Sold(patterns, dict(sorted(made.items())), zones, now)
         return self._sold
 
     async def _read_prices(self, names: Sequence[str], now: datetime) -> None:
-        """Read hourly prices; a size without one is not bought. Failures are logged."""
+        """Read hourly prices; a size without one is not launched. Failures are logged."""
         if self._prices_read_at is not None and now - self._prices_read_at < PRICES_KEPT:
             return
         unpriced_names = [
@@ -154,13 +154,13 @@ class AzureMarket:
         try:
             for start in range(0, len(unpriced_names), NAMES_COUNT_MAX):
                 batch = unpriced_names[start : start + NAMES_COUNT_MAX]
-                async for item in self._calls.prices(price_filter(self._calls.region, batch)):
+                async for item in self._client.prices(price_filter(self._client.region, batch)):
                     parsed = price_of(item)
                     if parsed is not None:
                         key, price = parsed
                         prices[key] = max(prices.get(key, 0), price)  # the most expensive, so that no limit is exceeded
         except (TransientError, PermanentError) as exc:
-            log.warning("price lookup failed", error=str(exc), effect="offers without a price are not bought")
+            log.warning("price lookup failed", error=str(exc), effect="offers without a price are not used")
             return
         self._prices, self._prices_read_at = prices, now
 
@@ -169,7 +169,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def quota_shortfall(kind: Kind, capacity_type: CapacityType, quotas: Mapping[str, Quota]) -> str | None:
+def quota_shortfall(kind: InstanceType, capacity_type: CapacityType, quotas: Mapping[str, Quota]) -> str | None:
     """Return why quotas rule out one more machine; unknown quotas do not. Spot has one quota for all families."""
     names = [QUOTA_OF[capacity_type].lower()]
     if capacity_type is CapacityType.ON_DEMAND:

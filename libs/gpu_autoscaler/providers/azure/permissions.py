@@ -43,7 +43,7 @@ CALLS: Mapping[str, Permission] = {
             path=f"{_OF_GROUP}/virtualMachines",
             actions=(f"{COMPUTE}/virtualMachines/read",),
             way="always",
-            without="machines cannot be listed: nothing is bought or removed",
+            without="machines cannot be listed: nothing is launched or terminated",
         ),
         Permission(
             operation="VirtualMachines_Get",
@@ -83,7 +83,7 @@ CALLS: Mapping[str, Permission] = {
                 "Microsoft.Network/networkInterfaces/delete",
             ),
             way="machines",
-            without="machines of the flexible scale set are never removed",
+            without="machines of the flexible scale set are never terminated",
         ),
         Permission(
             operation="VirtualMachineScaleSets_Get",
@@ -113,7 +113,7 @@ CALLS: Mapping[str, Permission] = {
             rate_limit="ends",
             actions=(f"{COMPUTE}/virtualMachineScaleSets/delete/action",),
             way="groups",
-            without="machines of uniform scale sets are never removed",
+            without="machines of uniform scale sets are never terminated",
         ),
         Permission(
             operation="VirtualMachineScaleSetVMs_List",

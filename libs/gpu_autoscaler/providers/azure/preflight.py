@@ -51,7 +51,7 @@ class Preflight:
     def __init__(
         self,
         options: AzureOptions,
-        calls: AzureClient,
+        client: AzureClient,
         market: AzureMarket,
         sets: ScaleSets,
         *,
@@ -61,7 +61,7 @@ class Preflight:
         """`installation`: `*` if the cluster was not asked for it. `machine`: content of the file."""
         self._machine = machine
         self._options = options
-        self._calls = calls
+        self._client = client
         self._market = market
         self._sets = sets
         self._installation = installation
@@ -69,7 +69,7 @@ class Preflight:
     async def findings(self, now: datetime) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
         found = [await self._machine_listing()]
-        found += clock_findings(self._calls.cloud_ahead, "Azure's")
+        found += clock_findings(self._client.cloud_ahead, "Azure's")
         if found[0].level == "error":
             return found  # without credentials or resource group the other checks would repeat it
         found += [finding async for finding in self._permissions()]
@@ -90,18 +90,18 @@ class Preflight:
     async def _machine_listing(self) -> Finding:
         count = 0
         try:
-            async for machine_data in self._calls.pages("VirtualMachines_List"):
+            async for machine_data in self._client.pages("VirtualMachines_List"):
                 owner = read_tags(machine_data).get(INSTALLATION_TAG)
                 count += owner is not None and self._installation in ("*", owner)
         except AutoscalerError as exc:
             return self._failed("VirtualMachines_List", exc)
         whose = "with our tag" if self._installation == "*" else "of this installation"
-        return ok("credentials", f"accepted for {self._calls.group_id}; {count} machines {whose}")
+        return ok("credentials", f"accepted for {self._client.group_id}; {count} machines {whose}")
 
     async def _permissions(self) -> AsyncIterator[Finding]:
         """Report missing permissions to buy and remove; Azure reports the caller's own."""
         try:
-            granted = [permission async for permission in self._calls.pages("Permissions_ListForResourceGroup")]
+            granted = [permission async for permission in self._client.pages("Permissions_ListForResourceGroup")]
         except AutoscalerError as exc:
             step = f"allow {', '.join(CALLS['Permissions_ListForResourceGroup'].actions)}"
             yield warning("permissions", f"lookup failed: {exc}", step)
@@ -134,17 +134,17 @@ class Preflight:
         subject, version = f"image {publisher}/{offer}/{sku}", image.get("version", "latest")
         try:
             path = f"{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{sku}"
-            listed: Any = await self._calls.find("VirtualMachineImages_List", name=path)
+            listed: Any = await self._client.find("VirtualMachineImages_List", name=path)
         except AutoscalerError as exc:
             step = f"allow {', '.join(CALLS['VirtualMachineImages_List'].actions)}"
             yield warning(subject, f"lookup failed: {exc}", step)
             return
         versions = [listed_version["name"] for listed_version in listed or ()]
         if not versions or version not in ("latest", *versions):
-            message = f"version {version} is not offered in {self._calls.region}: launches from it will fail"
+            message = f"version {version} is not offered in {self._client.region}: launches from it will fail"
             yield error(subject, message, "correct storageProfile.imageReference in the file of azure.machine_path")
         else:
-            yield ok(subject, f"offered in {self._calls.region} in {len(versions)} versions")
+            yield ok(subject, f"offered in {self._client.region} in {len(versions)} versions")
 
     @staticmethod
     def _scale_set_findings(scale_set: ScaleSet) -> list[Finding]:
@@ -168,7 +168,7 @@ class Preflight:
         found = [
             warning(
                 f"azure.instance_types {pattern}",
-                f"matches no GPU size offered in {self._calls.region}",
+                f"matches no GPU size offered in {self._client.region}",
                 "correct or remove it",
             )
             for pattern in patterns

@@ -44,9 +44,9 @@ class ScaleSet(msgspec.Struct, frozen=True, kw_only=True):
 class ScaleSets:
     """The scale sets of the settings."""
 
-    def __init__(self, calls: AzureClient, installation: str, modes: Mapping[str, Mode]) -> None:
+    def __init__(self, client: AzureClient, installation: str, modes: Mapping[str, Mode]) -> None:
         """`modes`: required orchestration mode of each configured set, by name."""
-        self._calls = calls
+        self._client = client
         self._installation = installation
         self._modes = modes
         self._sets: tuple[ScaleSet, ...] = ()
@@ -61,14 +61,14 @@ class ScaleSets:
         return self._sets
 
     async def _read_one(self, name: str, mode: Mode, autoscalers: Mapping[str, str]) -> ScaleSet:
-        set_data = await self._calls.find("VirtualMachineScaleSets_Get", scale_set=name)
+        set_data = await self._client.find("VirtualMachineScaleSets_Get", scale_set=name)
         if set_data is None:
-            return ScaleSet(name=name, mode=mode, problems=(f"not found in {self._calls.group_id}",))
-        problems = problems_of(set_data, mode, self._calls.region)
-        autoscaler = autoscalers.get(self._calls.id_of("virtualMachineScaleSets", name).lower())
+            return ScaleSet(name=name, mode=mode, problems=(f"not found in {self._client.group_id}",))
+        problems = problems_of(set_data, mode, self._client.region)
+        autoscaler = autoscalers.get(self._client.id_of("virtualMachineScaleSets", name).lower())
         if autoscaler is not None:
             problems.append(f"Azure's autoscale setting {autoscaler} also sizes it; disable that setting")
-        zones = zones_in(set_data, self._calls.region)
+        zones = zones_in(set_data, self._client.region)
         if mode == "Flexible":
             return ScaleSet(name=name, mode=mode, zones=zones, problems=tuple(problems))
         owner = read_tags(set_data).get(INSTALLATION_TAG)
@@ -96,7 +96,7 @@ class ScaleSets:
         try:
             return {
                 str(setting["properties"].get("targetResourceUri", "")).lower(): setting["name"]
-                async for setting in self._calls.pages("AutoscaleSettings_ListByResourceGroup")
+                async for setting in self._client.pages("AutoscaleSettings_ListByResourceGroup")
                 if setting["properties"].get("enabled", True)
             }
         except Denied:

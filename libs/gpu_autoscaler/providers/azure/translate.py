@@ -5,7 +5,7 @@ Azure documentation, "Troubleshoot allocation failures", "Error codes for Spot V
 in Azure Resource Manager"; cloud-provider-azure (provider ids, zones); read 2026-11-22.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 from gpu_autoscaler.cloudmeta.azure import PROVIDER_ID_PREFIX, provider_id_of
 from gpu_autoscaler.events.node import InstanceState
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
-from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_TABLE, GpuModel, gpu_sizes
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL, PREFIX
 from gpu_autoscaler.model.offers import CapacityType
@@ -34,7 +34,7 @@ def _tag(label: str) -> str:
 
 INSTALLATION_TAG, ACTION_TAG, POOL_TAG = _tag(INSTALLATION), _tag(ACTION_ID), _tag(POOL)
 LEDGER_TAG = _tag(f"{PREFIX}/orders-")  # on uniform scale sets, with a number: orders of their machines
-BEGUN_TAG = _tag(f"{PREFIX}/begun-")  # on flexible scale sets, with a number: their launch log
+LAUNCH_LOG_TAG = _tag(f"{PREFIX}/begun-")  # on flexible scale sets, with a number: their launch log
 PRICE_TAG = _tag(f"{PREFIX}/price-micro-usd-per-hour")  # the agreed price, which no call returns later
 
 _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
@@ -159,7 +159,7 @@ def instance_of(data: Mapping[str, Any], *, now: datetime, is_spot: bool | None 
     )
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     """A size: allocatable resources, GPUs, and the quota that it counts against."""
 
     name: str
@@ -171,46 +171,44 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     is_spot_sold: bool = True
 
 
-# No call tells a GPU's model or memory: a size's name does. Accelerator names as in Azure's "naming conventions"; the
-# older sizes, whose names have none, by family. Source: Azure documentation, "Sizes for virtual machines", "GPU
-# accelerated" (read 2026-11-22).
-_GPU_BY_WORD: Mapping[str, tuple[str, int | None]] = {
-    "T4": ("T4", None),
-    "A10": ("A10", None),
-    "A100": ("A100", 80 * GIBIBYTE),
-    "H100": ("H100", None),
-    "H200": ("H200", None),
-    "GB200": ("GB200", 186 * GIBIBYTE),
-}
-_GPU_BY_FAMILY: Mapping[str, tuple[str, int | None]] = {
-    "standardncsv3family": ("V100", 16 * GIBIBYTE),
-    "standardndsv2family": ("V100", 32 * GIBIBYTE),
-    "standardndv2family": ("V100", 32 * GIBIBYTE),
-    "standardncsv2family": ("P100", None),
-    "standardndasv4_a100family": ("A100", 40 * GIBIBYTE),
-    "standardnvsv3family": ("M60", 8 * GIBIBYTE),
-}
+# No call reports a GPU's model or memory: the size's name contains the model (Azure's "naming conventions"), or, for
+# older sizes, its family determines it.
+
+
+def gpus_by_name_part(table: Iterable[GpuModel] = GPU_TABLE) -> dict[str, tuple[str, int]]:
+    """Return GPU model and memory in bytes by the part of a size's name."""
+    return {
+        size.azure_name_part: (model.name, size.memory_gib * GIBIBYTE)
+        for model, size in gpu_sizes(table)
+        if size.azure_name_part is not None
+    }
+
+
+def gpus_by_family(table: Iterable[GpuModel] = GPU_TABLE) -> dict[str, tuple[str, int]]:
+    """Return GPU model and memory in bytes by family, in lower case."""
+    return {
+        family: (model.name, size.memory_gib * GIBIBYTE)
+        for model, size in gpu_sizes(table)
+        for family in size.azure_families
+    }
+
+
+_GPU_BY_NAME_PART, _GPU_BY_FAMILY = gpus_by_name_part(), gpus_by_family()
 # AMD's, which our pods cannot use.
 _NOT_NVIDIA = frozenset({"MI300X", "V620", "V710", "MI25"})
 _AMD_FAMILIES = frozenset({"standardnvsv4family"})
 
 
-def gpu_of(name: str, family: str) -> tuple[str, int | None] | None:
+def gpu_of(name: str, family: str) -> tuple[str, int] | None:
     """Return model and memory of a size's GPUs; None if it has none of NVIDIA's."""
-    words = name.split("_")
-    if _NOT_NVIDIA & set(words) or family.lower() in _AMD_FAMILIES:
+    parts = name.split("_")
+    if _NOT_NVIDIA & set(parts) or family.lower() in _AMD_FAMILIES:
         return None
-    found = _GPU_BY_FAMILY.get(family.lower()) or next(
-        (_GPU_BY_WORD[word] for word in words if word in _GPU_BY_WORD), None
-    )
-    if found is None:
-        return None
-    model, memory_bytes = found
-    nominal = GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None
-    return model, memory_bytes or nominal
+    by_part = next((_GPU_BY_NAME_PART[part] for part in parts if part in _GPU_BY_NAME_PART), None)
+    return _GPU_BY_FAMILY.get(family.lower()) or by_part
 
 
-def kind_of(sku: Mapping[str, Any]) -> Kind | None:
+def parse_instance_type(sku: Mapping[str, Any]) -> InstanceType | None:
     """Return the size that the list of SKUs describes; None without a whole GPU of a known NVIDIA model.
 
     Azure counts a share of a GPU as no GPU, so such sizes are left out.
@@ -232,7 +230,7 @@ def kind_of(sku: Mapping[str, Any]) -> Kind | None:
 
 def build_instance_type(
     name: str, *, family: str, vcpu_count: int, memory_gib: float, gpu_count: int, is_spot_sold: bool = True
-) -> Kind:
+) -> InstanceType:
     """Return the size with its allocatable resources."""
     total = Resources(
         cpu_milli=vcpu_count * 1000,
@@ -242,7 +240,7 @@ def build_instance_type(
         pod_count=PODS_PER_NODE,
     )
     gpu = gpu_of(name, family)
-    return Kind(
+    return InstanceType(
         name=name,
         family=family,
         vcpu_count=vcpu_count,

@@ -6,7 +6,7 @@ instances, of which the cloud shows only the operations that created and deleted
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -38,15 +38,11 @@ from gpu_autoscaler.providers.gcp.translate import (
     token_prefix,
 )
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.protocol import Instance, Order, instance_from_order, verify_order, wall_clock
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 SHOWN = timedelta(hours=1)  # how long ended instances are listed
 LIST_PAGE_COUNT = 500  # Compute Engine's maximum
-
-
-def _wall_clock() -> datetime:
-    return datetime.now(UTC)
 
 
 class GcpCapacity:
@@ -61,7 +57,7 @@ class GcpCapacity:
         installation: str,
         url: str | None = None,
         call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = _wall_clock,
+        now: Callable[[], datetime] = wall_clock,
     ) -> None:
         """Raises ConfigError with all violations."""
         validate_options(options)
@@ -69,14 +65,14 @@ class GcpCapacity:
         self._installation = installation
         self._now = now
         self._project = str(options.project)
-        self._calls = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
-        self._groups = GcpGroups(self._calls, group_names(options))
+        self._client = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
+        self._groups = GcpGroups(self._client, group_names(options))
         self._market = GcpMarket(
-            self._calls, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
+            self._client, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
         )
-        self._launches = GcpLauncher(self._calls, decided_seconds_max=call_seconds_max)
+        self._launches = GcpLauncher(self._client, decided_seconds_max=call_seconds_max)
         self._resize_requests = GcpResizeRequests(
-            self._calls,
+            self._client,
             self._launches,
             decided_seconds_max=call_seconds_max,
             waited_seconds_max=options.resize_request_wait_seconds_max,
@@ -101,7 +97,7 @@ class GcpCapacity:
         group = await self._groups.of(order, now)
         failed_count = sum(past.failed_count for past in (await self._operations_of_token(order)).values())
         name = await self._launches.make(order, group, failed_count)
-        instance_data = await self._calls.find("instances.get", zone=group.zone, instance=name)
+        instance_data = await self._client.find("instances.get", zone=group.zone, instance=name)
         if instance_data is None:  # the group has it, lists do not yet
             instance = instance_from_order(
                 order, provider_id_of(self._project, group.zone, name), launched_at=self._now()
@@ -141,7 +137,7 @@ class GcpCapacity:
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         zone, name = parse_provider_id(provider_id, self._project)
-        instance_data = await self._calls.find("instances.get", zone=zone, instance=name)
+        instance_data = await self._client.find("instances.get", zone=zone, instance=name)
         if instance_data is None:
             return await self._terminate_unlisted(zone, name)
         metadata = self._ours(provider_id, instance_data)
@@ -151,14 +147,14 @@ class GcpCapacity:
         if CREATED_BY in metadata:
             await self._launches.delete(zone, last_of(metadata[CREATED_BY]), name)
         else:  # somebody removed it from its group
-            await self._calls.call("instances.delete", zone=zone, instance=name)
+            await self._client.call("instances.delete", zone=zone, instance=name)
         self._observed[name] = instance
         return instance if instance.state == "terminated" else msgspec.structs.replace(instance, state="terminating")
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
         """Return the instance; None once it is deleted. Raises PermanentError if it is not ours, TransientError."""
         zone, name = parse_provider_id(provider_id, self._project)
-        instance_data = await self._calls.find("instances.get", zone=zone, instance=name)
+        instance_data = await self._client.find("instances.get", zone=zone, instance=name)
         if instance_data is None:
             return None
         self._ours(provider_id, instance_data)
@@ -177,7 +173,7 @@ class GcpCapacity:
         now = self._now()
         is_ours = installation == self._installation
         if is_ours:
-            await self._resize_requests.cancel_old(now)
+            await self._resize_requests.cancel_abandoned(now)
         running_data = await (self._running.fresh() if is_ours else self._read_running(owner_prefix(installation)))
         running = {name: instance_of(data, project=self._project, now=now) for name, data in running_data.items()}
         ended: dict[str, Instance] = {}
@@ -196,11 +192,11 @@ class GcpCapacity:
 
     async def preflight(self) -> Sequence[Finding]:
         """Check project, groups and settings. Read-only."""
-        return await Preflight(self._options, self._calls, self._installation, self._now()).findings()
+        return await Preflight(self._options, self._client, self._installation, self._now()).findings()
 
     async def close(self) -> None:
         """Release connections."""
-        await self._calls.close()
+        await self._client.close()
 
     # ---- lookups
 
@@ -234,7 +230,7 @@ class GcpCapacity:
             "maxResults": str(LIST_PAGE_COUNT),
         }
         operations: list[Mapping[str, Any]] = []
-        async for page in self._calls.pages("zoneOperations.list", query=query, zone=zone):
+        async for page in self._client.pages("zoneOperations.list", query=query, zone=zone):
             items = page.get("items", ())
             operations += items
             if since is not None and items and instant(items[-1]["insertTime"]) < since:
@@ -275,7 +271,7 @@ class GcpCapacity:
         """Return the instances of all zones. An unreachable zone fails the whole list."""
         instances: dict[str, Mapping[str, Any]] = {}
         query = {"filter": f'name eq "{prefix}.*"', "maxResults": str(LIST_PAGE_COUNT)}
-        async for page in self._calls.pages("instances.aggregatedList", query=query):
+        async for page in self._client.pages("instances.aggregatedList", query=query):
             unreachable = [*page.get("unreachables", ())]
             for scope, listed in page.get("items", {}).items():
                 if listed.get("warning", {}).get("code") == "UNREACHABLE":

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.gcp.translate import Kind, build_instance_type
+from gpu_autoscaler.providers.gcp.translate import InstanceType, build_instance_type
 
 NANO_USD_PER_USD = 10**9
 NANO_PER_MICRO = 1000
@@ -35,7 +35,7 @@ def part_of(sku: Mapping[str, Any]) -> dict[tuple[str, str, CapacityType], int]:
     return {(region, part, capacity_type): price for region in sku.get("serviceRegions", ())}
 
 
-def price_of(kind: Kind, capacity_type: CapacityType, region: str, prices: UnitPrices) -> int | None:
+def price_of(kind: InstanceType, capacity_type: CapacityType, region: str, prices: UnitPrices) -> int | None:
     """Return micro-dollars per hour of the whole machine; None if any part has no price."""
     family = kind.name.partition("-")[0]
     parts: list[tuple[str, float]] = [(f"{family}/core", kind.vcpu_count), (f"{family}/ram", kind.memory_mib / 1024)]
@@ -111,7 +111,7 @@ _ROWS = (
     ("g2-standard-96", 96, 384, 8, "nvidia-l4"),
 )
 
-KNOWN_INSTANCE_TYPES: dict[str, Kind] = {
+KNOWN_INSTANCE_TYPES: dict[str, InstanceType] = {
     name: build_instance_type(name, vcpu_count=vcpus, memory_mib=gibibytes * 1024, gpu_count=gpus, accelerator=gpu)
     for name, vcpus, gibibytes, gpus, gpu in _ROWS
 }

@@ -106,8 +106,8 @@ class GcpClient:
         answer = await self._ask(operation, path, query, body)
         if not answer.is_success:
             raise failure(operation, answer)
-        body: Mapping[str, Any] = answer.body
-        return body
+        answer_body: Mapping[str, Any] = answer.body
+        return answer_body
 
     async def find(self, operation: str, /, **path: str) -> Mapping[str, Any] | None:
         """Return the described object, None if it does not exist."""
@@ -116,8 +116,8 @@ class GcpClient:
             return None
         if not answer.is_success:
             raise failure(operation, answer)
-        found: Mapping[str, Any] = answer.body
-        return found
+        answer_body: Mapping[str, Any] = answer.body
+        return answer_body
 
     async def pages(
         self, operation: str, /, *, query: Mapping[str, str] | None = None, **path: str

@@ -18,12 +18,12 @@ from gpu_autoscaler.providers.gcp.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.options import ANY_POOL, GroupName
 from gpu_autoscaler.providers.gcp.translate import (
-    Kind,
+    InstanceType,
     capacity_type_of,
     denied_kind,
     group_suffix,
-    kind_of,
     last_of,
+    parse_instance_type,
     reservation_of,
 )
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
@@ -38,7 +38,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     zone: str
     name: str
-    kind: Kind | None = None
+    kind: InstanceType | None = None
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     reservation: str | None = None
     run_seconds: int | None = None  # of gangs launched by resize requests; None: no resize requests
@@ -61,10 +61,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class GcpGroups:
     """The groups of the settings."""
 
-    def __init__(self, calls: GcpClient, names: Sequence[GroupName]) -> None:
-        self._calls = calls
+    def __init__(self, client: GcpClient, names: Sequence[GroupName]) -> None:
+        self._client = client
         self._names = names
-        self._templates_read = _Templates(calls)
+        self._templates_read = _Templates(client)
         self._groups: tuple[Group, ...] = ()
         self._read_at: datetime | None = None
 
@@ -98,7 +98,7 @@ class GcpGroups:
     async def _list(self, zone: str) -> Mapping[str, Mapping[str, Any]] | None:
         """Return the zone's groups by name, None if there is no such zone."""
         try:
-            pages = [page async for page in self._calls.pages("instanceGroupManagers.list", zone=zone)]
+            pages = [page async for page in self._client.pages("instanceGroupManagers.list", zone=zone)]
         except TransientError as exc:
             if denied_kind(exc) != "configuration":
                 raise
@@ -112,7 +112,7 @@ class GcpGroups:
             return msgspec.structs.replace(bare, problems=(why,))
         if listed is None or group_name.name not in listed:
             where = f"no zone {group_name.zone}" if listed is None else f"not found in {group_name.zone}"
-            return msgspec.structs.replace(bare, problems=(f"{where} of project {self._calls.project}",))
+            return msgspec.structs.replace(bare, problems=(f"{where} of project {self._client.project}",))
         group_data = listed[group_name.name]
         properties = await self._templates_read.properties(group_data)
         if properties is None:
@@ -138,8 +138,8 @@ class GcpGroups:
 class _Templates:
     """Templates and machine types of groups. Both are immutable, so each is read once."""
 
-    def __init__(self, calls: GcpClient) -> None:
-        self._calls = calls
+    def __init__(self, client: GcpClient) -> None:
+        self._client = client
         self._templates: dict[str, Mapping[str, Any]] = {}
         self._types: dict[tuple[str, str], Mapping[str, Any]] = {}
 
@@ -151,20 +151,20 @@ class _Templates:
             name, parts = last_of(url), url.split("/")
             if "regions" in parts:
                 region = parts[parts.index("regions") + 1]
-                template = await self._calls.find("regionInstanceTemplates.get", region=region, instanceTemplate=name)
+                template = await self._client.find("regionInstanceTemplates.get", region=region, instanceTemplate=name)
             else:
-                template = await self._calls.find("instanceTemplates.get", instanceTemplate=name)
+                template = await self._client.find("instanceTemplates.get", instanceTemplate=name)
             if template is None:
                 return None
             self._templates[url] = template.get("properties", {})
         return self._templates[url]
 
-    async def kind(self, zone: str, properties: Mapping[str, Any]) -> Kind | None:
+    async def kind(self, zone: str, properties: Mapping[str, Any]) -> InstanceType | None:
         """Return the machine type; None if the zone does not offer it. From the built-in table if reading is denied."""
         name, added = last_of(properties.get("machineType", "")), properties.get("guestAccelerators", ())
         if (zone, name) not in self._types:
             try:
-                machine_type = await self._calls.find("machineTypes.get", zone=zone, machineType=name)
+                machine_type = await self._client.find("machineTypes.get", zone=zone, machineType=name)
             except TransientError as exc:
                 if denied_kind(exc) == "permission" and name in KNOWN_INSTANCE_TYPES and not added:
                     return KNOWN_INSTANCE_TYPES[name]
@@ -172,7 +172,7 @@ class _Templates:
             if machine_type is None:
                 return None
             self._types[zone, name] = machine_type
-        return kind_of(self._types[zone, name], added)
+        return parse_instance_type(self._types[zone, name], added)
 
 
 def _description(group: Group) -> str:

@@ -46,9 +46,9 @@ class _Request(msgspec.Struct):
 class GcpLauncher:
     """Launches instances of groups. Stateless: requests are read from the groups."""
 
-    def __init__(self, calls: GcpClient, *, decided_seconds_max: float) -> None:
+    def __init__(self, client: GcpClient, *, decided_seconds_max: float) -> None:
         """`decided_seconds_max`: wall time that a launch is observed; later a retry continues the same request."""
-        self._calls = calls
+        self._client = client
         self._decided_seconds_max = decided_seconds_max
         self._managed: dict[tuple[str, str], SharedRead[Managed]] = {}
 
@@ -81,7 +81,7 @@ class GcpLauncher:
 
     async def delete(self, zone: str, group: str, name: str) -> None:
         """Have the group delete this instance, created or not. Raises LaunchRefused, PermanentError, TransientError."""
-        await self._calls.call(
+        await self._client.call(
             "instanceGroupManagers.deleteInstances",
             zone=zone,
             instanceGroupManager=group,
@@ -109,7 +109,7 @@ class GcpLauncher:
         if request.operation is None:
             request.operation = await self._create(request)
             return
-        operation = await self._calls.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
+        operation = await self._client.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
         error = first_error(operation.get("error"))
         if error is not None and "ALREADY_EXISTS" in error[0]:
             raise TransientError(f"{CREATE}: {error[0]}: {error[1]}; a retry finds it")
@@ -119,7 +119,7 @@ class GcpLauncher:
     async def _create(self, request: _Request) -> str:
         order, group = request.order, request.group
         try:
-            answer = await self._calls.call(
+            answer = await self._client.call(
                 CREATE,
                 zone=group.zone,
                 instanceGroupManager=group.name,
@@ -152,7 +152,7 @@ class GcpLauncher:
 
     async def _read_managed(self, zone: str, group: str) -> Managed:
         managed: dict[str, Mapping[str, Any]] = {}
-        pages = self._calls.pages(
+        pages = self._client.pages(
             "instanceGroupManagers.listManagedInstances",
             query={"maxResults": "500"},
             zone=zone,

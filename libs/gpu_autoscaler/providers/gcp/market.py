@@ -16,7 +16,7 @@ from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
 from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
-from gpu_autoscaler.providers.gcp.translate import Kind, denied_kind
+from gpu_autoscaler.providers.gcp.translate import InstanceType, denied_kind
 from gpu_autoscaler.providers.prices import Price, file_price
 from gpu_autoscaler.providers.unavailability import Unavailable, unavailable_by_quota
 
@@ -38,14 +38,14 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 class GcpMarket:
     """Offers of groups. Prices of the price file override the cloud's."""
 
-    def __init__(self, calls: GcpClient, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
+    def __init__(self, client: GcpClient, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
         """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
-        self._calls = calls
+        self._client = client
         self._file_prices = file_prices
         self._filed_at = filed_at
         self._catalog: tuple[datetime, UnitPrices] | None = None
         self._spot: dict[str, tuple[datetime, Spot]] = {}  # by offer key
-        self._reservations = GcpReservations(calls)
+        self._reservations = GcpReservations(client)
         self._project_quota: tuple[datetime, float | None] | None = None
         self._quotas: dict[str, tuple[datetime, Mapping[str, float]]] = {}  # by region: limit by metric
 
@@ -71,8 +71,8 @@ class GcpMarket:
                 priced_at=price.read_at,
                 paid_from=paid_from,
                 paid_until=_runs_until(group, now),
-                barred_because=unavailable.because,
-                barred_by=unavailable.by,
+                unavailable_because=unavailable.because,
+                unavailable_by=unavailable.by,
                 interruption_ratio=spot.interruption_ratio,
             )
         return [offers[key] for key in sorted(offers)]
@@ -81,7 +81,7 @@ class GcpMarket:
         """Return the region's quota limits by metric. Raises TransientError."""
         known = self._quotas.get(region)
         if known is None or now - known[0] >= QUOTAS_KEPT:
-            answer = await self._calls.call("regions.get", region=region)
+            answer = await self._client.call("regions.get", region=region)
             limits = {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}
             known = self._quotas[region] = (now, limits)
         return known[1]
@@ -92,18 +92,20 @@ class GcpMarket:
         Raises TransientError.
         """
         if self._project_quota is None or now - self._project_quota[0] >= QUOTAS_KEPT:
-            answer = await self._calls.call("projects.get")
+            answer = await self._client.call("projects.get")
             limits = {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}
             self._project_quota = (now, limits.get(GPUS_ALL_REGIONS))
         return self._project_quota[1]
 
-    async def _availability(self, kind: Kind, group: Group, now: datetime) -> tuple[Instant | None, Unavailable]:
+    async def _availability(
+        self, kind: InstanceType, group: Group, now: datetime
+    ) -> tuple[Instant | None, Unavailable]:
         """Return since when it is paid for, and whether reservation or quota rule it out."""
         if group.reservation is not None:
             return await self._reservations.availability(group.zone, group.reservation, now)
         return None, unavailable_by_quota(await self._quota_shortfall(kind, group, now))
 
-    async def _quota_shortfall(self, kind: Kind, group: Group, now: datetime) -> str | None:
+    async def _quota_shortfall(self, kind: InstanceType, group: Group, now: datetime) -> str | None:
         """Return which quota is smaller than one machine: such an order could never succeed."""
         metric, region = quota_metric(kind, group.capacity_type), group.zone.rpartition("-")[0]
         limits: list[tuple[str, float | None]] = []
@@ -120,7 +122,7 @@ class GcpMarket:
                 return f"quota {name} is {limit:g}, and a machine needs {kind.resources.gpu_count} GPUs"
         return None
 
-    async def _price(self, kind: Kind, group: Group, spot: Spot, now: datetime) -> Price:
+    async def _price(self, kind: InstanceType, group: Group, spot: Spot, now: datetime) -> Price:
         offer = (kind.name, group.zone, group.capacity_type)
         filed = file_price(self._file_prices, self._filed_at, offer, now)
         if filed is not None:
@@ -136,17 +138,17 @@ class GcpMarket:
         if self._catalog is None or now - self._catalog[0] >= KEPT:
             prices: dict[tuple[str, str, CapacityType], int] = {}
             try:
-                async for page in self._calls.pages("services.skus.list", query={"pageSize": "5000"}):
+                async for page in self._client.pages("services.skus.list", query={"pageSize": "5000"}):
                     for sku in page.get("skus", ()):
                         prices |= part_of(sku)
             except AutoscalerError as exc:
                 if denied_kind(exc) != "permission":
                     raise
-                log.warning("price lookup failed", error=str(exc), effect="offers without a price are not bought")
+                log.warning("price lookup failed", error=str(exc), effect="offers without a price are not used")
             self._catalog = (now, prices)
         return self._catalog[1]
 
-    async def _spot_of(self, key: str, kind: Kind, group: Group, now: datetime) -> Spot:
+    async def _spot_of(self, key: str, kind: InstanceType, group: Group, now: datetime) -> Spot:
         if group.capacity_type is not CapacityType.SPOT:
             return Spot()
         known = self._spot.get(key)
@@ -161,7 +163,7 @@ class GcpMarket:
             "locationPolicy": {"location": f"zones/{zone}"},
         }
         try:
-            history = await self._calls.call("advice.capacityHistory", region=zone.rpartition("-")[0], body=body)
+            history = await self._client.call("advice.capacityHistory", region=zone.rpartition("-")[0], body=body)
         except AutoscalerError as exc:
             if denied_kind(exc) is None:
                 raise

@@ -16,13 +16,13 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where and from what instances are launched."""
 
     project: str | None = None
-    # `pool=zone/name` of zonal managed instance groups that provide the pool's instances; pool `*`: all pools. A pool may
-    # have several; each offers the one machine type of its template, as spot or on-demand.
+    # `pool=zone/name` of zonal managed instance groups that provide the pool's instances; pool `*`: all pools. A pool
+    # may have several; each offers the one machine type of its template, as spot or on-demand.
     groups: tuple[str, ...] = ()
     # `zone/name` of groups that are used although their own autoscaler sizes them as well.
     shared_groups: tuple[str, ...] = ()
-    # `zone/name=machine type` of groups that launch gangs by resize requests, all nodes or none. Their instances end after
-    # the run duration, and start without the metadata that declares their nodes' labels.
+    # `zone/name=machine type` of groups that launch gangs by resize requests, all nodes or none. Their instances end
+    # after the run duration, and start without the metadata that declares their nodes' labels.
     resize_request_groups: tuple[str, ...] = ()
     # Run duration after which Google deletes such an instance; Google allows ten minutes to seven days.
     resize_request_run_seconds: Annotated[int, Meta(ge=600, le=604800)] = 604800
@@ -55,13 +55,11 @@ def validate_options(options: GcpOptions) -> None:
     if not options.project:
         violations.append("gcp.project: is required; set it to the id of the cluster's project, e.g. my-project")
     if not options.groups:
-        violations.append(
-            "gcp.groups: is required; name zonal managed groups as pool=zone/name, e.g. *=europe-west4-a/l4"
-        )
+        violations.append("gcp.groups: is required; name zonal groups as pool=zone/name, e.g. *=europe-west4-a/l4")
     if options.spot_ceilings:
         violations.append(
-            "gcp.spot_ceilings: Compute Engine accepts no ceiling and never preempts for a price; remove it, and limit the"
-            " hourly price in the policy"
+            "gcp.spot_ceilings: Compute Engine accepts no ceiling and never preempts for a price; remove it, and limit"
+            " the hourly price in the policy"
         )
     for text in options.groups:
         group_name = _named(text)
@@ -73,7 +71,7 @@ def validate_options(options: GcpOptions) -> None:
             )
     known = {f"{group_name.zone}/{group_name.name}" for group_name in group_names(options)}
     violations += [
-        f"gcp.shared_groups: {group_name!r} is none of gcp.groups"
+        f"gcp.shared_groups: {group_name!r} is not in gcp.groups"
         for group_name in options.shared_groups
         if group_name not in known
     ]

@@ -43,21 +43,21 @@ CALLS: Mapping[str, Permission] = {
             method="GET",
             path="projects/{project}/aggregated/instances",
             permissions=("compute.instances.list",),
-            without="instances cannot be listed: nothing is bought or removed",
+            without="instances cannot be listed: nothing is launched or terminated",
         ),
         Permission(
             operation="instances.get",
             method="GET",
             path=f"{_ZONE}/instances/{{instance}}",
             permissions=("compute.instances.get",),
-            without="owners of instances are unknown, so nothing is removed",
+            without="owners of instances are unknown, so nothing is terminated",
         ),
         Permission(
             operation="instances.delete",
             method="DELETE",
             path=f"{_ZONE}/instances/{{instance}}",
             permissions=("compute.instances.delete",),
-            without="an instance that somebody removed from its group is never removed",
+            without="an instance that somebody removed from its group is never terminated",
             rate_limit="ends",
             is_optional=True,
         ),
@@ -73,14 +73,14 @@ CALLS: Mapping[str, Permission] = {
             method="POST",
             path=f"{_GROUP}/listManagedInstances",
             permissions=("compute.instanceGroupManagers.get",),
-            without="launch outcomes are unknown, so nothing is bought",
+            without="launch outcomes are unknown, so nothing is launched",
         ),
         Permission(
             operation="instanceGroupManagers.createInstances",
             method="POST",
             path=f"{_GROUP}/createInstances",
             permissions=("compute.instanceGroupManagers.update",),
-            without="nothing is bought",
+            without="nothing is launched",
             rate_limit="launches",
         ),
         Permission(
@@ -88,7 +88,7 @@ CALLS: Mapping[str, Permission] = {
             method="POST",
             path=f"{_GROUP}/deleteInstances",
             permissions=("compute.instanceGroupManagers.update",),
-            without="nothing is removed, and refused launches cannot be deleted",
+            without="nothing is terminated, and refused launches cannot be deleted",
             rate_limit="ends",
         ),
         *(
@@ -121,7 +121,7 @@ CALLS: Mapping[str, Permission] = {
             method="GET",
             path=f"{_ZONE}/operations",
             permissions=("compute.zoneOperations.list",),
-            without="ends of instances are unknown, so nothing is bought",
+            without="ends of instances are unknown, so nothing is launched",
         ),
         Permission(
             operation="instanceTemplates.get",
@@ -192,7 +192,7 @@ CALLS: Mapping[str, Permission] = {
             method="GET",
             path="services/6F81-5844-456A/skus",  # Compute Engine
             permissions=(),
-            without="on-demand prices come from the price file only; offers without a price are not bought",
+            without="on-demand prices come from the price file only; offers without a price are not used",
             api="cloudbilling",
         ),
     )

@@ -14,7 +14,7 @@ import structlog
 
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import Bar
+from gpu_autoscaler.model.offers import UnavailabilityCause
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.translate import denied_kind, instant, last_of
 from gpu_autoscaler.providers.unavailability import AVAILABLE, Unavailable
@@ -37,31 +37,33 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     def availability(self) -> Unavailable:
         """Return why nothing can be launched from it now, if so."""
         if self.state != "READY":
-            return Unavailable(Bar.NO_RESERVATION, f"reservation {self.name} has status {self.state}, not READY")
+            return Unavailable(
+                UnavailabilityCause.NO_RESERVATION, f"reservation {self.name} has status {self.state}, not READY"
+            )
         if self.free_count <= 0:
             message = f"reservation {self.name} is exhausted: 0 of {self.total_count} are free"
-            return Unavailable(Bar.RESERVATION, message)
+            return Unavailable(UnavailabilityCause.RESERVATION, message)
         return AVAILABLE
 
 
 class GcpReservations:
     """The reservations that groups name, each as last read."""
 
-    def __init__(self, calls: GcpClient) -> None:
-        self._calls = calls
+    def __init__(self, client: GcpClient) -> None:
+        self._client = client
         self._known: dict[tuple[str, str], tuple[datetime, Reservation | None]] = {}
 
     async def read(self, zone: str, name: str, now: datetime) -> Reservation | None:
         """Return the reservation, None if it does not exist here. Raises TransientError."""
         known = self._known.get((zone, name))
         if known is None or now - known[0] >= RESERVATIONS_KEPT:
-            data = await self._calls.find("reservations.get", zone=zone, reservation=last_of(name))
+            data = await self._client.find("reservations.get", zone=zone, reservation=last_of(name))
             known = self._known[zone, name] = (now, None if data is None else reservation_in(data))
         return known[1]
 
     async def availability(self, zone: str, name: str, now: datetime) -> tuple[Instant | None, Unavailable]:
         """Return since when it is paid for, and why it is unavailable; neither if reading it is not allowed."""
-        if "/" in name and self._calls.project not in name.split("/"):
+        if "/" in name and self._client.project not in name.split("/"):
             return None, AVAILABLE  # of another project: only its owner may read it
         try:
             found = await self.read(zone, name, now)
@@ -73,8 +75,8 @@ class GcpReservations:
             )
             return None, AVAILABLE
         if found is None:
-            message = f"reservation {name} not found in {zone} of project {self._calls.project}"
-            return None, Unavailable(Bar.NO_RESERVATION, message)
+            message = f"reservation {name} not found in {zone} of project {self._client.project}"
+            return None, Unavailable(UnavailabilityCause.NO_RESERVATION, message)
         return found.since, found.availability
 
 

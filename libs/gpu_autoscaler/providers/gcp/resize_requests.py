@@ -62,7 +62,7 @@ class GcpResizeRequests:
 
     def __init__(
         self,
-        calls: GcpClient,
+        client: GcpClient,
         launches: GcpLauncher,
         *,
         decided_seconds_max: float,
@@ -70,7 +70,7 @@ class GcpResizeRequests:
         run_seconds: int,
     ) -> None:
         """`decided_seconds_max`: wall time of one try. `waited_seconds_max`: cluster time until it is cancelled."""
-        self._calls = calls
+        self._client = client
         self._launches = launches
         self._decided_seconds_max = decided_seconds_max
         self._waited_seconds_max = waited_seconds_max
@@ -79,7 +79,8 @@ class GcpResizeRequests:
         self._open_requests: dict[str, tuple[datetime, _Request]] = {}  # with the time of their first try
 
     async def make(self, transaction: ActionId, orders: Sequence[Order], group: Group, now: datetime) -> None:
-        """Launch all. Raises LaunchRefused if none exists, PermanentError for orders of another transaction, TransientError."""
+        """Launch all, or raise LaunchRefused: none exists, PermanentError: the transaction has other orders, or
+        TransientError."""
         model = msgspec.structs.replace(orders[0], action_id=transaction)
         request = _Request(name=instance_name(model, group.zone, group.name), orders=orders, group=group)
         self._open_requests.setdefault(request.name, (now, request))
@@ -105,40 +106,42 @@ class GcpResizeRequests:
         for name, (since, request) in list(self._open_requests.items()):
             if (now - since).total_seconds() < 2 * self._waited_seconds_max:
                 continue
-            data = await self._calls.find(f"{REQUESTS}.get", **request.path)
+            data = await self._client.find(f"{REQUESTS}.get", **request.path)
             if data is not None and data.get("state") in ("CREATING", "ACCEPTED"):
-                await self._calls.find(f"{REQUESTS}.cancel", **request.path)
+                await self._client.find(f"{REQUESTS}.cancel", **request.path)
                 continue  # verified to be over at the next call
             self._open_requests.pop(name, None)
 
     async def _delete_old(self, order: Order, group: Group, now: datetime) -> None:
         """Delete our finished requests, which groups keep. Failures are retried next time."""
         try:
-            pages = self._calls.pages(f"{REQUESTS}.list", zone=group.zone, instanceGroupManager=group.name)
-            requests = [request for async for page in pages for request in page.get("items", ())]
+            pages = self._client.pages(f"{REQUESTS}.list", zone=group.zone, instanceGroupManager=group.name)
+            requests = [request async for page in pages for request in page.get("items", ())]
             finished = [
                 data["name"]
-                for data in data
+                for data in requests
                 if data["name"].startswith(owner_prefix(order.installation))
                 and data.get("state") in ("SUCCEEDED", "FAILED", "CANCELLED")
                 and now - instant(data["creationTimestamp"]) > KEPT
             ]
             for name in finished[:DELETED_MAX]:
                 path = {"zone": group.zone, "instanceGroupManager": group.name, "resizeRequest": name}
-                await self._calls.find(f"{REQUESTS}.delete", **path)
+                await self._client.find(f"{REQUESTS}.delete", **path)
         except AutoscalerError as exc:
             log.warning("resize request deletion failed", error=str(exc), effect="retried with the next one")
 
     async def _is_met(self, request: _Request, now: datetime) -> bool:
         """Return whether the request is met; create it if nobody has, cancel it if it cannot be met."""
-        data = await self._calls.find(f"{REQUESTS}.get", **request.path)
+        data = await self._client.find(f"{REQUESTS}.get", **request.path)
         if data is None:
             await self._insert_or_ask(request)
             return False
         names = {str(instance.get("name")) for instance in data.get("instances", ())}
         unknown = [order.action_id for order in request.orders if _name(order, request.group) not in names]
         if unknown:
-            raise PermanentError(f"{request.name} was created without {', '.join(unknown)}: orders of a transaction are fixed")
+            raise PermanentError(
+                f"{request.name} exists without {', '.join(unknown)}: orders of a transaction are fixed"
+            )
         state, status = data.get("state"), data.get("status", {})
         if state == "SUCCEEDED":
             return True
@@ -156,14 +159,14 @@ class GcpResizeRequests:
             message = f"{request.name} found no capacity for all of it within {waited_seconds:.0f} s"
             self._cancel_reasons[request.name] = (TIMED_OUT, message)
         if request.name in self._cancel_reasons and state == "ACCEPTED":
-            await self._calls.find(f"{REQUESTS}.cancel", **request.path)
+            await self._client.find(f"{REQUESTS}.cancel", **request.path)
         return False
 
     async def _insert_or_ask(self, request: _Request) -> None:
         if request.operation is None:
             request.operation = await self._insert(request)
             return
-        operation = await self._calls.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
+        operation = await self._client.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
         error = first_error(operation.get("error"))
         if error is not None and "ALREADY_EXISTS" in error[0]:
             raise TransientError(f"{INSERT}: {error[0]}: {error[1]}; a retry finds it")
@@ -181,7 +184,7 @@ class GcpResizeRequests:
         }
         group = request.group
         try:
-            answer = await self._calls.call(INSERT, body=body, zone=group.zone, instanceGroupManager=group.name)
+            answer = await self._client.call(INSERT, body=body, zone=group.zone, instanceGroupManager=group.name)
         except LaunchRefused as refused:
             if refused.code in ("alreadyExists", "conflict"):  # another process created the same request
                 raise TransientError(f"{refused}; a retry finds it") from refused
@@ -198,7 +201,7 @@ class GcpResizeRequests:
             is_withdrawn = True
             await asyncio.sleep(wait_seconds)
             wait_seconds = min(wait_seconds * 2, POLL_SECONDS_MAX)
-        await self._calls.find(f"{REQUESTS}.delete", **request.path)
+        await self._client.find(f"{REQUESTS}.delete", **request.path)
 
 
 def _name(order: Order, group: Group) -> str:

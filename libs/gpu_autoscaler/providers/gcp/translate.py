@@ -1,13 +1,13 @@
-"""Google Cloud's words into ours: errors, instances, machine types. The only place that knows them.
+"""Translation of Google Cloud errors, instances and machine types. The only module that knows Google's formats.
 
 Sources: Compute Engine API v1 (discovery document of 2026-11-06): `Instance`, `ManagedInstance`, `Operation`,
-`MachineType`; cluster-autoscaler, cloudprovider/gce/autoscaling_gce_client.go (which codes mean that there is no
-capacity, or no quota); Compute Engine, "Troubleshooting resource availability errors"; read 2026-11-21.
+`MachineType`; cluster-autoscaler, cloudprovider/gce/autoscaling_gce_client.go (codes for insufficient capacity and
+quota); Compute Engine, "Troubleshooting resource availability errors"; read 2026-11-21.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,15 @@ import msgspec
 
 from gpu_autoscaler.events.node import InstanceState
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
-from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, gpu_model_name
+from gpu_autoscaler.model.gpu import (
+    GIBIBYTE,
+    GPU_MODELS,
+    GPU_TABLE,
+    Accelerator,
+    GpuModel,
+    gpu_model_name,
+    gpu_sizes,
+)
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
@@ -26,17 +34,17 @@ from gpu_autoscaler.providers.rest import Answer, error_text
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 PROVIDER_ID_PREFIX = "gce://"
-# Calls that buy: what is refused of them is final.
+# Calls that launch: their refusals are final.
 LAUNCHES = ("instanceGroupManagers.createInstances", f"{REQUESTS}.insert")
 THROTTLED_SECONDS = 5.0
-# Metadata of our instances. Keys take no dots and slashes, so they are not those of our labels.
+# Metadata keys of our instances: dots and slashes are not allowed, so they differ from our labels.
 INSTALLATION, ACTION_ID, POOL = "gpu-autoscaler-installation", "gpu-autoscaler-action-id", "gpu-autoscaler-pool"
-PRICE = "gpu-autoscaler-price-micro-usd-per-hour"  # what was agreed, as no call tells it afterwards
+PRICE = "gpu-autoscaler-price-micro-usd-per-hour"  # the agreed price, which no call returns later
 NODE_LABELS, NODE_TAINTS = (
     "gpu-autoscaler-node-labels",
     "gpu-autoscaler-node-taints",
-)  # as the kubelet's flags take them
-CREATED_BY = "created-by"  # set by managed groups on every instance they make
+)  # in the syntax of kubelet flags
+CREATED_BY = "created-by"  # set by managed groups on all their instances
 
 _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": ("capacity", "offer"),
@@ -47,7 +55,7 @@ _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "RESERVATION_CAPACITY_EXCEEDED": ("capacity", "offer"),
     "RESERVATION_NOT_READY": ("capacity", "offer"),
     "UNSUPPORTED_OPERATION": ("capacity", "offer"),
-    "RESIZE_REQUEST_TIMED_OUT": ("capacity", "offer"),  # ours: nothing came of a request within its limit
+    "RESIZE_REQUEST_TIMED_OUT": ("capacity", "offer"),  # our own: a resize request was not met in time
     "IP_SPACE_EXHAUSTED": ("capacity", "zone"),
     "IP_SPACE_EXHAUSTED_WITH_DETAILS": ("capacity", "zone"),
     "QUOTA_EXCEEDED": ("quota", "region"),
@@ -57,7 +65,7 @@ _REFUSED: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "accessNotConfigured": ("permission", "region"),
 }
 _OTHER: tuple[RefusalKind, RefusalScope] = ("configuration", "offer")  # VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT ...
-# What a group meets and tries again by itself, soon: no refusal.
+# Errors that a group retries by itself soon: not a refusal.
 _PASSING = frozenset(
     {"RATE_LIMIT_EXCEEDED", "RESOURCE_OPERATION_RATE_EXCEEDED", "INTERNAL_ERROR", "BACKEND_ERROR", "RESOURCE_NOT_READY"}
 )
@@ -69,89 +77,85 @@ _STATES: Mapping[str, InstanceState] = {
     "STAGING": "pending",
     "RUNNING": "running",
     "REPAIRING": "running",
-    # Ours are never suspended; one that somebody suspended still is one, and costs its memory and disks.
+    # Our instances are never suspended; one suspended by somebody still exists and costs memory and disks.
     "SUSPENDING": "running",
     "SUSPENDED": "running",
     "PENDING_STOP": "terminating",
     "STOPPING": "terminating",
     "DEPROVISIONING": "terminating",
-    # Taken by the cloud, or stopped: its work is over, and it is not started again.
+    # Preempted or stopped: it is not started again.
     "STOPPED": "terminated",
     "TERMINATED": "terminated",
 }
 _ENDS = frozenset({"delete", "compute.instances.preempted", "compute.instances.hostError"})
 _MEBIBYTE = 2**20
-_MEMORY_UNSEEN_RATIO = 0.06  # our own figure: memory that a machine is sold with and its system does not see
-_DISK_BYTES = 100 * GIBIBYTE  # of the template; S64 asks for 100 GiB
+_MEMORY_UNSEEN_RATIO = 0.06  # our own figure: memory of a machine type that its operating system does not see
+_DISK_BYTES = 100 * GIBIBYTE  # disk of the template; our recommendation
 _GPU_SIZE = re.compile(r"(\d+)gb")
-# Sizes that the name does not tell (Compute Engine, "GPU machine types", read 2026-11-21).
-_GPU_GIB = {"nvidia-tesla-a100": 40, "nvidia-tesla-v100": 16, "nvidia-tesla-p4": 8, "nvidia-tesla-p100": 16}
 
 
 # ---- errors
 
 
 def reason_of(answer: Answer) -> str:
-    """Return the cloud's own word of an error answer."""
+    """Return the cloud's error code."""
     error = answer.body.get("error", {}) if isinstance(answer.body, dict) else {}
     errors = error.get("errors", ()) if isinstance(error, dict) else ()
     return str(errors[0].get("reason", "")) if errors else str(error.get("status", "")) if error else ""
 
 
 def is_throttled(answer: Answer) -> bool:
-    """True for answers that mean: too often. Some come as 403."""
+    """Return whether the answer means throttling; some such answers are a 403."""
     return answer.status == 429 or (answer.status == 403 and reason_of(answer) in _THROTTLED)
 
 
 def failure(operation: str, answer: Answer) -> AutoscalerError:
-    """Return our error for a refused call. Of reads nothing is final: what they tell is asked for again."""
+    """Return our error for a refused call. Refusals of reads are never final: reads are retried."""
     reason = reason_of(answer) or f"HTTP {answer.status}"
-    told = f"{reason}: {error_text(answer)}"
+    text = f"{reason}: {error_text(answer)}"
     if answer.status == 401:
-        return TransientError(
-            f"{operation}: {told}; see that the credentials are valid, and this machine's clock is right"
-        )
+        return TransientError(f"{operation}: {text}; check the credentials and this machine's clock")
     if answer.status in (408, 409, 412) and operation not in LAUNCHES:
-        return TransientError(f"{operation}: {told}; the same call may be made again")
+        return TransientError(f"{operation}: {text}; safe to retry")
     if reason == "resourceNotReady":
-        return TransientError(f"{operation}: {told}; the same call may be made again")
+        return TransientError(f"{operation}: {text}; safe to retry")
     if answer.status == 403 and reason not in _REFUSED:
         reason = "forbidden"
-    refused = refusal(operation, reason, told)
+    refused = refusal(operation, reason, text)
     if operation in LAUNCHES:
         return refused
-    asked_again = TransientError(str(refused))
-    asked_again.__cause__ = refused
-    return asked_again
+    retried = TransientError(str(refused))
+    retried.__cause__ = refused
+    return retried
 
 
 def denied_kind(exc: AutoscalerError) -> RefusalKind | None:
-    """Return of which kind a failure is that stays until somebody changes something, None for a passing one."""
+    """Return the kind of a failure that persists until somebody changes something; None for transient ones."""
     refused = exc if isinstance(exc, LaunchRefused) else exc.__cause__
     return refused.kind if isinstance(refused, LaunchRefused) else None
 
 
 def is_passing(code: str) -> bool:
-    """True for errors of a launch that the group tries again by itself."""
+    """Return whether the group retries this launch error by itself."""
     return code in _PASSING
 
 
-def refusal(operation: str, code: str, told: str) -> LaunchRefused:
-    """Return the refusal for the cloud's own code, wherever it stood."""
+def refusal(operation: str, code: str, text: str) -> LaunchRefused:
+    """Return the refusal for the cloud's code."""
     kind, scope = _REFUSED.get(code, _OTHER)
     if code == "accessNotConfigured":
-        told += "; enable the API in this project"
+        text += "; enable the API in this project"
     elif kind == "permission":
-        told += (
+        text += (
             f"; allow {', '.join(permissions_of(operation))} (`gpu-autoscaler doctor --policy` prints the whole role)"
         )
     elif kind == "configuration":
-        told += "; see project, zones and groups in the settings under [gcp], and the group's template"
-    return LaunchRefused(f"{operation}: {told}", code=code, kind=kind, scope=scope)
+        text += "; check project, zones and groups in the settings under [gcp], and the group's template"
+    return LaunchRefused(f"{operation}: {text}", code=code, kind=kind, scope=scope)
 
 
 def first_error(errors: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Return code and message of an operation's, or a last attempt's, errors; None where there are none."""
+    """Return code and message of the first error of an operation or attempt; None without errors."""
     for error in (errors or {}).get("errors", ()):
         return str(error.get("code", "")), str(error.get("message", ""))
     return None
@@ -161,42 +165,42 @@ def first_error(errors: Mapping[str, Any] | None) -> tuple[str, str] | None:
 
 
 def owner_prefix(installation: str) -> str:
-    """Return how the names of an installation's instances begin."""
+    """Return the prefix of an installation's instance names."""
     return f"gpu-{_digest(installation, 8)}-"
 
 
 def token_prefix(installation: str, action_id: ActionId) -> str:
-    """Return how the name of this order's instance begins, whatever it was bought from."""
+    """Return the name prefix of the order's instance, in whichever group."""
     return f"{owner_prefix(installation)}{idempotency_token(installation, action_id)}-"
 
 
 def group_suffix(zone: str, name: str) -> str:
-    """Return how the names of the instances of a group end, so that one that is gone still tells what it was."""
+    """Return the suffix of a group's instance names, so that deleted instances still tell their group."""
     return _digest(f"{zone}/{name}", 6)
 
 
 def instance_name(order: Order, group_zone: str, group_name: str) -> str:
-    """Return the one name that this order can have in this group: a group takes each name once."""
+    """Return the order's only possible instance name in this group: a group takes each name once."""
     return token_prefix(order.installation, order.action_id) + group_suffix(group_zone, group_name)
 
 
 def provider_id_of(project: str, zone: str, name: str) -> ProviderId:
-    """Return the name that Kubernetes' cloud provider gives nodes: `gce://project/zone/name`."""
+    """Return the provider id of a node in Kubernetes: `gce://project/zone/name`."""
     return ProviderId(f"{PROVIDER_ID_PREFIX}{project}/{zone}/{name}")
 
 
 def parse_provider_id(provider_id: ProviderId, project: str) -> tuple[str, str]:
-    """Return zone and name. Raises PermanentError for the name of another cloud or project."""
+    """Return zone and name. Raises PermanentError for the id of another cloud or project."""
     parts = provider_id.removeprefix(PROVIDER_ID_PREFIX).split("/")
     if not provider_id.startswith(PROVIDER_ID_PREFIX) or len(parts) != 3 or parts[0] != project:
         raise PermanentError(
-            f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}{project}/...): left untouched"
+            f"{provider_id} is not an instance of this cloud ({PROVIDER_ID_PREFIX}{project}/...): left untouched"
         )
     return parts[1], parts[2]
 
 
 def last_of(url: str) -> str:
-    """Return the last part of a resource's URL: its name."""
+    """Return the name at the end of a resource URL."""
     return url.rpartition("/")[2]
 
 
@@ -208,7 +212,7 @@ def _digest(text: str, length: int) -> str:
 
 
 def metadata_for(order: Order) -> dict[str, str]:
-    """Return what an instance carries so that it can be known again as ours, and as this order's; its node's labels."""
+    """Return the metadata that identifies an instance as ours and as the order's, with its node's labels."""
     metadata = {
         INSTALLATION: order.installation,
         ACTION_ID: order.action_id,
@@ -221,13 +225,13 @@ def metadata_for(order: Order) -> dict[str, str]:
     return metadata
 
 
-def read_metadata(told: Mapping[str, Any]) -> dict[str, str]:
+def read_metadata(data: Mapping[str, Any]) -> dict[str, str]:
     """Return an instance's metadata by key."""
-    return {item["key"]: item.get("value", "") for item in told.get("metadata", {}).get("items", ())}
+    return {item["key"]: item.get("value", "") for item in data.get("metadata", {}).get("items", ())}
 
 
 def capacity_type_of(properties: Mapping[str, Any]) -> CapacityType:
-    """Return how an instance, or what a template makes, is bought."""
+    """Return the purchase option of an instance or template."""
     scheduling = properties.get("scheduling", {})
     model = scheduling.get("provisioningModel")
     if model == "SPOT" or scheduling.get("preemptible"):
@@ -236,103 +240,107 @@ def capacity_type_of(properties: Mapping[str, Any]) -> CapacityType:
 
 
 def reservation_of(properties: Mapping[str, Any]) -> str | None:
-    """Return the reservation that is used up first and only, None where any or none is."""
+    """Return the reservation that is targeted exclusively, None if there is none."""
     affinity = properties.get("reservationAffinity", {})
     if affinity.get("consumeReservationType") != "SPECIFIC_RESERVATION":
         return None
     return ", ".join(affinity.get("values", ())) or "unnamed"
 
 
-def instance_of(told: Mapping[str, Any], *, project: str, now: datetime) -> Instance:
-    """Return what the cloud tells of an instance. An end without a date is dated `now`, when it is first seen."""
-    metadata, zone = read_metadata(told), last_of(told["zone"])
-    state = _STATES.get(told.get("status", ""), "pending")
+def instance_of(data: Mapping[str, Any], *, project: str, now: datetime) -> Instance:
+    """Return the instance that the cloud describes. An end without a date is dated `now`."""
+    metadata, zone = read_metadata(data), last_of(data["zone"])
+    state = _STATES.get(data.get("status", ""), "pending")
     price, action_id = metadata.get(PRICE, ""), metadata.get(ACTION_ID)
-    stopped = told.get("lastStopTimestamp")
+    stopped = data.get("lastStopTimestamp")
     return Instance(
-        provider_id=provider_id_of(project, zone, told["name"]),
+        provider_id=provider_id_of(project, zone, data["name"]),
         action_id=None if action_id is None else ActionId(action_id),
         state=state,
-        instance_type=last_of(told["machineType"]),
+        instance_type=last_of(data["machineType"]),
         zone=zone,
-        capacity_type=capacity_type_of(told),
+        capacity_type=capacity_type_of(data),
         price_micro_usd_per_hour=int(price) if price.isdigit() else None,
-        launched_at=instant(told["creationTimestamp"]),
+        launched_at=instant(data["creationTimestamp"]),
         terminated_at=None if state != "terminated" else now if stopped is None else instant(stopped),
     )
 
 
 def is_made(managed: Mapping[str, Any]) -> bool:
-    """True where the group has an instance of that name by now, shown in lists or not."""
+    """Return whether the group has created an instance of that name, whether listed or not."""
     return managed.get("instanceStatus") in _STATES and managed.get("currentAction") != "DELETING"
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What operations tell of an instance that is no more, or on its way out."""
+    """What operations say of an instance that is deleted or being deleted."""
 
     name: str
     launched_at: datetime | None = None
-    ended_at: datetime | None = None  # None: its end has begun
+    ended_at: datetime | None = None  # None: not ended yet
     is_ending: bool = False
-    failed_count: int = 0  # attempts to make it that came to nothing
+    failed_count: int = 0  # failed attempts to create it
 
 
 def past_of(operations: Sequence[Mapping[str, Any]]) -> dict[str, Past]:
-    """Return what operations tell, by instance name; the earliest end counts."""
-    found: dict[str, Past] = {}
+    """Return what operations say, by instance name; the earliest end counts."""
+    past_by_name: dict[str, Past] = {}
     for operation in operations:
         name, kind = last_of(operation.get("targetLink", "")), operation.get("operationType", "")
-        one = found.get(name) or Past(name=name)
+        past = past_by_name.get(name) or Past(name=name)
         if kind == "insert" and first_error(operation.get("error")) is not None:
-            one = msgspec.structs.replace(one, failed_count=one.failed_count + 1)
+            past = msgspec.structs.replace(past, failed_count=past.failed_count + 1)
         elif kind == "insert":
-            one = msgspec.structs.replace(one, launched_at=instant(operation["insertTime"]))
+            past = msgspec.structs.replace(past, launched_at=instant(operation["insertTime"]))
         elif kind in _ENDS and first_error(operation.get("error")) is None:
             at = instant(operation["endTime"]) if operation.get("status") == "DONE" else None
-            earliest = min((each for each in (at, one.ended_at) if each is not None), default=None)
-            one = msgspec.structs.replace(one, is_ending=True, ended_at=earliest)
+            earliest = min((end for end in (at, past.ended_at) if end is not None), default=None)
+            past = msgspec.structs.replace(past, is_ending=True, ended_at=earliest)
         else:
             continue
-        found[name] = one
-    return found
+        past_by_name[name] = past
+    return past_by_name
 
 
 def instant(text: str) -> datetime:
-    """Return the instant of a timestamp; the cloud's own carry the offset of Mountain View."""
+    """Return the instant of a timestamp; the cloud's have the UTC offset of Mountain View."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
 # ---- machine types
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine type with its GPUs: what pods get of it, and what it is priced by."""
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine type with its GPUs: allocatable resources, and what determines its price."""
 
     name: str
     resources: Resources
     vcpu_count: int
     memory_mib: int
-    accelerator: str | None = None  # as the cloud names it
+    accelerator: str | None = None  # the cloud's name
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
 
 
-def kind_of(told: Mapping[str, Any], added: Sequence[Mapping[str, Any]] = ()) -> Kind | None:
-    """Return what the cloud tells of a machine type, with GPUs that a template adds to it (N1).
+def parse_instance_type(
+    data: Mapping[str, Any], template_accelerators: Sequence[Mapping[str, Any]] = ()
+) -> InstanceType | None:
+    """Return the machine type that the cloud describes, with GPUs that a template adds to it (N1).
 
-    None for accelerators that are not NVIDIA's, which our pods cannot use.
+    None for accelerators of other vendors, which our pods cannot use.
     """
     built_in = [
         (accelerator["guestAcceleratorType"], accelerator["guestAcceleratorCount"])
-        for accelerator in told.get("accelerators", ())
+        for accelerator in data.get("accelerators", ())
     ]
-    chosen = built_in or [(last_of(one["acceleratorType"]), one["acceleratorCount"]) for one in added]
+    chosen = built_in or [
+        (last_of(added["acceleratorType"]), added["acceleratorCount"]) for added in template_accelerators
+    ]
     if any(not name.startswith("nvidia-") for name, _ in chosen):
         return None
     return build_instance_type(
-        told["name"],
-        vcpu_count=told["guestCpus"],
-        memory_mib=told["memoryMb"],
+        data["name"],
+        vcpu_count=data["guestCpus"],
+        memory_mib=data["memoryMb"],
         gpu_count=sum(count for _, count in chosen),
         accelerator=chosen[0][0] if chosen else None,
     )
@@ -340,9 +348,9 @@ def kind_of(told: Mapping[str, Any], added: Sequence[Mapping[str, Any]] = ()) ->
 
 def build_instance_type(
     name: str, *, vcpu_count: int, memory_mib: int, gpu_count: int = 0, accelerator: str | None = None
-) -> Kind:
-    """Return the type with what is left of it for pods; a GPU that we have no name for keeps the cloud's."""
-    whole = Resources(
+) -> InstanceType:
+    """Return the machine type with its allocatable resources; unknown GPU models keep the cloud's name."""
+    total = Resources(
         cpu_milli=vcpu_count * 1000,
         memory_bytes=int(memory_mib * _MEBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
         gpu_count=gpu_count,
@@ -350,9 +358,9 @@ def build_instance_type(
         pod_count=PODS_PER_NODE,
     )
     model = None if accelerator is None else gpu_model_name(accelerator) or accelerator
-    return Kind(
+    return InstanceType(
         name=name,
-        resources=allocatable(whole),
+        resources=allocatable(total),
         vcpu_count=vcpu_count,
         memory_mib=memory_mib,
         accelerator=accelerator,
@@ -361,10 +369,23 @@ def build_instance_type(
     )
 
 
+def gpus_by_accelerator(table: Iterable[GpuModel] = GPU_TABLE) -> dict[str, tuple[Accelerator, int]]:
+    """Return accelerator and memory in GiB by accelerator name."""
+    return {
+        accelerator.name: (accelerator, size.memory_gib)
+        for _, size in gpu_sizes(table)
+        for accelerator in size.gcp_accelerators
+    }
+
+
+GPU_BY_ACCELERATOR = gpus_by_accelerator()
+
+
 def _gpu_memory_bytes(accelerator: str, model: str | None) -> int | None:
     nominal = GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None
     if nominal is not None:
         return nominal
+    if accelerator in GPU_BY_ACCELERATOR:
+        return GPU_BY_ACCELERATOR[accelerator][1] * GIBIBYTE
     sized = _GPU_SIZE.search(accelerator)
-    gibibytes = int(sized[1]) if sized else _GPU_GIB.get(accelerator)
-    return None if gibibytes is None else gibibytes * GIBIBYTE
+    return None if sized is None else int(sized[1]) * GIBIBYTE

@@ -1,8 +1,8 @@
-"""Karpenter as a driver: what is decided here becomes its NodeClaims, and nothing is left for it to choose; or, by
-choice, one machine more under the limits of its NodePools."""
+"""Karpenter as a driver: decisions become NodeClaims that leave Karpenter no choice; or, with mode limits, higher
+limits of its NodePools."""
 
 from gpu_autoscaler.providers.karpenter.capacity import KarpenterCapacity
-from gpu_autoscaler.providers.karpenter.limits_mode import LimitedCapacity
+from gpu_autoscaler.providers.karpenter.limits_mode import LimitsModeCapacity
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 
-__all__ = ["KarpenterCapacity", "KarpenterOptions", "LimitedCapacity"]
+__all__ = ["KarpenterCapacity", "KarpenterOptions", "LimitsModeCapacity"]

@@ -1,11 +1,11 @@
-"""What Karpenter's cloud sells, from a file: Karpenter tells nobody what it could buy, and at which price.
+"""Catalog of offers of Karpenter's cloud, from a file: Karpenter reports neither offers nor prices.
 
     [{"instance_type": "g5.xlarge", "zones": ["eu-west-1a"], "gpu_model": "A10G",
       "resources": {"cpu": "3920m", "memory": "14Gi", "nvidia.com/gpu": "1"},
       "usd_per_hour": {"on-demand": 1.006, "spot": 0.42}}]
 
-`resources` are quantities as Kubernetes writes them, of what pods get; where a price differs by zone, a row a zone. A
-file that changes is read again; `gpu-autoscaler prices shelf` writes one.
+`resources` are allocatable Kubernetes quantities. Use one row per zone where prices differ by zone. A changed file is
+read again; `gpu-autoscaler prices catalog` writes one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,9 +24,9 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
 from gpu_autoscaler.providers.allocatable import PODS_PER_NODE
 
-_DISK_BYTES = 20 * GIBIBYTE  # Karpenter's AWS provider counts with a root volume of so much (its `blockDeviceMappings`)
+_DISK_BYTES = 20 * GIBIBYTE  # root volume that Karpenter's AWS provider assumes (`blockDeviceMappings`)
 _Usd = Annotated[float, Meta(gt=0)]
-# As Kubernetes takes it for the value of a label.
+# A valid label value in Kubernetes.
 _Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
 
 
@@ -34,20 +34,20 @@ log = structlog.get_logger()
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One instance type in zones where it costs the same."""
+    """One instance type in zones where it has the same price."""
 
     instance_type: _Word
     zones: Annotated[tuple[_Word, ...], Meta(min_length=1)]
     resources: dict[str, str]
-    usd_per_hour: Annotated[dict[CapacityType, _Usd | None], Meta(min_length=1)]  # null: sold, at a price not known
+    usd_per_hour: Annotated[dict[CapacityType, _Usd | None], Meta(min_length=1)]  # null: price unknown
     gpu_model: str | None = None
-    gpu_memory_gib: Annotated[int, Meta(gt=0)] | None = None  # of one GPU; null: as its model has it
+    gpu_memory_gib: Annotated[int, Meta(gt=0)] | None = None  # of one GPU; null: that of the model
     boot_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
-    labels: dict[str, str] = {}  # of its nodes, beside type, zone and capacity type: NodeOverlays may ask for them
+    labels: dict[str, str] = {}  # other node labels, for requirements of NodeOverlays
 
 
-class Shelf:
-    """The offers of a file, read again when it has changed; a change with mistakes leaves what was read before."""
+class Catalog:
+    """Offers of a file, read again when it changes; an invalid change keeps the previous content."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""
@@ -56,32 +56,32 @@ class Shelf:
         self._offers, self._labels = _read(path)
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return what is sold now, as far as is known."""
+        """Return the current offers."""
         stamp = _stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._offers, self._labels = _read(self._path)
             except ConfigError as exc:
-                log.warning("offers not read again, those of before stay", error=str(exc))
+                log.warning("offers file rejected", error=str(exc), effect="the previous content stays")
         return self._offers
 
     def labels(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the labels of each type, as far as the file tells them."""
+        """Return the labels of each type in the file."""
         return self._labels
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """What changes with the file's content; a ConfigMap's file is another one then."""
+    """Return what changes with the file's content; a ConfigMap's update replaces the file."""
     try:
-        told = Path(path).stat()
+        stat = Path(path).stat()
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_ino
+    return stat.st_mtime_ns, stat.st_ino
 
 
 def offers_in(path: str) -> tuple[Offer, ...]:
-    """Return what stands in the file, each offer once. Raises ConfigError naming the row."""
+    """Return the file's offers, each once. Raises ConfigError naming the row."""
     return _read(path)[0]
 
 
@@ -92,33 +92,33 @@ def _read(path: str) -> tuple[tuple[Offer, ...], dict[str, dict[str, str]]]:
     except OSError as exc:
         raise ConfigError("provider karpenter", [f"{path}: cannot be read: {exc.strerror}"]) from exc
     except msgspec.DecodeError as exc:
-        raise ConfigError("provider karpenter", [f"{path}: is no list of what is sold: {exc}"]) from exc
+        raise ConfigError("provider karpenter", [f"{path}: is not a list of offers: {exc}"]) from exc
     offers: dict[str, Offer] = {}
     labels: dict[str, dict[str, str]] = {}
-    mistakes = []
+    violations = []
     for row in rows:
         try:
-            sold = _offers_of(row)
+            row_offers = _offers_of(row)
         except PermanentError as exc:
-            mistakes.append(f"{path}: {exc}")
+            violations.append(f"{path}: {exc}")
             continue
         labels[row.instance_type] = labels.get(row.instance_type, {}) | row.labels
-        for offer in sold:
+        for offer in row_offers:
             if offer.key in offers:
-                mistakes.append(f"{path}: {offer.key} stands there twice")
+                violations.append(f"{path}: {offer.key} occurs twice")
             offers[offer.key] = offer
     if not rows:
-        mistakes.append(f"{path}: sells nothing; name at least one instance type")
-    if mistakes:
-        raise ConfigError("provider karpenter", mistakes)
+        violations.append(f"{path}: is empty; add at least one instance type")
+    if violations:
+        raise ConfigError("provider karpenter", violations)
     return tuple(offers[key] for key in sorted(offers)), labels
 
 
 def _offers_of(row: Row) -> list[Offer]:
-    told = amounts(row.resources, of=row.instance_type)
-    if told.cpu_milli <= 0 or told.memory_bytes <= 0:
-        raise PermanentError(f"{row.instance_type}: resources name no cpu or no memory")
-    resources = _whole(told)
+    declared = amounts(row.resources, of=row.instance_type)
+    if declared.cpu_milli <= 0 or declared.memory_bytes <= 0:
+        raise PermanentError(f"{row.instance_type}: resources lack cpu or memory")
+    resources = _with_defaults(declared)
     known = GPU_MODELS.get(row.gpu_model or "")
     memory_bytes = row.gpu_memory_gib * GIBIBYTE if row.gpu_memory_gib else known.memory_bytes if known else None
     return [
@@ -137,16 +137,16 @@ def _offers_of(row: Row) -> list[Offer]:
     ]
 
 
-def _whole(told: Resources) -> Resources:
+def _with_defaults(declared: Resources) -> Resources:
     return msgspec.structs.replace(
-        told,
-        pod_count=told.pod_count or PODS_PER_NODE,
-        ephemeral_storage_bytes=told.ephemeral_storage_bytes or _DISK_BYTES,
+        declared,
+        pod_count=declared.pod_count or PODS_PER_NODE,
+        ephemeral_storage_bytes=declared.ephemeral_storage_bytes or _DISK_BYTES,
     )
 
 
 def rows_of(offers: Iterable[Offer]) -> list[Row]:
-    """Return the offers as rows of a file: what `offers_in` reads as the same offers."""
+    """Return the offers as rows of a file that `offers_in` reads as the same offers."""
     sorted_offers = sorted(offers, key=lambda offer: offer.key)
     rows: dict[tuple[str, str], Row] = {}
     for offer in sorted_offers:
@@ -171,7 +171,7 @@ def rows_of(offers: Iterable[Offer]) -> list[Row]:
 
 
 def _quantities(resources: Resources) -> dict[str, str]:
-    told = {
+    quantities = {
         "cpu": f"{resources.cpu_milli}m",
         "memory": str(resources.memory_bytes),
         "ephemeral-storage": str(resources.ephemeral_storage_bytes),
@@ -179,4 +179,4 @@ def _quantities(resources: Resources) -> dict[str, str]:
         GPU_RESOURCE: str(resources.gpu_count) if resources.gpu_count else "",
         **{name: str(count) for name, count in resources.slices},
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in quantities.items() if text}

@@ -1,4 +1,4 @@
-"""What stands around a NodeClaim: the class that it is made from, and what Karpenter says of it in events."""
+"""The node class of NodeClaims, and Karpenter's events about claims."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,66 +11,66 @@ from gpu_autoscaler.providers.karpenter.options import NodeClass
 from gpu_autoscaler.providers.karpenter.translate import INSUFFICIENT, NOT_READY
 from gpu_autoscaler.providers.karpenter.wire import NodeClassObject
 
-NOT_THERE = "NodeClassNotFound"
+CLASS_NOT_FOUND = "NodeClassNotFound"
 _FAILURES = (INSUFFICIENT, NOT_READY)
 
 
-class Classes:
-    """Reads the node class of the settings. Which path its kind has is asked of the server once."""
+class NodeClasses:
+    """Reads the node class of the settings. The API path of its kind is discovered once."""
 
     def __init__(self, kube: KubeClient, node_class: NodeClass) -> None:
         self._kube = kube
-        self._wanted = node_class
+        self._node_class = node_class
         self._kind: Kind[NodeClassObject] | None = None
 
     async def read(self) -> NodeClassObject | None:
-        """Return the class, None where it is not there. Raises TransientError, PermanentError without the right."""
+        """Return the class, None if it does not exist. Raises TransientError; PermanentError without permission."""
         try:
-            return await self._kube.get(await self._kind_of(), "", self._wanted.name)
+            return await self._kube.get(await self._kind_of(), "", self._node_class.name)
         except NotFound:
             return None
 
-    async def lacking(self) -> tuple[str, str] | None:
-        """Return why nothing can be made from the class: a word and a sentence. None: nothing is known against it."""
-        asked = "/".join(self._wanted)
+    async def problem(self) -> tuple[str, str] | None:
+        """Return why nothing can be launched from the class, as code and sentence; None if nothing is known."""
+        name = "/".join(self._node_class)
         try:
-            found = await self.read()
+            node_class = await self.read()
         except PermanentError:
-            return None  # we may not look: Karpenter will say
-        if found is None:
-            return NOT_THERE, f"there is no {asked}; make it, or name another in karpenter.node_class"
-        ready = next((condition for condition in found.status.conditions if condition.type == "Ready"), None)
+            return None  # not readable: Karpenter will report it
+        if node_class is None:
+            return CLASS_NOT_FOUND, f"node class {name} not found; create it, or correct karpenter.node_class"
+        ready = next((condition for condition in node_class.status.conditions if condition.type == "Ready"), None)
         if ready is not None and ready.status == "False":
-            return NOT_READY, f"{asked} is not ready: {ready.reason}: {ready.message}"
+            return NOT_READY, f"node class {name} is not ready: {ready.reason}: {ready.message}"
         return None
 
     async def event_of(self, claim_name: str) -> tuple[str, str] | None:
-        """Return the last failure that Karpenter has published of a claim. Raises PermanentError without the right."""
+        """Return the last failure that Karpenter published about a claim. Raises PermanentError without permission."""
         selector = quote(f"involvedObject.kind=NodeClaim,involvedObject.name={claim_name}")
         answer = await self._kube.read(f"/api/v1/namespaces/default/events?fieldSelector={selector}")
         events: list[Mapping[str, Any]] = answer.get("items") or []
-        said = [event for event in events if event.get("reason") in _FAILURES]
-        return (str(said[-1]["reason"]), str(said[-1].get("message", ""))) if said else None
+        failures = [event for event in events if event.get("reason") in _FAILURES]
+        return (str(failures[-1]["reason"]), str(failures[-1].get("message", ""))) if failures else None
 
     async def _kind_of(self) -> Kind[NodeClassObject]:
         if self._kind is None:
-            group = await self._served(f"/apis/{self._wanted.group}")
+            group = await self._discover(f"/apis/{self._node_class.group}")
             api = f"/apis/{group['preferredVersion']['groupVersion']}"
-            resources: list[Mapping[str, Any]] = (await self._served(api)).get("resources") or []
+            resources: list[Mapping[str, Any]] = (await self._discover(api)).get("resources") or []
             plurals = [
                 str(resource["name"])
                 for resource in resources
-                if resource["kind"] == self._wanted.kind and "/" not in resource["name"]
+                if resource["kind"] == self._node_class.kind and "/" not in resource["name"]
             ]
             if not plurals:
-                raise TransientError(f"{api} serves no {self._wanted.kind}; see karpenter.node_class")
+                raise TransientError(f"{api} does not serve {self._node_class.kind}; check karpenter.node_class")
             self._kind = Kind(plural=plurals[0], api=api, type=NodeClassObject)
         return self._kind
 
-    async def _served(self, path: str) -> Mapping[str, Any]:
+    async def _discover(self, path: str) -> Mapping[str, Any]:
         try:
             return await self._kube.read(path)
         except NotFound as exc:
             raise TransientError(
-                f"{path} is not served: Karpenter's provider is not installed, or karpenter.node_class names another"
+                f"{path} is not served: install Karpenter's provider, or correct karpenter.node_class"
             ) from exc

@@ -1,7 +1,7 @@
-"""Writes the limits of NodePools: a count driver (`providers/desired_capacity.py`) of which Karpenter makes the machines.
+"""Limits of NodePools: groups sized by desired capacity (`providers/desired_capacity.py`), provisioned by Karpenter.
 
-The number is never chosen: it follows from the claims that are to stay and the orders that stand. Order and number are
-written by one patch that fails where the pool was changed since it was read. Whose a claim is stands on itself.
+The limit is never chosen freely: it follows from the claims to keep and the pending orders. Order and limit are written
+by one patch that fails if the pool changed since it was read. A claim carries its own order.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.providers.desired_capacity import Ledger
-from gpu_autoscaler.providers.karpenter.catalog import Shelf
+from gpu_autoscaler.providers.karpenter.catalog import Catalog
 from gpu_autoscaler.providers.karpenter.node_pools import (
     ORDERS,
     ORDERS_LENGTH_MAX,
     OWNER,
     POOLS,
     WRITTEN,
-    Look,
     NodePool,
-    lacking,
-    look_at,
+    PoolState,
     marks_of,
+    missing_marks,
     note_of,
-    sold_by,
+    pool_offer,
+    pool_state,
 )
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, NODE_POOL, NodeClaim
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 
 WRITE_TRIES_MAX = 5  # Karpenter writes the status of the same object
-# As often as pods that wait are looked at anew by Karpenter; capacity that may come with the next one.
+# Karpenter looks at pending pods this often.
 NO_POD_RETRY_SECONDS = 30.0
 
 T = TypeVar("T")
@@ -52,99 +52,99 @@ log = structlog.get_logger()
 
 
 class Selling(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool, and what it makes."""
+    """A NodePool and its offer."""
 
     pool: NodePool
     offer: Offer
 
     @property
     def name(self) -> str:
-        """The pool's."""
+        """Name of the pool."""
         return self.pool.metadata.name
 
     @property
     def gpu_count(self) -> int:
-        """Of one machine."""
+        """GPUs of one machine."""
         return self.offer.resources.gpu_count
 
 
-class LimitedPools:
+class LimitedNodePools:
     """The NodePools of the settings. One process at a time writes to them."""
 
     def __init__(
         self,
         kube: KubeClient,
         options: KarpenterOptions,
-        shelf: Shelf,
+        catalog: Catalog,
         installation: str,
         now: Callable[[], datetime],
     ) -> None:
         self._kube = kube
         self.names = options.node_pools
         self._class = node_class_of(options)
-        self._shelf = shelf
+        self._catalog = catalog
         self._installation = installation
         self._now = now
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._ending: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
-        self._told: dict[tuple[str, str], str] = {}  # of pools, of what they make and their limits: what was said last
+        self._logged: dict[tuple[str, str], str] = {}  # last logged sentence, by pool and topic
 
-    # ---- what is sold
+    # ---- offers
 
     async def selling(self) -> Sequence[Selling]:
-        """Return the pools that can be bought from, with what their machines are; others are told once. Raises
-        TransientError, PermanentError without the right."""
-        found = []
+        """Return the usable pools with their offers; unusable ones are logged once. Raises TransientError,
+        PermanentError without permission."""
+        usable = []
         for name in self.names:
             try:
                 pool = await self.read(name)
-                found.append(Selling(pool=pool, offer=self.sold(pool)))
-                self._told.pop((name, "makes"), None)
+                usable.append(Selling(pool=pool, offer=self.offer_of_pool(pool)))
+                self._logged.pop((name, "makes"), None)
             except LaunchRefused as exc:
-                self._tell(name, "makes", str(exc))
-        return found
+                self._log_once(name, "makes", str(exc))
+        return usable
 
-    async def seen(self, name: str) -> tuple[Selling, tuple[str, str] | None]:
-        """Return the pool with what it makes, and why nothing may be written to it: a word and a sentence. Raises
+    async def inspect(self, name: str) -> tuple[Selling, tuple[str, str] | None]:
+        """Return the pool with its offer, and why nothing may be written to it, as code and sentence. Raises
         LaunchRefused, TransientError, PermanentError."""
         pool = await self.read(name)
-        selling = Selling(pool=pool, offer=self.sold(pool))
+        selling = Selling(pool=pool, offer=self.offer_of_pool(pool))
         claims = await self._all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
-        # `doctor` does not always know whose eyes it looks with.
-        who = pool.metadata.annotations.get(OWNER, "") if self._installation == "*" else self._installation
-        look = look_at(pool, claims, who, self._now().timestamp(), self._ending[name], "")
-        return selling, look.problem(who, selling.gpu_count)
+        # `doctor` does not always know the installation.
+        installation = pool.metadata.annotations.get(OWNER, "") if self._installation == "*" else self._installation
+        state = pool_state(pool, claims, installation, self._now().timestamp(), self._ending[name], "")
+        return selling, state.problem(installation, selling.gpu_count)
 
     async def read(self, name: str) -> NodePool:
-        """Return the pool. Raises LaunchRefused where it is not there, TransientError, PermanentError."""
+        """Return the pool. Raises LaunchRefused if it does not exist, TransientError, PermanentError."""
         try:
             return await self._kube.get(POOLS, "", name)
         except NotFound as exc:
-            raise _refused("NodePoolNotFound", f"there is no NodePool {name}; see karpenter.node_pools") from exc
+            raise _refused("NodePoolNotFound", f"NodePool {name} not found; check karpenter.node_pools") from exc
 
-    def sold(self, pool: NodePool) -> Offer:
-        """Return what it makes. Raises LaunchRefused."""
+    def offer_of_pool(self, pool: NodePool) -> Offer:
+        """Return the pool's offer. Raises LaunchRefused."""
         try:
-            return sold_by(pool, self._shelf.offers(), self._shelf.labels(), self._class)
+            return pool_offer(pool, self._catalog.offers(), self._catalog.labels(), self._class)
         except PermanentError as exc:
             raise _refused("NodePoolUnfit", str(exc)) from exc
 
     async def for_order(self, order: Order) -> Selling:
-        """Return the pool that makes what is ordered, with labels and taints. Raises LaunchRefused, TransientError."""
-        fitting = [one for one in await self.selling() if one.offer.key == order.offer.key]
-        if not fitting:
-            raise _refused("NodePoolNotFound", f"no NodePool of karpenter.node_pools makes {order.offer.key}")
-        for one in fitting:
-            if not lacking(one.pool, one.offer, order):
-                return one
-        missing = ", ".join(lacking(fitting[0].pool, fitting[0].offer, order))
+        """Return the pool that offers the order, with its labels and taints. Raises LaunchRefused, TransientError."""
+        candidates = [selling for selling in await self.selling() if selling.offer.key == order.offer.key]
+        if not candidates:
+            raise _refused("NodePoolNotFound", f"no NodePool of karpenter.node_pools offers {order.offer.key}")
+        for selling in candidates:
+            if not missing_marks(selling.pool, selling.offer, order):
+                return selling
+        missing = ", ".join(missing_marks(candidates[0].pool, candidates[0].offer, order))
         raise _refused(
-            "NodePoolUnfit", f"nodes of NodePool {fitting[0].name} lack {missing}: write it into its template"
+            "NodePoolUnfit", f"nodes of NodePool {candidates[0].name} lack {missing}; add it to the pool's template"
         )
 
-    async def see_that_somebody_waits(self, selling: Selling) -> None:
-        """Raise LaunchRefused where no pod waits that a machine of the pool could take: Karpenter would make none. Pods
-        of a held Job are not there yet, so a gang of ours waits in vain, as do machines in advance."""
+    async def check_pending_pod(self, selling: Selling) -> None:
+        """Raise LaunchRefused if no pending pod fits a machine of the pool: Karpenter would launch none. Pods of a
+        suspended Job do not exist yet, so gangs and capacity buffers cannot be launched this way."""
         query = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
         known = selling.pool.labels | {
             labels.INSTANCE_TYPE: selling.offer.instance_type,
@@ -156,91 +156,89 @@ class LimitedPools:
             if not pod.spec.scheduling_gates and not is_elsewhere and 0 < gpu_count <= selling.gpu_count:
                 return
         raise LaunchRefused(
-            f"NoPodWaits: Karpenter makes a machine of NodePool {selling.name} only for a pod that waits, and there is"
-            " none that it could take: jobs that are held until their nodes are there (gangs), and nodes in advance,"
-            ' are not bought with karpenter.mode = "limits"',
-            code="NoPodWaits",
+            f"NoPendingPod: Karpenter launches a machine of NodePool {selling.name} only for a pending pod, and none"
+            " fits: jobs that are suspended until their nodes exist (gangs) and capacity buffers are not supported with"
+            ' karpenter.mode = "limits"',
+            code="NoPendingPod",
             scope="offer",
             retry_after_seconds=NO_POD_RETRY_SECONDS,
         )
 
     # ---- orders
 
-    async def step(self, selling: Selling, order: Order) -> NodeClaim | None:
-        """See that the order stands and that its GPU is allowed; return its claim, None: there is none yet.
+    async def advance(self, selling: Selling, order: Order) -> NodeClaim | None:
+        """Record the order and allow its GPUs; return its claim, None if there is none yet.
 
-        Raises LaunchRefused where nothing may be written, TransientError, PermanentError.
+        Raises LaunchRefused if nothing may be written, TransientError, PermanentError.
         """
-        return await self._in_turn(selling.name, lambda: self._step(selling, order))
+        return await self._locked(selling.name, lambda: self._advance(selling, order))
 
-    async def _step(self, selling: Selling, order: Order) -> NodeClaim | None:
-        look = await self._look(selling, order.action_id)
-        claim = look.claim_of(order.action_id)
+    async def _advance(self, selling: Selling, order: Order) -> NodeClaim | None:
+        state = await self._read_state(selling, order.action_id)
+        claim = state.claim_of(order.action_id)
         if claim is not None:
             return claim
-        self._see_problem(look, selling)
-        ledger = look.ledger
-        if not ledger.is_pending(
-            order.action_id
-        ):  # one that stands may have its machine already, and its pod runs there
-            await self.see_that_somebody_waits(selling)
-        if not look.wants(order.action_id):
+        self._check_problem(state, selling)
+        ledger = state.ledger
+        if not ledger.is_pending(order.action_id):  # a pending one may have its machine, with its pod running there
+            await self.check_pending_pod(selling)
+        if not state.wants(order.action_id):
             second = int(self._now().timestamp())
             ledger = ledger.without_order(order.action_id).with_order(order.action_id, note_of(order, second))
-        if ledger != look.ledger or look.pool.gpu_limit != look.due(ledger, selling.gpu_count):
-            await self._write(look, ledger, look.due(ledger, selling.gpu_count))
+        if ledger != state.ledger or state.pool.gpu_limit != state.required_gpus(ledger, selling.gpu_count):
+            await self._write(state, ledger, state.required_gpus(ledger, selling.gpu_count))
         return None
 
     async def begin_withdrawal(self, selling: Selling, order: Order) -> None:
-        """Lower the limit by the order, which stands until `withdraw`, for a claim that comes all the same.
+        """Lower the limit by the order, which stays pending until `withdraw`, for a claim that appears anyway.
 
-        A claim without a machine is deleted. Raises TransientError where it has one, and as `step`.
+        A claim without a machine is deleted. Raises TransientError if it has one, and as `advance`.
         """
-        await self._in_turn(selling.name, lambda: self._begin_withdrawal(selling, order))
+        await self._locked(selling.name, lambda: self._begin_withdrawal(selling, order))
 
     async def _begin_withdrawal(self, selling: Selling, order: Order) -> None:
-        look = await self._look(selling, order.action_id)
-        claim = look.claim_of(order.action_id)
+        state = await self._read_state(selling, order.action_id)
+        claim = state.claim_of(order.action_id)
         if claim is not None and claim.status.provider_id:
-            raise TransientError(f"NodePool {selling.name} made {claim.metadata.name} all the same; looked at again")
+            raise TransientError(f"NodePool {selling.name} launched {claim.metadata.name} anyway; retried")
         if claim is not None:
             self._ending[selling.name] |= {claim.metadata.name}
-            look = msgspec.structs.replace(look, ending=look.ending | {claim.metadata.name})
-            if look.problem(self._installation, selling.gpu_count) is not None:
+            state = msgspec.structs.replace(state, ending=state.ending | {claim.metadata.name})
+            if state.problem(self._installation, selling.gpu_count) is not None:
                 await self._kube.remove(CLAIMS, claim)
-        self._see_problem(look, selling)
+        self._check_problem(state, selling)
         note = note_of(order, int(self._now().timestamp()), is_withdrawing=True)
-        ledger = look.ledger.without_order(order.action_id).with_order(order.action_id, note)
-        await self._write(look, ledger, look.due(ledger, selling.gpu_count))
+        ledger = state.ledger.without_order(order.action_id).with_order(order.action_id, note)
+        await self._write(state, ledger, state.required_gpus(ledger, selling.gpu_count))
         if claim is not None:
             await self._kube.remove(CLAIMS, claim)
 
     async def withdraw(self, selling: Selling, order: Order) -> None:
-        """Forget the order, and read that back. Raises TransientError where a claim came all the same; as `step`."""
-        due, after = await self._in_turn(selling.name, lambda: self._withdraw(selling, order))
-        if after.gpu_limit != due:
-            raise TransientError(f"NodePool {selling.name} still allows {after.gpu_limit} GPUs; asked again")
+        """Remove the order and verify it. Raises TransientError if a claim appeared anyway, and as `advance`."""
+        required, after = await self._locked(selling.name, lambda: self._withdraw(selling, order))
+        if after.gpu_limit != required:
+            raise TransientError(f"NodePool {selling.name} still allows {after.gpu_limit} GPUs; retried")
 
     async def _withdraw(self, selling: Selling, order: Order) -> tuple[int, NodePool]:
-        look = await self._look(selling, order.action_id)
-        claim = look.claim_of(order.action_id)
+        state = await self._read_state(selling, order.action_id)
+        claim = state.claim_of(order.action_id)
         if claim is not None and (claim.metadata.deletion_timestamp is None or claim.status.provider_id):
-            raise TransientError(f"NodePool {selling.name} made {claim.metadata.name} all the same; looked at again")
-        self._see_problem(look, selling)
-        ledger = look.ledger.without_order(order.action_id)
-        due = look.due(ledger, selling.gpu_count)
-        await self._write(look, ledger, due)
-        return due, await self.read(selling.name)
+            raise TransientError(f"NodePool {selling.name} launched {claim.metadata.name} anyway; retried")
+        self._check_problem(state, selling)
+        ledger = state.ledger.without_order(order.action_id)
+        required = state.required_gpus(ledger, selling.gpu_count)
+        await self._write(state, ledger, required)
+        return required, await self.read(selling.name)
 
-    # ---- going down
+    # ---- lowering limits
 
-    async def keep(self) -> None:
-        """Give newcomers to their orders, and lower the limits of pools that lost claims. Raises TransientError."""
+    async def settle_all(self) -> None:
+        """Assign new claims to orders, and lower the limits of pools that lost claims. Raises TransientError."""
         for selling in await self.selling():
             await self._settle(selling)
 
-    async def end(self, claim: NodeClaim) -> None:
-        """Have Karpenter make no successor of a claim that is about to be deleted. Raises TransientError."""
+    async def before_termination(self, claim: NodeClaim) -> None:
+        """Keep Karpenter from replacing a claim that is about to be deleted. Raises TransientError."""
         name = claim.metadata.labels.get(NODE_POOL, "")
         for selling in await self.selling() if name in self.names else ():
             if selling.name == name:
@@ -248,54 +246,54 @@ class LimitedPools:
                 await self._settle(selling)
 
     async def _settle(self, selling: Selling) -> None:
-        await self._in_turn(selling.name, lambda: self._lower(selling))
+        await self._locked(selling.name, lambda: self._lower(selling))
 
     async def _lower(self, selling: Selling) -> None:
-        look = await self._look(selling, "")
-        if look.pool.metadata.annotations.get(OWNER) is None:
+        state = await self._read_state(selling, "")
+        if state.pool.metadata.annotations.get(OWNER) is None:
             return
-        if (problem := look.problem(self._installation, selling.gpu_count)) is not None:
-            self._tell(selling.name, "limits", problem[1])
+        if (problem := state.problem(self._installation, selling.gpu_count)) is not None:
+            self._log_once(selling.name, "limits", problem[1])
             return
-        self._told.pop((selling.name, "limits"), None)
-        due = look.due(look.ledger, selling.gpu_count)
-        if (look.pool.gpu_limit or 0) > due:
-            await self._write(look, look.ledger, due)
+        self._logged.pop((selling.name, "limits"), None)
+        required = state.required_gpus(state.ledger, selling.gpu_count)
+        if (state.pool.gpu_limit or 0) > required:
+            await self._write(state, state.ledger, required)
 
     # ---- reading and writing one pool
 
-    async def _in_turn(self, name: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what the attempt does, made anew where the pool was changed under way. Raises TransientError where it
-        always is."""
-        async with self._turns[name]:
+    async def _locked(self, name: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the attempt's result, repeated if the pool changed meanwhile. Raises TransientError if it always
+        changes."""
+        async with self._locks[name]:
             for _ in range(WRITE_TRIES_MAX):
                 with contextlib.suppress(Conflict):
                     return await attempt()
-        raise TransientError(f"NodePool {name} changes all the time; looked at again")
+        raise TransientError(f"NodePool {name} changes constantly; retried")
 
-    async def _look(self, selling: Selling, asked: str) -> Look:
-        """Return the pool as it is; newcomers carry the labels of their orders, and are struck off."""
+    async def _read_state(self, selling: Selling, requested: str) -> PoolState:
+        """Return the pool's state; new claims get the labels of their orders, and the ledger is written."""
         name = selling.name
         for _ in range(WRITE_TRIES_MAX):
             pool = await self.read(name)
             claims = await self._all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
             now = self._now().timestamp()
-            look = look_at(pool, claims, self._installation, now, self._ending[name], asked)
-            self._ending[name] = look.ending
-            if not look.newly_assigned:
-                return look
-            if look.problem(self._installation, selling.gpu_count) is not None:
-                assigned = {one: order for one, order in look.ledger.assigned.items() if one not in look.newly_assigned}
-                return msgspec.structs.replace(
-                    look, ledger=msgspec.structs.replace(look.ledger, assigned=assigned), newly_assigned={}
-                )
+            state = pool_state(pool, claims, self._installation, now, self._ending[name], requested)
+            self._ending[name] = state.ending
+            if not state.newly_assigned:
+                return state
+            if state.problem(self._installation, selling.gpu_count) is not None:
+                assigned = state.ledger.assigned
+                kept = {member: order for member, order in assigned.items() if member not in state.newly_assigned}
+                ledger = msgspec.structs.replace(state.ledger, assigned=kept)
+                return msgspec.structs.replace(state, ledger=ledger, newly_assigned={})
             try:
-                for member, (action_id, note) in look.newly_assigned.items():
-                    await self._mark(look.claims[member], action_id, note, selling.offer)
-                await self._write(look, look.ledger, None)
+                for member, (action_id, note) in state.newly_assigned.items():
+                    await self._mark(state.claims[member], action_id, note, selling.offer)
+                await self._write(state, state.ledger, None)
             except (Conflict, NotFound):
-                continue  # Karpenter was at it as well
-        raise TransientError(f"NodePool {name} changes all the time; looked at again")
+                continue  # Karpenter changed it too
+        raise TransientError(f"NodePool {name} changes constantly; retried")
 
     async def _mark(self, claim: NodeClaim, action_id: ActionId, note: str, offer: Offer) -> None:
         marks, notes = marks_of(action_id, note, offer, self._installation)
@@ -307,20 +305,18 @@ class LimitedPools:
             "annotations": notes,
         }
         await self._kube.change(CLAIMS, "", metadata.name, {"metadata": patch})
-        if claim.status.node_name:  # Karpenter has given it the claim's labels of before
+        if claim.status.node_name:  # Karpenter has already copied the claim's labels to the node
             with contextlib.suppress(NotFound):
                 await self._kube.patch_node(claim.status.node_name, {"metadata": {"labels": marks}})
 
-    async def _write(self, look: Look, ledger: Ledger, gpu_limit: int | None) -> NodePool:
-        """Have the pool remember it and allow so many GPUs (None: as it does), unless it was changed meanwhile. Raises
-        Conflict."""
-        bare = msgspec.structs.replace(
-            ledger, assigned={}, foreign_members=ledger.foreign_members & frozenset(look.claims)
-        )
+    async def _write(self, state: PoolState, ledger: Ledger, gpu_limit: int | None) -> NodePool:
+        """Write ledger and GPU limit (None: unchanged), unless the pool changed meanwhile. Raises Conflict."""
+        foreign_members = ledger.foreign_members & frozenset(state.claims)
+        bare = msgspec.structs.replace(ledger, assigned={}, foreign_members=foreign_members)
         texts = bare.encode(ORDERS_LENGTH_MAX, 1, ())
-        metadata = look.pool.metadata
+        metadata = state.pool.metadata
         if texts is None:
-            raise _refused("LedgerFull", f"the annotation of NodePool {metadata.name} holds no more orders")
+            raise _refused("LedgerFull", f"annotation of NodePool {metadata.name} cannot hold another order")
         notes: dict[str, str] = {OWNER: self._installation, ORDERS: "".join(texts)}
         spec = {}
         if gpu_limit is not None:
@@ -330,23 +326,23 @@ class LimitedPools:
         return await self._kube.change(POOLS, "", metadata.name, patch)
 
     async def _all(self, kind: Kind[ObjectT], query: dict[str, str]) -> list[ObjectT]:
-        found: list[ObjectT] = []
+        objects: list[ObjectT] = []
         while True:
             page = await self._kube.list_page(kind, query)
-            found += [kind.decode(item, "list") for item in page.items or ()]
+            objects += [kind.decode(item, "list") for item in page.items or ()]
             if not page.metadata.continue_:
-                return found
+                return objects
             query = {**query, "continue": page.metadata.continue_}
 
-    def _see_problem(self, look: Look, selling: Selling) -> None:
-        if (problem := look.problem(self._installation, selling.gpu_count)) is not None:
-            self._tell(selling.name, "limits", problem[1])
+    def _check_problem(self, state: PoolState, selling: Selling) -> None:
+        if (problem := state.problem(self._installation, selling.gpu_count)) is not None:
+            self._log_once(selling.name, "limits", problem[1])
             raise _refused(*problem)
 
-    def _tell(self, name: str, about: str, sentence: str) -> None:
-        if self._told.get((name, about)) != sentence:
-            log.warning("a node pool is left untouched", node_pool=name, reason=sentence)
-        self._told[name, about] = sentence
+    def _log_once(self, name: str, topic: str, sentence: str) -> None:
+        if self._logged.get((name, topic)) != sentence:
+            log.warning("node pool skipped", node_pool=name, reason=sentence)
+        self._logged[name, topic] = sentence
 
 
 def _refused(code: str, sentence: str) -> LaunchRefused:

@@ -1,4 +1,4 @@
-"""An AWSNodeTemplate's fields as those of an EC2NodeClass. Called by `old_kinds.py`, whose sources are these too."""
+"""Conversion of an AWSNodeTemplate's spec to an EC2NodeClass's. Sources: those of `v1beta_kinds.py`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,8 +17,8 @@ _SAME = (
     "metadataOptions",
 )
 _CONVERTED = ("amiFamily", "amiSelector", "subnetSelector", "securityGroupSelector", "blockDeviceMappings")
-_IGNORED = ("apiVersion", "kind")  # of what stood in a Provisioner
-# Families of which the newest image is asked for by an alias.
+_IGNORED = ("apiVersion", "kind")  # of a template within a Provisioner
+# AMI families whose newest image is selected by an alias.
 _ALIASES = {
     "AL2": "al2@latest",
     "AL2023": "al2023@latest",
@@ -26,7 +26,7 @@ _ALIASES = {
     "Windows2019": "windows2019@latest",
     "Windows2022": "windows2022@latest",
 }
-_TAGS_NOT_TO_SET = ("kubernetes.io/cluster", "karpenter.sh/nodepool", "karpenter.sh/nodeclaim", "eks:eks-cluster-name")
+_RESERVED_TAGS = ("kubernetes.io/cluster", "karpenter.sh/nodepool", "karpenter.sh/nodeclaim", "eks:eks-cluster-name")
 _KUBELET = frozenset(
     {
         "clusterDNS",
@@ -45,96 +45,101 @@ _KUBELET = frozenset(
 )
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """A class's spec, what was left out of it or added, and why it cannot be used as it is."""
+class ConvertedClass(msgspec.Struct, frozen=True, kw_only=True):
+    """A class's spec, notes on fields dropped or added, and violations that prevent its use."""
 
     spec: Json
-    told: tuple[str, ...]
-    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
+    violations: tuple[str, ...]
 
 
 def node_class_of_template(
     spec: Mapping[str, Any], *, role: str | None, kubelet: Mapping[str, Any] | None = None
-) -> Made:
-    """Return the class. `role` stands in for an instance profile that the template does not name."""
-    made: Json = {field: spec[field] for field in _SAME if spec.get(field) is not None}
-    told: list[str] = []
-    mistakes: list[str] = []
-    if "associatePublicIpAddress" in spec:  # as its Go name has it
-        made["associatePublicIPAddress"] = spec["associatePublicIpAddress"]
-    _tags(made, told)
-    _images(spec, made, told, mistakes)
-    _selected(spec, made, mistakes)
-    _disks(spec, made, told)
-    if "instanceProfile" not in made:
+) -> ConvertedClass:
+    """Return the class. `role` replaces an instance profile that the template does not name."""
+    converted: Json = {field: spec[field] for field in _SAME if spec.get(field) is not None}
+    notes: list[str] = []
+    violations: list[str] = []
+    if "associatePublicIpAddress" in spec:  # spelling of its Go field
+        converted["associatePublicIPAddress"] = spec["associatePublicIpAddress"]
+    _tags(converted, notes)
+    _images(spec, converted, notes, violations)
+    _selectors(spec, converted, violations)
+    _disks(spec, converted, notes)
+    if "instanceProfile" not in converted:
         if role is None:
-            mistakes.append("names no instanceProfile, and a class needs that or a role: give --role")
+            violations.append("has no instanceProfile; a class needs one or a role: use --role")
         else:
-            made["role"] = role
+            converted["role"] = role
     if kubelet:
-        made["kubelet"] = {key: value for key, value in kubelet.items() if key in _KUBELET}
-        told += [f"kubeletConfiguration.{key}: no longer there, dropped" for key in sorted(kubelet.keys() - _KUBELET)]
+        converted["kubelet"] = {key: value for key, value in kubelet.items() if key in _KUBELET}
+        notes += [
+            f"kubeletConfiguration.{key}: no longer supported, dropped" for key in sorted(kubelet.keys() - _KUBELET)
+        ]
     if spec.get("launchTemplate"):
-        mistakes.append("spec.launchTemplate: classes take none; put its user data, disks and groups into the template")
+        violations.append(
+            "spec.launchTemplate: not supported by classes; move user data, disks and groups into the template"
+        )
     known = {*_SAME, *_CONVERTED, *_IGNORED, "launchTemplate", "associatePublicIpAddress"}
-    told += [f"spec.{field}: unknown, dropped" for field in sorted(spec.keys() - known)]
-    return Made(spec=made, told=tuple(told), mistakes=tuple(mistakes))
+    notes += [f"spec.{field}: unknown, dropped" for field in sorted(spec.keys() - known)]
+    return ConvertedClass(spec=converted, notes=tuple(notes), violations=tuple(violations))
 
 
-def _tags(made: Json, told: list[str]) -> None:
-    tags = made.pop("tags", {})
-    kept = {key: str(value) for key, value in tags.items() if not key.startswith(_TAGS_NOT_TO_SET)}
-    told += [f"spec.tags: {key} is Karpenter's own to set, dropped" for key in sorted(tags.keys() - kept.keys())]
+def _tags(converted: Json, notes: list[str]) -> None:
+    tags = converted.pop("tags", {})
+    kept = {key: str(value) for key, value in tags.items() if not key.startswith(_RESERVED_TAGS)}
+    notes += [f"spec.tags: {key} is set by Karpenter, dropped" for key in sorted(tags.keys() - kept.keys())]
     if kept:
-        made["tags"] = kept
+        converted["tags"] = kept
 
 
-def _images(spec: Mapping[str, Any], made: Json, told: list[str], mistakes: list[str]) -> None:
-    family = spec.get("amiFamily") or "AL2"  # the default that it was
+def _images(spec: Mapping[str, Any], converted: Json, notes: list[str], violations: list[str]) -> None:
+    family = spec.get("amiFamily") or "AL2"  # the old default
     if spec.get("amiSelector"):
         if family == "Ubuntu":
             family = "Custom"
-            told.append("spec.amiFamily: Ubuntu is no family any more, and Custom now: its user data is used as it is")
-        made["amiFamily"] = family
-        made["amiSelectorTerms"] = _terms(spec["amiSelector"], _image_term)
+            notes.append(
+                "spec.amiFamily: Ubuntu is no longer a family; converted to Custom, with its user data unchanged"
+            )
+        converted["amiFamily"] = family
+        converted["amiSelectorTerms"] = _terms(spec["amiSelector"], _image_term)
         return
     if family not in _ALIASES:
-        mistakes.append(f"spec.amiFamily: {family} without spec.amiSelector names no image; name one by amiSelector")
+        violations.append(f"spec.amiFamily: {family} requires spec.amiSelector")
         return
-    made["amiSelectorTerms"] = [{"alias": _ALIASES[family]}]
+    converted["amiSelectorTerms"] = [{"alias": _ALIASES[family]}]
     if "amiFamily" not in spec:
-        told.append("spec.amiFamily: AL2 was meant, and is said now")
+        notes.append("spec.amiFamily: AL2 was the default, now explicit")
     if family == "AL2":
-        told.append("spec.amiFamily: there are no images of AL2 from Kubernetes 1.33 on; see al2023@latest")
+        notes.append("spec.amiFamily: AL2 has no images from Kubernetes 1.33 on; see al2023@latest")
 
 
-def _selected(spec: Mapping[str, Any], made: Json, mistakes: list[str]) -> None:
+def _selectors(spec: Mapping[str, Any], converted: Json, violations: list[str]) -> None:
     for old, new, term in (
         ("subnetSelector", "subnetSelectorTerms", _tag_term),
         ("securityGroupSelector", "securityGroupSelectorTerms", _group_term),
     ):
         if spec.get(old):
-            made[new] = _terms(spec[old], term)
+            converted[new] = _terms(spec[old], term)
         else:
-            mistakes.append(f"spec.{old}: is needed; name tags or ids")
+            violations.append(f"spec.{old}: is required; name tags or ids")
 
 
-def _disks(spec: Mapping[str, Any], made: Json, told: list[str]) -> None:
+def _disks(spec: Mapping[str, Any], converted: Json, notes: list[str]) -> None:
     disks = []
     for number, disk in enumerate(spec.get("blockDeviceMappings") or ()):
         kept = {key: value for key, value in disk.items() if key != "virtualName"}
         if "virtualName" in disk:
-            told.append(f"spec.blockDeviceMappings[{number}].virtualName: no longer there, dropped")
+            notes.append(f"spec.blockDeviceMappings[{number}].virtualName: no longer supported, dropped")
         if kept.get("ebs") and kept["ebs"].get("volumeSize") is not None:
             kept["ebs"] = {**kept["ebs"], "volumeSize": str(kept["ebs"]["volumeSize"])}
         disks.append(kept)
     if disks:
-        made["blockDeviceMappings"] = disks
+        converted["blockDeviceMappings"] = disks
 
 
 def _terms(selector: Mapping[str, str], term: Callable[[dict[str, str]], Json]) -> list[Json]:
-    """A selector as terms. Its ids, between commas, each are one; the rest holds together, with each of the names that
-    stand between commas for itself."""
+    """Return a selector as terms: one per comma-separated id, else one per combination of comma-separated values."""
     wanted = {key: str(value) for key, value in selector.items()}
     ids = [value for key in ("aws-ids", "aws::ids") for value in _parts(wanted.pop(key, ""))]
     if ids:
@@ -142,7 +147,7 @@ def _terms(selector: Mapping[str, str], term: Callable[[dict[str, str]], Json]) 
     terms: list[dict[str, str]] = [{}]
     for key, value in wanted.items():
         terms = [{**term, key: part} for term in terms for part in (_parts(value) or ["*"])]
-    return [term(each) for each in terms]
+    return [term(tags) for tags in terms]
 
 
 def _parts(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the Karpenter driver is told: the settings under [karpenter], checked before anything is asked."""
+"""Settings of the Karpenter driver ([karpenter]), validated before any call."""
 
 from typing import Annotated, NamedTuple
 
@@ -7,11 +7,11 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
 
-WHO_CHOOSES = ("claims", "limits")
+MODES = ("claims", "limits")
 
 
 class NodeClass(NamedTuple):
-    """What a NodeClaim's machines are made from; its kind is that of Karpenter's cloud."""
+    """Node class of NodeClaims; its kind depends on Karpenter's cloud."""
 
     group: str
     kind: str
@@ -19,38 +19,38 @@ class NodeClass(NamedTuple):
 
 
 class KarpenterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What NodeClaims are made from, and what Karpenter's cloud sells."""
+    """How nodes are launched through Karpenter, and what its cloud offers."""
 
-    node_class: str | None = None  # group/Kind/name, as karpenter.k8s.aws/EC2NodeClass/gpu
-    offers_path: str | None = None  # JSON, what is sold: see `providers/karpenter/catalog.py`
-    # claims: we choose, a NodeClaim a node · limits: we write the limits of NodePools, and Karpenter makes the claims
+    node_class: str | None = None  # group/Kind/name, e.g. karpenter.k8s.aws/EC2NodeClass/gpu
+    offers_path: str | None = None  # JSON, the catalog of offers: see `providers/karpenter/catalog.py`
+    # claims: we create a NodeClaim per node · limits: we write limits of NodePools, and Karpenter creates the claims
     mode: str = "claims"
-    node_pools: tuple[str, ...] = ()  # of mode limits: whose limits are ours to write, one machine type each
-    # Wall time in which Karpenter is to make an instance, or to say why it does not. Its own limit is 300.
+    node_pools: tuple[str, ...] = ()  # with mode limits: pools whose limits we write, one machine type each
+    # Wall time for Karpenter to launch an instance or report a failure. Its own limit is 300.
     launch_seconds_max: Annotated[float, Meta(gt=0, le=300)] = 25.0
 
 
 def validate_options(options: KarpenterOptions) -> None:
-    """Raise ConfigError with every mistake at once."""
-    mistakes = []
-    if options.mode not in WHO_CHOOSES:
-        mistakes.append(f"karpenter.mode: {options.mode!r} is none of {', '.join(WHO_CHOOSES)}")
+    """Raise ConfigError with all violations."""
+    violations = []
+    if options.mode not in MODES:
+        violations.append(f"karpenter.mode: {options.mode!r} is not one of {', '.join(MODES)}")
     if options.mode == "limits" and not options.node_pools:
-        mistakes.append("karpenter.node_pools: is needed with mode limits; name the NodePools whose limits are ours")
+        violations.append("karpenter.node_pools: is required with mode limits; name NodePools whose limits we write")
     if options.mode == "claims" and options.node_pools:
-        mistakes.append("karpenter.node_pools: are of mode limits alone; with claims our nodes belong to no NodePool")
+        violations.append("karpenter.node_pools: requires mode limits; with claims our nodes have no NodePool")
     if options.node_class is None or len([part for part in options.node_class.split("/") if part]) != len(
         NodeClass._fields
     ):
-        said = "is needed" if options.node_class is None else f"{options.node_class!r} is not group/Kind/name"
-        mistakes.append(f"karpenter.node_class: {said}; e.g. karpenter.k8s.aws/EC2NodeClass/gpu")
+        problem = "is required" if options.node_class is None else f"{options.node_class!r} is not group/Kind/name"
+        violations.append(f"karpenter.node_class: {problem}; e.g. karpenter.k8s.aws/EC2NodeClass/gpu")
     if options.offers_path is None:
-        mistakes.append("karpenter.offers_path: is needed; name a file of what Karpenter's cloud sells, with prices")
-    if mistakes:
-        raise ConfigError("provider karpenter", mistakes)
+        violations.append("karpenter.offers_path: is required; name a file of the cloud's offers and prices")
+    if violations:
+        raise ConfigError("provider karpenter", violations)
 
 
 def node_class_of(options: KarpenterOptions) -> NodeClass:
-    """Return the class that `validate_options` has found to be well written."""
+    """Return the validated node class."""
     group, kind, name = str(options.node_class).split("/")
     return NodeClass(group, kind, name)

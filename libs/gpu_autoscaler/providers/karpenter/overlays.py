@@ -1,9 +1,9 @@
-"""NodeOverlays: what users say of prices and of extended resources, over what the cloud says. Does no IO.
+"""NodeOverlays: users' prices and extended resources, which override the cloud's.
 
-As Karpenter has it (sigs.k8s.io/karpenter v1.12.1, `pkg/controllers/nodeoverlay`, `cloudprovider.AdjustedPrice`; read
-2026-11-22): the heaviest first, of equal weight the name that is later in the alphabet. Who was first has its say, for
-each price and each resource apart; one that would say the same thing at the same weight is in conflict, and says
-nothing at all. A price holds for the offers that are meant, a resource for the whole type of any of them.
+As in Karpenter (sigs.k8s.io/karpenter v1.12.1, `pkg/controllers/nodeoverlay`, `cloudprovider.AdjustedPrice`; read
+2026-11-22): the highest weight comes first; with equal weight, the name later in the alphabet. The first overlay wins,
+for each price and resource separately; an overlay that would set the same value at the same weight is in conflict and
+has no effect. A price applies to the matching offers, a resource to the whole instance type of any of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,16 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, is_slice
-from gpu_autoscaler.providers.karpenter.catalog import Shelf
+from gpu_autoscaler.providers.karpenter.catalog import Catalog
 from gpu_autoscaler.providers.karpenter.wire import CAPACITY_TYPE, GROUP, NODE_POOL
+
+NO_POOL: Mapping[str, str | None] = {}
+
+log = structlog.get_logger()
 
 
 class Requirement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a label has to be."""
+    """Required value of a label."""
 
     key: str
     operator: str
@@ -34,7 +38,7 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverlaySpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What is said, and of what."""
+    """Requirements and the values that an overlay sets."""
 
     requirements: tuple[Requirement, ...] = ()
     price: str | None = None
@@ -44,31 +48,31 @@ class OverlaySpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def change(self) -> str | None:
-        """What becomes of the price; None: nothing."""
+        """The price or its adjustment; None: unchanged."""
         return self.price_adjustment if self.price is None else self.price
 
 
 class OverlayCondition(Condition, frozen=True, kw_only=True):
-    """A condition, and which generation of its object it is about."""
+    """A condition with the generation of its object."""
 
     observed_generation: int = 0
 
 
 class OverlayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What Karpenter says of it; nothing, where its feature gate is off."""
+    """Karpenter's verdict; empty if its feature gate is off."""
 
     conditions: tuple[OverlayCondition, ...] = ()
 
 
 class NodeOverlay(Object, frozen=True, kw_only=True):
-    """Somebody's word on offers."""
+    """An override of offers by a user."""
 
     spec: OverlaySpec = OverlaySpec()
     status: OverlayStatus = OverlayStatus()
 
     @property
     def is_refused(self) -> bool:
-        """True where Karpenter has found it to be invalid, or in conflict, as it is now."""
+        """Return whether Karpenter found the current generation invalid or in conflict."""
         return any(
             condition.type == "ValidationSucceeded"
             and condition.status == "False"
@@ -80,94 +84,94 @@ class NodeOverlay(Object, frozen=True, kw_only=True):
 OVERLAYS = Kind(plural="nodeoverlays", api=f"/apis/{GROUP}/v1alpha1", type=NodeOverlay)
 
 
-class Overlaid(msgspec.Struct, frozen=True, kw_only=True):
-    """Offers as overlays leave them, and overlays that say nothing, with why, by name."""
+class OverlaidOffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Offers with overlays applied, and reasons of ignored overlays by name."""
 
     offers: tuple[Offer, ...]
-    silent: Mapping[str, str]
+    ignored: Mapping[str, str]
 
 
-def overlaid(
+def apply_overlays(
     offers: Sequence[Offer],
     overlays: Iterable[NodeOverlay],
     labels_of: Mapping[str, Mapping[str, str]],
     pool: Mapping[str, str | None],
-) -> Overlaid:
-    """Return the offers under these overlays.
+) -> OverlaidOffers:
+    """Return the offers with these overlays applied.
 
-    `labels_of`: of instance types, as far as they are known beside type, zone and capacity type. `pool`: labels that
-    all nodes will have, None for one that none has. An overlay that asks for a label of which nothing is known is
-    silent where the rest of it does not decide: it might mean the offer, or not.
+    `labels_of`: known labels of instance types beside type, zone and capacity type. `pool`: labels of all nodes; None:
+    no node has the label. An overlay is ignored if its effect depends on a label about which nothing is known.
     """
-    table = _Table(offers)
-    silent: dict[str, str] = {}
+    table = _OverlayTable(offers)
+    ignored: dict[str, str] = {}
     for overlay in sorted(overlays, key=lambda overlay: (overlay.spec.weight, overlay.metadata.name), reverse=True):
         name, spec = overlay.metadata.name, overlay.spec
         if overlay.is_refused:
-            silent[name] = "Karpenter has refused it, see its conditions"
+            ignored[name] = "refused by Karpenter, see its conditions"
             continue
-        verdicts = {key: is_meant(spec, one, labels_of, pool) for key, one in table.on_sale.items()}
+        verdicts = {key: matches(spec, offer, labels_of, pool) for key, offer in table.offers.items()}
         if unknown := sorted({verdict for verdict in verdicts.values() if isinstance(verdict, str)}):
-            silent[name] = f"nothing is known of {', '.join(unknown)}; write it into `labels` of the types that have it"
+            ignored[name] = f"unknown labels {', '.join(unknown)}; add them to `labels` of the types that have them"
             continue
-        meant = [table.on_sale[key] for key, verdict in verdicts.items() if verdict is True]
-        if table.clashes(spec, meant):
-            silent[name] = "in conflict with another of the same weight"
+        matching = [table.offers[key] for key, verdict in verdicts.items() if verdict is True]
+        if table.clashes(spec, matching):
+            ignored[name] = "in conflict with another overlay of the same weight"
             continue
         try:
             capacity = _amounts(spec.capacity, name)
         except PermanentError as exc:
-            silent[name] = str(exc)
+            ignored[name] = str(exc)
             continue
-        table.price(overlay, meant)
-        table.give(spec, capacity, {one.instance_type for one in meant})
-    return Overlaid(offers=tuple(table.on_sale.values()), silent=silent)
+        table.set_price(overlay, matching)
+        table.set_resources(spec, capacity, {offer.instance_type for offer in matching})
+    return OverlaidOffers(offers=tuple(table.offers.values()), ignored=ignored)
 
 
-class _Table:
-    """What is on sale, and what was said of it so far."""
+class _OverlayTable:
+    """The offers, and which values were set so far."""
 
     def __init__(self, offers: Sequence[Offer]) -> None:
-        self.on_sale = {offer.key: offer for offer in offers}
-        self._price_weights: dict[str, int] = {}  # by offer: of who spoke last
-        self._last_words: dict[str, tuple[int, frozenset[str]]] = {}  # by type: weight and resources of who spoke last
-        self._given: dict[str, frozenset[str]] = {}  # by type: resources that somebody gave
+        self.offers = {offer.key: offer for offer in offers}
+        self._price_weights: dict[str, int] = {}  # by offer: weight of the last overlay that set a price
+        # by type: weight and resources of the last overlay that set some
+        self._last_resources: dict[str, tuple[int, frozenset[str]]] = {}
+        self._resources_set: dict[str, frozenset[str]] = {}  # by type: resources set so far
 
-    def clashes(self, spec: OverlaySpec, meant: Iterable[Offer]) -> bool:
-        """Return whether the same thing was said last at the same weight."""
-        for offer in meant:
+    def clashes(self, spec: OverlaySpec, matching: Iterable[Offer]) -> bool:
+        """Return whether another overlay of the same weight set the same value last."""
+        for offer in matching:
             if spec.change is not None and self._price_weights.get(offer.key) == spec.weight:
                 return True
-            weight, names = self._last_words.get(offer.instance_type, (0, frozenset()))
+            weight, names = self._last_resources.get(offer.instance_type, (0, frozenset()))
             if weight == spec.weight and names & spec.capacity.keys():
                 return True
         return False
 
-    def price(self, overlay: NodeOverlay, meant: Iterable[Offer]) -> None:
-        """Take its word for prices of which nobody has spoken."""
+    def set_price(self, overlay: NodeOverlay, matching: Iterable[Offer]) -> None:
+        """Set prices that no earlier overlay set."""
         change = overlay.spec.change
-        for offer in meant if change is not None else ():
+        for offer in matching if change is not None else ():
             if offer.key not in self._price_weights:
-                self.on_sale[offer.key] = _priced(offer, str(change), overlay.metadata.name)
+                self.offers[offer.key] = _with_price(offer, str(change), overlay.metadata.name)
             self._price_weights[offer.key] = overlay.spec.weight
 
-    def give(self, spec: OverlaySpec, capacity: Resources, types: Iterable[str]) -> None:
-        """Take its word for resources of which nobody has spoken."""
+    def set_resources(self, spec: OverlaySpec, capacity: Resources, types: Iterable[str]) -> None:
+        """Set resources that no earlier overlay set."""
         names = frozenset(spec.capacity)
-        for one in types if names else ():
-            new = names - self._given.get(one, frozenset())
-            for key, offer in self.on_sale.items():
-                if offer.instance_type == one:
-                    resources = _given(offer.resources, capacity, new)
-                    self.on_sale[key] = msgspec.structs.replace(offer, resources=resources)
-            self._given[one] = self._given.get(one, frozenset()) | names
-            self._last_words[one] = (spec.weight, names)
+        for instance_type in types if names else ():
+            new = names - self._resources_set.get(instance_type, frozenset())
+            for key, offer in self.offers.items():
+                if offer.instance_type == instance_type:
+                    resources = _with_resources(offer.resources, capacity, new)
+                    self.offers[key] = msgspec.structs.replace(offer, resources=resources)
+            self._resources_set[instance_type] = self._resources_set.get(instance_type, frozenset()) | names
+            self._last_resources[instance_type] = (spec.weight, names)
 
 
-def is_meant(
+def matches(
     spec: OverlaySpec, offer: Offer, labels_of: Mapping[str, Mapping[str, str]], pool: Mapping[str, str | None]
 ) -> bool | str:
-    """Return whether its requirements hold for the offer; the label that it hangs on where nothing is known of that."""
+    """Return whether its requirements match the offer; the name of a label if that is unknown."""
     of_offer = {
         labels.INSTANCE_TYPE: offer.instance_type,
         labels.ZONE: offer.zone,
@@ -182,7 +186,7 @@ def is_meant(
 
 
 def _holds(requirement: Requirement, value: str | None) -> bool:
-    """Return whether a label is as required; None: the node has no such label."""
+    """Return whether the label meets the requirement; None: the node lacks the label."""
     match requirement.operator:
         case "In":
             return value in requirement.values
@@ -199,8 +203,8 @@ def _holds(requirement: Requirement, value: str | None) -> bool:
     return by_operator.get(requirement.operator, False)
 
 
-def _priced(offer: Offer, change: str, name: str) -> Offer:
-    """Return it at the price that is said; an adjustment of a price that is not known leaves it so."""
+def _with_price(offer: Offer, change: str, name: str) -> Offer:
+    """Return the offer with the price; an adjustment of an unknown price has no effect."""
     before = offer.price_micro_usd_per_hour
     if not change.startswith(("+", "-")):
         price = Decimal(change) * MICRO_USD_PER_USD
@@ -216,13 +220,12 @@ def _priced(offer: Offer, change: str, name: str) -> Offer:
 
 
 def _amounts(capacity: Mapping[str, str | int], name: str) -> Resources:
-    """Return the extended resources that we count; Karpenter takes no others, and those of other kinds are nobody's
-    here. Raises PermanentError where a quantity is none."""
+    """Return the extended resources that we count; others are ignored. Raises PermanentError for invalid quantities."""
     ours = {key: str(value) for key, value in capacity.items() if key == GPU_RESOURCE or is_slice(key)}
     return amounts(ours, of=f"NodeOverlay {name}")
 
 
-def _given(before: Resources, capacity: Resources, names: frozenset[str]) -> Resources:
+def _with_resources(before: Resources, capacity: Resources, names: frozenset[str]) -> Resources:
     slices = dict(before.slices) | {key: count for key, count in capacity.slices if key in names}
     return msgspec.structs.replace(
         before,
@@ -231,40 +234,35 @@ def _given(before: Resources, capacity: Resources, names: frozenset[str]) -> Res
     )
 
 
-# Reads NodeOverlays where they are installed, and says which of them go unheard.
-
-NO_POOL: Mapping[str, str | None] = {}
-
-log = structlog.get_logger()
-
-
 class Overlays:
-    """The overlays of a cluster."""
+    """Reads the NodeOverlays of a cluster."""
 
     def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
-        self._told: dict[str | None, Mapping[str, str]] = {}  # by pool
+        self._logged: dict[str | None, Mapping[str, str]] = {}  # ignored overlays, by pool
 
-    async def over(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Sequence[Offer]:
-        """Return what the file sells, as the overlays leave it. Those that say nothing are told once; so is that we may
-        not read them. Raises TransientError: a price that may be another one is not told."""
+    async def apply_to(self, catalog: Catalog, pool: Mapping[str, str | None]) -> Sequence[Offer]:
+        """Return the catalog's offers with overlays applied; ignored overlays and missing permissions are logged once.
+
+        Raises TransientError: prices may be wrong without the overlays.
+        """
         try:
-            found = await self.look(shelf, pool)
+            found = await self.look(catalog, pool)
         except PermanentError as exc:
-            found = Overlaid(offers=shelf.offers(), silent={"all of them": str(exc)})
+            found = OverlaidOffers(offers=catalog.offers(), ignored={"all of them": str(exc)})
         name_of_pool = pool.get(NODE_POOL)
-        if found.silent != self._told.get(name_of_pool, {}):
-            for name, why in found.silent.items():
-                log.warning("node overlay not heeded", node_overlay=name, reason=why)
-            self._told[name_of_pool] = found.silent
+        if found.ignored != self._logged.get(name_of_pool, {}):
+            for name, why in found.ignored.items():
+                log.warning("node overlay ignored", node_overlay=name, reason=why)
+            self._logged[name_of_pool] = found.ignored
         return found.offers
 
-    async def look(self, shelf: Shelf, pool: Mapping[str, str | None]) -> Overlaid:
-        """Return the same, and what goes unheard. Raises PermanentError without the right, TransientError."""
-        return overlaid(shelf.offers(), await self.read(), shelf.labels(), pool)
+    async def look(self, catalog: Catalog, pool: Mapping[str, str | None]) -> OverlaidOffers:
+        """Return the same with ignored overlays. Raises PermanentError without permission, TransientError."""
+        return apply_overlays(catalog.offers(), await self.read(), catalog.labels(), pool)
 
     async def read(self) -> Sequence[NodeOverlay]:
-        """Return all of them; none where they are not installed. Raises PermanentError, TransientError."""
+        """Return all overlays; none if the kind is not installed. Raises PermanentError, TransientError."""
         found: list[NodeOverlay] = []
         query: dict[str, str] = {}
         while True:

@@ -1,4 +1,4 @@
-"""Orders as NodeClaims, NodeClaims as instances, and what Karpenter says of a launch as refusals.
+"""Orders as NodeClaims, NodeClaims as instances, and Karpenter's launch errors as refusals.
 
 Sources: sigs.k8s.io/karpenter v1.12.1, `pkg/apis/v1/nodeclaim.go` and `pkg/controllers/nodeclaim/lifecycle`;
 karpenter-provider-aws, `pkg/errors/errors.go` (read 2026-11-22).
@@ -30,16 +30,16 @@ from gpu_autoscaler.providers.karpenter.wire import (
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.providers.tokens import idempotency_token
 
-# On claims: what was ordered and agreed. An offer's key has slashes, so it is no label.
+# On claims: offer and agreed price. An offer's key has slashes, so it cannot be a label.
 OFFER = f"{labels.PREFIX}/offer"
 PRICE = f"{labels.PREFIX}/price-micro-usd-per-hour"
-# Holds the claim for an hour after its instance has ended, or until its refusal is read: a used token never buys again.
-HELD = f"{labels.PREFIX}/node-claim"
-# Karpenter keeps these to itself, or sets them by what it makes.
-_NOT_OURS_TO_SET = (f"{GROUP}/", labels.HOSTNAME)
+# Holds the claim for an hour after its instance ended, or until its refusal is read: a used token never launches again.
+FINALIZER = f"{labels.PREFIX}/node-claim"
+# Reserved for Karpenter, or set by it.
+_KARPENTER_LABELS = (f"{GROUP}/", labels.HOSTNAME)
 
-# What clouds say when they do not make an instance, in whichever sentence of Karpenter's it stands.
-_WORDS: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
+# Error codes of clouds, in whatever sentence of Karpenter's they appear.
+_KNOWN_CODES: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "InsufficientInstanceCapacity": ("capacity", "offer"),
     "InsufficientHostCapacity": ("capacity", "offer"),
     "ReservationCapacityExceeded": ("capacity", "offer"),
@@ -53,61 +53,66 @@ _WORDS: Mapping[str, tuple[RefusalKind, RefusalScope]] = {
     "AccessDenied": ("permission", "region"),
     "AuthFailure": ("permission", "region"),
 }
-KNOWN_WORDS = tuple(_WORDS)
-_WORD = re.compile(rf"\b({'|'.join(_WORDS)})")
-# On claims, and Karpenter's word: when it stops waiting for pods and volumes of a node that it ends.
+KNOWN_CODES = tuple(_KNOWN_CODES)
+_CODE = re.compile(rf"\b({'|'.join(_KNOWN_CODES)})")
+# On claims, defined by Karpenter: when it stops waiting for pods and volumes of a node being terminated.
 ENDS_AT = f"{GROUP}/nodeclaim-termination-timestamp"
-INSUFFICIENT, NOT_READY = "InsufficientCapacityError", "NodeClassNotReady"  # Karpenter's own words
+INSUFFICIENT, NOT_READY = "InsufficientCapacityError", "NodeClassNotReady"  # Karpenter's own reasons
 _RETRIED_BY_KARPENTER = re.compile(
     r"RequestLimitExceeded|Throttl|timeout|deadline exceeded|connection re", re.IGNORECASE
 )
 
 
 def name_of(order: Order) -> str:
-    """The claim's name: the same order, the same claim, so that a second one cannot be made."""
+    """Return the claim's name: one per order, so that a second claim cannot be created."""
     return f"gpu-autoscaler-{idempotency_token(order.installation, order.action_id)}"
 
 
 def claim_of(order: Order, node_class: NodeClass, gpu_count: int | None = None) -> dict[str, Any]:
-    """Return the order as a NodeClaim that leaves Karpenter no choice. `gpu_count`: of the type as its cloud has it,
-    where the offer says what a NodeOverlay makes of it; Karpenter applies none to a claim of no NodePool.
+    """Return the order as a NodeClaim that leaves Karpenter no choice.
 
-    It carries no `karpenter.sh/do-not-disrupt`: what belongs to no NodePool is not consolidated, and the mark would
-    keep ourselves from the node, as a user's would.
+    `gpu_count`: of the instance type without NodeOverlays, which Karpenter does not apply to claims without NodePool.
+    The claim has no `karpenter.sh/do-not-disrupt`: without NodePool it is not consolidated anyway, and the annotation
+    would protect the node from us as well.
     """
     offer = order.offer
-    marks = {key: value for key, value in order.labels if not key.startswith(_NOT_OURS_TO_SET)}
-    marks |= {
+    claim_labels = {key: value for key, value in order.labels if not key.startswith(_KARPENTER_LABELS)}
+    claim_labels |= {
         labels.INSTALLATION: order.installation,
         labels.ACTION_ID: order.action_id,
         labels.POOL: order.pool,
     }
     if offer.gpu_model is not None:
-        marks.setdefault(labels.GPU_MODEL, offer.gpu_model)
-    notes = {OFFER: offer.key}
+        claim_labels.setdefault(labels.GPU_MODEL, offer.gpu_model)
+    annotations = {OFFER: offer.key}
     if offer.price_micro_usd_per_hour is not None:
-        notes[PRICE] = str(offer.price_micro_usd_per_hour)
-    wanted = (
+        annotations[PRICE] = str(offer.price_micro_usd_per_hour)
+    requirements = (
         (labels.INSTANCE_TYPE, offer.instance_type),
         (labels.ZONE, offer.zone),
         (CAPACITY_TYPE, offer.capacity_type.value),
     )
-    # Not what pods get of it: Karpenter would compare that with its own estimate. GPUs, so that it waits for them;
-    # but not where they come as slices, under other names.
+    # Only GPUs, so that Karpenter waits for them, unless they are shared under other resource names. CPU and memory
+    # would be compared with Karpenter's own estimate.
     is_cut = any(key in (labels.MIG_CONFIG, labels.DEVICE_PLUGIN_CONFIG) for key, _ in order.labels)
     gpu_count = offer.resources.gpu_count if gpu_count is None else gpu_count
-    asked = {GPU_RESOURCE: str(gpu_count)} if gpu_count and not is_cut else {}
+    requests = {GPU_RESOURCE: str(gpu_count)} if gpu_count and not is_cut else {}
     return {
         "apiVersion": API_VERSION,
         "kind": "NodeClaim",
-        "metadata": {"name": name_of(order), "labels": marks, "annotations": notes, "finalizers": [HELD]},
+        "metadata": {
+            "name": name_of(order),
+            "labels": claim_labels,
+            "annotations": annotations,
+            "finalizers": [FINALIZER],
+        },
         "spec": {
             "nodeClassRef": node_class._asdict(),
-            "requirements": [{"key": key, "operator": "In", "values": [value]} for key, value in wanted],
-            "resources": {"requests": asked},
+            "requirements": [{"key": key, "operator": "In", "values": [value]} for key, value in requirements],
+            "resources": {"requests": requests},
             "taints": [_taint(taint) for taint in order.taints if not is_startup(taint)],
             "startupTaints": [_taint(taint) for taint in order.taints if is_startup(taint)],
-            "expireAfter": "Never",  # how old a node may be is the policy's to say
+            "expireAfter": "Never",  # the policy decides about node age
         },
     }
 
@@ -117,7 +122,7 @@ def _taint(taint: Taint) -> dict[str, str]:
 
 
 def instance_of(claim: NodeClaim) -> Instance:
-    """Return what a claim that has its instance tells of it."""
+    """Return the instance of a launched claim."""
     instance_type, zone, capacity_type = offer_of(claim)
     state = state_of(claim)
     price = claim.metadata.annotations.get(PRICE, "")
@@ -136,25 +141,25 @@ def instance_of(claim: NodeClaim) -> Instance:
 
 
 def offer_of(claim: NodeClaim) -> tuple[str, str, str]:
-    """Return type, zone and capacity type that were ordered, as they stand in the claim's labels or its notes."""
+    """Return instance type, zone and capacity type, from the claim's labels or its annotation."""
     instance_type, zone, capacity_type = claim.metadata.annotations.get(OFFER, "//").split("/")
-    told = claim.metadata.labels
+    claim_labels = claim.metadata.labels
     return (
-        told.get(labels.INSTANCE_TYPE, instance_type),
-        told.get(labels.ZONE, zone),
-        told.get(CAPACITY_TYPE, capacity_type or CapacityType.ON_DEMAND.value),
+        claim_labels.get(labels.INSTANCE_TYPE, instance_type),
+        claim_labels.get(labels.ZONE, zone),
+        claim_labels.get(CAPACITY_TYPE, capacity_type or CapacityType.ON_DEMAND.value),
     )
 
 
 def state_of(claim: NodeClaim) -> InstanceState:
-    """Return the state of its instance: Karpenter takes its finalizer away when that is gone, and not before."""
+    """Return the state of the instance: Karpenter removes its finalizer only when the instance is gone."""
     if claim.metadata.deletion_timestamp is not None:
         return "terminating" if KARPENTER_FINALIZER in claim.metadata.finalizers else "terminated"
     return "running" if claim.has(REGISTERED) else "pending"
 
 
 def ended_at(claim: NodeClaim) -> datetime:
-    """Return when the instance was told to end: the last instant that its cloud can ask money for is not later."""
+    """Return when the instance's termination began; its cloud bills at most until then."""
     return max(
         claim.metadata.deletion_timestamp or claim.created_at,
         _since(claim, INSTANCE_TERMINATING) or claim.created_at,
@@ -162,17 +167,17 @@ def ended_at(claim: NodeClaim) -> datetime:
 
 
 def is_ended_by_us(claim: NodeClaim) -> bool:
-    """True for a claim that we deleted, and did not find deleted."""
+    """Return whether we deleted the claim."""
     return ENDS_AT in claim.metadata.annotations
 
 
 def _since(claim: NodeClaim, name: str) -> datetime | None:
-    found = claim.condition(name)
-    return found.last_transition_time if found is not None and found.status == "True" else None
+    condition = claim.condition(name)
+    return condition.last_transition_time if condition is not None and condition.status == "True" else None
 
 
 def failure_of(claim: NodeClaim) -> tuple[str, str] | None:
-    """Return reason and message of a launch that failed and that another try of Karpenter's does not mend by itself."""
+    """Return reason and message of a failed launch that Karpenter does not retry by itself."""
     launched = claim.condition(LAUNCHED)
     if launched is None or launched.status == "True" or launched.reason in ("", LAUNCHED, "AwaitingReconciliation"):
         return None
@@ -182,22 +187,21 @@ def failure_of(claim: NodeClaim) -> tuple[str, str] | None:
 
 
 def refused(claim_name: str, reason: str, message: str) -> LaunchRefused:
-    """Return the refusal that Karpenter's words amount to; what it says of no word that is known, somebody has to see
-    to."""
-    word = _WORD.search(f"{reason} {message}")
+    """Return the refusal for Karpenter's error; an unknown one is a configuration error."""
+    code_match = _CODE.search(f"{reason} {message}")
     kind: RefusalKind
     scope: RefusalScope
-    if word is not None:
-        kind, scope = _WORDS[word[1]]
+    if code_match is not None:
+        kind, scope = _KNOWN_CODES[code_match[1]]
     else:
         kind, scope = ("capacity" if reason == INSUFFICIENT else "configuration"), "offer"
-    code = word[1] if word is not None else reason
+    code = code_match[1] if code_match is not None else reason
     return LaunchRefused(f"NodeClaim {claim_name}: {reason}: {code}: {message}", code=code, kind=kind, scope=scope)
 
 
-def unwanted(exc: PermanentError) -> LaunchRefused:
-    """Return the API server's refusal of a claim: the right is missing, or its definition does not take a field."""
-    is_right = re.search(r": 403\b", str(exc)) is not None  # as `kube/api_errors.py` words it
-    kind: RefusalKind = "permission" if is_right else "configuration"
-    code = "Forbidden" if is_right else "Invalid"
+def rejected(exc: PermanentError) -> LaunchRefused:
+    """Return the API server's refusal of a claim: missing permission, or a field that its definition rejects."""
+    is_forbidden = re.search(r": 403\b", str(exc)) is not None  # wording of `kube/api_errors.py`
+    kind: RefusalKind = "permission" if is_forbidden else "configuration"
+    code = "Forbidden" if is_forbidden else "Invalid"
     return LaunchRefused(f"{code}: {exc}", code=code, kind=kind, scope="region")

@@ -1,9 +1,8 @@
-"""Karpenter's kinds of before v1 (Provisioner, AWSNodeTemplate) as those of today; they are never written.
+"""Conversion of Karpenter's kinds before v1 (Provisioner, AWSNodeTemplate) to current ones.
 
-What the new kinds have no word for is told, field by field; what they cannot do without is a mistake, and nothing is
-converted. Sources: karpenter-core `pkg/apis/v1alpha5/provisioner.go`; karpenter-provider-aws `pkg/apis/v1alpha1`, and
-`pkg/apis/v1alpha5` for defaults; the definitions of karpenter v1.12.1 and karpenter-provider-aws v1.6.3 (read
-2026-11-22).
+Fields without a counterpart are noted; missing required fields are violations, and nothing is converted. Sources:
+karpenter-core `pkg/apis/v1alpha5/provisioner.go`; karpenter-provider-aws `pkg/apis/v1alpha1`, and `pkg/apis/v1alpha5`
+for defaults; the definitions of karpenter v1.12.1 and karpenter-provider-aws v1.6.3 (read 2026-11-22).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,52 +15,51 @@ from gpu_autoscaler.model.labels import KARPENTER_DO_NOT_DISRUPT
 from gpu_autoscaler.providers.karpenter.node_class import node_class_of_template
 from gpu_autoscaler.providers.karpenter.wire import API_VERSION
 
-# The form of Karpenter's kinds of before v1: what a server of that time would have taken. Read by
-# `old_kinds.py`. Only what is read is described; what is not is told as unknown. Sources: as there.
+# Schemas of the old kinds, limited to the fields that are converted; other fields are noted as unknown.
 
 Quantity = str | int | float
 
 
-class _Form(msgspec.Struct, kw_only=True, rename="camel"):
-    """Base of all forms."""
+class _Schema(msgspec.Struct, kw_only=True, rename="camel"):
+    """Base of all schemas."""
 
 
-class Named(_Form):
-    """What names another object, or itself."""
+class Named(_Schema):
+    """Reference to another object, or metadata."""
 
     name: str | None = None
 
 
-class _Requirement(_Form):
+class _Requirement(_Schema):
     key: str
     operator: str
     values: list[str] = []
 
 
-class _Taint(_Form):
+class _Taint(_Schema):
     key: str
     effect: str
     value: str | None = None
 
 
-class _Limits(_Form):
+class _Limits(_Schema):
     resources: dict[str, Quantity] | None = None
 
 
-class _Consolidation(_Form):
+class _Consolidation(_Schema):
     enabled: bool | None = None
 
 
-class _Volume(_Form):
+class _Volume(_Schema):
     volume_size: Quantity | None = None
 
 
-class _Disk(_Form):
+class _Disk(_Schema):
     ebs: _Volume | None = None
 
 
-class Template(_Form):
-    """The spec of an AWSNodeTemplate, or what stood in a Provisioner in its place."""
+class Template(_Schema):
+    """Spec of an AWSNodeTemplate, or of the template within a Provisioner."""
 
     ami_family: str | None = None
     ami_selector: dict[str, str] | None = None
@@ -77,8 +75,8 @@ class Template(_Form):
     block_device_mappings: list[_Disk] | None = None
 
 
-class Provisioner(_Form):
-    """The spec of a Provisioner."""
+class Provisioner(_Schema):
+    """Spec of a Provisioner."""
 
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
@@ -95,8 +93,8 @@ class Provisioner(_Form):
     consolidation: _Consolidation | None = None
 
 
-class Document(_Form):
-    """Any object of Kubernetes."""
+class Document(_Schema):
+    """Any Kubernetes object."""
 
     kind: str
     api_version: str
@@ -111,14 +109,14 @@ class _OfTemplate(Document):
     spec: Template = msgspec.field(default_factory=Template)
 
 
-FORMS: dict[str, type[Document]] = {"Provisioner": _OfProvisioner, "AWSNodeTemplate": _OfTemplate}
+SCHEMAS: dict[str, type[Document]] = {"Provisioner": _OfProvisioner, "AWSNodeTemplate": _OfTemplate}
 
 
 def checked(document: Any) -> Document:  # noqa: ANN401 - YAML
-    """Return the object, by its kind's form where that is an old one. Raises PermanentError with the place."""
+    """Return the object, validated by the schema of an old kind. Raises PermanentError with the place."""
     try:
         found = msgspec.convert(document, Document)
-        return msgspec.convert(document, FORMS.get(found.kind, Document))
+        return msgspec.convert(document, SCHEMAS.get(found.kind, Document))
     except msgspec.ValidationError as exc:
         kind = document.get("kind") if isinstance(document, dict) else None
         raise PermanentError(f"{kind or 'an object'}: {exc}") from exc
@@ -127,7 +125,7 @@ def checked(document: Any) -> Document:  # noqa: ANN401 - YAML
 Json = dict[str, Any]
 
 PROVISIONER, TEMPLATE = "Provisioner", "AWSNodeTemplate"
-_OLD = {PROVISIONER: ("karpenter.sh/v1alpha5",), TEMPLATE: ("karpenter.k8s.aws/v1alpha1",)}
+_OLD_VERSIONS = {PROVISIONER: ("karpenter.sh/v1alpha5",), TEMPLATE: ("karpenter.k8s.aws/v1alpha1",)}
 _NODE_CLASS = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass"}
 _RENAMED = {
     "karpenter.sh/provisioner-name": "karpenter.sh/nodepool",
@@ -139,17 +137,17 @@ _RENAMED = {
     "karpenter.sh/do-not-consolidate": KARPENTER_DO_NOT_DISRUPT,
     "karpenter.sh/do-not-evict": KARPENTER_DO_NOT_DISRUPT,
 }
-# What a Provisioner without a word about it meant; a NodePool means anything.
-_MEANT = (
+# Defaults of a Provisioner; a NodePool without the requirement allows anything.
+_DEFAULTS = (
     ("kubernetes.io/os", "In", ("linux",)),
     ("kubernetes.io/arch", "In", ("amd64",)),
     ("karpenter.sh/capacity-type", "In", ("on-demand",)),
 )
-_MEANT_WITHOUT_TYPES = (
+_DEFAULTS_WITHOUT_TYPES = (
     ("karpenter.k8s.aws/instance-category", "In", ("c", "m", "r")),
     ("karpenter.k8s.aws/instance-generation", "Gt", ("2",)),
 )
-_SAYS_TYPES = frozenset(
+_TYPE_LABELS = frozenset(
     {
         "node.kubernetes.io/instance-type",
         "karpenter.k8s.aws/instance-family",
@@ -177,93 +175,97 @@ _PROVISIONER_FIELDS = frozenset(
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """The new objects, and what is to be known of each: (object, sentence)."""
+    """The new objects, and notes as (object, sentence)."""
 
     objects: tuple[Json, ...]
     notes: tuple[tuple[str, str], ...]
 
 
 class _Notes:
-    """What is told and what is wrong, as it is found."""
+    """Notes and violations found so far."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.mistakes: list[str] = []
+        self.entries: list[tuple[str, str]] = []
+        self.violations: list[str] = []
 
 
-def converted(documents: Sequence[Any], *, role: str | None = None, source: str = "convert karpenter") -> Converted:
-    """Return each Provisioner as a NodePool and each AWSNodeTemplate as an EC2NodeClass; other objects are left out.
+def convert_documents(
+    documents: Sequence[Any], *, role: str | None = None, source: str = "convert karpenter"
+) -> Converted:
+    """Return each Provisioner as a NodePool and each AWSNodeTemplate as an EC2NodeClass; other objects are omitted.
 
-    `role`: the IAM role of nodes, for templates that name no instance profile. Raises ConfigError with every mistake.
+    `role`: IAM role of nodes, for templates without an instance profile. Raises ConfigError with all violations.
     """
     notes = _Notes()
     objects: list[Json] = []
     forms = [_form(document, notes) for document in documents]
-    if notes.mistakes:
-        raise ConfigError(source, notes.mistakes)
+    if notes.violations:
+        raise ConfigError(source, notes.violations)
     kubelets = _kubelets(documents, notes)
     for document, form in zip(documents, filter(None, forms), strict=True):
         kind, version, name = form.kind, form.api_version, form.metadata.name or ""
-        what = f"{kind}/{name}"
-        if kind not in _OLD:
-            notes.told.append((what, f"is none of {', '.join(_OLD)}: left out"))
-        elif version not in _OLD[kind]:
-            notes.mistakes.append(f"{what}: {version} is not {' or '.join(_OLD[kind])}")
+        subject = f"{kind}/{name}"
+        if kind not in _OLD_VERSIONS:
+            notes.entries.append((subject, f"is not one of {', '.join(_OLD_VERSIONS)}: omitted"))
+        elif version not in _OLD_VERSIONS[kind]:
+            notes.violations.append(f"{subject}: {version} is not {' or '.join(_OLD_VERSIONS[kind])}")
         elif not name:
-            notes.mistakes.append(f"{what}: has no metadata.name")
+            notes.violations.append(f"{subject}: has no metadata.name")
         elif kind == PROVISIONER:
-            objects += _of_provisioner(name, document.get("spec") or {}, role, notes)
+            objects += _convert_provisioner(name, document.get("spec") or {}, role, notes)
         else:
-            objects.append(_class(name, document.get("spec") or {}, role, kubelets.get(name), what, notes))
-    if not objects and not notes.mistakes:
-        notes.mistakes.append(f"there is neither {' nor '.join(_OLD)} in it")
-    if notes.mistakes:
-        raise ConfigError(source, notes.mistakes)
-    return Converted(objects=tuple(objects), notes=tuple(notes.told))
+            objects.append(
+                _convert_template(name, document.get("spec") or {}, role, kubelets.get(name), subject, notes)
+            )
+    if not objects and not notes.violations:
+        notes.violations.append(f"contains neither {' nor '.join(_OLD_VERSIONS)}")
+    if notes.violations:
+        raise ConfigError(source, notes.violations)
+    return Converted(objects=tuple(objects), notes=tuple(notes.entries))
 
 
 def _form(document: Json, notes: _Notes) -> Document | None:
-    """What a server of that time would have taken; None, and a mistake, for anything else."""
+    """Return the validated object; None and a violation if it is invalid."""
     try:
         return checked(document)
     except PermanentError as exc:
-        notes.mistakes.append(str(exc))
+        notes.violations.append(str(exc))
         return None
 
 
-def _of_provisioner(name: str, spec: Mapping[str, Any], role: str | None, notes: _Notes) -> list[Json]:
-    what = f"{PROVISIONER}/{name}"
+def _convert_provisioner(name: str, spec: Mapping[str, Any], role: str | None, notes: _Notes) -> list[Json]:
+    subject = f"{PROVISIONER}/{name}"
     for field in sorted(spec.keys() - _PROVISIONER_FIELDS):
-        notes.told.append((what, f"spec.{field}: unknown, dropped"))
+        notes.entries.append((subject, f"spec.{field}: unknown, dropped"))
     reference = (spec.get("providerRef") or {}).get("name")
-    made: list[Json] = []
+    objects: list[Json] = []
     if reference is None and spec.get("provider"):
         reference = name
-        notes.told.append((what, f"spec.provider: what stood in it is EC2NodeClass/{name} now"))
+        notes.entries.append((subject, f"spec.provider: converted to EC2NodeClass/{name}"))
         kubelet = spec.get("kubeletConfiguration")
-        made.append(_class(name, spec["provider"], role, kubelet, f"{what}: spec.provider", notes))
+        objects.append(_convert_template(name, spec["provider"], role, kubelet, f"{subject}: spec.provider", notes))
     if reference is None:
-        notes.mistakes.append(f"{what}: neither spec.providerRef nor spec.provider says what its nodes are made from")
+        notes.violations.append(f"{subject}: has neither spec.providerRef nor spec.provider")
         return []
-    return [*made, _node_pool(name, spec, str(reference), what, notes)]
+    return [*objects, _node_pool(name, spec, str(reference), subject, notes)]
 
 
-def _node_pool(name: str, spec: Mapping[str, Any], reference: str, what: str, notes: _Notes) -> Json:
+def _node_pool(name: str, spec: Mapping[str, Any], reference: str, subject: str, notes: _Notes) -> Json:
     metadata = {
-        field: {_renamed(key, f"spec.{field}", what, notes): str(value) for key, value in spec[field].items()}
+        field: {_renamed(key, f"spec.{field}", subject, notes): str(value) for key, value in spec[field].items()}
         for field in ("labels", "annotations")
         if spec.get(field)
     }
     until_expired = spec.get("ttlSecondsUntilExpired")
     template: Json = {
         "nodeClassRef": {**_NODE_CLASS, "name": reference},
-        "requirements": _requirements(spec.get("requirements") or (), metadata.get("labels", {}), what, notes),
+        "requirements": _requirements(spec.get("requirements") or (), metadata.get("labels", {}), subject, notes),
         "expireAfter": "Never" if until_expired is None else f"{until_expired}s",
         **{field: spec[field] for field in ("taints", "startupTaints") if spec.get(field)},
     }
     pool: Json = {
         "template": {**({"metadata": metadata} if metadata else {}), "spec": template},
-        "disruption": _disruption(spec, what, notes),
+        "disruption": _disruption(spec, subject, notes),
     }
     limits = (spec.get("limits") or {}).get("resources")
     if limits:
@@ -274,33 +276,33 @@ def _node_pool(name: str, spec: Mapping[str, Any], reference: str, what: str, no
 
 
 def _requirements(
-    given: Sequence[Mapping[str, Any]], said_by_labels: Mapping[str, str], what: str, notes: _Notes
+    old_requirements: Sequence[Mapping[str, Any]], node_labels: Mapping[str, str], subject: str, notes: _Notes
 ) -> list[Json]:
-    found = []
-    for one in given:
-        key = _renamed(str(one["key"]), "spec.requirements", what, notes)
-        values = {"values": [str(value) for value in one["values"]]} if one.get("values") else {}
-        found.append({"key": key, "operator": one["operator"], **values})
-    said = {one["key"] for one in found} | set(said_by_labels)
-    meant = _MEANT if said & _SAYS_TYPES else (*_MEANT, *_MEANT_WITHOUT_TYPES)
-    for key, operator, wanted in meant:
-        if key not in said:
-            found.append({"key": key, "operator": operator, "values": list(wanted)})
-            notes.told.append(
-                (what, f"spec.requirements: {key} {operator} {', '.join(wanted)} was meant, and is said now")
+    requirements = []
+    for requirement in old_requirements:
+        key = _renamed(str(requirement["key"]), "spec.requirements", subject, notes)
+        values = {"values": [str(value) for value in requirement["values"]]} if requirement.get("values") else {}
+        requirements.append({"key": key, "operator": requirement["operator"], **values})
+    known_keys = {requirement["key"] for requirement in requirements} | set(node_labels)
+    defaults = _DEFAULTS if known_keys & _TYPE_LABELS else (*_DEFAULTS, *_DEFAULTS_WITHOUT_TYPES)
+    for key, operator, default_values in defaults:
+        if key not in known_keys:
+            requirements.append({"key": key, "operator": operator, "values": list(default_values)})
+            notes.entries.append(
+                (subject, f"spec.requirements: default {key} {operator} {', '.join(default_values)} is now explicit")
             )
-    return found
+    return requirements
 
 
-def _disruption(spec: Mapping[str, Any], what: str, notes: _Notes) -> Json:
+def _disruption(spec: Mapping[str, Any], subject: str, notes: _Notes) -> Json:
     after_empty = spec.get("ttlSecondsAfterEmpty")
     is_consolidated = bool((spec.get("consolidation") or {}).get("enabled"))
     if after_empty is not None and is_consolidated:
-        notes.mistakes.append(
-            f"{what}: spec.ttlSecondsAfterEmpty and spec.consolidation contradict each other; keep one"
+        notes.violations.append(
+            f"{subject}: spec.ttlSecondsAfterEmpty and spec.consolidation contradict each other; keep one"
         )
-    notes.told.append(
-        (what, "spec.disruption.budgets: not set, so that Karpenter's own limit of a tenth of the nodes holds")
+    notes.entries.append(
+        (subject, "spec.disruption.budgets: not set; Karpenter's default of 10 % of the nodes applies")
     )
     if is_consolidated:
         return {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
@@ -310,10 +312,10 @@ def _disruption(spec: Mapping[str, Any], what: str, notes: _Notes) -> Json:
     }
 
 
-def _renamed(key: str, where: str, what: str, notes: _Notes) -> str:
+def _renamed(key: str, where: str, subject: str, notes: _Notes) -> str:
     new = _RENAMED.get(key, key)
     if new != key:
-        notes.told.append((what, f"{where}: {key} is {new} now"))
+        notes.entries.append((subject, f"{where}: {key} is now {new}"))
     return new
 
 
@@ -321,37 +323,37 @@ def _renamed(key: str, where: str, what: str, notes: _Notes) -> str:
 
 
 def _kubelets(documents: Sequence[Json], notes: _Notes) -> dict[str, Json]:
-    """The kubelet's settings stand with the class now: by the template that a Provisioner names."""
-    found: dict[str, Json] = {}
+    """Return kubelet settings, which are now part of the class, by the template that a Provisioner names."""
+    kubelets: dict[str, Json] = {}
     for document in documents:
         spec = document.get("spec") or {}
         settings = spec.get("kubeletConfiguration")
         reference = (spec.get("providerRef") or {}).get("name")
         if document.get("kind") != PROVISIONER or not settings or reference is None:
             continue
-        what = f"{PROVISIONER}/{(document.get('metadata') or {}).get('name', '')}"
-        if found.setdefault(reference, settings) != settings:
-            notes.mistakes.append(
-                f"{what}: spec.kubeletConfiguration differs from that of another Provisioner of {TEMPLATE}/{reference};"
-                " it stands with the class now, so give each a template of its own"
+        subject = f"{PROVISIONER}/{(document.get('metadata') or {}).get('name', '')}"
+        if kubelets.setdefault(reference, settings) != settings:
+            notes.violations.append(
+                f"{subject}: spec.kubeletConfiguration differs from another Provisioner's of"
+                f" {TEMPLATE}/{reference}; it is part of the class now, so use a template for each"
             )
         names = {
             (document.get("metadata") or {}).get("name") for document in documents if document.get("kind") == TEMPLATE
         }
-        where = "spec.kubelet" if reference in names else "nowhere, as that is not in this file: add it by hand"
-        notes.told.append((what, f"spec.kubeletConfiguration: stands with EC2NodeClass/{reference} now ({where})"))
-    return found
+        where = "spec.kubelet" if reference in names else "not converted, as the template is not in this file: add it"
+        notes.entries.append((subject, f"spec.kubeletConfiguration: now part of EC2NodeClass/{reference} ({where})"))
+    return kubelets
 
 
-def _class(
-    name: str, spec: Mapping[str, Any], role: str | None, kubelet: Mapping[str, Any] | None, what: str, notes: _Notes
+def _convert_template(
+    name: str, spec: Mapping[str, Any], role: str | None, kubelet: Mapping[str, Any] | None, subject: str, notes: _Notes
 ) -> Json:
-    made = node_class_of_template(spec, role=role, kubelet=kubelet)
-    notes.told += [(what, told) for told in made.told]
-    notes.mistakes += [f"{what}: {mistake}" for mistake in made.mistakes]
+    converted = node_class_of_template(spec, role=role, kubelet=kubelet)
+    notes.entries += [(subject, note) for note in converted.notes]
+    notes.violations += [f"{subject}: {violation}" for violation in converted.violations]
     return {
         "apiVersion": f"{_NODE_CLASS['group']}/v1",
         "kind": _NODE_CLASS["kind"],
         "metadata": {"name": name},
-        "spec": made.spec,
+        "spec": converted.spec,
     }

@@ -1,4 +1,4 @@
-"""Buys from the simulated cluster's capacity API over HTTP, as a real driver buys from a real cloud."""
+"""Driver of the simulated cluster's capacity API over HTTP."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,8 +20,8 @@ ANSWER_BYTES_MAX = 64 * 2**20  # a thousand instance types in three zones stay b
 T = TypeVar("T")
 
 
-class Together(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API makes all of, or nothing."""
+class GroupOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Orders that are launched all or none."""
 
     transaction: ActionId
     orders: Annotated[tuple[Order, ...], Meta(min_length=1)]
@@ -40,7 +40,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class SimCapacity:
-    """The capacity API at `url`, used by `installation` alone: instances of others are refused by the cloud."""
+    """The capacity API at `url`, for `installation` only: the cloud refuses instances of others."""
 
     name = "sim"
 
@@ -51,46 +51,44 @@ class SimCapacity:
         self._session: aiohttp.ClientSession | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        """Return everything that is for sale. Raises TransientError."""
+        """Return all offers. Raises TransientError."""
         return _decoded(await self._call("GET", "/cloud/offers"), tuple[Offer, ...])
 
     async def launch(self, order: Order) -> Instance:
-        """Make the instance, or return the one of this token. Raises LaunchRefused, PermanentError, TransientError."""
+        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         return _decoded(await self._call("POST", "/cloud/instances", body=msgspec.json.encode(order)), Instance)
 
-    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - the same for all
         """Always."""
         return True
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Make all, or return what was made. Raises LaunchRefused, PermanentError, TransientError."""
-        body = msgspec.json.encode(Together(transaction=transaction, orders=tuple(orders)))
+        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
+        body = msgspec.json.encode(GroupOrder(transaction=transaction, orders=tuple(orders)))
         return _decoded(await self._call("POST", "/cloud/instances/together", body=body), tuple[Instance, ...])
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - the cloud dates it
-        """Begin the instance's end; None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         return await self._one("DELETE", provider_id)
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this instance, None if it never was. Raises PermanentError if it is not ours, TransientError."""
+        """Return the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         return await self._one("GET", provider_id)
 
     async def _one(self, method: str, provider_id: ProviderId) -> Instance | None:
         if not provider_id.startswith(PROVIDER_ID_PREFIX):
-            raise PermanentError(
-                f"{provider_id} is no instance of this cloud ({PROVIDER_ID_PREFIX}...): left untouched"
-            )
+            raise PermanentError(f"{provider_id} is not an instance of {PROVIDER_ID_PREFIX}...: left untouched")
         path = f"/cloud/instances/{provider_id.rpartition('/')[2]}"
         answer = await self._call(method, path, query={"installation": self._installation}, missing_is_answer=True)
         return None if answer is None else _decoded(answer, Instance)
 
     async def instances(self, installation: str) -> Sequence[Instance]:
-        """Return the instances of an installation, lately terminated ones included. Raises TransientError."""
+        """Return the instances of an installation, including recently terminated ones. Raises TransientError."""
         answer = await self._call("GET", "/cloud/instances", query={"installation": installation})
         return _decoded(answer, tuple[Instance, ...])
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Release connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -103,7 +101,7 @@ class SimCapacity:
         query: Mapping[str, str] | None = None,
         missing_is_answer: bool = False,
     ) -> bytes | None:
-        """Return the answer's body, None for 404 where that is an answer. Raises what the protocol says."""
+        """Return the answer's body; None for 404 if that is an answer. Raises what the protocol allows."""
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
@@ -112,7 +110,7 @@ class SimCapacity:
                 retry_after = answer.headers.get("Retry-After", "")
         except (aiohttp.ClientError, TimeoutError) as exc:
             why = str(exc) or f"no answer within {self._timeout.total:g} s"
-            raise TransientError(f"{method} {self._url}{path}: {why}; the same call may be made again") from exc
+            raise TransientError(f"{method} {self._url}{path}: {why}; safe to retry") from exc
         if answer.status == 200:
             return content
         if answer.status == 404 and missing_is_answer:
@@ -124,20 +122,18 @@ def _decoded(content: bytes | None, wanted: type[T]) -> T:
     try:
         return msgspec.json.decode(content or b"", type=wanted)
     except msgspec.DecodeError as exc:
-        raise TransientError(
-            f"the cloud's answer cannot be read: {exc}; what it did is seen with the next call"
-        ) from exc
+        raise TransientError(f"answer cannot be decoded: {exc}; the next call shows what was executed") from exc
 
 
 def _error(call: str, status: int, content: bytes, retry_after: str) -> Exception:
-    """Return the exception for an answer that is no success."""
+    """Return the exception for an unsuccessful answer."""
     if status == 429 or status >= 500:
         wait_seconds = float(retry_after) if retry_after.isdigit() else None
-        return TransientError(f"{call}: HTTP {status}, asked again later", retry_after_seconds=wait_seconds)
+        return TransientError(f"{call}: HTTP {status}, retried", retry_after_seconds=wait_seconds)
     try:
         error = msgspec.json.decode(content, type=_ErrorBody).error
     except msgspec.DecodeError:
-        return PermanentError(f"{call}: HTTP {status} {content[:200]!r}; is this the capacity API of simcluster?")
+        return PermanentError(f"{call}: HTTP {status} {content[:200]!r}; check the URL of simcluster")
     if status == 409:
         return LaunchRefused(
             error.message,

@@ -46,7 +46,7 @@ class ConcurrencyLimit:
             finally:
                 for _ in range(taken):
                     self.slot.release()
-                    self.turn.release()
+                    self.slot.release()
 
 
 class EffectLoop:

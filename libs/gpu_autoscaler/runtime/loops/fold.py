@@ -129,8 +129,6 @@ class FoldingLoop:
         if not self._unreadable.full():
             self._unreadable.put_nowait(sequence)
 
-            self._broken.put_nowait(sequence)
-
     async def _store_letters(self) -> None:
         """Store dead letters one after the other, retrying without a limit."""
         while True:

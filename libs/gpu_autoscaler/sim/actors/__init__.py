@@ -1,1 +1,1 @@
-"""Who acts in a simulated world: users, services, operators, policies."""
+"""Actors of a simulation: users, services, operators and the policies they write."""

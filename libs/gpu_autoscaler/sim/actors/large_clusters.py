@@ -14,7 +14,7 @@ from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, PartLimit, S
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.sim.actors.policies import Policies, policy_of
 from gpu_autoscaler.sim.actors.policy_objects import POLICY_OBJECTS, documents_of
-from gpu_autoscaler.sim.faults.injection import swarm
+from gpu_autoscaler.sim.faults.injection import kinds_of_seed
 from gpu_autoscaler.simcluster.offers import ZONES
 
 JOBS_PER_HOUR = 24.0
@@ -44,7 +44,7 @@ _FREQUENT = ("budget_tightened", "notice_120", "pod_vanished", "service_killed",
 
 def kinds_of(seed: int) -> frozenset[str]:
     """Return the kinds of fault that the seed switches on."""
-    chosen = swarm(seed) if seed % _CLOSED_EVERY else swarm(seed) | {_CLOSED}
+    chosen = kinds_of_seed(seed) if seed % _CLOSED_EVERY else kinds_of_seed(seed) | {_CLOSED}
     return chosen if len(chosen) >= _KINDS_COUNT_MIN else chosen.union(_FREQUENT)
 
 

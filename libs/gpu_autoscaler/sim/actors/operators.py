@@ -76,11 +76,7 @@ class Operators:
             self._schedule_next(name)
 
     def _add_own_node(self, name: str) -> None:
-        node_labels = {
-            labels.HOSTNAME: name,
-            labels.GPU_MODEL: "T4",
-            labels.CAPACITY_TYPE: str(CapacityType.ON_DEMAND),
-        }
+        node_labels = {labels.HOSTNAME: name, labels.GPU_MODEL: "T4", labels.CAPACITY_TYPE: str(CapacityType.ON_DEMAND)}
         amounts = amounts_text(16_000, 64 * GIBIBYTE, 200 * GIBIBYTE, pods=50)
         self._cluster.put(
             NODES,

@@ -143,14 +143,7 @@ def sharing_of(seed: int) -> NodePool | None:
     return rng.choice(_SHARING) if rng.random() < _SHARING_RATIO else None
 
 
-_PLACEMENTS: tuple[PlacementName, ...] = (
-    "best-fit",
-    "packing",
-    "spreading",
-    "least-loaded",
-    "round-robin",
-    "random",
-)
+_PLACEMENTS: tuple[PlacementName, ...] = ("best-fit", "packing", "spreading", "least-loaded", "round-robin", "random")
 _OTHER_PLACEMENT_RATIO = 0.2  # of runs with another placement policy than the default
 
 

@@ -49,7 +49,7 @@ POLICY_OBJECTS = (
 
 
 def documents_of(seed: int) -> tuple[PolicyDocument, ...]:
-    """Return the policy objects at the start of the run. The string that seeds `Random` is part of each seed's meaning."""
+    """Return the initial policy objects. The string that seeds `Random` is part of each seed's meaning."""
     return POLICY_OBJECTS if random.Random(f"{seed}/documents").random() < POLICY_OBJECTS_RATIO else ()
 
 

@@ -145,7 +145,7 @@ class Users:
 
 
 def _budget(request: JobRequested) -> float | None:
-    """Return the job's budget, or for some a tight one; drawn from a separate generator to keep recorded seeds stable."""
+    """Return the job budget, for some a tight one; drawn from a separate generator to keep recorded seeds stable."""
     rng = random.Random(f"{request.job_id}/{request.run_seconds}/budget")
     gpu_count = request.gpu_requirements.gpu_count
     if request.budget_limit_usd is not None or request.run_seconds is None or rng.random() >= TIGHT_RATIO:

@@ -1,1 +1,1 @@
-"""The adapters of a simulated run: bus, Kubernetes API, provider, store, snapshots."""
+"""Adapters of the services to the simulation: bus, Kubernetes API, provider, store, snapshots, interruption queue."""

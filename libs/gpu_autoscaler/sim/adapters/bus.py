@@ -37,7 +37,7 @@ class SimBus:
     def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
         self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
         self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
-        self.order: list[Recorded] = []  # over all streams, lost ones included
+        self.published: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
         self.is_away = False
         self._loop = loop
@@ -86,7 +86,7 @@ class SimBus:
             stored = self._through_the_codec(envelope) if self._is_coded else envelope
             recorded = Recorded(envelope=stored, stream=ack.stream, sequence=ack.sequence)
             self.facts[ack.stream].append(recorded)
-            self.order.append(recorded)
+            self.published.append(recorded)
             for listener in tuple(self._listeners):
                 listener(recorded)
         return ack

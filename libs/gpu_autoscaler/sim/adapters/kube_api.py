@@ -1,4 +1,4 @@
-"""Kubernetes as one process reaches it: `KubeApi` over the simulated cluster, delayed, stale, broken or lost by faults."""
+"""Kubernetes as one process reaches it: `KubeApi` over the simulated cluster, with faults injected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -57,8 +57,8 @@ class SimKube:
     """A KubeApi."""
 
     def __init__(
-        self, boundary: CallBoundary, clock: Clock, cluster: Cluster, workloads: Workloads, replica_sets: ReplicaSets, watch_faults: WatchFaults,
-        observer: Observer,
+        self, boundary: CallBoundary, clock: Clock, cluster: Cluster, workloads: Workloads, replica_sets: ReplicaSets,
+        watch_faults: WatchFaults, observer: Observer,
     ) -> None:  # fmt: skip
         self._boundary = boundary
         self._clock = clock
@@ -85,10 +85,10 @@ class SimKube:
         at = await self._listed_count(len(history))
         while True:
             seen_at = self._clock.now()
-            shown = cluster.as_of(kind, at) if at < len(history) else tuple(cluster.all(kind))
+            objects = cluster.as_of(kind, at) if at < len(history) else tuple(cluster.all(kind))
             version = cluster.version if at == len(history) else _version_of(history, at)
             yield Listed(
-                kind=kind, objects=tuple(selected(list(shown), label_selector)), version=version, seen_at=seen_at
+                kind=kind, objects=tuple(selected(list(objects), label_selector)), version=version, seen_at=seen_at
             )
             seen_breaks, seen_losses = self._watch_faults.breaks_count, self._watch_faults.losses_count
             while seen_losses == self._watch_faults.losses_count:
@@ -149,13 +149,13 @@ class SimKube:
         await self._before_call()
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
-    async def nodes_labelled(self, label_selector: str) -> Sequence[core.Node]:
+    async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the nodes with this label."""
         await self._before_call()
         key, _, value = label_selector.partition("=")
         return [node for node in self._cluster.all(NODES) if node.metadata.labels.get(key) == value]
 
-    async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is attached in this world
+    async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is ever attached
         """Return the volumes that are attached to this node."""
         await self._before_call()
         return ()
@@ -190,46 +190,50 @@ class SimKube:
     async def delete_node(self, node: core.Node) -> bool:
         """Delete the node if it is unchanged; its pods are garbage-collected."""
         await self._before_call()
-        known = self._cluster.current(NODES, node)
-        is_same = known is not None and known.metadata.resource_version == node.metadata.resource_version
-        if known is not None and is_same:
-            self._observer.node_deleted(known)
-            self._cluster.delete(NODES, known)
-            self._workloads.loop.call_later(GARBAGE_COLLECTED_SECONDS, self._workloads.remove_node, known.metadata.name)
+        current = self._cluster.current(NODES, node)
+        is_same = current is not None and current.metadata.resource_version == node.metadata.resource_version
+        if current is not None and is_same:
+            self._observer.node_deleted(current)
+            self._cluster.delete(NODES, current)
+            self._workloads.loop.call_later(
+                GARBAGE_COLLECTED_SECONDS, self._workloads.remove_node, current.metadata.name
+            )
         await self._boundary.after_call("kube_answer_lost")
         return is_same
 
     async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False where the pod is gone."""
         await self._before_call()
-        known = self._cluster.current(PODS, pod)
-        if known is not None:
-            told = {**known.metadata.annotations, **annotations}
-            if told != known.metadata.annotations:
-                self._cluster.put(PODS, replace(known, metadata=replace(known.metadata, annotations=told)))
+        current = self._cluster.current(PODS, pod)
+        if current is not None:
+            merged_annotations = {**current.metadata.annotations, **annotations}
+            if merged_annotations != current.metadata.annotations:
+                self._cluster.put(
+                    PODS, replace(current, metadata=replace(current.metadata, annotations=merged_annotations))
+                )
         await self._boundary.after_call("kube_answer_lost")
-        return known is not None
+        return current is not None
 
     async def evict_pod(self, pod: core.Pod) -> Eviction:
         """Evict the pod."""
         await self._before_call()
-        known = self._cluster.current(PODS, pod)
-        if known is None:
+        current = self._cluster.current(PODS, pod)
+        if current is None:
             return Eviction(answer="gone")
-        self._observer.pod_disrupted(known, is_forced=False)
-        answer = self._replica_sets.evict(known)
+        self._observer.pod_disrupted(current, is_forced=False)
+        answer = self._replica_sets.evict(current)
         await self._boundary.after_call("kube_answer_lost")
         return answer
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
         """Delete the pod regardless of its budgets."""
         await self._before_call()
-        known = self._cluster.current(PODS, pod)
-        if known is not None:
-            self._observer.pod_disrupted(known, is_forced=True)
-            self._workloads.disrupt(known, grace_seconds=max(1, grace_seconds))
+        current = self._cluster.current(PODS, pod)
+        if current is not None:
+            self._observer.pod_disrupted(current, is_forced=True)
+            self._workloads.disrupt(current, grace_seconds=max(1, grace_seconds))
         await self._boundary.after_call("kube_answer_lost")
-        return known is not None
+        return current is not None
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
         """Create the object. Raises Conflict, NotFound."""
@@ -247,7 +251,7 @@ class SimKube:
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
         """Apply a merge patch to a Job; other kinds are not supported. Raises NotFound, Conflict."""
         await self._before_call()
-        assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - our bug
+        assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - a bug of a service
         job: Any = self._get(kind, namespace, name)
         self._check_uid(job, patch)
         manifest = merge(self._workloads.works[job.metadata.uid].manifest, msgspec.to_builtins(patch))
@@ -256,14 +260,14 @@ class SimKube:
         item: ObjectT = changed
         return item
 
-    async def remove(self, kind: Kind[Any], item: core.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods go with it
+    async def remove(self, kind: Kind[Any], item: core.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods are always deleted too
         """Delete the Job and its pods in the background."""
         await self._before_call()
-        known = self._cluster.current(kind, item)
-        if known is not None:
-            self._workloads.delete_job(known)
+        current = self._cluster.current(kind, item)
+        if current is not None:
+            self._workloads.delete_job(current)
         await self._boundary.after_call("kube_answer_lost")
-        return known is not None
+        return current is not None
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -278,10 +282,10 @@ class SimKube:
         return created
 
     def _get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
-        found = self._cluster.find(kind, namespace, name) if self._cluster.has(kind) else None
-        if found is None:
+        item = self._cluster.find(kind, namespace, name) if self._cluster.has(kind) else None
+        if item is None:
             raise NotFound(f"{kind.plural} {namespace}/{name} not found")
-        return found
+        return item
 
     @staticmethod
     def _check_uid(item: core.Object, patch: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ class SimProvider:
         """Launch the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
         return (await self._launched((order,)))[0]
 
-    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - all are the same to it
+    def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - equal for all
         """Fixed for the run."""
         return self._cloud.has_launch_groups
 
@@ -234,10 +234,10 @@ class SimStore(MemoryStore):
         await self._boundary.after_call("store_answer_lost")
         return new_count
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
         """Keep the snapshot, corrupted if a fault strikes."""
         label, body = corrupted(self._boundary.faults, label, body)
-        await super().save_snapshot(label=label, body=body, kept_at=kept_at)
+        await super().save_snapshot(label=label, body=body, saved_at=saved_at)
 
     async def _reached(self) -> None:
         await self._boundary.before_call()

@@ -22,7 +22,7 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
-    place_of,
+    parse_cursor,
 )
 
 T = TypeVar("T")
@@ -168,12 +168,12 @@ class MemoryStore:
             if period >= oldest[: len(period)]
         ]
 
-    async def begin_request(self, key: str, *, request_digest: str, begun_at: datetime) -> RequestRow | None:
+    async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
         """See Store."""
         await self._reached()
         known = self._tables.requests.get(key)
         if known is None:
-            self._tables.requests[key] = RequestRow(request_digest=request_digest, begun_at=begun_at)
+            self._tables.requests[key] = RequestRow(request_digest=request_digest, started_at=started_at)
         return known
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
@@ -183,20 +183,20 @@ class MemoryStore:
         if row is not None:
             self._tables.requests[key] = replace(row, status=status, answer=answer)
 
-    async def forget_requests(self, before: datetime) -> int:
+    async def delete_requests(self, before: datetime) -> int:
         """See Store."""
         await self._reached()
-        old = [key for key, row in self._tables.requests.items() if row.begun_at < before]
+        old = [key for key, row in self._tables.requests.items() if row.started_at < before]
         for key in old:
             del self._tables.requests[key]
         return len(old)
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, kept_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
         """See Store."""
         await self._reached()
         self._tables.snapshots_count += 1
         number = self._tables.snapshots_count
-        self._tables.snapshots[number] = (SnapshotRow(number=number, kept_at=kept_at, label=label), body)
+        self._tables.snapshots[number] = (SnapshotRow(number=number, saved_at=saved_at, label=label), body)
 
     async def snapshots(self) -> Sequence[SnapshotRow]:
         """See Store."""
@@ -225,7 +225,7 @@ class MemoryStore:
 def _page(rows: Sequence[T], is_wanted: Sequence[bool], cursor: str | None, count_max: int) -> Page[T]:
     """Return the newest wanted rows before the cursor: the position, from 1, of the last row of the former page."""
     count = max(1, min(count_max, PAGE_COUNT_MAX))
-    end = len(rows) if cursor is None else min(len(rows), place_of(cursor) - 1)
+    end = len(rows) if cursor is None else min(len(rows), parse_cursor(cursor) - 1)
     places = [place for place in range(end, 0, -1) if is_wanted[place - 1]]
     given = places[:count]
     next_cursor = str(given[-1]) if len(places) > count else None

@@ -1,1 +1,1 @@
-"""The simulated cluster: objects, controllers, scheduler, volumes, cloud."""
+"""The simulated cluster and cloud."""

@@ -24,7 +24,7 @@ from gpu_autoscaler.providers.protocol import Instance, Order
 from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
 from gpu_autoscaler.sim.cluster.objects import amounts_text, with_condition
 from gpu_autoscaler.simcluster.device_plugin import shown_gpus
-from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
 Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
 
@@ -32,7 +32,7 @@ SHOWN_SECONDS_AFTER_END = 3600.0
 RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot time, like `simcluster`
 # Small and mid-sized machines of three models: enough choice, and a plan takes a quarter of the time.
 MIG_TYPE = "p4d.24xlarge"  # sold where a pool uses MIG, which small types do not support
-TYPES = tuple(entry for entry in CATALOGUE if entry.name.partition(".")[2] in ("xlarge", "12xlarge"))
+TYPES = tuple(entry for entry in INSTANCE_CATALOG if entry.name.partition(".")[2] in ("xlarge", "12xlarge"))
 BOOT_RATIO = (0.7, 1.4)  # of the offer's boot time
 TERMINATION_SECONDS = (5.0, 30.0)
 NODE_REMOVED_SECONDS = (1.0, 15.0)  # from a machine's end to removal of its node object
@@ -106,7 +106,7 @@ class Machine:
 def offers_for(sharing: NodePool | None) -> tuple[Offer, ...]:
     """Return all offers of TYPES, and the MIG type if a pool needs it."""
     wanted = () if sharing is None else sharing.gpu_models
-    more = (entry for entry in CATALOGUE if entry.name == MIG_TYPE and entry.gpu_model in wanted)
+    more = (entry for entry in INSTANCE_CATALOG if entry.name == MIG_TYPE and entry.gpu_model in wanted)
     return offers_of((*TYPES, *more))
 
 

@@ -1,1 +1,1 @@
-"""Faults: what can go wrong, and when it does."""
+"""Faults: their kinds, frequencies and schedule."""

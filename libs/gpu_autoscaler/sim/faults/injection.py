@@ -133,7 +133,7 @@ class Faults:
         """`kinds`: switched on, None: chosen by the seed; `only`: the only occurrences, None: all; `times`: multiplies
         the frequency.
         """
-        self.kinds = frozenset(swarm(seed) if kinds is None else kinds)
+        self.kinds = frozenset(kinds_of_seed(seed) if kinds is None else kinds)
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
         self.is_over = False
@@ -185,7 +185,7 @@ class Faults:
         return self._random[name].expovariate(per_hour * self._times / 3600.0)
 
 
-def swarm(seed: int) -> frozenset[str]:
+def kinds_of_seed(seed: int) -> frozenset[str]:
     """Return the kinds that a seed switches on: none in some runs, each with a probability that the seed chooses.
 
     The strings that seed `Random` are part of each seed's meaning.

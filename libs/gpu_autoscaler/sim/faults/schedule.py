@@ -181,7 +181,7 @@ class FaultSchedule:
         process = self._process_pool.processes[name]
         seconds = self._faults.seconds("streams_overtaking", *LAG_SECONDS)
         stream = self._faults.choose("streams_overtaking", sorted(self._bus.facts))
-        process.lag_until[stream] = self._loop.time() + seconds
+        process.delayed_until[stream] = self._loop.time() + seconds
         self._faults.disturb(seconds, process.role)
 
     def _lose_broker(self) -> None:

@@ -14,8 +14,8 @@ from gpu_autoscaler.model.directives import PERMANENT, Attribution, Freeze, Over
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud
+from gpu_autoscaler.sim.invariants import DIRECTIVES_OBEYED
 
-PROMISE = "directives are obeyed"
 DirectiveFact = PolicyDirectiveGiven | PolicyDirectiveLifted
 
 
@@ -59,10 +59,12 @@ class DirectivesInvariant:
         documents = known[-1] if known else ()
         if plan_made.policy_digest not in self._policies.digests_under(documents):
             names = ", ".join(f"{document.name}@{document.generation}" for document in documents)
-            self._report(PROMISE, f"plan {plan_made.plan_id} does not use the policy documents {names}")
+            self._report(DIRECTIVES_OBEYED, f"plan {plan_made.plan_id} does not use the policy documents {names}")
         for pool in (pool.name for document in documents if not document.is_enabled for pool in document.pools):
             for contradiction in self._decisions_on_pool(pool, plan_made.plan):
-                self._report(PROMISE, f"plan {plan_made.plan_id} {contradiction}, which its policy document disables")
+                self._report(
+                    DIRECTIVES_OBEYED, f"plan {plan_made.plan_id} {contradiction}, which its policy document disables"
+                )
 
     def _check_directives(self, plan_made: ScalingPlanMade) -> None:
         known_sequence = dict(plan_made.cut.last_sequences).get(self._stream, 0)
@@ -78,14 +80,16 @@ class DirectivesInvariant:
             if plan_made.plan.as_of < given.until:
                 for contradiction in self._contradictions(given, plan_made.plan):
                     self._report(
-                        PROMISE, f"plan {plan_made.plan_id} {contradiction}, against {key} of {given.given_by}"
+                        DIRECTIVES_OBEYED,
+                        f"plan {plan_made.plan_id} {contradiction}, against {key} of {given.given_by}",
                     )
         for attribution, subject in _attributions(plan_made.plan):
             directive = active.get(attribution.key)
             is_permanent = attribution.until == PERMANENT
             if not is_permanent and (directive is None or directive.until <= plan_made.plan.as_of):
                 self._report(
-                    PROMISE, f"plan {plan_made.plan_id} decides on {subject} for {attribution.key}, which has ended"
+                    DIRECTIVES_OBEYED,
+                    f"plan {plan_made.plan_id} decides on {subject} for {attribution.key}, which has ended",
                 )
 
     def _contradictions(self, given: PolicyDirectiveGiven, plan: Plan) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Invariant: no voluntary drain starts on a node with pods whose PodDisruptionBudget allows no disruption.
-
-Kubernetes checks the budget at each eviction; the system must not start a drain that cannot complete.
-"""
+"""Invariants of disruption: PodDisruptionBudgets, finalizers, withdrawn notices, stale data and received notices."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -23,9 +20,9 @@ from gpu_autoscaler.sim.adapters.interruption_queue import QueueMessage
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
 from gpu_autoscaler.sim.cluster.objects import Entry
+from gpu_autoscaler.sim.invariants import NO_VOLUNTARY_REMOVAL, NOTICES_HANDLED
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
-NO_VOLUNTARY_REMOVAL = "no voluntary removal of protected work"
 KNOWN_SECONDS = 60.0  # a budget that has allowed nothing this long without faults is known to every process
 
 
@@ -60,7 +57,7 @@ class DisruptionBudgetsInvariant:
                     self._blocking_budget(pod) if is_ready(pod) and not pod.metadata.deletion_timestamp else None
                 )
                 if budget_name is not None:
-                    what = f"{machine.node_name} is drained voluntarily, but budget {budget_name} protects {pod.metadata.name}"
+                    what = f"{machine.node_name} is drained, but budget {budget_name} protects {pod.metadata.name}"
                     self._report(NO_VOLUNTARY_REMOVAL, what)
                     return
 
@@ -108,7 +105,6 @@ class FinalizersInvariant:
 # Invariant: a withdrawn notice empties no node; a drain started only for the notice is canceled. The node may
 # be drained later for another cause, so each drain is judged by the cause in its own decision.
 
-NOTICE_ANSWERED = "interruption notices are handled"
 WITHDRAWAL_KNOWN_SECONDS = 20.0  # without faults, until the scaler knows: a poll, a tick and a step
 
 
@@ -116,12 +112,7 @@ class WithdrawnNoticesInvariant:
     """Tracks withdrawn notices and the drains decided for notices."""
 
     def __init__(
-        self,
-        loop: VirtualLoop,
-        cloud: Cloud,
-        report: Callable[[str, str], None],
-        *,
-        calm_since: Callable[..., float],
+        self, loop: VirtualLoop, cloud: Cloud, report: Callable[[str, str], None], *, calm_since: Callable[..., float]
     ) -> None:
         """`calm_since`: when the last fault ended, in seconds of the loop."""
         self._loop = loop
@@ -144,15 +135,15 @@ class WithdrawnNoticesInvariant:
         drains = (decision for decision in plan.decisions if isinstance(decision, DrainNode))
         self._for_notices.update(decision.action_id for decision in drains if isinstance(decision.reason, SpotReclaim))
 
-    def on_drained(self, on_drained: ScalingNodeDrained) -> None:
+    def on_drained(self, drained: ScalingNodeDrained) -> None:
         """A node is empty and will be terminated."""
-        machine, withdrawn_at = self._cloud.of_node(on_drained.node_name), self._withdrawn_at.get(on_drained.node_name)
-        if on_drained.action_id not in self._for_notices or withdrawn_at is None:
+        machine, withdrawn_at = self._cloud.of_node(drained.node_name), self._withdrawn_at.get(drained.node_name)
+        if drained.action_id not in self._for_notices or withdrawn_at is None:
             return
         if machine is None or not machine.is_alive or machine.notice is not None or machine.has_broken_gpu:
             return
         if self._loop.time() - max(withdrawn_at, self._calm_since()) > WITHDRAWAL_KNOWN_SECONDS:
-            self._report(NOTICE_ANSWERED, f"{on_drained.node_name} was drained for a notice withdrawn long before")
+            self._report(NOTICES_HANDLED, f"{drained.node_name} was drained for a notice withdrawn long before")
 
 
 # Invariant: no voluntary removal on stale data. A plan is checked against the latest observation in its own
@@ -222,7 +213,7 @@ class NoticesReceivedInvariant:
     def __init__(
         self, workloads: Workloads, cloud: Cloud, report: Callable[[str, str], None], is_calm_since: Callable[..., bool]
     ) -> None:
-        """`is_calm_since`: True if no fault was active on a notice's path from a minute before that instant until now."""
+        """`is_calm_since`: True if no fault was active on a notice's path since a minute before that instant."""
         self._loop = workloads.loop
         self._cluster = workloads.cluster
         self._report = report
@@ -239,7 +230,7 @@ class NoticesReceivedInvariant:
         machine = message.machine
         is_active = message.is_notice and machine.is_ordered and machine.is_alive and machine.notice is not None
         if is_active and not self._is_received(machine):
-            self._report(NOTICE_ANSWERED, f"the queue's notice of {machine.node_name} was deleted, but never published")
+            self._report(NOTICES_HANDLED, f"the queue's notice of {machine.node_name} was deleted, but never published")
 
     def _is_received(self, machine: Machine) -> bool:
         return machine.provider_id in self._received
@@ -259,7 +250,7 @@ class NoticesReceivedInvariant:
             return
         if not self._is_received(machine):
             self._report(
-                NOTICE_ANSWERED,
+                NOTICES_HANDLED,
                 f"{machine.node_name} has shown a notice for {RECEIVED_SECONDS_MAX:g} s, which was not received",
             )
 

@@ -1,4 +1,7 @@
-"""Invariant: the limits of the policy, checked against the real machines at each launch."""
+"""Invariants of limits: machines stay within the policy's limits, voluntary removals within its disruption budgets.
+
+Independent of the plan's own counts and those of the plan check, which are thereby tested.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -12,8 +15,7 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.drain import NodeDrifted, NodeExpired, NodeIdle, NodeUnderused
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
-
-_LIMITS = "limits"
+from gpu_autoscaler.sim.invariants import LIMITS_KEPT, REMOVAL_PACE
 
 
 class LimitsInvariant:
@@ -45,14 +47,14 @@ class LimitsInvariant:
         price_max = policy.price_micro_usd_per_hour_max
         price = sum(machine.offer.price_micro_usd_per_hour or 0 for machine in machines)
         if price_max is not None and price > price_max:
-            self._report(_LIMITS, f"{price} micro-dollars per hour, the policy allows {price_max}")
+            self._report(LIMITS_KEPT, f"{price} micro-dollars per hour, the policy allows {price_max}")
 
     def _check(self, where: str, counted: Sequence[Machine], nodes_max: int | None, gpus_max: int | None) -> None:
         if nodes_max is not None and len(counted) > nodes_max:
-            self._report(_LIMITS, f"{len(counted)} machines in {where}, the policy allows {nodes_max}")
+            self._report(LIMITS_KEPT, f"{len(counted)} machines in {where}, the policy allows {nodes_max}")
         gpu_count = sum(machine.offer.resources.gpu_count for machine in counted)
         if gpus_max is not None and gpu_count > gpus_max:
-            self._report(_LIMITS, f"{gpu_count} GPUs in {where}, the policy allows {gpus_max}")
+            self._report(LIMITS_KEPT, f"{gpu_count} GPUs in {where}, the policy allows {gpus_max}")
 
 
 def _part(machine: Machine, kind: str) -> str | None:
@@ -65,7 +67,6 @@ def _part(machine: Machine, kind: str) -> str | None:
 
 ENDED_RECENTLY = timedelta(seconds=60)  # until every process knows that a machine has ended
 RECLAIMED_RECENTLY = timedelta(seconds=300)
-REMOVAL_PACE = "removals respect disruption budgets"
 _CAUSES: dict[type[object], RemovalCause] = {
     NodeIdle: RemovalCause.EMPTY,
     NodeUnderused: RemovalCause.UNDERUSED,

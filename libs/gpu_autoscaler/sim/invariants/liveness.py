@@ -25,11 +25,11 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants import WORK_SERVED
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 CHECK_SECONDS = 60.0
 WAITING_SECONDS_MAX = 1800.0  # two of the longest boot timeouts: the first purchase may fail
-WORK_SERVED = "servable work is served"
 
 
 class CheckedRun(Protocol):
@@ -100,9 +100,9 @@ def servable(run: ServableInputs) -> list[JobId]:
     servable_jobs: list[JobId] = []
     for row in run.tables.jobs.values():
         spec = row.spec
-        waits = row.outcome is None and at_work[spec.job_id] < spec.gang_count
+        is_waiting = row.outcome is None and at_work[spec.job_id] < spec.gang_count
         is_limited = spec.project_id in {part.name for part in policy.limits.projects}
-        if not waits or is_limited or len(machines) + spec.gang_count > nodes_max:
+        if not is_waiting or is_limited or len(machines) + spec.gang_count > nodes_max:
             continue
         if any(
             _is_allowed(policy, gpu_count, price, spec, offer)

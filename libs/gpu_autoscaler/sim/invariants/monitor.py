@@ -30,6 +30,15 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads, controller_of
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.faults.injection import BROKER, KUBERNETES, RECORD, STORE
+from gpu_autoscaler.sim.invariants import (
+    BUSY_JOBS_KEPT,
+    FOREIGN_NODES_UNTOUCHED,
+    FREEZE_OBEYED,
+    NO_VOLUNTARY_REMOVAL,
+    NOTICES_HANDLED,
+    ONE_LAUNCH,
+    ONE_PLAN,
+)
 from gpu_autoscaler.sim.invariants.directives import DirectivesInvariant
 from gpu_autoscaler.sim.invariants.disruption import (
     DisruptionBudgetsInvariant,
@@ -61,7 +70,7 @@ RUNNING_KNOWN_SECONDS = 90.0  # a pod that has run this long without faults is k
 class InvariantViolation:
     """A violated invariant."""
 
-    __slots__ = ("at", "promise", "what")
+    __slots__ = ("at", "invariant", "what")
 
     def __init__(self, invariant: str, what: str, at: datetime) -> None:
         self.invariant = invariant
@@ -131,11 +140,9 @@ class InvariantMonitor:
         """A machine was launched."""
         action_id = machine.order.action_id
         if action_id in self._launched:
-            self.report("one launch per action", f"{action_id} launched a second machine, {machine.provider_id}")
+            self.report(ONE_LAUNCH, f"{action_id} launched a second machine, {machine.provider_id}")
         if action_id not in self._decided:
-            self.report(
-                "one launch per action", f"{machine.provider_id} was launched for {action_id}, which is in no plan"
-            )
+            self.report(ONE_LAUNCH, f"{machine.provider_id} was launched for {action_id}, which is in no plan")
         self._launched.add(action_id)
         self._limits.on_launch(machine)
         self._spend.on_launch(machine)
@@ -159,7 +166,7 @@ class InvariantMonitor:
         machine = self._cloud.of_node(pod.spec.node_name)
         if machine is None and pod.spec.node_name is not None:
             self.report(
-                "foreign nodes are untouched",
+                FOREIGN_NODES_UNTOUCHED,
                 f"{pod.metadata.name} was evicted from {pod.spec.node_name}, which is not managed",
             )
         if machine is None or not machine.is_alive:
@@ -167,15 +174,13 @@ class InvariantMonitor:
         if self._is_at_risk(machine):
             self._check_notified(pod, machine)
             return
-        if self._spend.may_disturb(machine, pod):
+        if self._spend.may_disrupt(machine, pod):
             return
         name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
         if is_forced:
-            self.report(
-                "no voluntary removal of protected work", f"{name} was force-deleted, but its node is not at risk"
-            )
+            self.report(NO_VOLUNTARY_REMOVAL, f"{name} was force-deleted, but its node is not at risk")
         elif (protection := self._protection(pod)) is not None:
-            self.report("no voluntary removal of protected work", f"{name} was evicted, but {protection}")
+            self.report(NO_VOLUNTARY_REMOVAL, f"{name} was evicted, but {protection}")
 
     def machine_terminated(self, machine: Machine) -> None:
         """A process terminates a running machine."""
@@ -187,27 +192,21 @@ class InvariantMonitor:
         running = [pod for pod in self._cloud.pods_on(machine) if pod.metadata.deletion_timestamp is None]
         if running and not is_due:
             names = ", ".join(pod.metadata.name for pod in running)
-            self.report(
-                "no voluntary removal of protected work",
-                f"{machine.node_name} was terminated with running pods: {names}",
-            )
+            self.report(NO_VOLUNTARY_REMOVAL, f"{machine.node_name} was terminated with running pods: {names}")
 
     def node_deleted(self, node: core.Node) -> None:
         """A process deletes a node object."""
         machine = self._cloud.of_node(node.metadata.name)
         if machine is None:
-            self.report("foreign nodes are untouched", f"{node.metadata.name} was deleted, but is not managed")
+            self.report(FOREIGN_NODES_UNTOUCHED, f"{node.metadata.name} was deleted, but is not managed")
         elif machine.state != "terminated":
-            self.report(
-                "no voluntary removal of protected work",
-                f"{node.metadata.name} was deleted, but its machine is {machine.state}",
-            )
+            self.report(NO_VOLUNTARY_REMOVAL, f"{node.metadata.name} was deleted, but its machine is {machine.state}")
 
     def _on_change(self, plural: str, entry: Entry) -> None:
         node = entry.object
         is_cordoned = plural == NODES.plural and isinstance(node, core.Node) and node.spec.unschedulable
         if is_cordoned and self._cloud.of_node(node.metadata.name) is None:
-            self.report("foreign nodes are untouched", f"{node.metadata.name} was cordoned, but is not managed")
+            self.report(FOREIGN_NODES_UNTOUCHED, f"{node.metadata.name} was cordoned, but is not managed")
 
     def _is_at_risk(self, machine: Machine) -> bool:
         node = self._workloads.cluster.find(NODES, "", machine.node_name)
@@ -276,8 +275,7 @@ class InvariantMonitor:
     def _on_plan(self, plan: Plan, sequence: int) -> None:
         if plan.parent_sequence != self._last_plan_sequence:
             self.report(
-                "one plan per parent",
-                f"plan #{sequence} has the parent #{plan.parent_sequence}, not #{self._last_plan_sequence}",
+                ONE_PLAN, f"plan #{sequence} has the parent #{plan.parent_sequence}, not #{self._last_plan_sequence}"
             )
         self._last_plan_sequence = sequence
         self._withdrawn_notices.on_plan(plan)
@@ -301,8 +299,7 @@ class InvariantMonitor:
                 isinstance(decision, DrainNode) and decision.is_voluntary
             ):
                 self.report(
-                    "a frozen policy changes nothing",
-                    f"plan {plan_made.plan_id} decides {decision.action_id}: {decision.reason.tag()}",
+                    FREEZE_OBEYED, f"plan {plan_made.plan_id} decides {decision.action_id}: {decision.reason.tag()}"
                 )
 
     def _check_idle(self, node_name: str) -> None:
@@ -313,8 +310,7 @@ class InvariantMonitor:
             started_at = pod.status.start_time or now
             if pod.metadata.deletion_timestamp is None and (now - started_at).total_seconds() > RUNNING_KNOWN_SECONDS:
                 self.report(
-                    "no voluntary removal of protected work",
-                    f"{node_name} was drained as idle, but {pod.metadata.name} runs there",
+                    NO_VOLUNTARY_REMOVAL, f"{node_name} was drained as idle, but {pod.metadata.name} runs there"
                 )
 
     # ---- interruption notices
@@ -333,7 +329,7 @@ class InvariantMonitor:
                 recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm
             )
         if isinstance(recorded.fact, ScalingLaunchRefused):
-            self._duplicate_purchases.refused(recorded.fact.action_id)
+            self._duplicate_purchases.order_ended(recorded.fact.action_id)
             self._spend.order_ended(recorded.fact.action_id)
             self._placement.order_ended(recorded.fact.action_id)
         if isinstance(recorded.fact, JobPlaced):
@@ -342,14 +338,14 @@ class InvariantMonitor:
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._voluntarily_drained.add(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
-            self._removal_pace.order_ended(recorded.fact.node_name)
+            self._removal_pace.drain_ended(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained) and recorded.fact.node_name not in self._voluntarily_drained:
             self._withdrawn_notices.on_drained(recorded.fact)
         if isinstance(recorded.fact, SpotNoticeReceived):
             self._notices_received.notice_received(recorded.fact)
             self._schedule_checks(recorded.fact)
         if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.requested_by == IDLE_JOBS_BY:
-            self.report("no busy job is canceled as idle", f"{recorded.fact.job_id}: {recorded.fact.note}")
+            self.report(BUSY_JOBS_KEPT, f"{recorded.fact.job_id}: {recorded.fact.note}")
 
     def _schedule_checks(self, notice: SpotNoticeReceived) -> None:
         """Check each part of the response after its time limit."""
@@ -369,21 +365,18 @@ class InvariantMonitor:
         if node is None or not self._must_be_handled(machine, received_at):
             return
         if not node.spec.unschedulable:
-            self.report(
-                "interruption notices are handled",
-                f"{machine.node_name} accepts pods 2 s after its notice was received",
-            )
+            self.report(NOTICES_HANDLED, f"{machine.node_name} accepts pods 2 s after its notice was received")
         for pod in self._remaining_pods(machine):
             if labels.CHECKPOINT_REQUESTED not in pod.metadata.annotations:
                 what = f"{pod.metadata.name} on {machine.node_name} was not notified within 2 s"
-                self.report("interruption notices are handled", what)
+                self.report(NOTICES_HANDLED, what)
 
     def _check_emptied(self, machine: Machine, received_at: float) -> None:
         """Just before the deadline every pod has been evicted."""
         if self._must_be_handled(machine, received_at):
             for pod in self._remaining_pods(machine):
                 what = f"{pod.metadata.name} on {machine.node_name} still runs when the machine is reclaimed"
-                self.report("interruption notices are handled", what)
+                self.report(NOTICES_HANDLED, what)
 
     def _check_notified(self, pod: core.Pod, machine: Machine) -> None:
         """A pod evicted for a notice was notified before, so that it could save its work."""
@@ -393,12 +386,9 @@ class InvariantMonitor:
         is_notified = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
         if not is_notified and pod.metadata.deletion_timestamp is None and self._must_be_handled(machine, received_at):
             what = f"{pod.metadata.name} on {machine.node_name} was evicted without being notified"
-            self.report("interruption notices are handled", what)
+            self.report(NOTICES_HANDLED, what)
         if is_notified and self._is_still_saving(pod, machine) and self._must_be_handled(machine, received_at):
-            self.report(
-                "interruption notices are handled",
-                f"{pod.metadata.name} on {machine.node_name} was evicted during its save",
-            )
+            self.report(NOTICES_HANDLED, f"{pod.metadata.name} on {machine.node_name} was evicted during its save")
 
     def _is_still_saving(self, pod: core.Pod, machine: Machine) -> bool:
         """True if a pod that can save was asked, has not saved since the notice, and has time left."""

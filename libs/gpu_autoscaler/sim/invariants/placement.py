@@ -21,13 +21,9 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED, accepts, free_capacity, is_open
+from gpu_autoscaler.sim.invariants import GANGS_WHOLE, NO_VOLUNTARY_REMOVAL, WORK_SERVED
 from gpu_autoscaler.store.protocol import JobRow
 
-SERVED, REMOVAL, GANG = (
-    "servable work is served",
-    "no voluntary removal of protected work",
-    "gangs are bought as a whole",
-)
 PLACED_RECENTLY = timedelta(seconds=10)
 KNOWN_SECONDS = 60.0  # a state that has lasted this long without faults is known to every process
 _MOVED_BY_CHOICE = (NodeDrifted, NodeExpired, NodeUnderused)  # an idle node has no pods to move
@@ -76,17 +72,17 @@ class PlacementInvariant:
 
     # ---- jobs are placed where they can run
 
-    def on_placed(self, on_placed: JobPlaced, *, is_calm: bool) -> None:
+    def on_placed(self, job_placed: JobPlaced, *, is_calm: bool) -> None:
         """A job was released to these nodes. Repeated facts of old placements are ignored."""
         now = self._workloads.loop.time()
-        if not is_calm or self._cluster.now() - on_placed.placed_at > PLACED_RECENTLY:
+        if not is_calm or self._cluster.now() - job_placed.placed_at > PLACED_RECENTLY:
             return
-        for name in on_placed.node_names:
+        for name in job_placed.node_names:
             closed_at = self._closed_at.get(name)
             if closed_at is not None and now - closed_at > KNOWN_SECONDS:
                 self._report(
-                    SERVED,
-                    f"{on_placed.job_id} is placed on {name}, which has accepted no pods for {now - closed_at:.0f} s",
+                    WORK_SERVED,
+                    f"{job_placed.job_id} is placed on {name}, which has accepted no pods for {now - closed_at:.0f} s",
                 )
                 return
 
@@ -101,7 +97,7 @@ class PlacementInvariant:
             requests = pod_requests(pod)
             if not any(requests.fits_in(free[node.metadata.name]) and accepts(pod.spec, node) for node in nodes):
                 what = f"{drain.node_name} is drained voluntarily, but {pod.metadata.name} fits nowhere else"
-                self._report(REMOVAL, what)
+                self._report(NO_VOLUNTARY_REMOVAL, what)
                 return
 
     def _known_pods(self) -> Iterator[core.Pod]:
@@ -141,7 +137,7 @@ class PlacementInvariant:
         placed_count += sum(len(work.done) for work in works if work.job.metadata.name == job_id)
         places = placed_count + sum(_fit_count(spec.member_resources, capacity) for capacity in self._free_capacities())
         if places < spec.gang_count:
-            self._report(GANG, f"nodes are bought for {job_id}, but only {places} of {spec.gang_count} members fit")
+            self._report(GANGS_WHOLE, f"nodes are bought for {job_id}: only {places} of {spec.gang_count} members fit")
 
     def _free_capacities(self) -> Iterator[Resources]:
         """Yield the free capacity of all nodes, and the capacity of all orders."""

@@ -1,6 +1,8 @@
-"""Invariant: a refused offer is not requested before its retry time, and a refused order never again.
+"""Invariants of purchases: refused offers are backed off, nothing is bought twice, gangs are bought as a whole.
 
-A plan is checked against the refusals in its own cut, a process against those that it has read.
+A plan is checked against the refusals in its own cut, a process against those that it has read. Orders are compared
+with the work that is really waiting: each piece of work counts as one node, so only a plan that forgets its orders
+exceeds the count.
 """
 
 from collections import Counter
@@ -19,9 +21,8 @@ from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimi
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads, controller_of
+from gpu_autoscaler.sim.invariants import GANGS_WHOLE, NOTHING_BOUGHT_TWICE, REFUSALS_RESPECTED
 from gpu_autoscaler.store.protocol import JobRow
-
-REFUSALS_RESPECTED = "refused offers are backed off"
 
 
 class RefusedOffersInvariant:
@@ -135,15 +136,14 @@ class DuplicatePurchasesInvariant:
         has_bought = any(isinstance(decision, BuyNode) for decision in plan.decisions)
         if is_calm and has_bought and len(self._ordered_at) > wanted_count + SLACK_COUNT:
             self._report(
-                "nothing is bought twice",
-                f"{len(self._ordered_at)} nodes are on order for {wanted_count} pieces of work",
+                NOTHING_BOUGHT_TWICE, f"{len(self._ordered_at)} nodes are on order for {wanted_count} pieces of work"
             )
-        free_count = sum(room.free_gpu_count for room in policy.headrooms)
+        free_count = sum(headroom.free_gpu_count for headroom in policy.headrooms)
         on_order_count = len(self._ordered_at) + len(self._headroom_at)
         if is_calm and self._headroom_at and has_bought and on_order_count > wanted_count + free_count + SLACK_COUNT:
             self._report(
-                "nothing is bought twice",
-                f"{on_order_count} nodes are on order for {wanted_count} pieces of work and {free_count} GPUs of headroom",
+                NOTHING_BOUGHT_TWICE,
+                f"{on_order_count} nodes are on order for {wanted_count} pieces of work and {free_count} free GPUs",
             )
 
     def order_ended(self, action_id: ActionId) -> None:
@@ -197,7 +197,6 @@ def _is_for_headroom(decision: BuyNode) -> bool:
 # with a zone constraint is placed in one zone, and nothing is bought for elastic members of a gang that a
 # limit defers.
 
-GANGS_WHOLE = "gangs are bought as a whole"
 _LIMITS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit)
 
 
@@ -225,15 +224,15 @@ class GangsInvariant:
                         tag = limited[gang].tag()
                         self._report(GANGS_WHOLE, f"{decision.action_id} is bought for {key}, but {tag} defers {gang}")
 
-    def on_placed(self, on_placed: JobPlaced) -> None:
+    def on_placed(self, job_placed: JobPlaced) -> None:
         """A job was released to these nodes."""
-        row = self._jobs.get(on_placed.job_id)
+        row = self._jobs.get(job_placed.job_id)
         if row is None or row.spec.within != labels.ZONE:
             return
-        machines = (self._cloud.of_node(name) for name in on_placed.node_names)
+        machines = (self._cloud.of_node(name) for name in job_placed.node_names)
         zones = sorted({machine.offer.zone for machine in machines if machine is not None})
         if len(zones) > 1:
-            self._report(GANGS_WHOLE, f"{on_placed.job_id} must be in one zone, but is placed in {', '.join(zones)}")
+            self._report(GANGS_WHOLE, f"{job_placed.job_id} must be in one zone, but is placed in {', '.join(zones)}")
 
     @staticmethod
     def _gang_of(key: str) -> str:

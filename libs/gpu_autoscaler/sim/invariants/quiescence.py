@@ -19,6 +19,14 @@ from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.invariants import (
+    LEDGER_EXACT,
+    NO_JOB_LOST,
+    ONE_LAUNCH,
+    PLANS_RECOMPUTABLE,
+    QUIESCENCE,
+    REPEATS_CHANGE_NOTHING,
+)
 from gpu_autoscaler.sim.invariants.liveness import servable
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
@@ -68,7 +76,7 @@ class Quiescence:
         if self._open_issues():
             self._rest_since = None
             if now - self._moved_at > STUCK_SECONDS and (stuck := servable(self._run)):
-                self._run.monitor.report("quiescence", f"nothing changes any more, but job {stuck[0]} could be served")
+                self._run.monitor.report(QUIESCENCE, f"nothing changes any more, but job {stuck[0]} could be served")
                 return True
         elif self._rest_since is None:
             self._rest_since = now
@@ -78,7 +86,7 @@ class Quiescence:
     def judge(self) -> None:
         """Report everything that violates an invariant."""
         for what in self._open_issues():
-            self._run.monitor.report("quiescence", what)
+            self._run.monitor.report(QUIESCENCE, what)
         self._judge_jobs()
         self._judge_repeated_requests()
         self._judge_orders()
@@ -160,22 +168,21 @@ class Quiescence:
         for recorded in run.bus.facts["JOB"]:  # requests without a response at a loss were never accepted
             fact, request_id = recorded.fact, recorded.envelope.id
             if isinstance(fact, JobRequested) and request_id not in answered and str(fact.job_id) not in queued:
-                report("no job is lost", f"request {request_id} has neither been accepted nor rejected")
+                report(NO_JOB_LOST, f"request {request_id} has neither been accepted nor rejected")
         for row in run.tables.jobs.values():
             job_id = row.spec.job_id
             published_outcome = ends.get(job_id)
             if job_id not in queued or published_outcome != row.outcome:
                 report(
-                    "no job is lost",
-                    f"job {job_id} is {row.outcome} in the store, but {published_outcome} in the stream",
+                    NO_JOB_LOST, f"job {job_id} is {row.outcome} in the store, but {published_outcome} in the stream"
                 )
             if row.outcome == "completed" and job_id not in run.workloads.completed:
-                report("no job is lost", f"job {job_id} is reported as completed, but did not complete")
+                report(NO_JOB_LOST, f"job {job_id} is reported as completed, but did not complete")
         remaining_jobs = [
             job.metadata.name for job in run.cluster.all(JOBS) if ends.get(job.metadata.name) == "cancelled"
         ]
         if remaining_jobs:
-            report("no job is lost", f"cancelled, and still in Kubernetes: {', '.join(remaining_jobs)}")
+            report(NO_JOB_LOST, f"cancelled, and still in Kubernetes: {', '.join(remaining_jobs)}")
 
     def _judge_repeated_requests(self) -> None:
         """A repeated request of an accepted job is not rejected."""
@@ -195,9 +202,7 @@ class Quiescence:
             elif isinstance(fact, JobRejected):
                 request = requests.get(fact.request_id)
                 if request is not None and request == accepted.get(request.job_id or ""):
-                    run.monitor.report(
-                        "no job is lost", f"{request.job_id} was accepted, but its repeated request was rejected"
-                    )
+                    run.monitor.report(NO_JOB_LOST, f"{request.job_id} was accepted, but rejected when repeated")
 
     # ---- no order is forgotten
 
@@ -208,10 +213,10 @@ class Quiescence:
             if isinstance(recorded.fact, ScalingNodeOrdered):
                 order = state.orders.get(recorded.fact.action_id)
                 if order is not None and not (order.launched or order.refused or order.terminated):
-                    self._run.monitor.report("quiescence", f"order {order.action_id} was placed, but never resolved")
+                    self._run.monitor.report(QUIESCENCE, f"order {order.action_id} was placed, but never resolved")
         doubles = [action_id for action_id, count in launched.items() if count > 1]
         if doubles:
-            self._run.monitor.report("one launch per action", f"bought twice: {', '.join(doubles)}")
+            self._run.monitor.report(ONE_LAUNCH, f"bought twice: {', '.join(doubles)}")
 
     # ---- the ledger equals the invoice, to the micro-dollar
 
@@ -224,16 +229,16 @@ class Quiescence:
             used = sum(share.used_micro_usd or 0 for share in span.shares)
             if allocated + span.idle_micro_usd != span.total_micro_usd:
                 report(
-                    "the ledger equals the invoice",
+                    LEDGER_EXACT,
                     f"shares and idle cost of {span.provider_id} from {span.from_at} do not sum to its total",
                 )
             if used > allocated:
-                report("the ledger equals the invoice", f"{span.provider_id} has more used than allocated cost")
+                report(LEDGER_EXACT, f"{span.provider_id} has more used than allocated cost")
         for machine in self._run.cloud.machines:
             if machine.terminated_at is not None and charged[machine.provider_id] != machine.cost_micro_usd():
                 report(
-                    "the ledger equals the invoice",
-                    f"{machine.provider_id} cost {machine.cost_micro_usd()}, but was charged {charged[machine.provider_id]}",
+                    LEDGER_EXACT,
+                    f"{machine.provider_id} cost {machine.cost_micro_usd()}, charged {charged[machine.provider_id]}",
                 )
 
         self._judge_budget_marks()
@@ -252,7 +257,7 @@ class Quiescence:
             for mark in BUDGET_MARKS_RATIO if limit else ():
                 if spent >= (limit or 0) * mark and (job_id, mark) not in announced:
                     what = f"job {job_id} has spent {spent} of {limit}, but {mark:.0%} was not announced"
-                    run.monitor.report("the ledger equals the invoice", what)
+                    run.monitor.report(LEDGER_EXACT, what)
 
     # ---- every recorded plan can be recomputed
 
@@ -268,7 +273,7 @@ class Quiescence:
                     state = fold(state, streams[stream][:sequence])
                 recomputed = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
                 if recomputed != fact.plan:
-                    self._run.monitor.report("plans are recomputable", f"plan {fact.plan_id} differs when recomputed")
+                    self._run.monitor.report(PLANS_RECOMPUTABLE, f"plan {fact.plan_id} differs when recomputed")
 
     def _judge_repeats(self) -> None:
         """Facts published again change nothing, even in reverse order.
@@ -283,7 +288,7 @@ class Quiescence:
             ]
             if fold(state, reversed(repeated)) != state:
                 self._run.monitor.report(
-                    "repeated facts change nothing", f"repeating the last facts of {stream} changes the state"
+                    REPEATS_CHANGE_NOTHING, f"repeating the last facts of {stream} changes the state"
                 )
 
     def _state(self) -> ClusterState:

@@ -28,6 +28,7 @@ from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
 from gpu_autoscaler.sim.faults.injection import CLOUD, KINDS, RECORD, Faults
+from gpu_autoscaler.sim.invariants import STATE_REBUILT
 from gpu_autoscaler.sim.process_pool import ProcessPool
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
@@ -35,7 +36,6 @@ REBUILT_SECONDS = 40.0  # one reconcile period of 30 s and the ticks it needs, o
 COVERED_SECONDS = 120.0  # after a loss: nothing ordered before is bought again
 MARGIN_SECONDS = 60.0  # of a boot that is not late yet
 SKEW_SECONDS = 10.0  # between the clocks of the pod watcher and the scaler
-PROMISE = "state is rebuilt after a loss"
 _LISTS: tuple[type[Fact], ...] = (PodListed, NodeListed, NodeInstanceListed)
 
 
@@ -94,7 +94,7 @@ class RecoveryInvariant:
             recorded.fact.job_id for recorded in self._bus.facts["JOB"] if isinstance(recorded.fact, JobQueued)
         }
         if forgotten := sorted(self._accepted - known_jobs):
-            self._report(PROMISE, f"accepted jobs unknown {REBUILT_SECONDS:g} s after the restart: {forgotten}")
+            self._report(STATE_REBUILT, f"accepted jobs unknown {REBUILT_SECONDS:g} s after the restart: {forgotten}")
 
     def _is_quiet(self, *except_at: str) -> bool:
         """True if no other fault has occurred since the loss, except at these places."""
@@ -105,7 +105,7 @@ class RecoveryInvariant:
         self._unlisted.discard(type(recorded.fact))
         if isinstance(recorded.fact, ScalingDecisionsRestored) and self._unlisted:
             missing = ", ".join(sorted(fact.__name__ for fact in self._unlisted))
-            self._report(PROMISE, f"past decisions are resumed before these lists were published: {missing}")
+            self._report(STATE_REBUILT, f"past decisions are resumed before these lists were published: {missing}")
         if isinstance(recorded.fact, ScalingPlanMade):
             plan = recorded.fact.plan
             # Orders are known from the store, whatever the cloud does or shows.
@@ -137,7 +137,7 @@ class RecoveryInvariant:
             if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
                 demand = decision.reason.demand
                 if demand and all(self._is_covered(key, lost_at) for key in demand):
-                    self._report(PROMISE, f"{decision.action_id} buys a second node for {', '.join(demand)}")
+                    self._report(STATE_REBUILT, f"{decision.action_id} buys a second node for {', '.join(demand)}")
 
     def _is_covered(self, key: str, lost_at: datetime) -> bool:
         youngest = self._loop.now() - timedelta(seconds=self._policies.now.boot_seconds_max - MARGIN_SECONDS)
@@ -161,7 +161,9 @@ class RecoveryInvariant:
                 continue
             idle_seconds = (self._loop.now() - busy_at).total_seconds()
             if idle_seconds < decision.reason.idle_seconds_max - SKEW_SECONDS:
-                self._report(PROMISE, f"{decision.node_name} drains as idle, but had work {idle_seconds:.0f} s ago")
+                self._report(
+                    STATE_REBUILT, f"{decision.node_name} drains as idle, but had work {idle_seconds:.0f} s ago"
+                )
 
     def _on_change(self, plural: str, entry: Entry) -> None:
         if plural != PODS.plural:

@@ -21,10 +21,10 @@ from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
+from gpu_autoscaler.sim.invariants import SPEND_LIMITED
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 from gpu_autoscaler.store.protocol import JobRow
 
-SPEND_LIMITED = "spend limits"
 CHECK_SECONDS = 60.0
 # A drain, a termination and a boot: decisions made during faults or for protected work have effect for this long.
 EXCUSED_SECONDS = 3600.0

@@ -1,1 +1,1 @@
-"""Scores of our system and of baselines in the same worlds."""
+"""Scores of our system and of baselines in equal scenarios."""

@@ -362,8 +362,8 @@ class MetricsCollector:
             waited = max(self._waited(job, member, until) for member in job.members.values())
             by_class.setdefault(class_of(job.request), []).append(waited)
             by_class.setdefault(ALL, []).append(waited)
-        standing = [(until - since).total_seconds() for since in self._replicas.values()]
-        if replicas := [*self._replicas_waited, *standing]:
+        still_waiting = [(until - since).total_seconds() for since in self._replicas.values()]
+        if replicas := [*self._replicas_waited, *still_waiting]:
             by_class[SERVING] = replicas
         return {name: waiting_of(waits) for name, waits in sorted(by_class.items())}
 

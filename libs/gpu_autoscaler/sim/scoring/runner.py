@@ -31,6 +31,7 @@ from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants import PLAN_CHECK
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor, InvariantViolation
 from gpu_autoscaler.sim.process_pool import ProcessPool
 from gpu_autoscaler.sim.scoring.baselines.actuator import Actuator
@@ -116,7 +117,7 @@ def score_ours(scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY)
 
     def compose(process: Process) -> Any:  # noqa: ANN401 - a Service of any kind
         refused = "the plan check refused a plan"
-        bundle = adapter_factory.bundle(process, policy, on_refused_plan=lambda: monitor.report("plan check", refused))
+        bundle = adapter_factory.bundle(process, policy, on_refused_plan=lambda: monitor.report(PLAN_CHECK, refused))
         return roles[process.role].compose(bundle)
 
     def submit(request: JobRequested) -> None:
@@ -132,7 +133,7 @@ def score_ours(scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY)
         run.play(submit)
         violations = _by_invariant(monitor.violations)
         return run.metrics.score(
-            world=scenario.name, system=OURS, began_at=ORIGIN, hours=scenario.hours, violations=violations
+            world=scenario.name, system=OURS, began_at=ORIGIN, hours=scenario.hours, broken=violations
         )
     finally:
         process_pool.close()

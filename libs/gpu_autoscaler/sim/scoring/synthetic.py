@@ -25,7 +25,7 @@ def steady(seed: int, hours: float) -> Scenario:
     rng = random.Random(f"steady/{seed}")
     return Scenario(
         name="steady",
-        description=f"{JOBS_PER_HOUR:g} jobs per hour and three services; spot machines of a zone are occasionally reclaimed",
+        description=f"{JOBS_PER_HOUR:g} jobs per hour, three services; occasional reclaims of spot machines of a zone",
         hours=hours,
         seed=seed,
         arrivals=tuple(_jobs(rng, _by_chance(rng, hours, JOBS_PER_HOUR))),
@@ -54,7 +54,7 @@ def bursts(seed: int, hours: float) -> Scenario:
     instants = sorted(at + 300.0 + rng.uniform(0.0, BURST_SECONDS) for at in starts for _ in range(BURST_COUNT))
     return Scenario(
         name="bursts",
-        description=f"{BURST_COUNT} jobs within two minutes, every {BURST_EVERY_SECONDS / 3600:g} hours, and none in between",
+        description=f"{BURST_COUNT} jobs within two minutes, every {BURST_EVERY_SECONDS / 3600:g} hours",
         hours=hours,
         seed=seed,
         arrivals=tuple(_jobs(rng, instants)),

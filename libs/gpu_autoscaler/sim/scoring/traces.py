@@ -25,7 +25,7 @@ from gpu_autoscaler.sim.cluster.cloud import TYPES
 from gpu_autoscaler.sim.scoring.openb import TracePod, as_request, find_pod_list, read_pods_between
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario, Shortage
 from gpu_autoscaler.sim.scoring.synthetic import HOURS_MAX, JOBS_PER_HOUR, preemptible_jobs
-from gpu_autoscaler.simcluster.offers import CATALOGUE, ZONES, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, ZONES, offers_of
 
 DAY_SECONDS = 86_400.0
 
@@ -37,7 +37,7 @@ OPENB_RUN_SECONDS_MAX = 6 * 3600.0  # longer pods are cut: one in ten
 # Types that fit every shape of the list: 6 to 20 CPUs per GPU, and 0 to 8 GPUs per pod.
 OPENB_TYPES = tuple(
     entry
-    for entry in CATALOGUE
+    for entry in INSTANCE_CATALOG
     if entry.name.partition(".")[0] in ("g4dn", "g5", "g6", "m5") and entry.name not in ("g4dn.2xlarge", "g5.2xlarge")
 )
 _OPENB_PRIORITIES = {"LS": "high", "Guaranteed": "high", "Burstable": "medium", "BE": "low"}
@@ -54,7 +54,7 @@ def openb(folder: Path, seed: int, hours: float) -> Scenario:
     pods = read_pods_between(path, from_seconds, from_seconds + hours * 3600.0)
     return Scenario(
         name="openb",
-        description=f"openb pod list: {len(pods)} pods created in {hours:g} h from day {from_seconds / DAY_SECONDS:g} on, "
+        description=f"openb pod list: {len(pods)} pods created in {hours:g} h from day {from_seconds / DAY_SECONDS:g}, "
         f"as jobs of at most {OPENB_RUN_SECONDS_MAX / 3600:g} h",
         hours=hours,
         seed=seed,
@@ -92,7 +92,7 @@ def philly(folder: Path, seed: int, hours: float) -> Scenario:
     spans = _spans(busy_counts)
     return Scenario(
         name="philly",
-        description=f"Philly, {hours:g} h from minute {first} on: a job of four GPUs for every {PHILLY_NODES_A_JOB} busy nodes",
+        description=f"Philly, {hours:g} h from minute {first}: four-GPU jobs, one per {PHILLY_NODES_A_JOB} busy nodes",
         hours=hours,
         seed=seed,
         arrivals=tuple(
@@ -164,7 +164,7 @@ def bamboo(folder: Path, seed: int, hours: float) -> Scenario:
         shortages += _shortages(window, zone)
     return Scenario(
         name="bamboo",
-        description=f"{JOBS_PER_HOUR:g} jobs per hour that may run on spot, in zones that follow three recorded spot fleets",
+        description=f"{JOBS_PER_HOUR:g} spot jobs per hour, in zones that follow three recorded spot fleets",
         hours=hours,
         seed=seed,
         arrivals=preemptible_jobs(random.Random(f"bamboo/{seed}"), hours, JOBS_PER_HOUR),
@@ -176,7 +176,7 @@ def bamboo(folder: Path, seed: int, hours: float) -> Scenario:
 
 # A save every 15 minutes takes 5 to 90 s, short for small models and long for large ones.
 CHECKPOINTS = CheckpointSettings(
-    every_seconds=900.0, write_seconds_min=5.0, write_seconds_max=90.0, answers=True, saves_at_end=False
+    every_seconds=900.0, write_seconds_min=5.0, write_seconds_max=90.0, annotates=True, saves_at_end=False
 )
 
 

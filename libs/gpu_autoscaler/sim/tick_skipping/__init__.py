@@ -1,1 +1,1 @@
-"""Skips ticks that cannot change anything, and proves it by differential runs."""
+"""Skips ticks that would publish nothing new, and proves it by differential runs."""

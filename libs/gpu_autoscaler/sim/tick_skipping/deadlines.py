@@ -20,7 +20,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.expected_capacity import certain_ends as ends_of_work
 from gpu_autoscaler.core.provisioning.gangs import retried_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import unavailable_scopes
-from gpu_autoscaler.core.state.node_shortfalls import REMEMBERED_SECONDS, ObservedAllocatable
+from gpu_autoscaler.core.state.node_shortfalls import RETENTION_SECONDS, ObservedAllocatable
 from gpu_autoscaler.core.state.queries import counts_for_idleness, is_waiting
 from gpu_autoscaler.core.state.state import (
     ClusterState,
@@ -52,21 +52,21 @@ _LAST = _NEVER - timedelta(days=1)  # durations can be added to it
 _AFTER = timedelta(microseconds=1)
 
 
-def next_deadline(certain_ends: Deadlines, now: datetime) -> datetime:
+def next_deadline(deadlines: Deadlines, now: datetime) -> datetime:
     """Return the next instant. An instant equal to now is still ahead: some comparisons change right after it."""
-    deadlines = _NEVER
-    for deadline in certain_ends:
-        place = bisect_left(deadline, now)
-        if place < len(deadline) and deadline[place] < deadlines:
-            deadlines = deadline[place]
-    return max(deadlines, now + _AFTER)
+    result = _NEVER
+    for instants in deadlines:
+        place = bisect_left(instants, now)
+        if place < len(instants) and instants[place] < result:
+            result = instants[place]
+    return max(result, now + _AFTER)
 
 
 def schedule_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
     """Return the deadlines of the schedule: late orders, expired hints, and the end of spot back-offs."""
     return (
         _deadlines(state.orders),
-        _hinted_until(policy, state.rebalance_recommended_at),
+        _recommendations_expire(policy, state.rebalance_recommended_at),
         _reported_until(state.reported_demand),
         _spot_backoffs(policy, state.jobs),
     )
@@ -125,17 +125,10 @@ class PolicySchedules:
         policy = self._policy
         return (
             minute if policy.forecast.is_on else None,
-            tuple(deadline.is_active(now, timedelta(seconds=deadline.lead_seconds)) for deadline in policy.headrooms),
-            tuple(
-                deadline.is_active(now, timedelta(seconds=deadline.lead_seconds))
-                for deadline in policy.scheduled_limits
-            ),
-            tuple(deadline.is_active(now) for deadline in policy.scheduled_limits),
-            tuple(
-                deadline.is_active(now)
-                for deadline in policy.removal.disruption_budgets
-                if not any(deadline.violations())
-            ),
+            tuple(headroom.is_active(now, timedelta(seconds=headroom.lead_seconds)) for headroom in policy.headrooms),
+            tuple(limit.is_active(now, timedelta(seconds=limit.lead_seconds)) for limit in policy.scheduled_limits),
+            tuple(limit.is_active(now) for limit in policy.scheduled_limits),
+            tuple(rule.is_active(now) for rule in policy.removal.disruption_budgets if not any(rule.violations())),
         )
 
 
@@ -148,18 +141,18 @@ schedules_of = cached_by_identity(8)(PolicySchedules)
 @cached_by_identity(8)
 def _deadlines(orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
     """Return the deadlines of orders."""
-    said = (order.decision or order.ordered for order in orders.values() if order.terminated is None)
-    return sorted(deadline.deadline_at for deadline in said if deadline is not None)
+    orders_known = (order.decision or order.ordered for order in orders.values() if order.terminated is None)
+    return sorted(order.deadline_at for order in orders_known if order is not None)
 
 
 @cached_by_identity(8)
-def _hinted_until(policy: ScalingPolicy, hints: Mapping[ProviderId, datetime]) -> list[datetime]:
-    return sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in hints.values())
+def _recommendations_expire(policy: ScalingPolicy, recommended_at: Mapping[ProviderId, datetime]) -> list[datetime]:
+    return sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in recommended_at.values())
 
 
 @cached_by_identity(8)
-def _reported_until(wishes: Mapping[str, ReportedDemandRecord]) -> list[datetime]:
-    return sorted(record.reported.until for record in wishes.values())
+def _reported_until(reported_demand: Mapping[str, ReportedDemandRecord]) -> list[datetime]:
+    return sorted(record.reported.until for record in reported_demand.values())
 
 
 @cached_by_identity(8)
@@ -167,7 +160,7 @@ def _spot_backoffs(policy: ScalingPolicy, jobs: Mapping[JobId, JobRecord]) -> li
     """Return when interrupted jobs may run on spot again."""
     waits = timedelta(seconds=policy.spot.on_demand_wait_seconds)
     lost = (job.preempted for job in jobs.values() if job.finished is None)
-    return sorted(deadline.preempted_at + waits for deadline in lost if deadline is not None)
+    return sorted(preempted.preempted_at + waits for preempted in lost if preempted is not None)
 
 
 # ---- of plans only
@@ -188,9 +181,7 @@ def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[N
 
 @cached_by_identity(8)
 def _orders(
-    policy: ScalingPolicy,
-    orders: Mapping[ActionId, OrderRecord],
-    instances: Mapping[ProviderId, NodeInstanceObserved],
+    policy: ScalingPolicy, orders: Mapping[ActionId, OrderRecord], instances: Mapping[ProviderId, NodeInstanceObserved]
 ) -> list[datetime]:
     """Return when refusals end, the next purchase is allowed, and a node may be replaced again."""
     cooldown = timedelta(seconds=policy.limits.scale_up_cooldown_seconds)
@@ -209,18 +200,11 @@ def _orders(
 @cached_by_identity(8)
 def _removals(policy: ScalingPolicy, drains: Mapping[ActionId, DrainRecord]) -> list[datetime]:
     """Return when a canceled drain may be retried, and when the scale-down cool-down ends."""
-    retry_after, forgotten_after = (
-        timedelta(seconds=policy.removal.drain_retry_seconds),
-        timedelta(seconds=policy.scale_down_cooldown_seconds),
-    )
-    deadlines = [
-        deadline.cancelled.cancelled_at + retry_after for deadline in drains.values() if deadline.cancelled is not None
-    ]
+    retry_after = timedelta(seconds=policy.removal.drain_retry_seconds)
+    cooldown = timedelta(seconds=policy.scale_down_cooldown_seconds)
+    retries = (drain.cancelled.cancelled_at + retry_after for drain in drains.values() if drain.cancelled is not None)
     return sorted(
-        [
-            *deadlines,
-            *(deadline.planned_at + forgotten_after for deadline in drains.values() if deadline.planned_at is not None),
-        ]
+        [*retries, *(drain.planned_at + cooldown for drain in drains.values() if drain.planned_at is not None)]
     )
 
 
@@ -299,7 +283,7 @@ def _bursts(
     arrivals += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
     quiet, longest = policy.batching.quiet_seconds, policy.batching.wait_seconds_max
     waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, longest, longest + quiet)]
-    return sorted(at + deadline for at in arrivals for deadline in waits)
+    return sorted(at + wait for at in arrivals for wait in waits)
 
 
 @cached_by_identity(8)
@@ -332,9 +316,9 @@ def _moves(
 
 
 @cached_by_identity(8)
-def _shortfalls_expire(arrivals: Mapping[str, ObservedAllocatable]) -> list[datetime]:
+def _shortfalls_expire(observed: Mapping[str, ObservedAllocatable]) -> list[datetime]:
     """Return when observed shortfalls of an offer expire."""
-    return sorted(deadline.gone_at + timedelta(seconds=REMEMBERED_SECONDS) for deadline in arrivals.values())
+    return sorted(shortfall.gone_at + timedelta(seconds=RETENTION_SECONDS) for shortfall in observed.values())
 
 
 @cached_by_identity(8)

@@ -20,7 +20,7 @@ def run_differential(setting: Setting, roles: Roles) -> Result:
     result, second = skipping.run(), full.run()
     if result.digest == second.digest:
         return result
-    difference = f"{PROMISE}: {first_difference(skipping.bus.order, full.bus.order)}"
+    difference = f"{PROMISE}: {first_difference(skipping.bus.published, full.bus.published)}"
     return replace(result, violations=(difference, *result.violations), invariant=PROMISE)
 
 

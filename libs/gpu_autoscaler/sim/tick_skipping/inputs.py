@@ -60,16 +60,16 @@ class _Inputs(ABC):
         self.policy = policy
         self.now = now
 
-    def __eq__(self, earlier_job: object) -> bool:
+    def __eq__(self, earlier: object) -> bool:
         """True if the earlier tick `other` has published all that this one would."""
-        if not isinstance(earlier_job, _Inputs) or self.policy is not earlier_job.policy:
+        if not isinstance(earlier, _Inputs) or self.policy is not earlier.policy:
             return False
         return (
-            all(map(is_, self.state_values, earlier_job.state_values))
-            and _jobs_equal(self.state.jobs, earlier_job.state.jobs)
-            and self.now < earlier_job.until
-            and self._seen == earlier_job._seen
-            and self._missing_equal(earlier_job)
+            all(map(is_, self.state_values, earlier.state_values))
+            and _jobs_equal(self.state.jobs, earlier.state.jobs)
+            and self.now < earlier.until
+            and self._seen == earlier._seen
+            and self._missing_equal(earlier)
         )
 
     @cached_property
@@ -91,8 +91,8 @@ class _Inputs(ABC):
         stale = stale_watch(self.state, self.policy, self.now)
         return (None if stale is None else stale.source,)
 
-    def _missing_equal(self, earlier_job: "_Inputs") -> bool:
-        ours, theirs = self.state, earlier_job.state
+    def _missing_equal(self, earlier: "_Inputs") -> bool:
+        ours, theirs = self.state, earlier.state
         if (
             ours.instances_listed_at is theirs.instances_listed_at
             and ours.instances_seen_at is theirs.instances_seen_at
@@ -103,7 +103,8 @@ class _Inputs(ABC):
 
 class _QueueInputs(_Inputs):
     state_fields = (
-        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices", "rebalance_recommended_at", "reported_demand",
+        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices",
+        "rebalance_recommended_at", "reported_demand",
     )  # fmt: skip
 
     def _turns(self) -> Deadlines:
@@ -113,25 +114,25 @@ class _QueueInputs(_Inputs):
 class _PlanInputs(_Inputs):
     state_fields = (
         "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
-        "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives", "policy_documents", "gangs", "observed_allocatable",
-        "reported_demand", "demand_history", "forecast_scores",
+        "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives",
+        "policy_documents", "gangs", "observed_allocatable", "reported_demand", "demand_history", "forecast_scores",
     )  # fmt: skip
 
-    def __eq__(self, earlier_job: object) -> bool:
+    def __eq__(self, earlier: object) -> bool:
         """See `_Inputs`; with equal telemetry findings the earlier tick also covers the new telemetry."""
-        if not isinstance(earlier_job, _PlanInputs) or not super().__eq__(earlier_job):
+        if not isinstance(earlier, _PlanInputs) or not super().__eq__(earlier):
             return False
-        if not _offers_equal(self.state.offers, earlier_job.state.offers):
+        if not _offers_equal(self.state.offers, earlier.state.offers):
             return False
         if (
-            self.state.telemetry_history is earlier_job.state.telemetry_history
-            and self.state.telemetry is earlier_job.state.telemetry
+            self.state.telemetry_history is earlier.state.telemetry_history
+            and self.state.telemetry is earlier.state.telemetry
         ):
-            return self.now < earlier_job._telemetry_until
-        if self._telemetry_findings is None or self._telemetry_findings != earlier_job._telemetry_findings:
+            return self.now < earlier._telemetry_until
+        if self._telemetry_findings is None or self._telemetry_findings != earlier._telemetry_findings:
             return False
-        earlier_job.state, earlier_job.now = self.state, self.now  # the comparison moves on: nothing has changed since
-        earlier_job.__dict__.pop("_telemetry_until", None)
+        earlier.state, earlier.now = self.state, self.now  # the comparison moves on: nothing has changed since
+        earlier.__dict__.pop("_telemetry_until", None)
         return True
 
     __hash__ = None
@@ -197,8 +198,8 @@ def _jobs_equal(jobs: Mapping[JobId, JobRecord], before: Mapping[JobId, JobRecor
         return True
     pairs = zip(jobs.values(), before.values(), strict=False)
     return len(jobs) == len(before) and all(
-        job is earlier_job or all(getattr(job, name) is getattr(earlier_job, name) for name in _OF_JOBS)
-        for job, earlier_job in pairs
+        job is earlier or all(getattr(job, name) is getattr(earlier, name) for name in _OF_JOBS)
+        for job, earlier in pairs
     )
 
 

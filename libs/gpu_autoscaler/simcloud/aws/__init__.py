@@ -1,1 +1,1 @@
-"""EC2, Auto Scaling, prices and quotas: moto behind a layer that adds what it lacks."""
+"""EC2, Auto Scaling, prices and quotas: moto with a layer for what it lacks."""

@@ -1,6 +1,6 @@
-"""Events about instances, as EventBridge and lifecycle hooks write them to an SQS queue, and hooks that wait.
+"""Instance events in an SQS queue, as EventBridge and lifecycle hooks write them, and waiting hooks.
 
-Source: EC2 User Guide and EC2 Auto Scaling User Guide, the events' examples (read 2026-11-22).
+Source: EC2 User Guide and EC2 Auto Scaling User Guide, examples of events (read 2026-11-22).
 """
 
 import uuid
@@ -14,7 +14,7 @@ from gpu_autoscaler.simcloud.aws.machines import ACCOUNT
 
 
 class Bridge:
-    """Writes to a queue of moto's; the queue's own times are wall time."""
+    """Writes to one of moto's queues, whose times are wall time."""
 
     def __init__(self, region: str, now: Callable[[], datetime]) -> None:
         from moto.sqs.models import sqs_backends  # noqa: PLC0415 - moto loads slowly
@@ -23,16 +23,16 @@ class Bridge:
         self._backend: Any = sqs_backends[ACCOUNT][region]
         self._region = region
         self._now = now
-        self.waiting: set[str] = set()  # tokens of hooks that wait to be told
+        self.waiting: set[str] = set()  # tokens of waiting hooks
         self.heartbeats_count = 0
 
     def open_queue(self, name: str = "gpu-autoscaler") -> str:
-        """Make a queue; returns its address."""
+        """Create a queue; return its URL."""
         self._backend.create_queue(name, {})
         return f"https://sqs.{self._region}.amazonaws.com/{ACCOUNT}/{name}"
 
     def tell(self, detail_type: str, detail: object, *, source: str = "aws.ec2", name: str = "gpu-autoscaler") -> str:
-        """Write an event of now; returns its id."""
+        """Write an event dated now; return its id."""
         event_id = str(uuid.uuid4())
         event = {
             "version": "0",
@@ -49,20 +49,20 @@ class Bridge:
         return event_id
 
     def write(self, body: str, *, name: str = "gpu-autoscaler") -> None:
-        """Write a message as it is."""
+        """Write a raw message."""
         self._backend.send_message(name, body)
 
     def warn(self, instance_id: str, action: str = "terminate") -> str:
-        """Give spot's warning; returns the event's id."""
+        """Issue a spot interruption warning; return the event's id."""
         detail = {"instance-id": instance_id, "instance-action": action}
         return self.tell("EC2 Spot Instance Interruption Warning", detail)
 
     def state_changed(self, instance_id: str, state: str) -> str:
-        """Say that an instance is in this state by now; returns the event's id."""
+        """Report the instance's state; return the event's id."""
         return self.tell("EC2 Instance State-change Notification", {"instance-id": instance_id, "state": state})
 
     def hook(self, instance_id: str, group: str, hook: str = "drain") -> str:
-        """Have a group wait before it ends the instance; returns the token."""
+        """Start a lifecycle hook before the instance ends; return the token."""
         token = str(uuid.uuid4())
         self.waiting.add(token)
         detail = {
@@ -76,7 +76,7 @@ class Bridge:
         return token
 
     def hook_told(self, token: str, *, is_done: bool) -> bool:
-        """Take a heartbeat, or the end of waiting; False where no hook waits for it."""
+        """Record a heartbeat or the completion of a hook; False if no hook waits for it."""
         if token not in self.waiting:
             return False
         if is_done:
@@ -86,10 +86,10 @@ class Bridge:
         return True
 
     def has_news(self, queue_url: str) -> bool:
-        """Return whether a message can be received now; True for a queue that is not there, which is an error."""
+        """Return whether a message can be received now; True for an unknown queue, which is an error."""
         name = queue_url.rpartition("/")[2]
         return name not in self._backend.queues or bool(self._backend.get_queue(name).messages)
 
     def left_count(self, name: str = "gpu-autoscaler") -> int:
-        """Return how many messages are in the queue, hidden ones too."""
+        """Return the number of messages in the queue, including hidden ones."""
         return len(self._backend.get_queue(name)._messages)  # noqa: SLF001 - moto's own count leaves hidden ones out

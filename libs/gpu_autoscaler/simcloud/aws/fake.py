@@ -1,6 +1,6 @@
-"""AWS as one WSGI application: moto's answers behind tokens, faults, quotas and prices that moto lacks.
+"""AWS as one WSGI application: moto with tokens, faults, quotas and prices, which it lacks.
 
-It records what was asked. One fake a process: moto keeps its books in globals.
+Calls are recorded. One fake per process: moto's state is global.
 """
 
 import io
@@ -27,14 +27,14 @@ from gpu_autoscaler.simcloud.faults import Faults
 Respond = Callable[[str, list[tuple[str, str]]], object]
 Answer = tuple[int, bytes]
 ASKED_MAX = 100_000
-LONG_POLL_SECONDS_MAX, LONG_POLL_LOOK_SECONDS = 1.0, 0.02  # wall time; an answer may come before its time is over
+LONG_POLL_SECONDS_MAX, LONG_POLL_LOOK_SECONDS = 1.0, 0.02  # wall time; answers may come before the poll ends
 _INSTANCE_ID = re.compile(r"<(?:instanceId|member)>(i-[0-9a-f]+)</")
 _STARTED = re.compile(r"<launchTime>.*?</launchTime>")
 _REASON = re.compile(r"<reason>[^<]*</reason>|<reason ?/>")
 _SPOT, _BLOCK = (f"<instanceLifecycle>{of}</instanceLifecycle>".encode() for of in ("spot", "capacity-block"))
 _STATE = re.compile(r"<instanceState>.*?</instanceState>", re.DOTALL)
 
-# HTTP status and words of the errors that faults are told by; what is not here is a 400.
+# HTTP status and message of error codes used by faults; others are a 400.
 # Source: EC2 API Reference, "Error codes" (read 2026-11-21).
 ERRORS = {
     "InsufficientInstanceCapacity": (500, "We currently do not have sufficient capacity in the zone you requested."),
@@ -63,7 +63,7 @@ class AwsFake:
     """One region of one account. Set faults on `faults`, times on `machines`, quotas and prices by attribute."""
 
     def __init__(self, region: str = "eu-west-1", *, now: Callable[[], datetime] | None = None) -> None:
-        os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # moto's switch; thousands are never looked at
+        os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # moto's switch: skip loading thousands of images
         from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - as in machines
             DomainDispatcherApplication,
             create_backend_app,
@@ -79,13 +79,13 @@ class AwsFake:
         self.asked: deque[Call] = deque(maxlen=ASKED_MAX)
         self.quota_vcpus: dict[str, int] = {}  # pattern of instance types: vCPUs that may run at once
         self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
-        self.scores: dict[str, int] = {}  # by zone id: what GetSpotPlacementScores tells
-        self.fleet_missing_count = 0  # of what a fleet is asked for, against its MinTargetCapacity
+        self.scores: dict[str, int] = {}  # by zone id: answers of GetSpotPlacementScores
+        self.fleet_missing_count = 0  # instances that a fleet lacks despite MinTargetCapacity
         self.placement_groups: dict[str, str] = {}  # name: strategy
         self.launches_count, self.fleets_count = 0, 0
         self._moto: Callable[[Environ, Respond], Iterable[bytes]] = DomainDispatcherApplication(create_backend_app)
-        self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}  # token: what was asked, what was answered
-        self.lock = threading.Lock()  # held while a call is answered; also for who looks at `machines` meanwhile
+        self._tokens: dict[str, tuple[dict[str, str], bytes]] = {}  # token: request and answer
+        self.lock = threading.Lock()  # held while answering, and by readers of `machines`
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answer one request."""
@@ -97,7 +97,7 @@ class AwsFake:
         with self.lock:
             self.asked.append(call)
             self.machines.settle()
-            struck = list(self.faults.met_by(call.name, self._offer_of(call), fleets.count_of(call)))
+            struck = list(self.faults.matching(call.name, self._offer_of(call), fleets.count_of(call)))
             refused = next((fault for fault in struck if fault.kind == "refused"), None)
             status, body = self._refuse(call, refused.code) if refused else self._perform(call, environ)
         for fault in struck:
@@ -109,12 +109,12 @@ class AwsFake:
         return [body]
 
     def _waited(self, call: Call, environ: Environ) -> Call:
-        """Wait for a message as a long poll does, and ask without waiting then: moto would hold everybody up."""
-        asked = msgspec.json.decode(call.parameters["body"])
-        ends_at = time.monotonic() + min(asked.pop("WaitTimeSeconds", 0), LONG_POLL_SECONDS_MAX)
-        while time.monotonic() < ends_at and not self.bridge.has_news(asked["QueueUrl"]):
+        """Wait for a message like a long poll, then forward without waiting: moto would block all other calls."""
+        parameters = msgspec.json.decode(call.parameters["body"])
+        ends_at = time.monotonic() + min(parameters.pop("WaitTimeSeconds", 0), LONG_POLL_SECONDS_MAX)
+        while time.monotonic() < ends_at and not self.bridge.has_news(parameters["QueueUrl"]):
             time.sleep(LONG_POLL_LOOK_SECONDS)
-        body = msgspec.json.encode({**asked, "WaitTimeSeconds": 0})
+        body = msgspec.json.encode({**parameters, "WaitTimeSeconds": 0})
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
         return call
 
@@ -158,7 +158,7 @@ class AwsFake:
         return self._told(call, environ)
 
     def _described(self, call: Call) -> Answer:
-        """Answer to what moto has no books of."""
+        """Answer calls that moto does not implement."""
         if call.name == "GetSpotPlacementScores":
             return 200, answer_body(call, market.placement_scores(self.region, self.scores))
         if call.name == "DescribeCapacityReservations":
@@ -172,7 +172,7 @@ class AwsFake:
         return 200, answer_body(call, elements("placementGroupSet", items))
 
     def _told(self, call: Call, environ: Environ) -> Answer:
-        """Answer as moto does, with what it does not know of our machines."""
+        """Return moto's answer with what it does not know about our machines."""
         status, body = self._forward(environ)
         if call.name == "TerminateInstances" and status == 200:
             self.machines.terminating(call.listed("InstanceId"))
@@ -186,7 +186,7 @@ class AwsFake:
         return sorted({subnet.availability_zone for subnet in self.machines.backend.get_default_subnets().values()})
 
     def offer_template(self, name: str, instance_type: str = "m5.large", *, is_spot: bool = False) -> list[str]:
-        """Have a launch template of this name; returns the subnets, one a zone."""
+        """Create a launch template of this name; return the subnets, one per zone."""
         data: dict[str, Any] = {"ImageId": "ami-00000000000000000", "InstanceType": instance_type}
         if is_spot:
             data["InstanceMarketOptions"] = {"MarketType": "spot"}
@@ -197,7 +197,7 @@ class AwsFake:
     # ---- launches
 
     def _once(self, call: Call, perform: Callable[[], Answer]) -> Answer:
-        """Do it once for each token; a repeat gets the first answer with the states of now, another request none.
+        """Execute once per token; a repeat gets the first answer with current states, another request an error.
 
         Source: EC2 Developer Guide, "Ensuring idempotency in Amazon EC2 API requests" (read 2026-11-21).
         """
@@ -216,7 +216,7 @@ class AwsFake:
     def _run_instances(self, call: Call, environ: Environ) -> Answer:
         name = call.parameters.get("LaunchTemplate.LaunchTemplateName")
         if name is not None and name not in self.machines.backend.launch_template_name_to_ids:
-            # moto answers a trial (DryRun) before it looks for the template; EC2 looks first.
+            # moto answers a dry run before it looks up the template; EC2 looks it up first.
             why = f"The specified launch template, with template name {name}, does not exist."
             return self._error(call, "InvalidLaunchTemplateName.NotFoundException", why)
         placed_in = call.parameters.get("Placement.GroupName")
@@ -241,7 +241,7 @@ class AwsFake:
             self.machines.launched(ids, call.parameters.get("UserData", ""), market.usd_per_hour_max(call))
             if self.reservations.take(call, ids):
                 for instance_id in ids:
-                    self.machines.get(instance_id).lifecycle = "capacity-block"  # moto: any market is spot
+                    self.machines.get(instance_id).lifecycle = "capacity-block"  # for moto any market is spot
                 body = body.replace(_SPOT, _BLOCK)
             body = self.reservations.dressed(self._with_states(body))
         return status, body
@@ -257,7 +257,7 @@ class AwsFake:
             status, body = self._run_instances(one, fleets.environ_of(one, environ))
             if status != 200:
                 code, message = fleets.error_in(body)
-                is_late = code == "SpotMaxPriceTooLow"  # what EC2 finds out when it tries; the rest is a wrong request
+                is_late = code == "SpotMaxPriceTooLow"  # found by EC2 while launching; other codes reject the request
                 return self._empty_fleet(call, code, message) if is_late else self._error(call, code, message)
             ids += _INSTANCE_ID.findall(body.decode())
         self.fleets_count += 1
@@ -290,8 +290,8 @@ class AwsFake:
         return self._error(call, "ValidationError", why) if why else (200, answer_body(call, ""))
 
     def _refused_in_a_group(self, offer: str) -> str | None:
-        """What a group says of a launch of its own that a fault on RunInstances meets; None: it goes well."""
-        struck = [fault for fault in self.faults.met_by("RunInstances", offer) if fault.kind == "refused"]
+        """Return a group's message if a fault on RunInstances applies to its launch; None if it succeeds."""
+        struck = [fault for fault in self.faults.matching("RunInstances", offer) if fault.kind == "refused"]
         if not struck:
             return None
         market_name = "Spot" if offer.endswith("/spot") else "On-Demand"
@@ -299,8 +299,8 @@ class AwsFake:
         return f"Could not launch {market_name} Instances. {struck[0].code} - {words} Launching EC2 instance failed."
 
     def _refuse(self, call: Call, code: str) -> Answer:
-        """Answer with the error; what stands in the way of capacity is no error of LaunchInstances, but its answer, and
-        that of a fleet, whose token it uses up."""
+        """Return the error; LaunchInstances reports missing capacity in its answer, as does a fleet, which uses up its
+        token."""
         if call.name == "CreateFleet" and code in OF_CAPACITY:
             return self._once(call, lambda: self._empty_fleet(call, code, ERRORS[code][1]))
         if call.name == "LaunchInstances" and code in OF_CAPACITY:
@@ -308,7 +308,7 @@ class AwsFake:
         return self._error(call, code)
 
     def _with_states(self, body: bytes) -> bytes:
-        """Return a launch's answer with the state and reason that its instance, or the first of many, is in now."""
+        """Return a launch's answer with the current state and reason of its first instance."""
         text = _REASON.sub("", body.decode())
         first = next((one for one in _INSTANCE_ID.findall(text) if one in self.machines), None)
         if first is None:
@@ -319,7 +319,7 @@ class AwsFake:
         return _STARTED.sub(f"<launchTime>{machine.launch_time.isoformat()}</launchTime>", text).encode()
 
     def _offer_of(self, call: Call) -> str:
-        """Return `type/zone/capacity type` of what a launch asks for, empty for other calls."""
+        """Return `type/zone/capacity type` of a launch, empty for other calls."""
         if call.name == "LaunchInstances":
             return self.groups.offer_of(call)
         if call.name == "CreateFleet":
@@ -350,7 +350,7 @@ class AwsFake:
 
 
 def _without_zone(parameters: dict[str, str]) -> dict[str, str]:
-    """The parameters by which two requests of one token differ: region and zone are not among them."""
+    """Return the parameters that two requests of one token must share: all but region and zone."""
     return {name: value for name, value in parameters.items() if not name.startswith("AvailabilityZones")}
 
 

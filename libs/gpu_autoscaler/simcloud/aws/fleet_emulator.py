@@ -1,4 +1,4 @@
-"""What the fake's instances are to the park of machines: orders again, read from tags and user data."""
+"""AWS instances for the fleet emulator: orders reconstructed from tags and user data."""
 
 import base64
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from gpu_autoscaler.simcloud.aws import machines
 from gpu_autoscaler.simcloud.aws.fake import AwsFake
 from gpu_autoscaler.simcloud.aws.market import costs_more_than
 from gpu_autoscaler.simcloud.faults import Fault
-from gpu_autoscaler.simcloud.fleet_emulator import Seen
+from gpu_autoscaler.simcloud.fleet_emulator import FleetInstance
 from gpu_autoscaler.simcloud.node_texts import labels_in, taints_in
 from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RefusalRule
-from gpu_autoscaler.simcluster.offers import CATALOGUE, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
-_OFFERS = {offer.instance_type: offer for offer in offers_of(CATALOGUE)}
+_OFFERS = {offer.instance_type: offer for offer in offers_of(INSTANCE_CATALOG)}
 
 
-class AwsBooks:
-    """The fake of AWS, as the park reads it."""
+class AwsFleet:
+    """The fake AWS as the emulator reads it."""
 
     def __init__(self, fake: AwsFake) -> None:
         self._fake = fake
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The fake answers in threads of its own."""
+        """Return the fake's lock: it answers in its own threads."""
         return self._fake.lock
 
     def now(self) -> datetime:
@@ -38,58 +38,58 @@ class AwsBooks:
         return self._fake.now()
 
     def settle(self) -> None:
-        """Bring every instance to where it is by now."""
+        """Advance every instance to the current time."""
         self._fake.machines.settle()
 
-    def seen(self) -> list[Seen]:
-        """Return every instance that carries our tags."""
-        return [_seen(one, self._fake) for one in self._fake.machines.seen() if ACTION_ID in one.tags]
+    def seen(self) -> list[FleetInstance]:
+        """Return all instances with our tags."""
+        return [_seen(machine, self._fake) for machine in self._fake.machines.seen() if ACTION_ID in machine.tags]
 
     def reclaim(self, instance_id: str) -> datetime:
-        """Take it back as EC2 takes spot."""
+        """Reclaim it as EC2 reclaims spot."""
         return self._fake.machines.reclaim(instance_id)
 
     def refuse(self, rule: RefusalRule) -> None:
-        """The simulated cloud speaks EC2's words."""
+        """Apply the rule as is: the simulated cloud uses EC2's codes."""
         self._fake.faults.add(
             Fault(kind="refused", offer=rule.pattern, call="*Instances", code=rule.code, left_count=rule.left_count)
         )
 
     def follow_prices(self, ratio_of: Callable[[str], float]) -> None:
-        """Spot's history tells the changed prices; the price list stays."""
+        """Change the spot price history; the price list stays."""
         self._fake.spot_ratio_of = ratio_of
 
 
-def _seen(one: machines.Seen, fake: AwsFake) -> Seen:
-    offer = f"{one.instance_type}/{one.zone}/spot"
-    is_outbid = one.is_spot and costs_more_than(one.usd_per_hour_max, offer, fake.zones, fake.spot_ratio_of)
-    return Seen(
-        instance_id=one.instance_id,
-        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{one.zone}/{one.instance_id}"),
-        order=_order(one),
-        launched_at=one.launched_at,
-        ended_by_user_at=one.ended_by_user_at,
-        is_alive=one.is_alive,
+def _seen(machine: machines.FleetInstance, fake: AwsFake) -> FleetInstance:
+    offer = f"{machine.instance_type}/{machine.zone}/spot"
+    is_outbid = machine.is_spot and costs_more_than(machine.usd_per_hour_max, offer, fake.zones, fake.spot_ratio_of)
+    return FleetInstance(
+        instance_id=machine.instance_id,
+        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{machine.zone}/{machine.instance_id}"),
+        order=_order(machine),
+        launched_at=machine.launched_at,
+        ended_by_user_at=machine.ended_by_user_at,
+        is_alive=machine.is_alive,
         outbid_notice_seconds=NOTICE_SECONDS if is_outbid else None,
     )
 
 
-def _order(one: machines.Seen) -> Order:
-    known = _OFFERS[one.instance_type]
-    given = base64.b64decode(one.user_data).decode()
+def _order(machine: machines.FleetInstance) -> Order:
+    known = _OFFERS[machine.instance_type]
+    given = base64.b64decode(machine.user_data).decode()
     offer = Offer(
-        instance_type=one.instance_type,
-        zone=one.zone,
-        capacity_type=CapacityType.SPOT if one.is_spot else CapacityType.ON_DEMAND,
+        instance_type=machine.instance_type,
+        zone=machine.zone,
+        capacity_type=CapacityType.SPOT if machine.is_spot else CapacityType.ON_DEMAND,
         resources=known.resources,
         gpu_model=known.gpu_model,
         gpu_memory_bytes=known.gpu_memory_bytes,
-        price_micro_usd_per_hour=int(one.tags[PRICE]),
+        price_micro_usd_per_hour=int(machine.tags[PRICE]),
     )
     return Order(
-        action_id=ActionId(one.tags[ACTION_ID]),
-        installation=one.tags[INSTALLATION],
-        pool=one.tags[POOL],
+        action_id=ActionId(machine.tags[ACTION_ID]),
+        installation=machine.tags[INSTALLATION],
+        pool=machine.tags[POOL],
         offer=offer,
         labels=labels_in(given),
         taints=taints_in(given),

@@ -1,7 +1,7 @@
-"""CreateFleet of type `instant`, as moto's neither honours a token nor MinTargetCapacity, nor tells of errors.
+"""CreateFleet of type `instant`: moto's ignores tokens and MinTargetCapacity and reports no errors.
 
-A fleet is so many RunInstances of one, each of which moto knows; what stands in the way of the first is in the way of
-all, so none is made then, and the answer is a fleet without instances that says why.
+A fleet becomes RunInstances calls for one instance each, which moto knows. If the first fails, all would, so none is
+launched, and the answer is an empty fleet with the error.
 Source: EC2 API Reference, "CreateFleet", `MinTargetCapacity`; EC2 User Guide, "Configure an EC2 Fleet of type instant"
 (read 2026-11-22).
 """
@@ -19,17 +19,17 @@ _CODE = re.compile(rb"<Code>([^<]+)</Code><Message>([^<]*)</Message>")
 
 
 def count_of(call: Call) -> int:
-    """Return how many instances a call asks for."""
+    """Return the number of requested instances."""
     return int(call.parameters.get("TargetCapacitySpecification.TotalTargetCapacity", 1))
 
 
 def is_spot(call: Call) -> bool:
-    """Return whether the fleet buys spot."""
+    """Return whether the fleet requests spot."""
     return call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType") == "spot"
 
 
 def wrong_in(call: Call) -> tuple[str, str] | None:
-    """Return code and message where EC2 takes no such request, None where it does."""
+    """Return code and message if EC2 rejects the request, None if it does not."""
     asked = call.parameters
     if asked.get("Type") != "instant":
         return "InvalidParameterValue", "This fake makes fleets of type instant."
@@ -46,7 +46,7 @@ def wrong_in(call: Call) -> tuple[str, str] | None:
 
 
 def one_of(call: Call) -> Call:
-    """Return the RunInstances that makes one instance of the fleet."""
+    """Return the RunInstances call for one instance of the fleet."""
     asked = call.parameters
     wanted = {
         "InstanceType": asked[f"{_OVERRIDE}.InstanceType"],
@@ -65,7 +65,7 @@ def one_of(call: Call) -> Call:
 
 
 def environ_of(call: Call, environ: Environ) -> Environ:
-    """Return the request that asks for this call instead."""
+    """Return the WSGI request of this call."""
     body = urlencode({"Action": call.name, "Version": "2016-11-15", **call.parameters}).encode()
     return {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
 
@@ -77,7 +77,7 @@ def error_in(body: bytes) -> tuple[str, str]:
 
 
 def made(call: Call, number: int, ids: Sequence[str]) -> str:
-    """Return the answer of a fleet that has made these."""
+    """Return the answer of a fleet with these instances."""
     listed = "".join(element("item", one) for one in ids)
     instances = (
         f"<item>{_source(call)}<instanceIds>{listed}</instanceIds>"
@@ -88,12 +88,12 @@ def made(call: Call, number: int, ids: Sequence[str]) -> str:
 
 
 def empty(call: Call, number: int, errors: Mapping[str, str]) -> str:
-    """Return the answer of a fleet that made nothing, by code and message of what stood in its way."""
-    told = "".join(
+    """Return the answer of an empty fleet, with errors by code and message."""
+    described = "".join(
         f"<item>{_source(call)}{element('errorCode', code)}{element('errorMessage', message)}</item>"
         for code, message in errors.items()
     )
-    return _answer(number, f"<errorSet>{told}</errorSet><fleetInstanceSet/>")
+    return _answer(number, f"<errorSet>{described}</errorSet><fleetInstanceSet/>")
 
 
 def _answer(number: int, inner: str) -> str:

@@ -1,4 +1,4 @@
-"""What moto's groups lack: LaunchInstances, and numbers that cannot be reached, with the activities that say so.
+"""What moto's groups lack: LaunchInstances, and capacities that cannot be reached, with their scaling activities.
 
 Source: EC2 Auto Scaling API Reference, "LaunchInstances", "SetDesiredCapacity", "DescribeScalingActivities" (read
 2026-11-22).
@@ -16,21 +16,21 @@ from gpu_autoscaler.simcloud.aws.wire import Call, element
 
 
 class UnknownGroup(Exception):
-    """There is no group of this name."""
+    """No group of this name."""
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a group did, or tried, to have as many instances as are wanted of it."""
+    """A scaling activity of a group."""
 
     number: int
     at: datetime
-    failed_because: str | None  # None: it went well
+    failed_because: str | None  # None: it succeeded
 
 
 class Groups:
-    """Auto Scaling groups of a region, in moto's books.
+    """Auto Scaling groups of a region, in moto's state.
 
-    `refused_because` says why no instance of an offer can be made now, None where one can.
+    `refused_because` returns why an offer cannot be launched now, None if it can.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Groups:
         return self.backend.autoscaling_groups[name]
 
     def offer_of(self, call: Call) -> str:
-        """Return `type/zone/capacity type` of what the launch asks for, empty where the group is unknown."""
+        """Return `type/zone/capacity type` of the launch, empty if the group is unknown."""
         try:
             group = self.get(call.parameters.get("AutoScalingGroupName", ""))
         except UnknownGroup:
@@ -67,7 +67,7 @@ class Groups:
         return f"{group.instance_type}/{zone}/{'spot' if self._is_spot(group) else 'on-demand'}"
 
     def launch(self, call: Call) -> str | None:
-        """Make one instance and return its id; None where the group is as large as it may be. Raises UnknownGroup."""
+        """Launch one instance and return its id; None if the group is at its MaxSize. Raises UnknownGroup."""
         group = self.get(call.parameters["AutoScalingGroupName"])
         if group.desired_capacity + 1 > group.max_size:
             return None
@@ -75,9 +75,9 @@ class Groups:
         return self._make(group, next(iter(call.listed("AvailabilityZones.member")), group.availability_zones[0]))
 
     def set_number(self, name: str, count: int) -> str | None:
-        """Want so many of a group, make what is missing and end what is too much; returns why not. Raises UnknownGroup.
+        """Set the desired capacity, launch or terminate instances accordingly; return an error. Raises UnknownGroup.
 
-        What is protected from scale-in stays; of the rest nobody may count on who goes.
+        Instances protected from scale-in stay; callers must not rely on which of the others end.
         """
         group = self.get(name)
         if not group.min_size <= count <= group.max_size:
@@ -100,8 +100,8 @@ class Groups:
         return None
 
     def activities(self, name: str) -> str:
-        """Return the inner answer of what the group did, newest first."""
-        told = "".join(
+        """Return the inner answer with the group's activities, newest first."""
+        described = "".join(
             "<member>"
             + _inner(
                 {
@@ -119,15 +119,15 @@ class Groups:
             + "</member>"
             for activity in reversed(self._activities[name])
         )
-        return f"<Activities>{told}</Activities>"
+        return f"<Activities>{described}</Activities>"
 
     def _fill(self, group: Any) -> int:  # noqa: ANN401 - moto ships no types
-        """Make what is missing, as far as it can be had; says how it went. Returns how many were made."""
-        made, told = 0, self._activities[group.name]
+        """Launch missing instances as far as possible, and record activities. Returns how many were launched."""
+        made, described = 0, self._activities[group.name]
         while len(group.instance_states) < group.desired_capacity:
             zone = group.availability_zones[0]
             why = self._refused_because(self._offer(group, zone))
-            told.append(Activity(number=len(told) + 1, at=self._now(), failed_because=why))
+            described.append(Activity(number=len(described) + 1, at=self._now(), failed_because=why))
             if why is not None:
                 break
             self._make(group, zone)
@@ -148,7 +148,7 @@ class Groups:
         return str(made.id)
 
     def heal(self) -> int:
-        """Do what AWS does of itself: replace what is gone of a group. Returns how many it made."""
+        """Replace lost instances, as AWS does by itself. Returns how many were launched."""
         made = 0
         for group in self.backend.autoscaling_groups.values():
             group.instance_states = [
@@ -161,7 +161,7 @@ class Groups:
         return instance_id in self._machines and self._machines.get(instance_id).state in ("pending", "running")
 
     def answer(self, call: Call, instance_id: str) -> str:
-        """Return the inner answer of a launch that made this instance."""
+        """Return the inner answer of a successful launch."""
         made = self._machines.get(instance_id)
         one = {
             "InstanceType": made.instance_type,
@@ -173,7 +173,7 @@ class Groups:
         return self._head(call) + f"<Instances><member>{_inner(one)}{ids}</member></Instances><Errors></Errors>"
 
     def failure(self, call: Call, code: str, message: str) -> str:
-        """Return the inner answer of a launch that made nothing: HTTP says 200 all the same."""
+        """Return the inner answer of a failed launch: its HTTP status is 200 as well."""
         one = {"ErrorCode": code, "ErrorMessage": message}
         return self._head(call) + f"<Instances></Instances><Errors><member>{_inner(one)}</member></Errors>"
 

@@ -1,4 +1,4 @@
-"""The life of moto's instances by our clock: they boot, show up late, end slowly, die on their own, are forgotten."""
+"""Life cycle of moto's instances by our clock: boot, delayed listing, slow termination, failure, expiry."""
 
 import copy
 import re
@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 
 ACCOUNT = "123456789012"  # moto's
-TERMINATING_SECONDS = 5.0  # fixture: from the order to end until the bill ends
+TERMINATING_SECONDS = 5.0  # fixture: from termination request to the end of billing
 FORGOTTEN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
 
 
 class _Life(msgspec.Struct, kw_only=True):
     reservation: Any
-    user_data: str = ""  # as it was given, in base64
+    user_data: str = ""  # in base64
     usd_per_hour_max: float | None = None  # None: the on-demand price
     runs_at: datetime
     shown_at: datetime
-    ends_at: datetime | None = None  # when it is terminated; None: it lives
+    ends_at: datetime | None = None  # None: running
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as the cloud itself knows it."""
+class FleetInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as the cloud describes it."""
 
     instance_id: str
     instance_type: str
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machines:
-    """Every instance that was launched through the layer. `now` may be a clock that a test turns."""
+    """All instances launched through the layer. `now` may be a test's clock."""
 
     def __init__(self, region: str, now: Callable[[], datetime]) -> None:
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto loads slowly, and only fakes need it
@@ -51,7 +51,7 @@ class Machines:
         self._lives: dict[str, _Life] = {}
 
     def launched(self, ids: Iterable[str], user_data: str = "", usd_per_hour_max: float | None = None) -> None:
-        """Begin the life of instances that moto has just made."""
+        """Start the life cycle of instances that moto just created."""
         now = self._now()
         for instance_id in ids:
             reservation = next(
@@ -72,7 +72,7 @@ class Machines:
         self.settle()
 
     def terminating(self, ids: Iterable[str]) -> None:
-        """Begin the end of instances that moto has terminated at once; again changes nothing."""
+        """Start the termination of instances that moto terminated at once; idempotent."""
         now = self._now()
         for instance_id in ids:
             life = self._lives.get(instance_id)
@@ -83,11 +83,11 @@ class Machines:
         self.settle()
 
     def die(self, instance_id: str, code: str = "Server.InternalError") -> datetime:
-        """End the instance on its own, at boot: the reason carries no date, as EC2's does not. Returns the instant."""
+        """End the instance at boot: as in EC2 the reason has no date. Returns the time."""
         return self._end(instance_id, code, transition=code)
 
     def reclaim(self, instance_id: str) -> datetime:
-        """Take a spot instance back; returns the instant, which EC2 dates to the second."""
+        """Reclaim a spot instance; return the time, which EC2 dates to the second."""
         now = self._now().replace(microsecond=0)
         transition = f"Service initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
         self._end(instance_id, "Server.SpotInstanceTermination", transition=transition)
@@ -101,10 +101,10 @@ class Machines:
         self.settle()
         return now
 
-    def seen(self) -> list["Seen"]:
-        """Return every instance with what a machine park needs to know of it."""
+    def seen(self) -> list["FleetInstance"]:
+        """Return all instances with what the fleet emulator needs."""
         return [
-            Seen(
+            FleetInstance(
                 instance_id=instance_id,
                 instance_type=machine.instance_type,
                 zone=machine.availability_zone,
@@ -121,14 +121,14 @@ class Machines:
         ]
 
     def stock(self, instance_id: str, count: int) -> None:
-        """Have so many copies of an instance, with its tags: a large fleet without a launch for each.
+        """Create copies of an instance, with its tags: a large fleet without individual launches.
 
-        Copies have no disks and no network, which make up most of moto's work on a list.
+        Copies have no disks and network interfaces, which cause most of moto's work in a list.
         """
         life, model = self._lives[instance_id], self.get(instance_id)
         tags = dict(self.backend.tags[instance_id])
-        told = [{"key": key, "value": value} for key, value in tags.items()]
-        bare = {"network_interfaces": [], "block_device_mappings": [], "get_tags": lambda _: told}
+        described = [{"key": key, "value": value} for key, value in tags.items()]
+        bare = {"network_interfaces": [], "block_device_mappings": [], "get_tags": lambda _: described}
         twin_class: Any = type("Twin", (type(model),), bare)
         for number in range(count):
             twin, reservation = copy.copy(model), copy.copy(life.reservation)
@@ -140,13 +140,13 @@ class Machines:
             self._lives[twin.id] = _Life(reservation=reservation, runs_at=life.runs_at, shown_at=life.shown_at)
 
     def get(self, instance_id: str) -> Any:  # noqa: ANN401 - moto ships no types
-        """Return moto's instance, also while it is not shown."""
+        """Return moto's instance, even while it is not listed."""
         return next(
             instance for instance in self._lives[instance_id].reservation.instances if instance.id == instance_id
         )
 
     def is_alive(self, instance_id: str) -> bool:
-        """True until its end has begun."""
+        """Return whether its end has not begun."""
         life = self._lives.get(instance_id)
         return life is not None and life.ends_at is None
 
@@ -154,7 +154,7 @@ class Machines:
         return instance_id in self._lives
 
     def settle(self) -> None:
-        """Bring every instance to where it is by now."""
+        """Advance every instance to the current time."""
         now = self._now()
         for instance_id, life in list(self._lives.items()):
             reservations, machine = self.backend.reservations, self.get(instance_id)

@@ -1,6 +1,6 @@
-"""What moto knows nothing of: prices as the spot history and the price list tell them, and quotas of vCPUs.
+"""What moto lacks: prices of the spot history and the price list, and vCPU quotas.
 
-Prices are the simulated catalogue's fixtures, and no quotes.
+Prices are fixtures of the simulated catalog, not quotes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,24 +13,24 @@ import msgspec
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.simcloud.aws.wire import Call, elements
-from gpu_autoscaler.simcluster.offers import CATALOGUE, ZONES, offers_of
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, ZONES, offers_of
 
 PAGE_PRODUCTS_COUNT = 100  # the price list's largest page
 
 
 def usd_per_hour(instance_type: str, zone_number: int, capacity_type: CapacityType) -> float | None:
-    """Return the fixture price in the n-th zone, None for a type that the catalogue lacks."""
+    """Return the fixture price in the n-th zone, None for a type that is not in the catalog."""
     zone = ZONES[zone_number % len(ZONES)]
     key = f"{instance_type}/{zone}/{capacity_type}"
     price = _PRICES.get(key)
     return None if price is None else price / MICRO_USD_PER_USD
 
 
-_PRICES = {offer.key: offer.price_micro_usd_per_hour for offer in offers_of(CATALOGUE)}
+_PRICES = {offer.key: offer.price_micro_usd_per_hour for offer in offers_of(INSTANCE_CATALOG)}
 
 
 def spot_history(call: Call, zones: Sequence[str], now: datetime, ratio_of: Callable[[str], float]) -> str:
-    """Return the last spot price of each type and zone that is asked for."""
+    """Return the last spot price of each requested type and zone."""
     items = []
     for instance_type in call.listed("InstanceType"):
         for number, zone in enumerate(zones):
@@ -49,18 +49,18 @@ def spot_history(call: Call, zones: Sequence[str], now: datetime, ratio_of: Call
 
 
 def is_above_ceiling(call: Call, offer: str, zones: Sequence[str], ratio_of: Callable[[str], float]) -> bool:
-    """Return whether spot costs more than a launch says it may. Source: EC2 API Reference, "SpotMarketOptions"."""
+    """Return whether spot costs more than the launch's ceiling. Source: EC2 API Reference, "SpotMarketOptions"."""
     return costs_more_than(usd_per_hour_max(call), offer, zones, ratio_of)
 
 
 def usd_per_hour_max(call: Call) -> float | None:
-    """Return the ceiling of a launch; None: it names none, and the on-demand price stands."""
-    told = call.parameters.get("InstanceMarketOptions.SpotOptions.MaxPrice")
-    return None if told is None else float(told)
+    """Return the ceiling of a launch; None: none, so the on-demand price applies."""
+    described = call.parameters.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    return None if described is None else float(described)
 
 
 def costs_more_than(most: float | None, offer: str, zones: Sequence[str], ratio_of: Callable[[str], float]) -> bool:
-    """Return whether an offer of spot costs more than `most`; never without one, as on-demand is its ceiling then."""
+    """Return whether spot costs more than `most`; never without one, as on-demand is the ceiling then."""
     instance_type, zone, _ = offer.split("/")
     if most is None or zone not in zones:
         return False
@@ -69,13 +69,13 @@ def costs_more_than(most: float | None, offer: str, zones: Sequence[str], ratio_
 
 
 def placement_scores(region: str, scores: Mapping[str, int]) -> str:
-    """Return the scores of zones, whatever is asked for. Source: EC2 API Reference, "GetSpotPlacementScores"."""
+    """Return the scores of zones for any request. Source: EC2 API Reference, "GetSpotPlacementScores"."""
     items = [{"region": region, "availabilityZoneId": zone_id, "score": score} for zone_id, score in scores.items()]
     return elements("spotPlacementScoreSet", items)
 
 
 def products(call: Call, region: str) -> bytes:
-    """Return the on-demand price list of the types in the catalogue, in pages. Source: AWS Price List API Reference."""
+    """Return the on-demand price list of types in the catalog, in pages. Source: AWS Price List API Reference."""
     asked: dict[str, Any] = msgspec.json.decode(call.parameters["body"])
     wanted = {one["Field"]: one["Value"] for one in asked.get("Filters", ())}
     types = sorted({key.split("/", 1)[0] for key in _PRICES})
@@ -103,7 +103,7 @@ def _product(instance_type: str, region: str) -> str:
 
 
 def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable[Any], count: int = 1) -> str | None:
-    """Return the error of a launch of so many that would pass a quota, None where it fits."""
+    """Return the error of a launch that would exceed a quota, None if it fits."""
     wanted = call.parameters.get("InstanceType", "")
     is_spot = call.parameters.get("InstanceMarketOptions.MarketType") == "spot"
     for pattern, limit in quota_vcpus.items():
@@ -119,8 +119,8 @@ def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable
 
 
 def quotas(quota_vcpus: Mapping[str, int]) -> bytes:
-    """Return quotas of GPU families on demand; one that is not set is large. Source: Service Quotas API Reference."""
-    told = {
+    """Return on-demand GPU quotas; unset ones are large. Source: Service Quotas API Reference."""
+    described = {
         "L-DB2E81BA": ("Running On-Demand G and VT instances", "g"),
         "L-3819A6DF": ("All G and VT Spot Instance Requests", "g"),
         "L-417A185B": ("Running On-Demand P instances", "p"),
@@ -134,9 +134,9 @@ def quotas(quota_vcpus: Mapping[str, int]) -> bytes:
             "QuotaName": name,
             "Value": float(min((limit for key, limit in quota_vcpus.items() if key.startswith(family)), default=768)),
         }
-        for code, (name, family) in told.items()
+        for code, (name, family) in described.items()
     ]
     return msgspec.json.encode({"Quotas": listed})
 
 
-_VCPUS = {kind.name: int(kind.vcpu_count) for kind in CATALOGUE}
+_VCPUS = {kind.name: int(kind.vcpu_count) for kind in INSTANCE_CATALOG}

@@ -1,4 +1,4 @@
-"""Capacity reservations and capacity blocks, which moto lacks: so many of a type in a zone, for a time.
+"""Capacity reservations and capacity blocks, which moto lacks.
 
 Source: EC2 API Reference, "DescribeCapacityReservations", "RunInstances" (read 2026-11-22).
 """
@@ -17,7 +17,7 @@ _INSTANCE = re.compile(r"(<instanceId>(i-[0-9a-f]+)</instanceId>)")
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """One reservation, as a test or a user makes it."""
+    """One reservation, as created by a test or user."""
 
     reservation_id: str
     instance_type: str
@@ -29,7 +29,7 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservations:
-    """Those of a region, and the instances in them. `is_alive` says whether an instance still takes its place."""
+    """Reservations of a region and their instances. `is_alive` says whether an instance still occupies its slot."""
 
     def __init__(self, now: Callable[[], datetime], is_alive: Callable[[str], bool]) -> None:
         self._now = now
@@ -37,16 +37,18 @@ class Reservations:
         self._all: dict[str, Reserved] = {}
         self._places: dict[str, str] = {}  # instance: reservation
 
-    def put(self, one: Reserved) -> None:
-        """Have this one."""
-        self._all[one.reservation_id] = one
+    def put(self, reserved: Reserved) -> None:
+        """Add or replace a reservation."""
+        self._all[reserved.reservation_id] = reserved
 
     def used_count(self, reservation_id: str) -> int:
-        """How many of its places are taken."""
-        return sum(1 for one, of in self._places.items() if of == reservation_id and self._is_alive(one))
+        """Return how many of its slots are taken."""
+        return sum(
+            1 for instance_id, of in self._places.items() if of == reservation_id and self._is_alive(instance_id)
+        )
 
     def refused(self, call: Call, zone: str) -> tuple[str, str] | None:
-        """Return the error of a launch into one, None where it fits or is into none."""
+        """Return the error of a launch into a reservation; None if it fits, or targets none."""
         wanted = call.parameters.get(TARGET)
         if wanted is None:
             return None
@@ -64,7 +66,7 @@ class Reservations:
         return None
 
     def take(self, call: Call, ids: list[str]) -> bool:
-        """Give launched instances their places; returns whether it is a block's."""
+        """Assign launched instances to the reservation; return whether it is a block."""
         wanted = call.parameters.get(TARGET)
         if wanted is None:
             return False
@@ -72,7 +74,7 @@ class Reservations:
         return self._all[wanted].is_block
 
     def described(self) -> str:
-        """Return the inner answer of all of them."""
+        """Return the inner answer of all reservations."""
         rows: list[dict[str, Any]] = []
         for one in self._all.values():
             row: dict[str, Any] = {
@@ -91,7 +93,7 @@ class Reservations:
         return elements("capacityReservationSet", rows)
 
     def dressed(self, body: bytes) -> bytes:
-        """Return an answer about instances with the reservations that they are in, which moto does not tell."""
+        """Return an answer about instances with their reservations, which moto does not report."""
         if not self._places:
             return body
         return _INSTANCE.sub(self._with_place, body.decode()).encode()

@@ -1,4 +1,4 @@
-"""Serves the fake on loopback, in a thread: tests and the command line start it alike."""
+"""Serves the fake on loopback, in a thread, for tests and the command line."""
 
 import threading
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from gpu_autoscaler.simcloud.aws.fake import AwsFake
 
 @contextmanager
 def serving(fake: AwsFake, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve until the block ends; yields the address."""
+    """Serve until the block ends; yield the URL."""
     from werkzeug.serving import WSGIRequestHandler, make_server  # noqa: PLC0415 - only fakes need it
 
-    # Says nothing of each request, and keeps connections.
+    # Does not log requests, and keeps connections alive.
     quiet: Any = type(
         "Quiet", (WSGIRequestHandler,), {"protocol_version": "HTTP/1.1", "log_request": lambda *_, **__: None}
     )

@@ -1,4 +1,4 @@
-"""How AWS asks and answers on the wire: a request as a call with its parameters, and the bodies of answers.
+"""AWS's wire formats: requests as calls with parameters, and bodies of answers.
 
 Protocols: `ec2` and `query` (forms, XML) and JSON 1.1, as botocore's service models name them.
 """
@@ -20,15 +20,15 @@ _SERVICES: Mapping[str, Protocol] = {"ec2": "ec2", "autoscaling": "query"}
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: what was asked of which service."""
+    """One request to a service."""
 
-    service: str  # as the signature names it: ec2, autoscaling, pricing, servicequotas
+    service: str  # as in the signature: ec2, autoscaling, pricing, servicequotas
     name: str  # RunInstances
     parameters: dict[str, str]  # of forms; JSON: under "body"
 
     @property
     def protocol(self) -> Protocol:
-        """How the service is spoken to."""
+        """Protocol of the service."""
         return _SERVICES.get(self.service, "json")
 
     def listed(self, name: str) -> list[str]:
@@ -40,7 +40,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def tags(self, resource: str) -> dict[str, str]:
-        """Return the tags that a launch asks for on this kind of resource."""
+        """Return the tags of a launch for this kind of resource."""
         found = {}
         for key, value in self.parameters.items():
             head, _, last = key.rpartition(".")
@@ -55,7 +55,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_call(environ: Environ) -> Call:
-    """Return what is asked; the body can be read again afterwards."""
+    """Return the call; the body can be read again afterwards."""
     length = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_BYTES_MAX)
     body = environ["wsgi.input"].read(length)
     environ["wsgi.input"] = io.BytesIO(body)
@@ -70,7 +70,7 @@ def read_call(environ: Environ) -> Call:
 
 
 def error_body(call: Call, code: str, message: str) -> bytes:
-    """Return the error as this service words it."""
+    """Return the error in the service's format."""
     if call.protocol == "json":
         return msgspec.json.encode({"__type": code, "message": message})
     if call.protocol == "ec2":
@@ -81,7 +81,7 @@ def error_body(call: Call, code: str, message: str) -> bytes:
 
 
 def answer_body(call: Call, inner: str) -> bytes:
-    """Return a successful XML answer around `inner`."""
+    """Return a successful XML answer with `inner`."""
     if call.protocol == "ec2":
         return _xml(f"<{call.name}Response><requestId>{REQUEST_ID}</requestId>{inner}</{call.name}Response>")
     result = f"<{call.name}Result>{inner}</{call.name}Result>"

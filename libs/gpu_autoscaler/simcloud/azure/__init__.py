@@ -1,1 +1,1 @@
-"""A fake of Azure Resource Manager: the calls that the driver makes, with what goes wrong in the real one."""
+"""Fake Azure Resource Manager: the calls that the driver makes, with Azure's failure modes."""

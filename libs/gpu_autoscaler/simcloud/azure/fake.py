@@ -1,6 +1,6 @@
 """Azure Resource Manager as one server: scale sets, machines, operations, quotas, sizes and prices.
 
-It records what was asked. Errors, statuses and shapes as in Azure's REST API reference (read 2026-11-22).
+Calls are recorded. Errors, statuses and formats as in Azure's REST API reference (read 2026-11-22).
 """
 
 import itertools
@@ -19,7 +19,7 @@ GROUP = "gpu"
 PAGE_COUNT = 500
 RETRY_AFTER = {"Retry-After": "1"}
 
-# HTTP status and words of the errors that faults are told by; what is not here is a 400.
+# HTTP status and message of error codes used by faults; others are a 400.
 ERRORS: Mapping[str, tuple[int, str]] = {
     "AllocationFailed": (409, "Allocation failed. We do not have sufficient capacity for the requested VM size."),
     "ZonalAllocationFailed": (409, "Allocation failed. We do not have sufficient capacity in this zone."),
@@ -36,7 +36,7 @@ ERRORS: Mapping[str, tuple[int, str]] = {
     "InternalServerError": (500, "The server encountered an internal error."),
     "InvalidParameter": (400, "The value of a parameter is invalid."),
 }
-# Told only by the operation that the call has begun.
+# Reported only by the operation that the call started.
 OF_ALLOCATION = frozenset(code for code in ERRORS if "Allocation" in code)
 
 
@@ -50,7 +50,7 @@ class AzureFake(RestFake):
         self.scale_sets = ScaleSets(self.machines, self.now, region, self.id_of)
         self.quota_vcpus: dict[str, int] = {}  # name of the quota: vCPUs that may run at once
         self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
-        self.permissions: list[dict[str, Any]] = [{"actions": ["*"], "notActions": []}]  # as the caller is told of them
+        self.permissions: list[dict[str, Any]] = [{"actions": ["*"], "notActions": []}]  # reported to the caller
         self.autoscale_settings: list[dict[str, Any]] = []
         self.launches_count = 0
         self._operations: dict[str, dict[str, Any]] = {}
@@ -59,21 +59,21 @@ class AzureFake(RestFake):
 
     @staticmethod
     def id_of(kind: str, name: str) -> str:
-        """Return the id of a resource of Compute."""
+        """Return the id of a Compute resource."""
         return f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.Compute/{kind}/{name}"
 
     def offer_flexible(self, name: str, *, zones: Sequence[str] = market.ZONES) -> str:
-        """Have a flexible scale set of this name, as somebody's own tools would make it."""
+        """Create a flexible scale set, as users' own tools would."""
         body = {"location": self.region, "zones": list(zones), "properties": dict(market.FLEXIBLE)}
         self.scale_sets.put(name, body)
         return name
 
-    # ---- what every fake does
+    # ---- base class
 
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        """Return what is asked, held against Azure's own description. Raises Rejected."""
+        """Return the call, checked against Azure's description. Raises Rejected."""
         self._host = f"http://{headers.get('host', 'localhost')}"
         call = read_request(method, path, query, headers, body)
         subscription, group = call.parameters.get("subscription", SUBSCRIPTION), call.parameters.get("group", GROUP)
@@ -84,7 +84,7 @@ class AzureFake(RestFake):
         return call
 
     def offer_of(self, call: RestCall) -> str:
-        """Return `type/zone/capacity type` of what a launch asks for, empty for other calls."""
+        """Return `type/zone/capacity type` of a launch, empty for other calls."""
         if call.name == "VirtualMachines_CreateOrUpdate":
             return self._machine_of(call).offer_key
         if call.name == "VirtualMachineScaleSets_Update" and self.scale_sets.growth(call) > 0:
@@ -92,7 +92,7 @@ class AzureFake(RestFake):
         return ""
 
     def refuse(self, call: RestCall, code: str) -> RestAnswer:
-        """Answer with the error; what cannot be allocated is told by the operation, and leaves something behind."""
+        """Return the error; allocation failures are reported by the operation, and leave a machine behind."""
         status, message = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
         if code in OF_ALLOCATION and call.name == "VirtualMachines_CreateOrUpdate":
             return self._put_machine(call, failure=(code, message))
@@ -101,11 +101,11 @@ class AzureFake(RestFake):
         return error_answer(status, code, message, RETRY_AFTER if status == 429 else None)
 
     def lost(self) -> RestAnswer:
-        """A gateway that gives up."""
+        """Return a gateway timeout."""
         return error_answer(500, "InternalServerError", ERRORS["InternalServerError"][1])
 
     def perform(self, call: RestCall) -> RestAnswer:
-        """Do it. Raises Rejected."""
+        """Execute the call. Raises Rejected."""
         if "scale_set" in call.parameters:
             return self._of_scale_sets(call)
         now, names = self.now(), call.parameters
@@ -114,10 +114,10 @@ class AzureFake(RestFake):
                 return self._put_machine(call)
             case "VirtualMachines_Get":
                 machine = self._found(self.id_of("virtualMachines", names["name"]))
-                return RestAnswer(body=machine.told(now, with_view="$expand" in names))
+                return RestAnswer(body=machine.described(now, with_view="$expand" in names))
             case "VirtualMachines_List":
-                listed = [one for one in self.machines.listed() if one.instance_id is None]
-                return self._page(call, [one.told(now) for one in listed])
+                listed = [machine for machine in self.machines.listed() if machine.instance_id is None]
+                return self._page(call, [machine.described(now) for machine in listed])
             case "VirtualMachines_Delete":
                 machine = self._found(self.id_of("virtualMachines", names["name"]))
                 self.machines.delete(machine)
@@ -125,7 +125,7 @@ class AzureFake(RestFake):
         return self._told(call)
 
     def _told(self, call: RestCall) -> RestAnswer:
-        """What is only read, and of no machine."""
+        """Answer reads that are not about machines."""
         names = call.parameters
         match call.name:
             case "ResourceSkus_List":
@@ -155,7 +155,7 @@ class AzureFake(RestFake):
             case "VirtualMachineScaleSets_CreateOrUpdate":
                 return RestAnswer(status=201, body=self.scale_sets.put(name, call.body))
             case "VirtualMachineScaleSets_Get":
-                return RestAnswer(body=self.scale_sets.told(name))
+                return RestAnswer(body=self.scale_sets.described(name))
             case "VirtualMachineScaleSets_Update":
                 self._see_tags(call.body.get("tags") or {})
                 growth = self.scale_sets.growth(call)
@@ -171,7 +171,7 @@ class AzureFake(RestFake):
             case "VirtualMachineScaleSetVMs_Get":
                 kind = f"virtualMachineScaleSets/{name}/virtualMachines"
                 found = self._found(self.id_of(kind, names["name"]))
-                return RestAnswer(body=found.told(self.now(), with_view="$expand" in names))
+                return RestAnswer(body=found.described(self.now(), with_view="$expand" in names))
         raise rejected(404, "InvalidResourceType", f"{call.name}: this fake has no such call.")
 
     # ---- machines
@@ -185,7 +185,7 @@ class AzureFake(RestFake):
             if known.offer_key != machine.offer_key:
                 raise rejected(409, "PropertyChangeNotAllowed", "Changing property 'zones' or priority is not allowed.")
             known.tags = machine.tags
-            return self._accepted(200, known.told(self.now()))
+            return self._accepted(200, known.described(self.now()))
         self._see_tags(machine.tags)
         market.see_ceiling(machine, self.spot_ratio_of)
         if failure is None:
@@ -193,7 +193,7 @@ class AzureFake(RestFake):
             self.launches_count += 1
         machine.failure = failure
         self.machines.begin(machine)
-        return self._accepted(201, machine.told(self.now()), failure)
+        return self._accepted(201, machine.described(self.now()), failure)
 
     def _machine_of(self, call: RestCall) -> Machine:
         body, name, now = call.body, call.parameters["name"], self.now()
@@ -249,12 +249,12 @@ class AzureFake(RestFake):
     # ---- operations, events and pages
 
     def _logged(self, wanted: str) -> list[dict[str, Any]]:
-        """Return the ends of machines that the filter names, by order or by eviction."""
-        told = []
+        """Return the ends of machines that the filter matches, by deletion or eviction."""
+        described = []
         for one in self.machines.ever():
             if one.ends_at is not None and f"'{one.resource_id}'".lower() in wanted.lower():
                 what = "EvictSpotVM/action" if one.ended_by_user_at is None else "delete"
-                told.append(
+                described.append(
                     {
                         "resourceId": one.resource_id,
                         "operationName": {"value": f"Microsoft.Compute/virtualMachines/{what}"},
@@ -262,7 +262,7 @@ class AzureFake(RestFake):
                         "eventTimestamp": (one.ended_by_user_at or one.ends_at).isoformat(),
                     }
                 )
-        return told
+        return described
 
     def _accepted(
         self,
@@ -272,12 +272,16 @@ class AzureFake(RestFake):
         *,
         began_at: datetime | None = None,
     ) -> RestAnswer:
-        """Answer a call whose outcome an operation tells."""
+        """Answer a call whose result is reported by an operation."""
         name = f"00000000-0000-4000-8000-{next(self._numbers):012x}"
-        told: dict[str, Any] = {"name": name, "status": "Succeeded", "startTime": (began_at or self.now()).isoformat()}
+        described: dict[str, Any] = {
+            "name": name,
+            "status": "Succeeded",
+            "startTime": (began_at or self.now()).isoformat(),
+        }
         if failure is not None:
-            told |= {"status": "Failed", "error": {"code": failure[0], "message": failure[1]}}
-        self._operations[name] = told
+            described |= {"status": "Failed", "error": {"code": failure[0], "message": failure[1]}}
+        self._operations[name] = described
         path = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/locations/{self.region}/operations/{name}"
         link = f"{self._host}{path}?api-version=2024-11-01"
         return RestAnswer(status=status, body=body, headers={"Azure-AsyncOperation": link, "Location": link})

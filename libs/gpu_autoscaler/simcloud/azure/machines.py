@@ -1,6 +1,6 @@
-"""The life of Azure's machines by our clock: they boot, show up late, fail, end slowly, and are evicted.
+"""Life cycle of Azure's machines by our clock: boot, delayed listing, failure, slow deletion, eviction.
 
-A machine that is gone is gone: no call tells of it afterwards.
+A deleted machine is gone: no call reports it afterwards.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-TERMINATING_SECONDS = 5.0  # fixture: from the order to delete until the machine is gone
+TERMINATING_SECONDS = 5.0  # fixture: from the deletion request until the machine is gone
 
 
 class Machine(msgspec.Struct, kw_only=True):
-    """One virtual machine, of either orchestration."""
+    """One virtual machine, of either orchestration mode."""
 
     resource_id: str
     name: str
@@ -22,12 +22,12 @@ class Machine(msgspec.Struct, kw_only=True):
     tags: dict[str, str]
     size: str
     is_spot: bool
-    properties: dict[str, Any]  # as they were given
+    properties: dict[str, Any]  # as requested
     created_at: datetime
     runs_at: datetime
     shown_at: datetime
     instance_id: str | None = None  # of uniform orchestration
-    failure: tuple[str, str] | None = None  # code and message: it was never allocated
+    failure: tuple[str, str] | None = None  # code and message of a failed allocation
     ends_at: datetime | None = None
     ended_by_user_at: datetime | None = None
 
@@ -38,11 +38,11 @@ class Machine(msgspec.Struct, kw_only=True):
         return f"{self.size}/{zone}/{'spot' if self.is_spot else 'on-demand'}"
 
     def is_there(self, now: datetime) -> bool:
-        """Return whether it can be read by its name."""
+        """Return whether it can be read by name."""
         return self.ends_at is None or now < self.ends_at
 
     def is_alive(self, now: datetime) -> bool:
-        """Return whether it runs, or is about to."""
+        """Return whether it runs or is starting."""
         return self.failure is None and self.is_there(now)
 
     def state(self, now: datetime) -> str:
@@ -53,17 +53,17 @@ class Machine(msgspec.Struct, kw_only=True):
             return "Failed"
         return "Succeeded" if now >= self.runs_at else "Creating"
 
-    def told(self, now: datetime, *, with_view: bool = False) -> dict[str, Any]:
-        """Return it as Azure does."""
+    def described(self, now: datetime, *, with_view: bool = False) -> dict[str, Any]:
+        """Return the machine in Azure's format."""
         state = {"provisioningState": self.state(now), "timeCreated": self.created_at.isoformat()}
         properties: dict[str, Any] = self.properties | state
-        # What a password or a script holds is never told again.
+        # Passwords and scripts are never returned.
         system = properties.get("osProfile")
         if isinstance(system, dict):
             properties["osProfile"] = {k: v for k, v in system.items() if k not in ("adminPassword", "customData")}
         if with_view:
             properties["instanceView"] = {"statuses": [self._status(now)]}
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "id": self.resource_id,
             "name": self.name,
             "location": self.location,
@@ -71,8 +71,8 @@ class Machine(msgspec.Struct, kw_only=True):
             "properties": properties,
         }
         if self.instance_id is not None:
-            told |= {"instanceId": self.instance_id, "sku": {"name": self.size, "tier": "Standard"}}
-        return told | {"zones": self.zones} if self.zones else told
+            described |= {"instanceId": self.instance_id, "sku": {"name": self.size, "tier": "Standard"}}
+        return described | {"zones": self.zones} if self.zones else described
 
     def _status(self, now: datetime) -> dict[str, str]:
         if self.failure is not None:
@@ -82,7 +82,7 @@ class Machine(msgspec.Struct, kw_only=True):
 
 
 class Machines:
-    """Every machine that ever was, by id in lower case. `now` may be a clock that a test turns."""
+    """All machines ever created, by id in lower case. `now` may be a test's clock."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self.boot_seconds = 0.0
@@ -91,7 +91,7 @@ class Machines:
         self._machines: dict[str, Machine] = {}
 
     def begin(self, machine: Machine) -> Machine:
-        """Begin a life."""
+        """Start the life cycle of a machine."""
         self._machines[machine.resource_id.lower()] = machine
         return machine
 
@@ -101,35 +101,35 @@ class Machines:
         return found if found is not None and found.is_there(self._now()) else None
 
     def there(self) -> Iterator[Machine]:
-        """Yield every machine that can be read by its name."""
+        """Yield all machines that can be read by name."""
         now = self._now()
         return (machine for machine in self._machines.values() if machine.is_there(now))
 
     def listed(self) -> list[Machine]:
-        """Return every machine that is shown."""
+        """Return all listed machines."""
         now = self._now()
-        return [one for one in self.there() if now >= one.shown_at]
+        return [machine for machine in self.there() if now >= machine.shown_at]
 
     def ever(self) -> list[Machine]:
-        """Return every machine, those that are gone too."""
+        """Return all machines, including deleted ones."""
         return list(self._machines.values())
 
     def delete(self, machine: Machine) -> None:
-        """Begin its end by order; again changes nothing."""
+        """Start the deletion; idempotent."""
         if machine.ends_at is None:
             now = self._now()
-            # What was never allocated has nothing to stop.
+            # A machine that was never allocated has nothing to stop.
             machine.ends_at = now if machine.failure else now + timedelta(seconds=TERMINATING_SECONDS)
             machine.ended_by_user_at = now
 
     def evict(self, resource_id: str) -> datetime:
-        """Take it away, with its eviction policy Delete; returns the instant."""
+        """Evict it, with eviction policy Delete; return the time."""
         now = self._now()
         self._machines[resource_id.lower()].ends_at = now
         return now
 
     def stock(self, resource_id: str, count: int) -> None:
-        """Have so many copies of a machine, with its tags: a large fleet without a launch for each."""
+        """Create copies of a machine, with its tags: a large fleet without individual launches."""
         model = self._machines[resource_id.lower()]
         head = model.resource_id.rpartition("/")[0]
         for number in range(count):

@@ -1,6 +1,6 @@
-"""What the fake sells: sizes and their SKUs, prices as the retail price list tells them, quotas of vCPUs.
+"""What the fake offers: sizes and SKUs, the retail price list, and vCPU quotas.
 
-Prices are fixtures, and no quotes: those of the simulated catalogue's like machines, by GPU.
+Prices are fixtures, not quotes: those of comparable machines in the simulated catalog, by GPU.
 """
 
 import re
@@ -61,8 +61,8 @@ def _catalogue_row(name: str, vcpus: int, gib: float, gpus: int, boot_seconds: f
     )
 
 
-CATALOGUE = tuple(_catalogue_row(*row) for row in _ROWS)
-SIZES = {one.name: one for one in CATALOGUE}
+INSTANCE_CATALOG = tuple(_catalogue_row(*row) for row in _ROWS)
+SIZES = {instance_type.name: instance_type for instance_type in INSTANCE_CATALOG}
 FLEXIBLE: dict[str, Any] = {
     "orchestrationMode": "Flexible",
     "platformFaultDomainCount": 1,
@@ -87,12 +87,12 @@ def skus(region: str) -> list[dict[str, Any]]:
             ],
             "restrictions": [],
         }
-        for one in CATALOGUE
+        for one in INSTANCE_CATALOG
     ]
 
 
 def image_versions(own_region: str, region: str, publisher: str, offer: str, sku: str) -> list[dict[str, Any]]:
-    """Return the versions of an image of the marketplace. Source: "Virtual Machine Images - List"."""
+    """Return the versions of a marketplace image. Source: "Virtual Machine Images - List"."""
     image = MACHINE["storageProfile"]["imageReference"]
     if (region, publisher, offer, sku) != (own_region, image["publisher"], image["offer"], image["sku"]):
         raise rejected(404, "NotFound", f"Artifact: VMImage was not found for {publisher}/{offer}/{sku} in {region}.")
@@ -100,37 +100,38 @@ def image_versions(own_region: str, region: str, publisher: str, offer: str, sku
 
 
 def usages(quota_vcpus: Mapping[str, int], alive: Sequence[Machine]) -> list[dict[str, Any]]:
-    """Return quotas and what is used of them; one that is not set is large. Source: "Usage - List"."""
+    """Return quotas and usage; unset quotas are large. Source: "Usage - List"."""
     families = {kind.family for kind in KNOWN_INSTANCE_TYPES.values()}
     return [
         {
             "unit": "Count",
             "name": {"value": name, "localizedValue": name},
             "limit": quota_vcpus.get(name, QUOTA_UNSET),
-            "currentValue": sum(int(SIZES[one.size].vcpu_count) for one in alive if name in _quotas_of(one)),
+            "currentValue": sum(int(SIZES[vm.size].vcpu_count) for vm in alive if name in _quotas_of(vm)),
         }
         for name in ("cores", "lowPriorityCores", *sorted(families))
     ]
 
 
 def _quotas_of(machine: Machine) -> tuple[str, ...]:
-    """Spot machines count towards one quota for all families, others towards the region's and their family's."""
+    """Return the quotas of a machine: spot has one for all families, others have the region's and their family's."""
     return ("lowPriorityCores",) if machine.is_spot else ("cores", KNOWN_INSTANCE_TYPES[machine.size].family)
 
 
 def exceeded_quota(quota_vcpus: Mapping[str, int], alive: Iterable[Machine], wanted: Iterable[Machine]) -> str | None:
-    """Return the name of a quota that a launch would pass, None where it fits."""
+    """Return the name of a quota that the launch would exceed, None if it fits."""
     new = list(wanted)
     every = [*alive, *new]
     for name, limit in quota_vcpus.items():
-        counted = [one for one in every if name in _quotas_of(one)]
-        if any(name in _quotas_of(one) for one in new) and sum(SIZES[one.size].vcpu_count for one in counted) > limit:
+        counted = [machine for machine in every if name in _quotas_of(machine)]
+        vcpus = sum(SIZES[machine.size].vcpu_count for machine in counted)
+        if any(name in _quotas_of(machine) for machine in new) and vcpus > limit:
             return name
     return None
 
 
 def see_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> None:
-    """Refuse a spot machine that costs more than it says it may. Source: Azure REST API, `BillingProfile`."""
+    """Reject a spot machine whose price exceeds its ceiling. Source: Azure REST API, `BillingProfile`."""
     if is_above_ceiling(machine, ratio_of):
         why = (
             f"The max price {_ceiling(machine)} USD is lower than the spot price {_spot_price(machine, ratio_of)} USD."
@@ -139,7 +140,7 @@ def see_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> None:
 
 
 def is_above_ceiling(machine: Machine, ratio_of: Callable[[str], float]) -> bool:
-    """Return whether spot costs more than the machine says it may; -1 says nothing."""
+    """Return whether spot costs more than the machine's ceiling; -1 is no ceiling."""
     most = _ceiling(machine)
     return machine.is_spot and most != -1 and most < _spot_price(machine, ratio_of)
 
@@ -159,9 +160,9 @@ def usd_per_hour(size: str, *, is_spot: bool) -> float:
 
 
 def retail_prices(call: RestCall, host: str, spot_ratio_of: Callable[[str], float]) -> dict[str, Any]:
-    """Return a page of the price list of the sizes that the filter names, those of Windows among them.
+    """Return a page of the price list for the sizes in the filter, including Windows prices.
 
-    `spot_ratio_of`: how many times its usual price an offer of spot costs. The list knows no zones: the dearest tells.
+    `spot_ratio_of`: factor of an offer's usual spot price. The list has no zones: the highest factor applies.
     """
     wanted = call.parameters.get("$filter", "")
     names = re.findall(r"armSkuName eq '([^']+)'", wanted)

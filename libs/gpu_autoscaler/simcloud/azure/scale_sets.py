@@ -1,6 +1,6 @@
-"""Scale sets: flexible ones, which machines say that they belong to, and uniform ones, which are told a number.
+"""Scale sets: flexible ones, which machines join by reference, and uniform ones with a capacity.
 
-A number that cannot be reached stays what it is: the next machine that there is room for is made, wanted or not.
+A capacity that cannot be reached stays: a machine is created as soon as there is capacity, wanted or not.
 """
 
 import itertools
@@ -22,7 +22,7 @@ class _Set(msgspec.Struct, kw_only=True):
 
 
 class ScaleSets:
-    """The scale sets of a resource group."""
+    """Scale sets of a resource group."""
 
     def __init__(
         self, machines: Machines, now: Callable[[], datetime], region: str, id_of: Callable[[str, str], str]
@@ -36,32 +36,32 @@ class ScaleSets:
         self._members = itertools.count(0)
 
     def put(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Have this scale set; a uniform one makes its first machines."""
+        """Create the scale set; a uniform one creates its first machines."""
         self._sets[name] = _Set(body=body, version=next(self._versions))
         self._grow(name, self.capacity(name))
-        return self.told(name)
+        return self.described(name)
 
     def get(self, name: str) -> dict[str, Any]:
-        """Return the body of a set, to read or to change. Raises Rejected."""
+        """Return the body of a set, to read or change. Raises Rejected."""
         return self._get(name).body
 
     def capacity(self, name: str) -> int:
-        """Return the number of machines that a uniform set is to have."""
+        """Return the capacity of a uniform set."""
         return int((self._get(name).body.get("sku") or {}).get("capacity", 0))
 
-    def told(self, name: str) -> dict[str, Any]:
-        """Return it as Azure does. Raises Rejected."""
+    def described(self, name: str) -> dict[str, Any]:
+        """Return the set in Azure's format. Raises Rejected."""
         found = self._get(name)
         properties = {"provisioningState": found.state, "orchestrationMode": "Uniform", **found.body["properties"]}
         known = {"id": self._id_of("virtualMachineScaleSets", name), "name": name, "etag": f'"{found.version}"'}
         return {**found.body, **known, "properties": properties}
 
     def see_member(self, name: str, zones: Sequence[str]) -> None:
-        """Raise Rejected for a machine that cannot join a flexible set of this name."""
-        told = self.told(name)
-        if told["properties"]["orchestrationMode"] != "Flexible":
+        """Raise Rejected for a machine that cannot join this flexible set."""
+        described = self.described(name)
+        if described["properties"]["orchestrationMode"] != "Flexible":
             raise rejected(400, "InvalidParameter", f"{name} is uniform: a machine cannot say that it belongs to it.")
-        if not set(zones) <= set(told.get("zones") or ()):
+        if not set(zones) <= set(described.get("zones") or ()):
             raise rejected(400, "InvalidParameter", f"{name} has no zone {', '.join(zones)}.")
 
     def offer_key(self, name: str) -> str:
@@ -69,16 +69,16 @@ class ScaleSets:
         return self._new_member(name).offer_key
 
     def growth(self, call: RestCall) -> int:
-        """Return how many machines more an update asks for."""
+        """Return how many machines an update adds."""
         wanted = (call.body.get("sku") or {}).get("capacity")
         return 0 if wanted is None else int(wanted) - self.capacity(call.parameters["scale_set"])
 
     def planned(self, call: RestCall) -> list[Machine]:
-        """Return the machines that an update would make."""
+        """Return the machines that an update would create."""
         return [self._new_member(call.parameters["scale_set"]) for _ in range(self.growth(call))]
 
     def update(self, call: RestCall, *, is_failing: bool = False) -> dict[str, Any]:
-        """Take over tags and number. Raises Rejected where the set is not as the caller believes."""
+        """Apply tags and capacity. Raises Rejected if the ETag does not match."""
         name = call.parameters["scale_set"]
         found, believed = self._get(name), call.parameters.get("if-match")
         if believed not in (None, "*", f'"{found.version}"'):
@@ -90,12 +90,12 @@ class ScaleSets:
         found.state = "Failed" if is_failing else "Succeeded"
         if not is_failing:
             self._grow(name, growth)
-        return self.told(name)
+        return self.described(name)
 
     def delete(self, name: str, instance_ids: Sequence[str]) -> datetime | None:
-        """Begin the end of these, and have so many fewer; return when. Raises Rejected for one that is not there."""
+        """Start deleting these machines and lower the capacity; return when. Raises Rejected for unknown ones."""
         found = self._get(name)
-        members = {one.instance_id: one for one in self._there(name)}
+        members = {machine.instance_id: machine for machine in self._there(name)}
         for instance_id in instance_ids:
             if instance_id not in members:
                 raise rejected(404, "InstanceIdNotFound", f"{instance_id} is no instance of {name}.")
@@ -106,20 +106,24 @@ class ScaleSets:
         return max((members[instance_id].ended_by_user_at or self._now() for instance_id in instance_ids), default=None)
 
     def members(self, name: str) -> list[dict[str, Any]]:
-        """Return the machines of a uniform set that are shown."""
+        """Return the listed machines of a uniform set."""
         now, prefix = self._now(), self._member_id(name, "").lower()
         self._get(name)
-        return [one.told(now) for one in self._machines.listed() if one.resource_id.lower().startswith(prefix)]
+        return [
+            machine.described(now)
+            for machine in self._machines.listed()
+            if machine.resource_id.lower().startswith(prefix)
+        ]
 
     def _there(self, name: str) -> list[Machine]:
         prefix = self._member_id(name, "").lower()
-        return [one for one in self._machines.there() if one.resource_id.lower().startswith(prefix)]
+        return [machine for machine in self._machines.there() if machine.resource_id.lower().startswith(prefix)]
 
     def _grow(self, name: str, count: int) -> None:
         for _ in range(count):
             self._machines.begin(self._new_member(name))
-        for one in reversed(self._there(name)[count:] if count < 0 else []):
-            self._machines.delete(one)  # of its own choice, as Azure's
+        for machine in reversed(self._there(name)[count:] if count < 0 else []):
+            self._machines.delete(machine)  # its own choice, as Azure's
 
     def _new_member(self, name: str) -> Machine:
         body, now = self._get(name).body, self._now()
@@ -130,7 +134,7 @@ class ScaleSets:
             name=f"{name}_{number}",
             location=self._region,
             zones=list(body.get("zones") or ()),
-            tags=dict(body.get("tags") or {}),  # of the set as it is now; they cannot be changed afterwards
+            tags=dict(body.get("tags") or {}),  # of the set at this time; they cannot be changed afterwards
             size=(body.get("sku") or {}).get("name", ""),
             is_spot=profile.get("priority") == "Spot",
             properties={},

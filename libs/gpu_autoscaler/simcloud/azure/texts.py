@@ -1,4 +1,4 @@
-"""What somebody who buys from the fake says of a machine: the file of `azure.machine_path`."""
+"""Machine properties for the fake: the file of `azure.machine_path`."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""How Azure is asked: which call a request is, and whether Azure's own description of its API allows it.
+"""Azure's wire format: matches requests to calls, and checks them against Azure's API description.
 
-Bodies are held against the types that azure-mgmt-compute generates from the API's specification: a field that they
-lack, a value of the wrong kind, or a required one that is missing is refused, as Azure does.
+Bodies are checked against the types that azure-mgmt-compute generates from the API specification: unknown fields,
+values of the wrong type and missing required fields are rejected, as Azure does.
 """
 
 import re
@@ -23,7 +23,7 @@ _SET = rf"{_GROUP}/virtualMachineScaleSets/(?P<scale_set>[^/]+)"
 class Route(msgspec.Struct, frozen=True):
     """One call of the API."""
 
-    name: str  # as Azure's specification names the operation
+    name: str  # operation id of Azure's specification
     method: str
     path: str
     body: str | None = None  # type of azure.mgmt.compute.types
@@ -77,14 +77,14 @@ ROUTES = (
     ),
     Route("RetailPrices_List", "GET", "/api/retail/prices", queries=("$filter", "$skip")),
 )
-# Azure keeps this one up no longer ("The enum data type is currently deprecated", Virtual Machines - Create Or Update).
+# Not maintained by Azure ("The enum data type is currently deprecated", Virtual Machines - Create Or Update).
 OPEN = frozenset({"VirtualMachineSizeTypes"})
 HEADERS_KEPT = ("if-match", "if-none-match")
 _VERSION = re.compile(r"20\d\d-\d\d-\d\d(-preview)?")
 
 
 def rejected(status: int, code: str, message: str) -> Rejected:
-    """Return the refusal as Azure words it."""
+    """Return the refusal in Azure's format."""
     return Rejected(error_answer(status, code, message))
 
 
@@ -94,7 +94,7 @@ def error_answer(status: int, code: str, message: str, headers: Mapping[str, str
 
 
 def read_request(method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> RestCall:
-    """Return the call. Raises Rejected for what Azure would not take."""
+    """Return the call. Raises Rejected for requests that Azure would reject."""
     route, names = _route_of(method, path)
     is_public = route.name == "RetailPrices_List"
     if not is_public and not headers.get("authorization", "").startswith("Bearer "):
@@ -112,9 +112,9 @@ def read_request(method: str, path: str, query: Mapping[str, str], headers: Mapp
             decoded = msgspec.json.decode(body)
         except msgspec.DecodeError as exc:
             raise rejected(400, "InvalidRequestContent", f"The request content was invalid: {exc}") from exc
-        mistakes = list(ceiling_violations(decoded, _types()[route.body], ""))
-        if mistakes:
-            raise rejected(400, "InvalidRequestContent", f"{route.name}: {'; '.join(mistakes[:5])}")
+        violations = list(type_violations(decoded, _types()[route.body], ""))
+        if violations:
+            raise rejected(400, "InvalidRequestContent", f"{route.name}: {'; '.join(violations[:5])}")
     kept = {name: headers[name] for name in HEADERS_KEPT if name in headers}
     return RestCall(name=route.name, parameters={**names, **query, **kept}, body=decoded)
 
@@ -141,21 +141,21 @@ def _fields_of(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - generated types
     return typing.get_type_hints(kind, {**vars(models), **_types()}, include_extras=True)
 
 
-def ceiling_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
-    """Yield what is wrong with a value of a generated type, each with its path."""
+def type_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
+    """Yield the violations of a value against a generated type, each with its path."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Required:
-        yield from ceiling_violations(value, arguments[0], at)
+        yield from type_violations(value, arguments[0], at)
     elif hasattr(kind, "__required_keys__"):
-        yield from _mistakes_in_fields(value, kind, at)
+        yield from _field_violations(value, kind, at)
     elif origin in (typing.Union, builtin_types.UnionType):
-        yield from _mistakes_in_either(value, arguments, at)
+        yield from _either_violations(value, arguments, at)
     elif origin is list:
         if not isinstance(value, list):
             yield f"{at}: is no list"
             return
         for number, one in enumerate(value):
-            yield from ceiling_violations(one, arguments[0], f"{at}[{number}]")
+            yield from type_violations(one, arguments[0], f"{at}[{number}]")
     elif origin is dict:
         if not isinstance(value, dict) or not all(isinstance(one, arguments[1]) for one in value.values()):
             yield f"{at}: is no object of {arguments[1].__name__}"
@@ -166,7 +166,7 @@ def ceiling_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # n
         yield f"{at}: {value!r} is no {kind.__name__}"
 
 
-def _mistakes_in_fields(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
+def _field_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - generated types
     if not isinstance(value, dict):
         yield f"{at or 'body'}: is no object"
         return
@@ -176,14 +176,14 @@ def _mistakes_in_fields(value: object, kind: Any, at: str) -> Iterator[str]:  # 
         if name not in fields:
             yield f"{where}: {kind.__name__} has no such field"
         else:
-            yield from ceiling_violations(one, fields[name], where)
-    # By the mark alone: the generated types leave it to that, and call all fields of some structures required.
+            yield from type_violations(one, fields[name], where)
+    # Only if marked: the generated types leave that to the mark, and call all fields of some structures required.
     required = {name for name, field in fields.items() if typing.get_origin(field) is Required}
     yield from (f"{at}.{name}: is missing" for name in sorted(required - set(value)))
 
 
-def _mistakes_in_either(value: object, kinds: tuple[Any, ...], at: str) -> Iterator[str]:
-    """A value of an enumeration, in any case, or of any one of the kinds."""
+def _either_violations(value: object, kinds: tuple[Any, ...], at: str) -> Iterator[str]:
+    """Check a value of an enumeration, in any case, or of any of the types."""
     enumerations: list[Any] = [kind for kind in kinds if isinstance(kind, type) and hasattr(kind, "__members__")]
     if any(kind.__name__ in OPEN for kind in enumerations):
         return
@@ -192,6 +192,6 @@ def _mistakes_in_either(value: object, kinds: tuple[Any, ...], at: str) -> Itera
         if value.lower() not in words:
             yield f"{at}: {value!r} is none of {', '.join(sorted(words))}"
         return
-    wrong = [list(ceiling_violations(value, kind, at)) for kind in kinds if kind is not type(None)]
+    wrong = [list(type_violations(value, kind, at)) for kind in kinds if kind is not type(None)]
     if all(wrong):
         yield wrong[0][0]

@@ -1,7 +1,7 @@
-"""What the fake sells: machine types of Google Cloud, in three zones, at fixture prices that are no quotes.
+"""Catalog of the fake: Google Cloud's machine types in three zones, at fixture prices, which are no quotes.
 
-Sizes: Compute Engine, "GPU machine types" and "General-purpose machine family" (read 2026-11-21). Prices are made of
-cores, memory and GPUs, as Google's are.
+Sizes: Compute Engine, "GPU machine types" and "General-purpose machine family" (read 2026-11-21). Prices are the sum of
+cores, memory and GPUs, as Google's.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ from typing import Any
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.quotas import quota_metric
-from gpu_autoscaler.providers.gcp.translate import Kind, build_instance_type
+from gpu_autoscaler.providers.gcp.translate import InstanceType as MachineType
+from gpu_autoscaler.providers.gcp.translate import build_instance_type
 from gpu_autoscaler.simcluster.offers import InstanceType
 
 REGION = "europe-west4"
 ZONES = tuple(f"{REGION}-{letter}" for letter in "abc")
 NANO_USD_PER_MICRO_USD = 1000
 
-# Fixtures: micro-dollars an hour of one core, one GiB and one GPU; spot is a share that differs a little by zone.
+# Fixtures: micro-dollars per hour of one core, GiB and GPU; spot is a share that varies by zone.
 CORE_MICRO_USD, GIBIBYTE_MICRO_USD = 25_000, 3_000
 GPU_MICRO_USD = {
     "nvidia-tesla-t4": 350_000,
@@ -28,8 +29,8 @@ GPU_MICRO_USD = {
     "nvidia-h100-80gb": 5_500_000,
 }
 SPOT_RATIO_BY_ZONE = dict(zip(ZONES, (0.35, 0.37, 0.40), strict=True))
-SPOT_RATIO = 0.40  # of the catalogue's prices, which have no zones
-# As SKUs word the GPUs.
+SPOT_RATIO = 0.40  # of the price catalog, which has no zones
+# GPU names in SKU descriptions.
 GPU_WORDS = {
     "nvidia-tesla-t4": "Nvidia Tesla T4 GPU",
     "nvidia-l4": "Nvidia L4 GPU",
@@ -53,7 +54,7 @@ _ROWS: tuple[tuple[str, int, int, int, str, int, float], ...] = (
     ("e2-standard-8", 8, 32, 0, "", 0, 60),
 )
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, MachineType] = {
     name: build_instance_type(
         name, vcpu_count=vcpus, memory_mib=gibibytes * 1024, gpu_count=gpus, accelerator=gpu if gpus else None
     )
@@ -61,14 +62,14 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def on_demand_micro_usd(kind: Kind) -> int:
-    """Return the price of an hour."""
+def on_demand_micro_usd(kind: MachineType) -> int:
+    """Return the hourly on-demand price."""
     gpus = GPU_MICRO_USD[kind.accelerator] * kind.resources.gpu_count if kind.accelerator else 0
     return kind.vcpu_count * CORE_MICRO_USD + kind.memory_mib // 1024 * GIBIBYTE_MICRO_USD + gpus
 
 
-def spot_micro_usd(kind: Kind, zone: str) -> int:
-    """Return the spot price of an hour in this zone."""
+def spot_micro_usd(kind: MachineType, zone: str) -> int:
+    """Return the hourly spot price in this zone."""
     return round(on_demand_micro_usd(kind) * SPOT_RATIO_BY_ZONE.get(zone, SPOT_RATIO))
 
 
@@ -88,11 +89,11 @@ TYPES = tuple(
 
 
 def machine_type(name: str, zone: str) -> dict[str, Any] | None:
-    """Return a machine type as `machineTypes.get` tells it, None where it is not sold."""
+    """Return a machine type in the format of `machineTypes.get`, None if it is not offered."""
     kind = KINDS.get(name)
     if kind is None or zone not in ZONES:
         return None
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "name": name,
         "guestCpus": kind.vcpu_count,
         "memoryMb": kind.memory_mib,
@@ -100,19 +101,19 @@ def machine_type(name: str, zone: str) -> dict[str, Any] | None:
         "isSharedCpu": False,
     }
     if kind.accelerator is not None and not is_added(name):
-        told["accelerators"] = [
+        described["accelerators"] = [
             {"guestAcceleratorType": kind.accelerator, "guestAcceleratorCount": kind.resources.gpu_count}
         ]
-    return told
+    return described
 
 
 def is_added(name: str) -> bool:
-    """True for types whose GPUs a template adds."""
+    """Return whether a template adds the GPUs."""
     return name.startswith("n1-")
 
 
 def skus() -> list[dict[str, Any]]:
-    """Return the price catalogue: each family's core and memory, and each GPU, on demand and spot."""
+    """Return the price catalog: core and memory of each family, and each GPU, on-demand and spot."""
     found = []
     for family in sorted({name.partition("-")[0].upper() for name in KINDS}):
         plain = f"{family} Predefined Instance" if family == "N1" else f"{family} Instance"
@@ -146,14 +147,14 @@ def _sku(description: str, group: str, unit: str, usage: str, nano_usd: int) -> 
 
 
 def quota_metrics() -> list[str]:
-    """Return the quotas that a region tells, in their order."""
+    """Return the quota metrics of a region, in their order."""
     bought = (CapacityType.ON_DEMAND, CapacityType.SPOT)
-    told = {quota_metric(kind, capacity_type) for kind in KINDS.values() for capacity_type in bought}
-    return sorted(metric for metric in told if metric is not None)
+    described = {quota_metric(kind, capacity_type) for kind in KINDS.values() for capacity_type in bought}
+    return sorted(metric for metric in described if metric is not None)
 
 
 def capacity_history(name: str, zone: str, now: datetime, ratio: float) -> dict[str, Any]:
-    """Return the history of a machine's spot in a zone: three days, the newest at so many times the usual price."""
+    """Return three days of spot history of a machine type in a zone; the newest price is multiplied by `ratio`."""
     usual = spot_micro_usd(KINDS[name], zone) * 1000
     days = [now - timedelta(days=number) for number in range(3)]
     intervals = [{"startTime": _stamp(day - timedelta(days=1)), "endTime": _stamp(day)} for day in days]

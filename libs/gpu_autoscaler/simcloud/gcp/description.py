@@ -1,7 +1,6 @@
-"""Google's own description of its APIs: what a request may ask for, and of what form it and its answer are.
+"""Google's API descriptions: the valid requests, and the schemas of requests and answers.
 
-The documents are those that googleapiclient carries: discovery documents of compute v1, cloudbilling v1 and
-cloudresourcemanager v3.
+The discovery documents in googleapiclient: compute v1, cloudbilling v1 and cloudresourcemanager v3.
 """
 
 import importlib.util
@@ -32,7 +31,7 @@ class Description:
     """All methods and schemas of these APIs."""
 
     def __init__(self) -> None:
-        """Raises ImportError where googleapiclient is not installed."""
+        """Raises ImportError if googleapiclient is not installed."""
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._common: dict[str, Mapping[str, Any]] = {}
         self._methods: list[Method] = []
@@ -43,7 +42,7 @@ class Description:
             self._methods += _methods(document, name)
 
     def find(self, http_method: str, path: str) -> tuple[Method, dict[str, str]] | None:
-        """Return the method that a path belongs to, and the parameters in it."""
+        """Return the method of a path, and the path's parameters."""
         for method in self._methods:
             match = method.pattern.fullmatch(path)
             if match and method.http_method == http_method:
@@ -57,8 +56,8 @@ class Description:
             raise KeyError(name)
         return found
 
-    def mistakes_in_query(self, method: Method, query: Mapping[str, str]) -> list[str]:
-        """Return what of the query the description does not know."""
+    def query_violations(self, method: Method, query: Mapping[str, str]) -> list[str]:
+        """Return query parameters that the description does not contain."""
         found = []
         for name, value in query.items():
             wanted = method.parameters.get(name) or self._common[method.document].get(name)
@@ -70,17 +69,17 @@ class Description:
                 found.append(f"Invalid value for field {name!r}: {value!r} is above {wanted['maximum']}")
         return found
 
-    def mistakes_in_body(self, method: Method, body: object) -> list[str]:
-        """Return what of the request's body the description does not know."""
+    def body_violations(self, method: Method, body: object) -> list[str]:
+        """Return violations of a request body."""
         if method.request is None:
             return [] if body in (None, {}) else ["this call takes no body"]
-        return list(self._mistakes(method.document, {"$ref": method.request}, body, "body"))
+        return list(self._violations(method.document, {"$ref": method.request}, body, "body"))
 
-    def mistakes_in_answer(self, method: Method, body: object) -> list[str]:
-        """Return what of an answer the description does not know."""
-        return list(self._mistakes(method.document, {"$ref": method.response}, body, "answer"))
+    def answer_violations(self, method: Method, body: object) -> list[str]:
+        """Return violations of an answer."""
+        return list(self._violations(method.document, {"$ref": method.response}, body, "answer"))
 
-    def _mistakes(self, document: str, schema: Mapping[str, Any], value: object, where: str) -> Iterator[str]:
+    def _violations(self, document: str, schema: Mapping[str, Any], value: object, where: str) -> Iterator[str]:
         if "$ref" in schema:
             schema = self._schemas[document][schema["$ref"]]
         kind = schema.get("type")
@@ -94,20 +93,20 @@ class Description:
                 if wanted is None:
                     yield f'Unknown name "{key}" at {where!r}: Cannot find field.'
                 else:
-                    yield from self._mistakes(document, wanted, inner, f"{where}.{key}")
+                    yield from self._violations(document, wanted, inner, f"{where}.{key}")
         elif kind == "array":
             if not isinstance(value, list):
                 yield f"Invalid value at {where!r}: a list is wanted"
                 return
             for number, inner in enumerate(value):
-                yield from self._mistakes(document, schema["items"], inner, f"{where}[{number}]")
+                yield from self._violations(document, schema["items"], inner, f"{where}[{number}]")
         elif not _fits(kind, value) or ("enum" in schema and value not in schema["enum"]):
             yield f"Invalid value at {where!r} ({kind}): {value!r}"
 
 
 @cache
 def description() -> Description:
-    """Return the description, read once in a process."""
+    """Return the descriptions, read once per process."""
     return Description()
 
 
@@ -130,14 +129,14 @@ def _document(name: str) -> dict[str, Any]:
 
 def _methods(holder: Mapping[str, Any], document: str, base: str | None = None, prefix: str = "") -> Iterator[Method]:
     base = base if base is not None else f"/{holder['servicePath']}"
-    for name, told in holder.get("methods", {}).items():
+    for name, described in holder.get("methods", {}).items():
         yield Method(
             name=f"{prefix}{name}",
-            http_method=told["httpMethod"],
-            pattern=re.compile(re.escape(base) + _pattern(told["path"], told.get("parameters", {}))),
-            parameters=told.get("parameters", {}),
-            request=told.get("request", {}).get("$ref"),
-            response=told["response"]["$ref"] if "response" in told else "Empty",
+            http_method=described["httpMethod"],
+            pattern=re.compile(re.escape(base) + _pattern(described["path"], described.get("parameters", {}))),
+            parameters=described.get("parameters", {}),
+            request=described.get("request", {}).get("$ref"),
+            response=described["response"]["$ref"] if "response" in described else "Empty",
             document=document,
         )
     for name, resource in holder.get("resources", {}).items():
@@ -145,7 +144,7 @@ def _methods(holder: Mapping[str, Any], document: str, base: str | None = None, 
 
 
 def _pattern(path: str, parameters: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the regular expression of a path: `{zone}` is one part of it, `{+parent}` is of a form of its own."""
+    """Return the regular expression of a path: `{zone}` is one segment, `{+parent}` has a form of its own."""
     made = ""
     for text, plus, name in re.findall(r"([^{]*)(?:\{(\+?)(\w+)\})?", path):
         made += re.escape(text)

@@ -1,4 +1,4 @@
-"""Compute Engine and the price catalogue: what the driver asks, answered as Google does, with faults."""
+"""Fake Compute Engine and billing catalog: the calls that the driver makes, with faults."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ REQUESTS = "instanceGroupManagerResizeRequests"
 INSERT = f"{REQUESTS}.insert"
 LAUNCHES = (CREATE, INSERT)
 REQUEST_KEPT = timedelta(minutes=60)  # Compute Engine API v1, `requestId`
-QUOTA_GPUS = 1024.0  # fixture: of what is not set
-# Errors that come as the answer itself; every other code of a launch stands with the instance, later.
+QUOTA_GPUS = 1024.0  # fixture: of unset quotas
+# Errors that are the answer itself; all other launch errors appear later, with the instance.
 # Source: Compute Engine, "Resolve API errors"; Cloud APIs, "Errors" (read 2026-11-21).
 ERRORS = {
     "authError": (401, "Invalid Credentials"),
@@ -50,24 +50,22 @@ class GcpFake(RestFake):
     """One project in one region. Set faults on `faults`, times and groups on `machines`, quotas by attribute."""
 
     def __init__(self, *, now: Callable[[], datetime] | None = None) -> None:
-        """Raises ImportError where Google's own description of its API is not installed."""
+        """Raises ImportError if googleapiclient is not installed."""
         super().__init__(now=now)
         self._description = description()
         self.machines = Machines(self.now, self._refusal_of)
         self.resizes = ResizeRequests(self.machines, self._refusal_of)
-        self.room: dict[
-            str, int
-        ] = {}  # by offer key: how many there may be at once, where there is less room than asked
+        self.room: dict[str, int] = {}  # by offer key: maximum number at once
         self.quota_gpus: dict[str, float] = {}  # metric: GPUs that may run at once
         self.reservations: dict[tuple[str, str], Reservation] = {}  # by zone and name
-        self.missing_permissions: set[str] = set()  # as the project's policy tells; calls are refused by faults
-        self.lists_behind_count = 0  # so many lists of a group's instances do not know of any yet
+        self.missing_permissions: set[str] = set()  # as testIamPermissions reports; calls are refused by faults
+        self.lists_behind_count = 0  # lists of managed instances that are still empty
         self.spot_ratio_of: Callable[[str], float] = lambda _: 1.0  # by offer key: times the usual price
-        self.unseen_zones: set[str] = set()  # that lists cannot look into
+        self.unseen_zones: set[str] = set()  # unreachable for lists
         self._next_code: str | None = None
 
     def offer_everything(self, machine_types: Iterable[str] = tuple(catalog.KINDS)) -> list[str]:
-        """Have a group for each type in each zone, spot and on-demand; returns them as settings name them."""
+        """Add a group for each type in each zone, spot and on-demand; return their names for settings."""
         made = [
             self.machines.add_group(zone, name, is_spot=is_spot)
             for name in machine_types
@@ -77,7 +75,7 @@ class GcpFake(RestFake):
         return [f"*={group.zone}/{group.name}" for group in made]
 
     def reserve(self, name: str, machine_type: str, zone: str, count: int) -> str:
-        """Have a reservation, and a group that takes from it; returns that as settings name it."""
+        """Add a reservation and a group that targets it; return the group's name for settings."""
         self.reservations[zone, name] = Reservation(
             name=name, zone=zone, machine_type=machine_type, count=count, created_at=self.now()
         )
@@ -86,12 +84,12 @@ class GcpFake(RestFake):
         )
         return f"*={zone}/{group.name}"
 
-    # ---- what RestFake asks for
+    # ---- base class
 
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        """Return the call, by Google's own description of its API. Raises Rejected."""
+        """Return the call, checked against Google's API description. Raises Rejected."""
         found = self._description.find(method, path)
         if found is None:
             raise Rejected(self._error("notFound", f"{method} {path} is no call of this API"))
@@ -100,12 +98,12 @@ class GcpFake(RestFake):
             sent = msgspec.json.decode(body) if body else None
         except msgspec.DecodeError as exc:
             raise Rejected(self._error("invalid", f"Invalid JSON payload received. {exc}")) from exc
-        mistakes = [
-            *self._description.mistakes_in_query(called, query),
-            *self._description.mistakes_in_body(called, sent),
+        violations = [
+            *self._description.query_violations(called, query),
+            *self._description.body_violations(called, sent),
         ]
-        if mistakes:
-            raise Rejected(self._error("invalid", "Invalid JSON payload received. " + " ".join(mistakes)))
+        if violations:
+            raise Rejected(self._error("invalid", "Invalid JSON payload received. " + " ".join(violations)))
         if not headers.get("authorization", "").startswith("Bearer "):
             raise Rejected(self._error("authError", "Request is missing required authentication credential."))
         if parameters.get("project", PROJECT) != PROJECT:
@@ -114,14 +112,14 @@ class GcpFake(RestFake):
         return RestCall(name=called.name, parameters={**parameters, **query}, body=sent)
 
     def offer_of(self, call: RestCall) -> str:
-        """Of a launch: what its group makes."""
+        """Return the offer of the launch's group."""
         if call.name not in LAUNCHES:
             return ""
         group = self.machines.groups.get((call.parameters["zone"], call.parameters["instanceGroupManager"]))
         return "" if group is None else group.offer_key
 
     def refuse(self, call: RestCall, code: str) -> RestAnswer:
-        """Answer with the error; what a launch meets later is taken now, and stands with the instance then."""
+        """Return the error; later launch errors are accepted now and appear with the instance."""
         if code in ERRORS or call.name not in LAUNCHES:
             return self._error(code)
         self._next_code = code
@@ -131,11 +129,11 @@ class GcpFake(RestFake):
             self._next_code = None
 
     def lost(self) -> RestAnswer:
-        """As a front end that gave up."""
+        """Return a front end's timeout."""
         return self._error("backendError")
 
     def perform(self, call: RestCall) -> RestAnswer:
-        """Do it."""
+        """Execute the call."""
         self.machines.settle()
         self.resizes.settle(self.now())
         doors: dict[str, Callable[[RestCall], Any]] = {
@@ -144,7 +142,7 @@ class GcpFake(RestFake):
             "instanceGroupManagers.listManagedInstances": self._list_managed,
             "instanceGroupManagers.list": self._list_groups,
             "instances.aggregatedList": self._list_everywhere,
-            "instances.get": lambda asked: self._machine(asked).told(self.now()),
+            "instances.get": lambda asked: self._machine(asked).described(self.now()),
             "instances.delete": self._delete,
             **{f"{REQUESTS}.{verb}": self._resize for verb in ("insert", "get", "list", "cancel", "delete")},
             "zoneOperations.list": self._list_operations,
@@ -163,13 +161,13 @@ class GcpFake(RestFake):
             raise Rejected(self._error("notFound", f"{call.name} is not in this fake"))
         return RestAnswer(body=doors[call.name](call))
 
-    # ---- launches and ends
+    # ---- launches and deletions
 
     def _create(self, call: RestCall) -> dict[str, Any]:
         group, request_id = self._group(call), call.parameters.get("requestId")
         for known in self.machines.operations:
             if request_id is not None and known.request_id == request_id and self.now() - known.began_at < REQUEST_KEPT:
-                return known.told(self.now())
+                return known.described(self.now())
         asked = call.body.get("instances", ())
         for one in asked:
             if one["name"] in group.wanted or (group.zone, one["name"]) in self.machines.machines:
@@ -179,7 +177,7 @@ class GcpFake(RestFake):
         target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
         kind = "compute.instanceGroupManagers.createInstances"
         made = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
-        return made.told(self.now())
+        return made.described(self.now())
 
     def _delete_instances(self, call: RestCall) -> dict[str, Any]:
         group = self._group(call)
@@ -191,7 +189,7 @@ class GcpFake(RestFake):
             self.machines.unwant(group, name)
         target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
         kind = "compute.instanceGroupManagers.deleteInstances"
-        return self.machines.record(kind, group.zone, target, ends_at=self.now()).told(self.now())
+        return self.machines.record(kind, group.zone, target, ends_at=self.now()).described(self.now())
 
     def _delete(self, call: RestCall) -> dict[str, Any]:
         machine = self._machine(call)
@@ -199,24 +197,24 @@ class GcpFake(RestFake):
             self.machines.delete(machine)
         return next(
             operation for operation in reversed(self.machines.operations) if operation.target == machine.url
-        ).told(self.now())
+        ).described(self.now())
 
     def _resize(self, call: RestCall) -> dict[str, Any]:
         group, verb = self._group(call), call.name.rpartition(".")[2]
         if verb == "list":
-            return self._page(call, "items", [one.told() for one in self.resizes.of_group(group)])
+            return self._page(call, "items", [one.described() for one in self.resizes.of_group(group)])
         name = call.parameters.get("resizeRequest", "")
-        mistake = self.resizes.mistake_in(group, verb, name, call.body)
-        if mistake is not None:
-            raise Rejected(self._error(*mistake))
+        violation = self.resizes.violation(group, verb, name, call.body)
+        if violation is not None:
+            raise Rejected(self._error(*violation))
         if verb == "get":
-            return self.resizes.requests[group.zone, group.name, name].told()
+            return self.resizes.requests[group.zone, group.name, name].described()
         self.resizes.perform(group, verb, name, call.body, self.now())
         target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
-        return self.machines.record(call.name, group.zone, target, ends_at=self.now()).told(self.now())
+        return self.machines.record(call.name, group.zone, target, ends_at=self.now()).described(self.now())
 
     def _refusal_of(self, offer_key: str, count: int = 1) -> str | None:
-        """Return why the machines cannot be made: a fault of this request or one that still stands, or a quota."""
+        """Return why the machines cannot be launched: a fault of this request, an active one, or a quota."""
         if self._next_code is not None:
             return self._next_code
         standing = (
@@ -289,7 +287,7 @@ class GcpFake(RestFake):
         )
 
     def _list_everywhere(self, call: RestCall) -> dict[str, Any]:
-        matching = self._matching(call, [one.told(self.now()) for one in self.machines.shown()])
+        matching = self._matching(call, [one.described(self.now()) for one in self.machines.shown()])
         page = self._page(call, "instances", matching)
         items: dict[str, Any] = {f"zones/{zone}": {} for zone in catalog.ZONES}
         for one in page.pop("instances"):
@@ -303,21 +301,23 @@ class GcpFake(RestFake):
 
     def _list_operations(self, call: RestCall) -> dict[str, Any]:
         zone = call.parameters["zone"]
-        told = [
-            operation.told(self.now()) for operation in reversed(self.machines.operations) if operation.zone == zone
+        described = [
+            operation.described(self.now())
+            for operation in reversed(self.machines.operations)
+            if operation.zone == zone
         ]
         if call.parameters.get("orderBy") != "creationTimestamp desc":
-            told.reverse()
-        return self._page(call, "items", self._matching(call, told))
+            described.reverse()
+        return self._page(call, "items", self._matching(call, described))
 
     def _operation(self, call: RestCall) -> dict[str, Any]:
         name = call.parameters["operation"]
         found = next((operation for operation in self.machines.operations if operation.name == name), None)
         if found is None:
             raise Rejected(self._error("notFound", f"operation {name} was not found"))
-        return found.told(self.now())
+        return found.described(self.now())
 
-    # ---- what is for sale
+    # ---- offers
 
     def _template(self, call: RestCall) -> dict[str, Any]:
         name = call.parameters["instanceTemplate"]
@@ -345,7 +345,7 @@ class GcpFake(RestFake):
         found = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
         if found is None:
             raise Rejected(self._error("notFound", f"reservation {call.parameters['reservation']} was not found"))
-        return found.told(self.machines.machines.values())
+        return found.described(self.machines.machines.values())
 
     def _project(self) -> dict[str, Any]:
         limit = self.quota_gpus.get("GPUS_ALL_REGIONS", QUOTA_GPUS)
@@ -363,10 +363,10 @@ class GcpFake(RestFake):
         name = call.body["instanceProperties"]["machineType"]
         if name not in catalog.KINDS:
             raise Rejected(self._error("invalid", f"machine type {name} has no history"))
-        told = catalog.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
-        return {"machineType": name, "location": f"{BASE}/zones/{zone}", **told}
+        described = catalog.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
+        return {"machineType": name, "location": f"{BASE}/zones/{zone}", **described}
 
-    # ---- the wire
+    # ---- wire format
 
     def _group(self, call: RestCall) -> Group:
         key = (call.parameters["zone"], call.parameters["instanceGroupManager"])

@@ -1,4 +1,4 @@
-"""What the fake's instances are to the park of machines: orders again, read from their metadata."""
+"""Google Cloud instances for the fleet emulator: orders reconstructed from metadata."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from gpu_autoscaler.providers.gcp.translate import (
 )
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcloud.faults import Fault
-from gpu_autoscaler.simcloud.fleet_emulator import Seen
+from gpu_autoscaler.simcloud.fleet_emulator import FleetInstance
 from gpu_autoscaler.simcloud.gcp.catalog import TYPES
 from gpu_autoscaler.simcloud.gcp.fake import CREATE, GcpFake
 from gpu_autoscaler.simcloud.gcp.machines import PROJECT, Machine
@@ -34,16 +34,16 @@ _CODES = {
 }
 
 
-class GcpBooks:
-    """The fake of Google Cloud, as the park reads it."""
+class GcpFleet:
+    """The fake Google Cloud as the emulator reads it."""
 
     def __init__(self, fake: GcpFake) -> None:
         self._fake = fake
-        self._seen: dict[str, Machine] = {}  # by name, those that are gone too
+        self._seen: dict[str, Machine] = {}  # by name, including deleted ones
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The fake answers in the loop that the park steps in."""
+        """Return no lock: the fake answers in the emulator's loop."""
         return nullcontext()
 
     def now(self) -> datetime:
@@ -51,32 +51,32 @@ class GcpBooks:
         return self._fake.now()
 
     def settle(self) -> None:
-        """Bring every instance to where it is by now."""
+        """Advance every instance to the current time."""
         self._fake.machines.settle()
 
-    def seen(self) -> list[Seen]:
-        """Return every instance that carries our marks, those that are gone too."""
+    def seen(self) -> list[FleetInstance]:
+        """Return all instances with our metadata, including deleted ones."""
         living = {machine.name: machine for machine in self._fake.machines.machines.values()}
         self._seen |= {name: machine for name, machine in living.items() if ACTION_ID in machine.metadata}
         return [self._told(machine, is_there=name in living) for name, machine in self._seen.items()]
 
     def reclaim(self, instance_id: str) -> datetime:
-        """Take it back as Google takes spot."""
+        """Reclaim it as Google preempts spot."""
         return self._fake.machines.preempt(instance_id)
 
     def refuse(self, rule: RefusalRule) -> None:
-        """The simulated cloud speaks EC2's words: Google's of the same kind."""
+        """Apply the rule with Google's code of the same kind: the simulated cloud uses EC2's."""
         code = _CODES[REFUSALS[rule.code][0]]
         self._fake.faults.add(
             Fault(kind="refused", offer=rule.pattern, call=CREATE, code=code, left_count=rule.left_count)
         )
 
     def follow_prices(self, ratio_of: Callable[[str], float]) -> None:
-        """The capacity history tells spot's changed prices; the price catalogue stays."""
+        """Change the spot prices of the capacity history; the price catalog stays."""
         self._fake.spot_ratio_of = ratio_of
 
-    def _told(self, machine: Machine, *, is_there: bool) -> Seen:
-        return Seen(
+    def _told(self, machine: Machine, *, is_there: bool) -> FleetInstance:
+        return FleetInstance(
             instance_id=machine.name,
             provider_id=provider_id_of(PROJECT, machine.zone, machine.name),
             order=_order(machine),

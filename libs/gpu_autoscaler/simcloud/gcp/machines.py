@@ -1,8 +1,7 @@
-"""Groups, their instances and the operations that tell of them, by our clock.
+"""Managed groups, their instances, and operations, by our clock.
 
-A group that cannot make an instance goes on trying until it is told to give up, as the real ones do. What is deleted
-leaves nothing but operations. Sources: Compute Engine, "Managed instance groups", "Instance life cycle"; read
-2026-11-21.
+A group that cannot create an instance keeps trying until the request is deleted, as the real ones do. Deleted instances
+leave only operations. Sources: Compute Engine, "Managed instance groups", "Instance life cycle"; read 2026-11-21.
 """
 
 import hashlib
@@ -18,13 +17,13 @@ from gpu_autoscaler.simcloud.gcp.catalog import KINDS, is_added
 PROJECT, PROJECT_NUMBER = "fake-project", "123456789012"
 BASE = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
 _RESERVED = "-reserved-"  # in the names of templates
-ENDING_SECONDS = 5.0  # fixture: from the order to delete until the instance is gone
-TRIED_AGAIN_SECONDS = 30.0  # fixture: until a group tries again to make what it could not
-MOUNTAIN_VIEW = timezone(timedelta(hours=-8))  # whose offset Compute Engine's timestamps carry
+ENDING_SECONDS = 5.0  # fixture: from the deletion request until the instance is gone
+TRIED_AGAIN_SECONDS = 30.0  # fixture: a group's retry interval
+MOUNTAIN_VIEW = timezone(timedelta(hours=-8))  # UTC offset of Compute Engine's timestamps
 
 
 class Operation(msgspec.Struct, kw_only=True):
-    """Something that was asked for, or that happened."""
+    """A request or event."""
 
     name: str
     kind: str
@@ -35,8 +34,8 @@ class Operation(msgspec.Struct, kw_only=True):
     error: tuple[str, str] | None = None
     request_id: str | None = None
 
-    def told(self, now: datetime) -> dict[str, Any]:
-        """The operation as the API shows it."""
+    def described(self, now: datetime) -> dict[str, Any]:
+        """Return the operation in the API's format."""
         is_done = now >= self.ends_at
         shown: dict[str, Any] = {
             "name": self.name,
@@ -58,7 +57,7 @@ class Operation(msgspec.Struct, kw_only=True):
 
 
 class Machine(msgspec.Struct, kw_only=True):
-    """An instance that was made."""
+    """A created instance."""
 
     name: str
     zone: str
@@ -70,11 +69,11 @@ class Machine(msgspec.Struct, kw_only=True):
     created_at: datetime
     runs_at: datetime
     shown_at: datetime
-    stopped_at: datetime | None = None  # it stands still, and is there
-    gone_at: datetime | None = None  # when it is deleted, which has begun
+    stopped_at: datetime | None = None  # stopped, and still existing
+    gone_at: datetime | None = None  # when its deletion completes
 
     def status(self, now: datetime) -> str:
-        """The word of the API."""
+        """Return the API's status."""
         if self.gone_at is not None:
             return "STOPPING"
         if self.stopped_at is not None:
@@ -88,16 +87,16 @@ class Machine(msgspec.Struct, kw_only=True):
 
     @property
     def capacity_type(self) -> CapacityType:
-        """How it is bought."""
+        """The purchase option."""
         return _capacity_type(self.reservation, is_spot=self.is_spot)
 
     @property
     def url(self) -> str:
-        """Its full name."""
+        """The resource URL."""
         return f"{BASE}/zones/{self.zone}/instances/{self.name}"
 
-    def told(self, now: datetime) -> dict[str, Any]:
-        """The instance as the API shows it."""
+    def described(self, now: datetime) -> dict[str, Any]:
+        """Return the instance in the API's format."""
         scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
         if self.is_spot:
             scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
@@ -120,7 +119,7 @@ class Machine(msgspec.Struct, kw_only=True):
 
 
 class Wanted(msgspec.Struct, kw_only=True):
-    """A name in a group: what was asked for under it, and how that goes."""
+    """A requested name in a group, and its progress."""
 
     name: str
     metadata: dict[str, str]
@@ -130,30 +129,30 @@ class Wanted(msgspec.Struct, kw_only=True):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """A zonal managed group. `told` is what the API shows of it beside names and sizes; a test may change it."""
+    """A zonal managed group. `described`: what the API shows beside names and sizes; tests may change it."""
 
     name: str
     zone: str
     machine_type: str
     is_spot: bool
-    told: dict[str, Any]
+    described: dict[str, Any]
     wanted: dict[str, Wanted] = {}
-    reservation: str | None = None  # that its machines are taken from, and from nowhere else
+    reservation: str | None = None  # from which its machines are launched exclusively
 
     @property
     def offer_key(self) -> str:
-        """The one offer that it makes."""
+        """The group's only offer."""
         return f"{self.machine_type}/{self.zone}/{_capacity_type(self.reservation, is_spot=self.is_spot)}"
 
     @property
     def template(self) -> str:
-        """The name of its template."""
+        """The template's name."""
         if self.reservation is not None:
             return f"{self.machine_type}{_RESERVED}{self.reservation}"
         return template_name(self.machine_type, is_spot=self.is_spot)
 
     def shown(self) -> dict[str, Any]:
-        """The group as the API shows it."""
+        """Return the group in the API's format."""
         template = f"{BASE}/global/instanceTemplates/{self.template}"
         return {
             "name": self.name,
@@ -166,37 +165,37 @@ class Group(msgspec.Struct, kw_only=True):
             "instanceLifecyclePolicy": {"defaultActionOnFailure": "DO_NOTHING"},
             "updatePolicy": {"type": "OPPORTUNISTIC"},
             "status": {"isStable": True},
-            **self.told,
+            **self.described,
         }
 
 
 class Machines:
-    """Everything that is in the project. `now` may be a clock that a test turns."""
+    """All resources of the project. `now` may be a test's clock."""
 
     def __init__(self, now: Callable[[], datetime], refusal_of: Callable[[str], str | None]) -> None:
-        """`refusal_of`: why a machine of this offer cannot be made now, None where it can."""
+        """`refusal_of`: why an offer cannot be launched now, None if it can."""
         self._clock = now
         self._refusal_of = refusal_of
         self.boot_seconds = 0.0
-        self.decided_seconds = 0.0  # from a request until the group has made the instance, or failed to
+        self.decided_seconds = 0.0  # from a request until the group created the instance, or failed to
         self.shown_after_seconds = 0.0
         self.groups: dict[tuple[str, str], Group] = {}  # by zone and name
         self.machines: dict[tuple[str, str], Machine] = {}
         self.operations: list[Operation] = []
         self.launches_count = 0
-        self.ended_at: dict[str, datetime] = {}  # by name, of those that are gone
+        self.ended_at: dict[str, datetime] = {}  # by name, of deleted ones
 
     def add_group(
         self, zone: str, machine_type: str, *, is_spot: bool, name: str | None = None, reservation: str | None = None
     ) -> Group:
-        """Have a group that makes this."""
+        """Add a group for this offer."""
         name = name or template_name(machine_type, is_spot=is_spot)
         group = Group(
             name=name,
             zone=zone,
             machine_type=machine_type,
             is_spot=is_spot,
-            told={},
+            described={},
             wanted={},
             reservation=reservation,
         )
@@ -204,19 +203,19 @@ class Machines:
         return group
 
     def _now(self) -> datetime:
-        """As fine as Google dates: a millisecond."""
+        """Return the time in milliseconds, Google's precision."""
         now = self._clock()
         return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def want(self, group: Group, name: str, metadata: dict[str, str]) -> None:
-        """Have the group make an instance of this name, sooner or later."""
+        """Request an instance of this name from the group."""
         group.wanted[name] = Wanted(
             name=name, metadata=metadata, tried_at=self._now() + timedelta(seconds=self.decided_seconds)
         )
         self.settle()
 
     def unwant(self, group: Group, name: str) -> None:
-        """Have the group give up the name, made or not."""
+        """Cancel the request of this name, and delete its instance if there is one."""
         machine = self.machines.get((group.zone, name))
         if machine is None:
             group.wanted.pop(name, None)
@@ -224,18 +223,18 @@ class Machines:
             self.delete(machine)
 
     def delete(self, machine: Machine) -> None:
-        """Begin its end."""
+        """Start its deletion."""
         machine.gone_at = self._now() + timedelta(seconds=ENDING_SECONDS)
         self.record("delete", machine.zone, machine.url, ends_at=machine.gone_at)
 
     def stop(self, name: str) -> datetime:
-        """Let it stop on its own; it stays, without running."""
+        """Stop the instance from within; it continues to exist."""
         machine = self._named(name)
         machine.stopped_at = self._now()
         return machine.stopped_at
 
     def preempt(self, name: str) -> datetime:
-        """Take it back, and delete it, as the template asks."""
+        """Preempt the instance, and delete it, as the template says."""
         machine, now = self._named(name), self._now()
         self.record("compute.instances.preempted", machine.zone, machine.url, ends_at=now)
         machine.gone_at = now
@@ -244,7 +243,7 @@ class Machines:
         return now
 
     def settle(self) -> None:
-        """Bring everything to where it is by now."""
+        """Advance everything to the current time."""
         now = self._now()
         for group in self.groups.values():
             for wanted in group.wanted.values():
@@ -266,7 +265,7 @@ class Machines:
         error: tuple[str, str] | None = None,
         request_id: str | None = None,
     ) -> Operation:
-        """Keep an operation."""
+        """Record an operation."""
         made = Operation(
             name=f"operation-{len(self.operations)}",
             kind=kind,
@@ -281,14 +280,14 @@ class Machines:
         return made
 
     def shown(self, zone: str | None = None) -> Iterator[Machine]:
-        """Yield what lists show by now."""
+        """Yield what lists show now."""
         now = self._now()
         for machine in self.machines.values():
             if now >= machine.shown_at and zone in (None, machine.zone):
                 yield machine
 
     def stock(self, name: str, count: int) -> None:
-        """Have so many copies of an instance, without a launch for each."""
+        """Create copies of an instance, without individual launches."""
         model = self._named(name)
         group = self.groups[model.zone, model.group]
         prefix = name[: len("gpu-00000000-")]
@@ -310,7 +309,7 @@ class Machines:
         self.make(group, wanted, now)
 
     def make(self, group: Group, wanted: Wanted, now: datetime) -> None:
-        """Make the instance of this name."""
+        """Create the instance of this name."""
         target = f"{BASE}/zones/{group.zone}/instances/{wanted.name}"
         wanted.is_made, wanted.error = True, None
         self.launches_count += 1
@@ -334,12 +333,12 @@ class Machines:
 
 
 def template_name(machine_type: str, *, is_spot: bool) -> str:
-    """Return the name that the fake gives the template of a machine."""
+    """Return the fake's name for the template of a machine type."""
     return f"{machine_type}-{'spot' if is_spot else 'on-demand'}"
 
 
 def template_properties(name: str) -> dict[str, Any] | None:
-    """Return what a template makes, None where there is none of this name."""
+    """Return the instance properties of a template, None if there is none of this name."""
     head, _, reservation = name.partition(_RESERVED)
     if reservation:
         found = template_properties(template_name(head, is_spot=False))
@@ -363,7 +362,7 @@ def template_properties(name: str) -> dict[str, Any] | None:
 
 
 def affinity_of(reservation: str) -> dict[str, Any]:
-    """Return what a template or an instance says that takes this reservation and nothing else."""
+    """Return the properties that target this reservation exclusively."""
     return {
         "consumeReservationType": "SPECIFIC_RESERVATION",
         "key": "compute.googleapis.com/reservation-name",
@@ -378,5 +377,5 @@ def _capacity_type(reservation: str | None, *, is_spot: bool) -> CapacityType:
 
 
 def stamp(at: datetime) -> str:
-    """Return an instant as Compute Engine writes it."""
+    """Return an instant in Compute Engine's format."""
     return at.astimezone(MOUNTAIN_VIEW).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Reservations of the project: so many machines of a type in a zone, kept for whoever names them."""
+"""Reservations of the project, used by name."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -10,7 +10,7 @@ from gpu_autoscaler.simcloud.gcp.machines import BASE, Machine, stamp
 
 
 class Reservation(msgspec.Struct, kw_only=True):
-    """One reservation that is used by name alone."""
+    """One reservation that must be targeted by name."""
 
     name: str
     zone: str
@@ -19,11 +19,11 @@ class Reservation(msgspec.Struct, kw_only=True):
     created_at: datetime
 
     def used_count(self, machines: Iterable[Machine]) -> int:
-        """Return how many of it run."""
+        """Return how many of its machines run."""
         return sum(1 for machine in machines if (machine.zone, machine.reservation) == (self.zone, self.name))
 
-    def told(self, machines: Iterable[Machine]) -> dict[str, Any]:
-        """The reservation as the API shows it."""
+    def described(self, machines: Iterable[Machine]) -> dict[str, Any]:
+        """Return the reservation in the API's format."""
         return {
             "name": self.name,
             "zone": f"{BASE}/zones/{self.zone}",

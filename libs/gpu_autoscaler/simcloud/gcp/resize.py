@@ -1,4 +1,4 @@
-"""Resize requests of groups: so many instances all at once or none, tried again until somebody cancels it."""
+"""Resize requests of groups: several instances, all or none, retried until cancelled."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -8,12 +8,12 @@ import msgspec
 
 from gpu_autoscaler.simcloud.gcp.machines import BASE, TRIED_AGAIN_SECONDS, Group, Machines, Wanted, stamp
 
-NEVER = datetime.max.replace(tzinfo=UTC)  # the group does not try one of them alone
+NEVER = datetime.max.replace(tzinfo=UTC)  # the group does not try these instances individually
 RUN_SECONDS = (600, 7 * 86400)  # Compute Engine, "About resize requests in a MIG": ten minutes to seven days
 
 
 class ResizeRequest(msgspec.Struct, kw_only=True):
-    """One request, as it stands."""
+    """One request and its state."""
 
     name: str
     group: Group
@@ -24,8 +24,8 @@ class ResizeRequest(msgspec.Struct, kw_only=True):
     state: Literal["ACCEPTED", "SUCCEEDED", "CANCELLED"] = "ACCEPTED"
     error: tuple[str, str] | None = None  # of the last attempt
 
-    def told(self) -> dict[str, Any]:
-        """The request as the API shows it."""
+    def described(self) -> dict[str, Any]:
+        """Return the request in the API's format."""
         shown: dict[str, Any] = {
             "name": self.name,
             "zone": f"{BASE}/zones/{self.group.zone}",
@@ -44,23 +44,23 @@ class ResizeRequest(msgspec.Struct, kw_only=True):
 
 
 class ResizeRequests:
-    """All of them, by zone, group and name."""
+    """All requests, by zone, group and name."""
 
     def __init__(self, machines: Machines, refusal_of: Callable[[str, int], str | None]) -> None:
-        """`refusal_of`: why so many machines of an offer cannot be made now, None where they can."""
+        """`refusal_of`: why this number of machines of an offer cannot be launched now, None if it can."""
         self._machines = machines
         self._refusal_of = refusal_of
-        self.waits_silently = False  # no attempt is made, and none is told
+        self.waits_silently = False  # no attempt is made or reported
         self.requests: dict[tuple[str, str, str], ResizeRequest] = {}
 
     def of_group(self, group: Group) -> list[ResizeRequest]:
-        """All of the group."""
+        """Return all requests of the group."""
         return [request for request in self.requests.values() if request.group is group]
 
-    def mistake_in(self, group: Group, verb: str, name: str, body: dict[str, Any] | None) -> tuple[str, str] | None:
-        """Return error and message for a call that cannot be taken."""
+    def violation(self, group: Group, verb: str, name: str, body: dict[str, Any] | None) -> tuple[str, str] | None:
+        """Return error and message of an invalid call."""
         if verb == "insert":
-            return self._mistake_in_body(group, body or {})
+            return self._body_violation(group, body or {})
         known = self.requests.get((group.zone, group.name, name))
         if known is None:
             return "notFound", f"resize request {name} was not found"
@@ -69,7 +69,7 @@ class ResizeRequests:
         return None
 
     def perform(self, group: Group, verb: str, name: str, body: dict[str, Any] | None, now: datetime) -> None:
-        """Do what has no mistake in it: insert, cancel or delete."""
+        """Execute a valid call: insert, cancel or delete."""
         if verb == "insert":
             self._insert(group, body or {}, now)
         elif verb == "cancel":
@@ -77,7 +77,7 @@ class ResizeRequests:
         else:
             del self.requests[group.zone, group.name, name]
 
-    def _mistake_in_body(self, group: Group, body: dict[str, Any]) -> tuple[str, str] | None:
+    def _body_violation(self, group: Group, body: dict[str, Any]) -> tuple[str, str] | None:
         name, names = body.get("name", ""), body.get("instances", [])
         seconds = int(body.get("requestedRunDuration", {}).get("seconds", 0))
         if not name or len(name) > 63:
@@ -108,18 +108,18 @@ class ResizeRequests:
             tried_at=now + timedelta(seconds=self._machines.decided_seconds),
         )
         self.requests[group.zone, group.name, made.name] = made
-        for name, metadata in made.instances.items():  # which are in the group from now on
+        for name, metadata in made.instances.items():  # members of the group from now on
             group.wanted[name] = Wanted(name=name, metadata=metadata, tried_at=NEVER)
         self.settle(now)
 
-    def _cancel(self, one: ResizeRequest) -> None:
-        if one.state == "ACCEPTED":  # one that is over stays as it is
-            one.state = "CANCELLED"
-            for name in one.instances:
-                one.group.wanted.pop(name, None)
+    def _cancel(self, request: ResizeRequest) -> None:
+        if request.state == "ACCEPTED":  # a finished one stays as it is
+            request.state = "CANCELLED"
+            for name in request.instances:
+                request.group.wanted.pop(name, None)
 
     def settle(self, now: datetime) -> None:
-        """Try what is due: all of a request, or nothing of it."""
+        """Try due requests: all instances or none."""
         for request in self.requests.values():
             if request.state != "ACCEPTED" or now < request.tried_at or self.waits_silently:
                 continue

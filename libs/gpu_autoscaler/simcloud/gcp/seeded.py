@@ -1,4 +1,4 @@
-"""The fake of Google Cloud as the nodes of a simulated cluster are bought from it."""
+"""The fake Google Cloud prepared as the cloud of a simulated cluster."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -7,17 +7,17 @@ from pathlib import Path
 from gpu_autoscaler.providers.gcp import GcpOptions
 from gpu_autoscaler.simcloud.gcp.catalog import TYPES
 from gpu_autoscaler.simcloud.gcp.fake import PROJECT, GcpFake
-from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpBooks
+from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpFleet
 from gpu_autoscaler.simcloud.rest import serving_rest
-from gpu_autoscaler.simcloud.seeded import Standing
+from gpu_autoscaler.simcloud.seeded import SeededCloud
 
 
-def stand(now: Callable[[], datetime], texts: Path) -> Standing:  # noqa: ARG001 - it has none: nodes read metadata
+def seed(now: Callable[[], datetime], texts: Path) -> SeededCloud:  # noqa: ARG001 - it has none: nodes read metadata
     """Return it with a managed group for each type in each zone, spot and on-demand."""
     fake = GcpFake(now=now)
-    return Standing(
-        books=GcpBooks(fake),
-        catalogue=TYPES,
+    return SeededCloud(
+        fleet=GcpFleet(fake),
+        catalog=TYPES,
         settings=GcpOptions(project=PROJECT, groups=tuple(fake.offer_everything())),
         serving=lambda port: serving_rest(fake, port=port),
     )

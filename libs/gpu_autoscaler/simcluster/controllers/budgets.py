@@ -1,8 +1,8 @@
-"""Keeps the status of pod disruption budgets: how many healthy pods there are, are needed, may go.
+"""Status of PodDisruptionBudgets: healthy pods, required ones, and allowed disruptions.
 
-Source: `pkg/controller/disruption` of Kubernetes 1.36 (read 2026-11-21). One deviation, on purpose: for percentages
-and maxUnavailable the real controller asks the pods' owner for its scale, and allows nothing where the owner (a
-Job, or nobody) has none; here the pods that match are taken as the expected ones.
+Source: `pkg/controller/disruption` of Kubernetes 1.36 (read 2026-11-21). One intended deviation: for percentages and
+maxUnavailable the real controller asks the pods' owner for its scale, and allows nothing if the owner (a Job, or
+none) has none; here the matching pods are the expected ones.
 """
 
 import math
@@ -26,22 +26,22 @@ from gpu_autoscaler.simcluster.store import Change
 
 @dataclass(slots=True)
 class _Members:
-    """The pods that one budget selects."""
+    """The pods selected by one budget."""
 
     selector: Json | None
     healthy_by_key: dict[str, bool] = field(default_factory=dict)
 
 
 class Budgets:
-    """Counts the pods of each budget as they change, and writes what follows."""
+    """Counts the pods of each budget as they change, and writes its status."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._members: dict[str, dict[str, _Members]] = {}  # namespace -> budget key -> pods
         self._stale: dict[str, None] = {}
 
-    def hear(self, change: Change) -> None:
-        """Count a pod in or out; read a budget's selector."""
+    def on_change(self, change: Change) -> None:
+        """Update the pod's count; read a budget's selector."""
         namespace = change.record.key.partition("/")[0]
         if change.table == PODS.table:
             pod = None if change.type == "DELETED" else change.record.object
@@ -76,7 +76,7 @@ class Budgets:
 
     @staticmethod
     def _count(members: _Members, key: str, pod: Json | None) -> bool:
-        """Count the pod in, out, healthy or not; True where that changed anything."""
+        """Update the pod's count; return whether it changed anything."""
         if pod is None or is_finished(pod) or not selector_matches(members.selector, labels_of(pod)):
             return members.healthy_by_key.pop(key, None) is not None
         healthy = is_true(pod, "Ready") and not is_terminating(pod)

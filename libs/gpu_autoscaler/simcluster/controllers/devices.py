@@ -1,8 +1,8 @@
-"""Claims of devices: made from templates for each pod, allocated on the pod's node, given back when nobody uses them.
+"""Device claims: created from templates for each pod, allocated on the pod's node, released when unused.
 
-As the resourceclaim controller and the scheduler's plugin do, without what no workload here uses: constraints between
-devices, devices that are cut out of counters, shared capacity, priorities of taints. Source: Kubernetes, "Dynamic
-Resource Allocation"; `pkg/controller/resourceclaim` and `plugins/dynamicresources` of 1.36 (read 2026-11-22).
+As the resourceclaim controller and the scheduler's plugin, without features that no workload here uses: constraints
+between devices, partitionable devices, shared capacity, priorities of taints. Source: Kubernetes, "Dynamic Resource
+Allocation"; `pkg/controller/resourceclaim` and `plugins/dynamicresources` of 1.36 (read 2026-11-22).
 """
 
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ _Place = tuple[str, str, str]  # driver, pool, device
 
 
 class DeviceClaims:
-    """Makes the claims that templates are for, and gives back what pods are done with."""
+    """Creates the claims of templates, and releases those of finished pods."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._pods: dict[str, None] = {}  # that may want claims
-        self._over: dict[str, Json] = {}  # by uid: that are done with theirs
+        self._pods: dict[str, None] = {}  # pods that may need claims
+        self._over: dict[str, Json] = {}  # finished pods with claims, by uid
 
-    def hear(self, change: Change) -> None:
-        """Note pods with claims, and templates that some may wait for."""
+    def on_change(self, change: Change) -> None:
+        """Record pods with claims, and templates that some may wait for."""
         if change.table == DEVICE_TEMPLATES.table and change.type != "DELETED":
             self._pods.update((key_of(pod), None) for pod in self._api.objects(PODS) if _claims_in(pod))
         elif change.table == PODS.table and _claims_in(change.record.object):
@@ -46,7 +46,7 @@ class DeviceClaims:
                 self._pods[change.record.key] = None
 
     def step(self, _now: datetime) -> None:
-        """Make and give back what is due."""
+        """Create and release claims."""
         pods, self._pods = self._pods, {}
         for key in pods:
             pod = self._api.find(PODS, key)
@@ -109,12 +109,12 @@ class DeviceClaims:
                 self._api.modify(DEVICE_CLAIMS, claim_key or "", write)
 
 
-# ---- what the scheduler asks
+# ---- for the scheduler
 
 
 def device_reach(api: Api, pod: Json) -> tuple[frozenset[str] | None, str]:
-    """Return the nodes on which the pod's claims can have their devices, None where it has none, and why it can have no
-    node at all for now; empty: it can."""
+    """Return the nodes on which the pod's claims can be allocated (None: it has none), and why no node is possible for
+    now; empty: some are."""
     if not _claims_in(pod):
         return None, ""
     for named, key in _keys(pod).items():
@@ -122,18 +122,18 @@ def device_reach(api: Api, pod: Json) -> tuple[frozenset[str] | None, str]:
             return frozenset(), f"waiting for the ResourceClaim of {named}"
         if api.find(DEVICE_CLAIMS, key) is None:
             return frozenset(), f'resourceclaim "{key.partition("/")[2]}" not found'
-    names = {one["spec"].get("nodeName", "") for one in api.objects(DEVICE_SLICES)}
+    names = {resource_slice["spec"].get("nodeName", "") for resource_slice in api.objects(DEVICE_SLICES)}
     return frozenset(name for name in names if _picks(api, pod, name) is not None), ""
 
 
 def claims_made(pod: Json) -> dict[str, str]:
-    """Return the claims that were made for the pod, by the names that it has for them."""
+    """Return the claims created for the pod, by the names that it has for them."""
     made = pod["status"].get("resourceClaimStatuses") or ()
-    return {one["name"]: one.get("resourceClaimName", "") for one in made}
+    return {status["name"]: status.get("resourceClaimName", "") for status in made}
 
 
 def allocate(api: Api, pod: Json, node_name: str) -> bool:
-    """Give the pod's claims their devices on the node, and reserve them for it; False: that is no more possible."""
+    """Allocate and reserve the pod's claims on the node; False if that is no longer possible."""
     picks = _picks(api, pod, node_name)
     if picks is None:
         return False
@@ -159,14 +159,14 @@ def _claims_in(pod: Json) -> list[Json]:
 
 
 def _keys(pod: Json) -> dict[str, str | None]:
-    """The claim behind each name that the pod has for one; None: it is not made yet."""
+    """Return the claim of each of the pod's names; None: not created yet."""
     made = claims_made(pod)
     names = {one["name"]: one.get("resourceClaimName") or made.get(one["name"]) for one in _claims_in(pod)}
     return {own: f"{pod['metadata']['namespace']}/{name}" if name else None for own, name in names.items()}
 
 
 def _picks(api: Api, pod: Json, node_name: str) -> dict[str, list[Json]] | None:
-    """Which devices of the node each claim gets (none where it has some already); None: it cannot be."""
+    """Return each claim's devices on the node (none if it has some already); None: impossible."""
     taken, found = set(_taken(api)), dict[str, list[Json]]()
     devices = list(_devices_on(api, node_name))
     for key in _keys(pod).values():
@@ -227,7 +227,7 @@ def _taken(api: Api) -> Iterator[_Place]:
 
 
 def _devices_on(api: Api, node_name: str) -> Iterator[tuple[_Place, Device]]:
-    """Those of the newest slices of each pool, in their order."""
+    """Yield the devices of the newest slices of each pool, in order."""
     slices = [one["spec"] for one in api.objects(DEVICE_SLICES) if one["spec"].get("nodeName") == node_name]
     newest: dict[tuple[str, str], int] = {}
     for spec in slices:

@@ -1,7 +1,7 @@
 """Where a pod may run: one node's view, the scheduler's filters and scores. Pure; no store, no clock.
 
 Order and wording of the refusals: the filter plugins of kube-scheduler 1.36, `pkg/scheduler/framework/plugins`
-(read 2026-11-21). Left out, because no workload here uses them: ports, pod affinity, spread.
+(read 2026-11-21). Without plugins that no workload here uses: ports, pod affinity, spread.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _AFFINITY = "node(s) didn't match Pod's node affinity/selector"
 
 @dataclass(slots=True)
 class NodeView:
-    """A node as the scheduler sees it: what it is, and what is taken."""
+    """A node as the scheduler sees it: properties and usage."""
 
     name: str
     labels: Mapping[str, str]
@@ -35,13 +35,13 @@ class NodeView:
             self.used_milli[name] = self.used_milli.get(name, 0) + sign * amount
 
     def same_shape(self, other: "NodeView") -> bool:
-        """Return whether nothing but the use differs."""
+        """Return whether only the usage differs."""
         mine = (self.labels, self.taints, self.unschedulable, self.allocatable_milli)
         return mine == (other.labels, other.taints, other.unschedulable, other.allocatable_milli)
 
 
 def view_of(node: Json) -> NodeView:
-    """Return the view of a node object, nothing taken yet."""
+    """Return the view of an unused node."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     allocatable = status.get("allocatable") or status.get("capacity") or {}
     return NodeView(
@@ -55,16 +55,16 @@ def view_of(node: Json) -> NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What decides where a pod may run; pods with equal needs share one verdict."""
+    """What decides where a pod may run; pods with equal needs share the result."""
 
     requests_milli: Mapping[str, int]
     node_selector: Mapping[str, str]
     required_terms: tuple[Json, ...] | None  # None: no required affinity; any one term is enough
     preferred_terms: tuple[Json, ...]
     tolerations: tuple[Json, ...]
-    volume_terms: tuple[Json, ...] = ()  # conditions that hold together where its volumes are
-    hopeless: str = ""  # why no node will do for now
-    device_nodes: tuple[str, ...] | None = None  # where its claims can have their devices; None: it claims none
+    volume_terms: tuple[Json, ...] = ()  # node conditions of its volumes, all required
+    hopeless: str = ""  # why no node is possible for now
+    device_nodes: tuple[str, ...] | None = None  # nodes for its device claims; None: no claims
 
 
 def needs_of(
@@ -74,7 +74,7 @@ def needs_of(
     hopeless: str = "",
     device_nodes: tuple[str, ...] | None = None,
 ) -> Needs:
-    """Return the needs of a pod, with what its volumes and claims of devices add."""
+    """Return the needs of a pod, including its volumes and device claims."""
     spec = pod["spec"]
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -107,7 +107,7 @@ def toleration_matches(toleration: Json, taint: Json) -> bool:
 
 
 def standing_refusal(needs: Needs, node: NodeView) -> str | None:
-    """Return why the node is out whatever room it has; None where it is not."""
+    """Return why the node is excluded regardless of its usage; None if it is not."""
     if needs.hopeless:
         return needs.hopeless
     cordon = {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"}
@@ -138,7 +138,7 @@ def _term_met(term: Json, node: NodeView) -> bool:
 
 
 def lacking(requests: Mapping[str, int], node: NodeView) -> list[str]:
-    """Return the reasons for which the pod does not fit into the node's free room; [] where it fits."""
+    """Return the reasons why the pod does not fit into the node's free resources; [] if it fits."""
     allocatable, used = node.allocatable_milli, node.used_milli
     return [
         NOT_ENOUGH_PODS if name == "pods" else f"Insufficient {name}"

@@ -20,25 +20,25 @@ from gpu_autoscaler.simcluster.objects import (
 )
 from gpu_autoscaler.simcluster.store import Change
 
-ORPHAN_QUARANTINE_SECONDS = 40.0  # podgc's quarantineTime: the node may only have been renamed or be late
+ORPHAN_QUARANTINE_SECONDS = 40.0  # podgc's quarantineTime: the node may be late
 EVENT_SECONDS_MAX = 3600.0  # kube-apiserver's --event-ttl
 EVENT_SWEEP_SECONDS = 60.0
 KILLED = 137  # 128 + 9: nobody asked the program to end
 
 
 class Garbage:
-    """Removes what nothing needs any more."""
+    """Removes objects that nothing needs any more."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._kinds = {kind.table: kind for kind in api.registry if not kind.storage}
-        self._owners: dict[tuple[str, str], Json] = {}  # (table, key) -> owners that are gone or going
+        self._owners: dict[tuple[str, str], Json] = {}  # (table, key) -> owners deleted or being deleted
         self._namespaces: dict[str, None] = {}
         self._nodes_gone: Agenda[str] = Agenda()
         self._sweep_at: datetime | None = None
 
-    def hear(self, change: Change) -> None:
-        """Note owners, namespaces and nodes that go."""
+    def on_change(self, change: Change) -> None:
+        """Record deleted owners, namespaces and nodes."""
         key, item = change.record.key, change.record.object
         gone = change.type == "DELETED"
         if gone or is_terminating(item):
@@ -84,7 +84,7 @@ class Garbage:
         return self._kinds[table]
 
     def _settle_dependents(self, kind: Kind, key: str, item: Json) -> None:
-        """Delete or orphan the dependents of an owner, then let go of the owner."""
+        """Delete or orphan the dependents of an owner, then release the owner."""
         uid, finalizers = item["metadata"]["uid"], item["metadata"].get("finalizers") or []
         orphan = ORPHAN in finalizers
         for dependent_kind in list(self._kinds.values()):
@@ -101,10 +101,10 @@ class Garbage:
         if orphan or not left:
             self._api.modify(kind, key, _let_go)
         else:
-            self._owners[kind.table, key] = item  # in the foreground: look again once they are gone
+            self._owners[kind.table, key] = item  # foreground deletion: check again once they are gone
 
     def _empty_namespace(self, name: str) -> None:
-        """Delete what the namespace holds; once it is empty, the namespace itself."""
+        """Delete the namespace's content; once it is empty, the namespace itself."""
         left = False
         for kind in list(self._kinds.values()):
             for item in self._api.objects(kind, name) if kind.namespaced else ():

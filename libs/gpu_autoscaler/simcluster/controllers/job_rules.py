@@ -21,7 +21,7 @@ Action = Literal["Count", "Ignore", "FailJob"]
 
 @dataclass(slots=True)
 class Ledger:
-    """What is known of one job's pods beyond those that still exist."""
+    """State of a job's pods beyond those that still exist."""
 
     settled: set[str] = field(default_factory=set)  # uids that need no more counting
     vanished: dict[str, Json] = field(default_factory=dict)  # by uid: deleted before they were counted
@@ -87,7 +87,7 @@ def _rule_match(rule: Json, pod: Json) -> str:
 
 
 def backoff_seconds(failures_in_a_row: int) -> float:
-    """Return how long to wait before the next pod after so many failures."""
+    """Return the wait before the next pod after this many consecutive failures."""
     return min(BACKOFF_SECONDS * 2.0 ** (failures_in_a_row - 1), BACKOFF_SECONDS_MAX) if failures_in_a_row else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The Job controller: makes a job's pods, counts how they end, brings evicted ones back, says when it is over."""
+"""The Job controller: creates pods, counts how they end, replaces evicted ones, and finishes jobs."""
 
 import itertools
 from datetime import datetime, timedelta
@@ -36,13 +36,13 @@ from gpu_autoscaler.simcluster.objects import (
 from gpu_autoscaler.simcluster.store import Change
 
 PODS_PER_SYNC_MAX = 500  # MaxPodCreateDeletePerSync of the real controller
-JOBS_PER_STEP_MAX = 50  # a step must not hold the event loop; the rest has its turn in the next
+JOBS_PER_STEP_MAX = 50  # a step must not block the event loop; the rest follows in the next
 
 _End = tuple[str, str]  # reason, message
 
 
 class Jobs:
-    """Brings every job's pods to what its spec asks for."""
+    """Reconciles the pods of every job with its spec."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -52,8 +52,8 @@ class Jobs:
         self._stale: dict[str, None] = {}
         self._later: Agenda[str] = Agenda()
 
-    def hear(self, change: Change) -> None:
-        """Note jobs that changed, and jobs whose pods did."""
+    def on_change(self, change: Change) -> None:
+        """Record changed jobs, and jobs whose pods changed."""
         key, item = change.record.key, change.record.object
         if change.table == JOBS.table:
             uid = item["metadata"]["uid"]
@@ -71,7 +71,7 @@ class Jobs:
                     self._ledger(owner).vanished[item["metadata"]["uid"]] = item
 
     def step(self, now: datetime) -> None:
-        """Bring the jobs that need it up to date."""
+        """Reconcile the jobs that need it."""
         for key in self._later.take_due(now):
             self._stale[key] = None
         for key in list(itertools.islice(self._stale, JOBS_PER_STEP_MAX)):
@@ -109,7 +109,7 @@ class Jobs:
             self._write(key, job, ledger, now, complete=complete)
 
     def _count(self, job: Json, ledger: Ledger, pods: list[Json], now: datetime) -> _End | None:
-        """Settle every pod that has ended since; return the end of the job where a failed pod means it."""
+        """Settle every pod that ended since; return the end of the job if a failed pod causes it."""
         gone, ledger.vanished = ledger.vanished, {}
         end: _End | None = None
         has_policy = bool(job["spec"].get("podFailurePolicy"))
@@ -142,7 +142,7 @@ class Jobs:
             ledger.done_indexes.add(index)
 
     def _overdue(self, key: str, job: Json, now: datetime) -> _End | None:
-        """Return the end of a job that was active too long; come back when it will be."""
+        """Return the end of a job that exceeded its deadline; schedule a check otherwise."""
         seconds, started = job["spec"].get("activeDeadlineSeconds"), job["status"].get("startTime")
         if seconds is None or started is None or job["spec"].get("suspend"):
             return None
@@ -176,14 +176,14 @@ class Jobs:
             self._stale[key] = None
 
     def _delete(self, ledger: Ledger, pods: list[Json]) -> None:
-        """Delete pods because the job no longer wants them: they count for nothing."""
+        """Delete pods that the job no longer needs: they are not counted."""
         for pod in pods:
             ledger.settled.add(pod["metadata"]["uid"])
             if not is_terminating(pod):
                 self._api.delete(PODS, key_of(pod), DeleteOptions(propagation="Background"))
 
     def _after_the_end(self, key: str, job: Json, pods: list[Json], ledger: Ledger, now: datetime) -> None:
-        """Clear away what still runs, and the job itself once its time to live is over."""
+        """Remove remaining pods, and the job itself after its time to live."""
         self._delete(ledger, [pod for pod in pods if not is_finished(pod)])
         ledger.vanished.clear()
         self._write(key, job, ledger, now)

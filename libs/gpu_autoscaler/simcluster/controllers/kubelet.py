@@ -1,8 +1,8 @@
-"""The kubelets of all nodes: start bound pods, end them when their work is done, stop them when told.
+"""The kubelets of all nodes: start bound pods, end them when their work is done, stop them when deleted.
 
-A pod says by annotation how long it works (`run-seconds`; without one it runs for ever), how it ends
-(`exit-code`) and how long it takes to stop (`stop-seconds`, at most its grace period). A node that is not ready,
-or whose power is off, does nothing until it is back. A replaced pod starts its work from the beginning.
+A pod declares by annotation how long it works (`run-seconds`; without it, forever), its exit code (`exit-code`) and how
+long it takes to stop (`stop-seconds`, at most its grace period). A node that is not ready, or is powered off, does
+nothing until it is back. A replaced pod starts its work from the beginning.
 """
 
 import itertools
@@ -27,9 +27,9 @@ from gpu_autoscaler.simcluster.objects import (
 )
 from gpu_autoscaler.simcluster.store import Change
 
-START_SECONDS = 1.0  # an image that is there already; pulls come with the node's boot
+START_SECONDS = 1.0  # with a cached image; pulls are part of the node's boot
 STOP_SECONDS = 1.0  # a program that ends soon after SIGTERM
-DUTIES_PER_STEP_MAX = 250  # a step must not hold the event loop
+DUTIES_PER_STEP_MAX = 250  # a step must not block the event loop
 TERMINATED_BY_SIGTERM = 143  # 128 + 15, what a shell reports
 
 _Act = Literal["start", "end", "stop"]
@@ -37,7 +37,7 @@ _Act = Literal["start", "end", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class _Duty:
-    """Something a kubelet will do to one pod."""
+    """An action of a kubelet on one pod."""
 
     act: _Act
     key: str
@@ -50,13 +50,13 @@ class Kubelets:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._agenda: Agenda[_Duty] = Agenda()
-        self._known: dict[str, set[_Act]] = {}  # by pod uid: what is on the agenda or done
-        self._held_up: dict[str, set[_Duty]] = {}  # by node: what waits for it to be ready
+        self._known: dict[str, set[_Act]] = {}  # by pod uid: actions scheduled or done
+        self._held_up: dict[str, set[_Duty]] = {}  # by node: actions waiting for its readiness
         self._powered_off: set[str] = set()
         self._addresses = 0
 
     def power_off(self, node_name: str) -> None:
-        """From now on nothing happens on this node, as when its machine is gone; its objects stay."""
+        """Stop all actions on this node, as when its machine is gone; its objects stay."""
         self._powered_off.add(node_name)
 
     def power_on(self, node_name: str) -> None:
@@ -65,14 +65,14 @@ class Kubelets:
         self._release(node_name)
 
     def end_work(self) -> int:
-        """Let all that runs come to its end now, as when its run time is over; returns how many pods it is told."""
+        """End all running programs now; return the number of pods."""
         running = [pod for pod in self._api.objects(PODS) if phase_of(pod) == "Running"]
         for pod in running:
             self._agenda.add(self._api.now(), _Duty("end", key_of(pod), pod["metadata"]["uid"]))
         return len(running)
 
-    def hear(self, change: Change) -> None:
-        """Put what a pod or a node needs on the agenda."""
+    def on_change(self, change: Change) -> None:
+        """Schedule the actions for a pod or node."""
         if change.table == NODES.table:
             if change.type == "DELETED":
                 self._held_up.pop(change.record.key, None)
@@ -122,7 +122,7 @@ class Kubelets:
         return node is not None and node_name not in self._powered_off and is_true(node, "Ready")
 
     def _release(self, node_name: str) -> None:
-        """Put back on the agenda what waited for the node."""
+        """Reschedule the actions that waited for the node."""
         for duty in sorted(self._held_up.pop(node_name, ()), key=lambda duty: (duty.key, duty.act)):
             self._agenda.add(self._api.now(), duty)
 

@@ -32,7 +32,7 @@ _LIFECYCLE_KEYS = frozenset({NOT_READY, UNREACHABLE, UNSCHEDULABLE_TAINT})
 
 
 class NodeLifecycle:
-    """Watches heartbeats, writes taints, evicts by taint."""
+    """Monitors heartbeats, writes taints, evicts by taint."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -43,8 +43,8 @@ class NodeLifecycle:
         self._evictions: Agenda[tuple[str, str, str]] = Agenda()  # pod key, pod uid, node
         self._monitor_at: datetime | None = None
 
-    def hear(self, change: Change) -> None:
-        """Note heartbeats, node changes, and pods that land on a node."""
+    def on_change(self, change: Change) -> None:
+        """Record heartbeats, node changes, and pods bound to a node."""
         key = change.record.key
         if change.table == LEASES.table and key.startswith(LEASE_NAMESPACE + "/") and change.type != "DELETED":
             self._seen_at[key.partition("/")[2]] = self._api.now()
@@ -61,7 +61,7 @@ class NodeLifecycle:
                 self._pods_bound[key] = None
 
     def step(self, now: datetime) -> None:
-        """Find dead nodes, bring taints up to date, evict what may not stay."""
+        """Detect dead nodes, update taints, and evict pods."""
         if self._monitor_at is None or now >= self._monitor_at:
             self._monitor_at = now + timedelta(seconds=MONITOR_SECONDS)
             self._find_silent(now)
@@ -114,7 +114,7 @@ class NodeLifecycle:
                 self._plan_eviction(pod, current or {}, now)
 
     def _plan_eviction(self, pod: Json, node: Json, now: datetime) -> None:
-        """Put the pod's eviction on the agenda for when its tolerations end, if a NoExecute taint asks for it."""
+        """Schedule the pod's eviction for when its tolerations of NoExecute taints end."""
         taints = [taint for taint in node["spec"].get("taints") or () if taint["effect"] == "NoExecute"]
         wait_seconds = _stay_seconds(pod["spec"].get("tolerations") or [], taints)
         if wait_seconds is not None and not is_terminating(pod):
@@ -144,7 +144,7 @@ class NodeLifecycle:
 
 
 def _heartbeat(node: Json) -> tuple[object, object]:
-    """Return what changes in the node's status when its kubelet writes it."""
+    """Return the part of the node's status that its kubelet's heartbeat changes."""
     ready = condition(node, "Ready") or {}
     return ready.get("status"), ready.get("lastHeartbeatTime")
 
@@ -161,7 +161,7 @@ def _mark_unknown(node: Json, now: datetime) -> None:
 
 
 def _wanted_taints(node: Json) -> list[tuple[str, str]]:
-    """Return the (key, effect) that a node's state calls for."""
+    """Return the (key, effect) that a node's state requires."""
     ready = condition(node, "Ready")
     wanted: list[tuple[str, str]] = []
     if ready is None:

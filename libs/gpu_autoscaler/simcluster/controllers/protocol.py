@@ -1,4 +1,4 @@
-"""What a controller is, and the agenda that each keeps for later."""
+"""The interface of a controller, and the agenda of its scheduled work."""
 
 import heapq
 import itertools
@@ -12,27 +12,27 @@ Item = TypeVar("Item")
 
 
 class Controller(Protocol):
-    """A loop body: notes changes, works in steps, never waits."""
+    """A control loop: records changes, works in steps, never waits."""
 
-    def hear(self, change: Change) -> None:
-        """Note what has changed. Must not write to the store."""
+    def on_change(self, change: Change) -> None:
+        """Record the change. Must not write to the store."""
 
     def step(self, now: datetime) -> None:
         """Do what is due at `now`, in cluster time; at most a bounded amount of it."""
 
 
 class Agenda(Generic[Item]):
-    """Things to do at a time, earliest first; equal times in the order they were added."""
+    """Items scheduled for a time, earliest first; equal times in the order they were added."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[datetime, int, Item]] = []
         self._order = itertools.count()
 
     def add(self, due: datetime, item: Item) -> None:
-        """Do `item` once `due` has come."""
+        """Schedule `item` for `due`."""
         heapq.heappush(self._entries, (due, next(self._order), item))
 
     def take_due(self, now: datetime) -> Iterator[Item]:
-        """Yield and forget what is due. What is added meanwhile and already due is yielded too."""
+        """Yield and remove due items, including those that are added meanwhile."""
         while self._entries and self._entries[0][0] <= now:
             yield heapq.heappop(self._entries)[2]

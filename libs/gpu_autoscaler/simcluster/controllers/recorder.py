@@ -1,4 +1,4 @@
-"""Writes Events, one for each object and reason, counted up: so many as there are stories, not tries."""
+"""Writes Events, one per object and reason, with a count."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ class Recorder:
         self._component = component
 
     def record(self, kind: Kind, item: Json, event_type: str, reason: str, message: str) -> None:
-        """Write or count up the event. Lost where the namespace is going, as the real one would be."""
+        """Write or count up the event. Lost if the namespace is being deleted, as in reality."""
         metadata = item["metadata"]
         namespace = metadata.get("namespace", "default")
         digest = hashlib.blake2b(f"{metadata['uid']} {reason}".encode(), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
-"""The default scheduler: binds pods to nodes, and says why where it cannot.
+"""The default scheduler: binds pods to nodes, or reports why it cannot.
 
-Works from its own view, kept up by changes. A pod that fits nowhere waits until something changes that could
-help it; pods with equal needs share the verdict, so ten thousand of them cost little more than one.
+Uses its own view, updated by changes. A pod that fits nowhere waits until a change could help it; pods with equal needs
+share the result, so ten thousand of them cost little more than one.
 """
 
 import heapq
@@ -36,7 +36,7 @@ from gpu_autoscaler.simcluster.store import Change
 from gpu_autoscaler.simcluster.subresources import assign
 
 SCHEDULER_NAME = "default-scheduler"
-# A step must not hold the event loop: with 1,000 nodes a survey of them takes about 5 ms, a verdict 0.1 ms.
+# A step must not block the event loop: with 1,000 nodes a survey takes about 5 ms, a verdict 0.1 ms.
 SURVEYS_PER_STEP_MAX = 10
 VERDICTS_PER_STEP_MAX = 500
 SHORTLISTS_MAX = 1_000  # kinds of needs remembered at once
@@ -67,13 +67,13 @@ class Scheduler:
         self._parked: set[str] = set()
         self._with_claims: set[str] = set()  # pods whose needs change with their volumes
         self._shortlists: dict[bytes, Shortlist] = {}
-        self._touched: list[str] = []  # nodes on which use has changed, in order
+        self._touched: list[str] = []  # nodes whose usage changed, in order
         self._surveys_left = 0
-        self._hopeless: dict[bytes, str] = {}  # needs that fit nowhere until something is freed, and the message
+        self._hopeless: dict[bytes, str] = {}  # needs that fit nowhere until something is released, and the message
         self._may_help = False
 
-    def hear(self, change: Change) -> None:
-        """Keep the view of nodes and pods current."""
+    def on_change(self, change: Change) -> None:
+        """Update the view of nodes and pods."""
         if change.table == NODES.table:
             self._node_changed(change)
         elif change.table == PODS.table:
@@ -189,7 +189,7 @@ class Scheduler:
         self._touched.clear()
 
     def _try(self, key: str, waiting: _Waiting) -> str | None:
-        """Bind the pod to its best node; return the message where none fits."""
+        """Bind the pod to its best node; return the message if none fits."""
         shortlist = self._shortlists.get(waiting.signature)
         if shortlist is None:
             if len(self._shortlists) >= SHORTLISTS_MAX:
@@ -205,7 +205,7 @@ class Scheduler:
             return message
         pod = self._api.find(PODS, key)
         if pod is not None and waiting.needs.device_nodes is not None and not allocate(self._api, pod, node_name):
-            self._enqueue(key, pod)  # another pod got them a moment ago: its claim is no news yet
+            self._enqueue(key, pod)  # another pod just got the devices
             return None
         assign(self._api, key, node_name)
         pod = self._api.find(PODS, key)

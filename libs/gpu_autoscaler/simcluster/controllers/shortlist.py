@@ -1,7 +1,7 @@
-"""The nodes for one kind of pod, best first, without looking at all of them for every pod.
+"""Ranked nodes for one kind of pod, without examining all of them for every pod.
 
-A node's score changes only when a pod comes or goes, so only touched nodes are scored again; entries that
-are out of date are thrown away when they come up. Built anew when a node itself changes.
+A node's score changes only with its pods, so only touched nodes are scored again; outdated entries are dropped when
+they come up. Rebuilt when a node itself changes.
 """
 
 import heapq
@@ -21,10 +21,10 @@ _Entry = tuple[int, float, str]  # least first: less preferred, less full, name
 
 
 class Shortlist:
-    """What standing rules leave of the nodes for pods with these needs."""
+    """Nodes that permanent rules allow for pods with these needs."""
 
     def __init__(self, needs: Needs, nodes: Iterable[NodeView], touched_count: int) -> None:
-        """`touched_count` is how many touches the nodes have behind them already."""
+        """`touched_count`: touches of nodes so far."""
         self._requests = needs.requests_milli
         self._refusals = Counter[str]()
         self._allowed: dict[str, tuple[int, NodeView]] = {}
@@ -39,7 +39,7 @@ class Shortlist:
         heapq.heapify(self._heap)
 
     def best(self, touched: Sequence[str]) -> str | None:
-        """Return the node to take: the most preferred, then the fullest, then the first by name."""
+        """Return the node to use: the most preferred, then the fullest, then the first by name."""
         for name in set(touched[self._touches_seen :]) & self._allowed.keys():
             if self._fits(self._allowed[name][1]):
                 heapq.heappush(self._heap, self._entry(name))
@@ -52,7 +52,7 @@ class Shortlist:
         return None
 
     def why_none(self) -> Counter[str]:
-        """Return how many nodes are out for which reason; a node may lack several things."""
+        """Return how many nodes are excluded for which reason; a node may have several."""
         reasons = Counter(self._refusals)
         for _, node in self._allowed.values():
             reasons.update(lacking(self._requests, node))

@@ -1,7 +1,7 @@
-"""Claims get their volumes: at once in some zone, or where their first pod is; and what that means for the scheduler.
+"""PersistentVolumeClaims: bound immediately in some zone, or with their first pod; and their effect on scheduling.
 
-One zone a volume, as cloud disks have it. Source: Kubernetes documentation, "Storage Classes", volume binding mode;
-wording of the refusals: kube-scheduler's volumebinding plugin (read 2026-11-21).
+One zone per volume, as cloud disks. Source: Kubernetes documentation, "Storage Classes", volume binding mode; wording of
+the refusals: kube-scheduler's volumebinding plugin (read 2026-11-21).
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ STORAGE_TABLES = frozenset({CLAIMS.table, VOLUMES.table, CLASSES.table})
 
 
 class Volumes:
-    """Makes a volume for each claim that may have one, and binds the claim to it."""
+    """Creates a volume for each claim that may have one, and binds the claim to it."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._pods: dict[str, None] = {}  # that were bound to a node
-        self._claims: dict[str, None] = {}  # that came or changed
+        self._pods: dict[str, None] = {}  # bound to a node
+        self._claims: dict[str, None] = {}  # new or changed
 
-    def hear(self, change: Change) -> None:
-        """Note new claims, and pods with claims that have a node now."""
+    def on_change(self, change: Change) -> None:
+        """Record new claims, and pods with claims that have a node now."""
         key, item = change.record.key, change.record.object
         if change.type == "DELETED":
             return
@@ -69,7 +69,7 @@ class Volumes:
 
 
 def claims_of(pod: Json) -> Iterator[str]:
-    """Keys of the claims that the pod's volumes name."""
+    """Yield the keys of the claims of the pod's volumes."""
     metadata = pod["metadata"]
     for volume in pod["spec"].get("volumes") or ():
         if source := volume.get("persistentVolumeClaim"):
@@ -79,8 +79,8 @@ def claims_of(pod: Json) -> Iterator[str]:
 
 
 def reach(api: Api, pod: Json) -> tuple[tuple[Json, ...], str]:
-    """Return conditions on the node's labels that all hold where the pod's volumes are or may be made, and why the pod
-    can have no node at all for now; empty: it can."""
+    """Return required node labels, where the pod's volumes are or may be created, and why no node is possible for now;
+    empty: some are."""
     conditions: list[Json] = []
     for key in claims_of(pod):
         claim = api.find(CLAIMS, key)
@@ -108,13 +108,13 @@ def _class_of(api: Api, claim: Json) -> Json | None:
 
 
 def _mode(api: Api, claim: Json) -> str:
-    """How the claim's volume is bound; empty: nobody makes one."""
+    """Return the claim's binding mode; empty: nobody provisions it."""
     found = _class_of(api, claim)
     return "" if found is None else found.get("volumeBindingMode") or "Immediate"
 
 
 def _first_zone(api: Api, claim: Json) -> str:
-    """The zone that a volume is made in when no pod says where: the first that its class allows, else of any node."""
+    """Return the zone of a volume without a pod: the first that its class allows, else of any node."""
     for term in (_class_of(api, claim) or {}).get("allowedTopologies") or ():
         for one in term.get("matchLabelExpressions") or ():
             return str(one["values"][0])

@@ -55,7 +55,7 @@ async def submit_handler(request: web.Request) -> web.Response:
     digest = request_digest(job)
     if key is None:
         return await _accept(request, job, spec, digest)
-    claim = await model.store.begin_request(key, request_digest=digest, begun_at=model.clock.now())
+    claim = await model.store.begin_request(key, request_digest=digest, started_at=model.clock.now())
     if claim is not None and claim.request_digest != digest:
         raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
     if claim is not None and claim.status is not None and claim.answer is not None:

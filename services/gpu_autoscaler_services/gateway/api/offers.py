@@ -69,7 +69,7 @@ async def budget_handler(request: web.Request) -> web.Response:
     spend = spend_snapshot_of(state, node_views(state, as_of), pods_by_node(state), model.policy, as_of)
     items = []
     for cap in spend.caps:
-        spent, reserved, unknown = spend.spent[cap], spend.promised[cap], spend.doubt(cap)
+        spent, reserved, unknown = spend.spent[cap], spend.reserved[cap], spend.unknown_reason(cap)
         items.append(
             Budget(
                 owner=cap.owner,

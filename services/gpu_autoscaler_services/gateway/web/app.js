@@ -5,7 +5,7 @@ import * as panels from "./panels.js";
 import { Unauthorized, follow, read, rememberToken, subjectQuery } from "./stream.js";
 
 const LISTED = ["job.>", "policy.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
-const SUBJECTS = [...LISTED, "shadow.>", "cost.>", "gpu.node_summarised.*"];
+const SUBJECTS = [...LISTED, "shadow.>", "cost.>", "gpu.node_summarized.*"];
 const QUIET = /^(gpu|cost|shadow)\./; // shown in panels, but not in the list of facts
 const REFRESH_MILLISECONDS = 700;
 const REFRESH_MILLISECONDS_MAX = 10000; // for countdowns and ages

@@ -281,7 +281,7 @@ function niceCeiling(value) {
 const DESCRIBE = {
   "job.requested": (fact) => `${fact.job_name} submitted`,
   "job.queued": (fact) => `${fact.spec.job_name} waits for ${count(fact.spec.member_count * fact.spec.member_resources.gpu_count, "GPU")}`,
-  "job.rejected": (fact) => `${fact.job_name || "a request"} rejected: ${fact.mistakes.map((violation) => `${violation.field} ${violation.reason}`).join("; ")}`,
+  "job.rejected": (fact) => `${fact.job_name || "a request"} rejected: ${fact.violations.map((violation) => `${violation.field} ${violation.reason}`).join("; ")}`,
   "job.placed": (fact) => `placed on ${[...new Set(fact.node_names)].join(", ")}`,
   "job.preempted": (fact) => `preempted: ${fact.cause}`,
   "job.finished": (fact) => `${fact.outcome}${fact.message ? `: ${fact.message}` : ""}`,

@@ -60,7 +60,7 @@ async def test_frames_are_the_same_however_they_are_cut(piece_bytes: int) -> Non
     """A read ends anywhere, also within a control line or between two messages."""
     listener, rest = Listener(), Rest()
     parser = FrameParser(rest)
-    parser.taps[b"7"] = listener
+    parser.receivers[b"7"] = listener
 
     for start in range(0, len(SENT), piece_bytes):
         await parser.parse(SENT[start : start + piece_bytes])
@@ -69,11 +69,11 @@ async def test_frames_are_the_same_however_they_are_cut(piece_bytes: int) -> Non
     assert rest.heard == ["ping", (8, b"other", b"re.ply", b"hi", None)]
 
 
-async def test_who_listens_is_told_once_for_what_came_together() -> None:
+async def test_a_listener_is_woken_once_for_messages_of_one_read() -> None:
     """A thousand messages of one read wake their reader once."""
     listener = Listener()
     parser = FrameParser(Rest())
-    parser.taps[b"7"] = listener
+    parser.receivers[b"7"] = listener
 
     await parser.parse(b"MSG in.box 7 1\r\nx\r\n" * 1000)
 
@@ -84,7 +84,7 @@ async def test_half_a_frame_does_not_outlive_its_connection() -> None:
     """What a new connection sends is read from its own beginning."""
     listener = Listener()
     parser = FrameParser(Rest())
-    parser.taps[b"7"] = listener
+    parser.receivers[b"7"] = listener
 
     await parser.parse(b"MSG in.box 7 5\r\nhel")
     parser.reset()
@@ -100,7 +100,7 @@ async def test_half_a_frame_does_not_outlive_its_connection() -> None:
 async def test_what_no_nats_server_sends_is_refused(sent: bytes) -> None:
     """It is a protocol error, upon which the client connects anew."""
     parser = FrameParser(Rest())
-    parser.taps[b"7"] = Listener()
+    parser.receivers[b"7"] = Listener()
 
     with pytest.raises(ProtocolError):
         await parser.parse(sent)

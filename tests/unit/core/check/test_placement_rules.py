@@ -1,4 +1,4 @@
-"""The second opinion on neighbours: right plans pass, and each of them made wrong is refused for what is wrong."""
+"""The plan check on pod constraints: right plans pass, and each wrong one is rejected for its violation."""
 
 import msgspec
 from tests.support.stories import given, node, offer, pod, policy
@@ -10,9 +10,9 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
-from gpu_autoscaler.model.scheduling import NeighbourDemands
+from gpu_autoscaler.model.scheduling import PodAffinitySpec
 
-ALONE = NeighbourDemands()
+ALONE = PodAffinitySpec()
 
 
 def right(state: ClusterState) -> tuple[Plan, list[BuyNode]]:
@@ -23,7 +23,7 @@ def right(state: ClusterState) -> tuple[Plan, list[BuyNode]]:
 
 
 def said(made: Plan, state: ClusterState, *decisions: BuyNode) -> str:
-    """What the second opinion says of the plan with these decisions instead."""
+    """What the plan check says of the plan with these decisions instead."""
     return "\n".join(check(msgspec.structs.replace(made, decisions=decisions), state, policy()))
 
 
@@ -32,8 +32,8 @@ def in_zone(decision: BuyNode, zone: str) -> BuyNode:
     return msgspec.structs.replace(decision, offer=msgspec.structs.replace(decision.offer, zone=zone))
 
 
-def test_two_that_keep_apart_are_not_bought_one_node() -> None:
-    """One node for both is a node on which one of them never starts."""
+def test_one_node_for_pods_with_anti_affinity_is_rejected() -> None:
+    """One of them would never start."""
     keep = apart(labels.HOSTNAME)
     state = given(web("a", keep, at=NOON), web("b", keep, at=NOON), in_zones("eu-1a"), as_of=NOON)
     made, (one, two) = right(state)
@@ -41,22 +41,22 @@ def test_two_that_keep_apart_are_not_bought_one_node() -> None:
     assert isinstance(one.reason, UnmetDemand)
     both = msgspec.structs.replace(one, reason=msgspec.structs.replace(one.reason, demand=demand))
 
-    assert f"keeps away from pods that share its {labels.HOSTNAME}" in said(made, state, both)
+    assert f"violates its anti-affinity over {labels.HOSTNAME}" in said(made, state, both)
 
 
-def test_a_group_that_is_to_be_even_is_not_bought_for_in_one_zone() -> None:
-    """Three pods in one zone of three, where one more than elsewhere is allowed."""
+def test_one_zone_for_a_spread_group_is_rejected() -> None:
+    """Three pods in one zone of three, with a skew of one."""
     state = given(
         *(web(name, EVEN, at=NOON, gpus=8) for name in "abc"), in_zones("eu-1a", "eu-1b", "eu-1c"),
         web("there", EVEN, on="n1"), node("n1", offer(zone="eu-1b")), as_of=NOON,
     )  # fmt: skip
     made, bought = right(state)
 
-    assert "would stand unevenly" in said(made, state, *(in_zone(each, "eu-1a") for each in bought))
+    assert "would be uneven" in said(made, state, *(in_zone(each, "eu-1a") for each in bought))
 
 
-def test_whom_a_running_pod_keeps_away_is_not_bought_for_beside_it() -> None:
-    """The rule is the other's own; who waits has none."""
+def test_anti_affinity_of_a_running_pod_is_checked() -> None:
+    """The waiting pod has no constraint."""
     state = given(
         node("n1", offer(zone="eu-1a")), web("cache", apart(labels.ZONE), app="cache", on="n1", gpus=8),
         web("a", ALONE, at=NOON, gpus=8), in_zones("eu-1a", "eu-1b"), as_of=NOON,
@@ -64,11 +64,11 @@ def test_whom_a_running_pod_keeps_away_is_not_bought_for_beside_it() -> None:
     made, (one,) = right(state)
 
     assert one.offer.zone == "eu-1b"
-    assert "which others keep away" in said(made, state, in_zone(one, "eu-1a"))
+    assert "violates the anti-affinity of other pods" in said(made, state, in_zone(one, "eu-1a"))
 
 
-def test_a_pod_is_not_bought_for_far_from_its_friend() -> None:
-    """Whom it wants near stands in the other zone."""
+def test_a_zone_without_the_affinity_is_rejected() -> None:
+    """The pod of its affinity is in the other zone."""
     state = given(
         node("n1", offer(zone="eu-1b")), web("friend", ALONE, app="cache", on="n1", gpus=8),
         web("a", together(labels.ZONE, CACHE), at=NOON, gpus=8), in_zones("eu-1a", "eu-1b"), as_of=NOON,
@@ -78,8 +78,8 @@ def test_a_pod_is_not_bought_for_far_from_its_friend() -> None:
     assert "are elsewhere" in said(made, state, in_zone(one, "eu-1a"))
 
 
-def test_a_node_is_not_emptied_where_its_pod_may_stand_beside_nobody() -> None:
-    """The same plan, made before the pods minded each other."""
+def test_a_drain_is_rejected_if_no_other_node_suits_its_pod() -> None:
+    """The same plan, made before the pods had constraints."""
     there = (node("n1"), node("n2"), pod("full", on="n2", gpus=5))
     keep = apart(labels.HOSTNAME, WEB)
     careless = given(*there, web("a", ALONE, on="n1"), web("b", ALONE, on="n2"), in_zones("eu-1a"), as_of=NOON)
@@ -87,5 +87,5 @@ def test_a_node_is_not_emptied_where_its_pod_may_stand_beside_nobody() -> None:
     made, _ = right(careless)
 
     assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
-    assert "may stand beside nobody elsewhere" in "\n".join(check(made, minding, policy()))
+    assert "no other node suits" in "\n".join(check(made, minding, policy()))
     assert plan(minding, policy(), NOON).decisions == ()

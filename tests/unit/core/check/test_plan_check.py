@@ -1,4 +1,4 @@
-"""The second opinion refuses each kind of broken plan. Each story breaks a good plan, or makes one by hand."""
+"""The plan check rejects each kind of broken plan. Each story breaks a good plan, or makes one by hand."""
 
 from datetime import timedelta
 from typing import Any
@@ -55,7 +55,7 @@ RECLAIM = SpotReclaim(notice_id="n", kind="terminate", reclaim_at=None)
 def mistakes(
     state: ClusterState, *decisions: AnyDecision, under: ScalingPolicy | None = None, held: tuple[str, ...] = ()
 ) -> str:
-    """What the second opinion says of a plan of these decisions, in one text; `held` are subjects held back."""
+    """What the plan check says of a plan of these decisions, in one text; `held` are subjects held back."""
     made = Plan(
         as_of=NOW,
         parent_sequence=state.last_plan_sequence,
@@ -95,8 +95,8 @@ def waiting(**changes: Any) -> Story:  # noqa: ANN401 - arguments of `job`
     return job("train", **changes)
 
 
-def test_a_good_plan_is_let_through() -> None:
-    """The ground of all the other claims here."""
+def test_a_good_plan_is_accepted() -> None:
+    """The basis of the other tests here."""
     assert mistakes(world(waiting()), buy()) == ""
     assert mistakes(world(node("n1")), drain()) == ""
 
@@ -104,19 +104,19 @@ def test_a_good_plan_is_let_through() -> None:
 # ---- identity
 
 
-def test_two_decisions_with_one_id_are_refused() -> None:
-    """The second would be taken for a repeat of the first and never happen."""
+def test_a_shared_action_id_is_rejected() -> None:
+    """The second would be taken for a repeat of the first."""
     assert "share the action id new" in mistakes(
         world(waiting(members=2)), buy(gang="job/train"), buy(gang="job/train")
     )
 
 
-def test_an_id_of_an_earlier_plan_is_refused() -> None:
+def test_a_reused_action_id_is_rejected() -> None:
     """It would be taken for done."""
     assert "earlier plan" in mistakes(world(waiting(), bought(purchase("new"))), buy())
 
 
-def test_a_plan_that_follows_another_plan_is_refused() -> None:
+def test_a_wrong_parent_plan_is_rejected() -> None:
     """Its parent is not the last one."""
     state = world(waiting())
     made = msgspec.structs.replace(plan(state, policy(), NOW), parent_sequence=7)
@@ -127,7 +127,7 @@ def test_a_plan_that_follows_another_plan_is_refused() -> None:
 # ---- purchases
 
 
-def test_buying_under_a_freeze_is_refused() -> None:
+def test_a_purchase_under_a_freeze_is_rejected() -> None:
     """Nothing is to be changed."""
     assert "frozen" in mistakes(world(waiting()), buy(), under=policy(is_frozen=True))
 
@@ -135,13 +135,13 @@ def test_buying_under_a_freeze_is_refused() -> None:
 @pytest.mark.parametrize(
     ("sold", "said"),
     [
-        (offer("other"), "not for sale"),
-        (offer(usd_per_hour=9.0), "not for sale"),
+        (offer("other"), "not an available offer"),
+        (offer(usd_per_hour=9.0), "not an available offer"),
         (offer(usd_per_hour=None), "unknown price"),
     ],
 )
-def test_an_offer_that_nobody_makes_is_refused(sold: Any, said: str) -> None:  # noqa: ANN401 - an Offer
-    """The type, and the price, must stand in the sample."""
+def test_an_unavailable_offer_is_rejected(sold: Any, said: str) -> None:  # noqa: ANN401 - an Offer
+    """Type and price must be in the sample."""
     assert said in mistakes(world(waiting()), buy(offer=sold))
 
 
@@ -156,22 +156,22 @@ def test_an_offer_that_nobody_makes_is_refused(sold: Any, said: str) -> None:  #
         NodePool(name="default", labels={"team": "vision"}),
     ],
 )
-def test_an_offer_that_the_pool_does_not_allow_is_refused(pool: NodePool) -> None:
+def test_an_offer_outside_the_pool_is_rejected(pool: NodePool) -> None:
     """Each filter of the pool, and its labels."""
     assert "for pool" in mistakes(world(waiting()), buy(), under=policy(pools=(pool,))) or "of pool" in mistakes(
         world(waiting()), buy(), under=policy(pools=(pool,))
     )
 
 
-def test_asking_again_for_what_was_just_refused_is_refused() -> None:
+def test_a_purchase_during_the_back_off_is_rejected() -> None:
     """Not before its time."""
     refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
 
     assert "was refused" in mistakes(world(waiting(), refused), buy())
 
 
-def test_what_was_sold_to_a_later_plan_may_be_asked_for_again() -> None:
-    """A slow answer to an earlier try says nothing of what there is now; one of the same plan was the last word."""
+def test_an_offer_launched_by_a_later_plan_is_accepted() -> None:
+    """A launch by the same plan does not count: it took the last capacity."""
     refused = bought(purchase("old"), is_refused=True, retry_after=2 * HOUR)
     later = bought(purchase("sold", at=T0 + MINUTE), at=T0 + MINUTE)
     together = bought(purchase("sold"))
@@ -189,14 +189,14 @@ def test_what_was_sold_to_a_later_plan_may_be_asked_for_again() -> None:
         ({"pools": (NodePool(name="default", nodes_count_max=2),)}, "pool default would have 3 nodes"),
     ],
 )
-def test_passing_a_limit_with_orders_in_flight_is_refused(limits: dict[str, Any], said: str) -> None:
-    """One node runs, one is only planned, one is bought: three."""
+def test_a_limit_includes_orders_in_flight(limits: dict[str, Any], said: str) -> None:
+    """One node runs, one is planned, one is bought: three."""
     in_flight = bought(purchase("planned", at=NOW), at=NOW, is_ordered=False)
 
     assert said in mistakes(world(waiting(), node("n1"), in_flight), buy(), under=policy(**limits), held=("job/train",))
 
 
-def test_orders_that_came_to_nothing_do_not_count() -> None:
+def test_refused_orders_do_not_count() -> None:
     """A refused launch never was."""
     refused = bought(purchase("old", offer("other")), is_refused=True)
 
@@ -204,13 +204,13 @@ def test_orders_that_came_to_nothing_do_not_count() -> None:
 
 
 def test_instances_without_an_order_count() -> None:
-    """Our tag costs our money, whatever the record has forgotten."""
+    """They have our tag and cost money."""
     state = world(waiting(), instance(purchase("stray"), at=NOW - MINUTE))
 
     assert "2 nodes of at most 1" in mistakes(state, buy(), under=policy(nodes_count_max=1))
 
 
-def test_half_a_gang_is_refused() -> None:
+def test_half_a_gang_is_rejected() -> None:
     """One node for two members of eight GPUs."""
     state = world(waiting(members=2))
 
@@ -218,13 +218,13 @@ def test_half_a_gang_is_refused() -> None:
     assert mistakes(state, buy("a", gang="job/train"), buy("b", gang="job/train")) == ""
 
 
-def test_room_that_is_there_completes_a_gang() -> None:
+def test_existing_capacity_completes_a_gang() -> None:
     """One member on a free node, one on the new one."""
     assert mistakes(world(node("n1"), waiting(members=2)), buy(gang="job/train")) == ""
 
 
-def test_work_passed_over_in_silence_is_refused() -> None:
-    """Each waiting job and pod is bought for or held back."""
+def test_unaccounted_work_is_rejected() -> None:
+    """Each waiting job and pod is bought for or deferred."""
     assert "job train waits" in mistakes(world(waiting()))
     assert "pod default/a waits" in mistakes(world(pod("a")))
     assert mistakes(world(waiting(), pod("a")), held=("job/train", "pod/uid-a")) == ""
@@ -233,47 +233,47 @@ def test_work_passed_over_in_silence_is_refused() -> None:
 # ---- removals
 
 
-def test_removing_under_a_freeze_is_refused() -> None:
-    """By choice, that is."""
+def test_a_removal_under_a_freeze_is_rejected() -> None:
+    """If it is by choice."""
     assert "frozen" in mistakes(world(node("n1")), drain(), under=policy(is_frozen=True))
 
 
-def test_removing_on_an_old_picture_is_refused() -> None:
+def test_a_removal_on_a_stale_list_is_rejected() -> None:
     """A failed list is not an empty cluster."""
     assert "old or missing list of pods" in mistakes(given(node("n1"), as_of=T0), drain())
     assert "old or missing list of nodes" in mistakes(given(node("n1"), is_synced=False), drain())
 
 
-def test_a_drain_of_a_node_that_does_not_exist_is_refused() -> None:
-    """Uid and name must both be right."""
+def test_a_drain_of_a_missing_node_is_rejected() -> None:
+    """Uid and name must match."""
     assert "no such node" in mistakes(world(node("n1")), drain("n2"))
     assert "no such node" in mistakes(world(node("n1")), drain(node_name="n2"))
 
 
-def test_a_drain_with_another_nodes_instance_is_refused() -> None:
-    """The wrong machine would end."""
+def test_a_drain_with_another_nodes_instance_is_rejected() -> None:
+    """The wrong instance would end."""
     assert "not its own" in mistakes(world(node("n1")), drain(provider_id=provider_id("buy-n2")))
 
 
-def test_a_drain_of_a_foreign_node_by_choice_is_refused() -> None:
+def test_a_drain_of_a_foreign_node_by_choice_is_rejected() -> None:
     """We remove what we bought."""
     assert "we did not buy it" in mistakes(world(node("n1", is_ours=False)), drain())
 
 
-def test_a_forced_drain_without_a_notice_is_refused() -> None:
+def test_a_forced_drain_without_a_notice_is_rejected() -> None:
     """Nothing else overrules protections."""
-    assert "no notice stands" in mistakes(world(node("n1")), drain(reason=RECLAIM, is_voluntary=False))
+    assert "no notice is active" in mistakes(world(node("n1")), drain(reason=RECLAIM, is_voluntary=False))
 
 
-def test_a_drain_of_a_marked_node_is_refused() -> None:
+def test_a_drain_of_an_annotated_node_is_rejected() -> None:
     """Its annotation says that it stays."""
     state = world(node("n1", annotations={labels.SCALE_DOWN_DISABLED: "true"}))
 
-    assert "marked to stay" in mistakes(state, drain())
+    assert "protected by an annotation" in mistakes(state, drain())
 
 
 def test_a_node_with_work_is_not_idle() -> None:
-    """Whatever the plan calls it."""
+    """Whatever the plan's reason."""
     assert "is drained as idle, but pod default/a is there" in mistakes(world(node("n1"), pod("a", on="n1")), drain())
 
 
@@ -288,14 +288,14 @@ def test_a_node_with_work_is_not_idle() -> None:
         (*job("j", is_preemptible=False, placed_on=("n1",)), *pod("a", on="n1", job_id="j")),
     ],
 )
-def test_moving_a_protected_pod_is_refused(protected: Story) -> None:
-    """Each protection, read anew."""
+def test_moving_a_protected_pod_is_rejected(protected: Story) -> None:
+    """Each protection."""
     state = world(node("n1"), node("n2"), protected)
 
     assert "is protected" in mistakes(state, drain(reason=UNDERUSED))
 
 
-def test_passing_a_disruption_budget_is_refused() -> None:
+def test_exceeding_a_pod_disruption_budget_is_rejected() -> None:
     """Two pods of a budget that allows one."""
     app = {"app": "x"}
     state = world(
@@ -310,7 +310,7 @@ def test_passing_a_disruption_budget_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("others_gpus", "said"), [(8, "fits nowhere else"), (6, "do not all fit elsewhere")])
-def test_moving_pods_without_another_place_is_refused(others_gpus: int, said: str) -> None:
+def test_moving_pods_without_another_place_is_rejected(others_gpus: int, said: str) -> None:
     """Alone, or all together."""
     mine = (pod("a", on="n1", gpus=2), pod("b", on="n1", gpus=2))
 
@@ -319,19 +319,19 @@ def test_moving_pods_without_another_place_is_refused(others_gpus: int, said: st
     )
 
 
-def test_too_many_at_once_are_refused() -> None:
-    """A tenth of two, rounded up, is one; drains under way count."""
+def test_too_many_removals_at_once_are_rejected() -> None:
+    """A tenth of two, rounded up, is one; drains in progress count."""
     assert "2 nodes of 2" in mistakes(world(node("n1"), node("n2")), drain("n1"), drain("n2"))
     under_way = drained("n2", at=NOW - MINUTE)
     assert "2 nodes of 2" in mistakes(world(node("n1"), node("n2"), under_way), drain("n1"))
 
 
-def test_draining_a_node_twice_is_refused() -> None:
+def test_draining_a_node_twice_is_rejected() -> None:
     """One decision is enough."""
     assert "twice" in mistakes(world(node("n1")), drain(), drain(action_id=ActionId("again")))
 
 
-def test_passing_the_minimum_is_refused() -> None:
+def test_removals_below_the_minimum_are_rejected() -> None:
     """One node, and one is wanted."""
     assert "0 nodes would be left of at least 1" in mistakes(
         world(node("n1")), drain(), under=policy(nodes_count_min=1)
@@ -348,17 +348,17 @@ def release(order: str) -> ReleaseInstance:
     )
 
 
-def test_giving_back_what_is_in_use_or_in_time_is_refused() -> None:
+def test_wrong_releases_are_rejected() -> None:
     """A usable node, an order with time left, an order that is not ours."""
     in_time = bought(purchase("young", at=NOW), at=NOW)
 
     assert "is in use" in mistakes(world(node("n1")), release("buy-n1"))
     assert "before its deadline" in mistakes(world(in_time), release("young"))
-    assert "not one of ours" in mistakes(world(), release("unheard-of"))
+    assert "not an open order of ours" in mistakes(world(), release("unheard-of"))
     assert mistakes(world(bought(purchase("late"))), release("late")) == ""
 
 
-def test_cancelling_a_drain_that_is_not_under_way_is_refused() -> None:
+def test_canceling_a_drain_not_in_progress_is_rejected() -> None:
     """There is nothing to cancel."""
     decision = CancelDrain(
         action_id=ActionId("cancel"),
@@ -368,12 +368,12 @@ def test_cancelling_a_drain_that_is_not_under_way_is_refused() -> None:
         reason=DemandReturned(demand=()),
     )
 
-    assert "not under way" in mistakes(world(node("n1")), decision)
+    assert "not in progress" in mistakes(world(node("n1")), decision)
     assert mistakes(world(node("n1"), drained("n1", at=NOW)), decision) == ""
 
 
-def test_leaving_a_doomed_node_alone_is_refused() -> None:
-    """It must drain, and its pods must be spoken for."""
+def test_ignoring_an_at_risk_node_is_rejected() -> None:
+    """It must drain, and its pods must be accounted for."""
     state = world(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=NOW + MINUTE, at=NOW))
     answer = drain(reason=RECLAIM, is_voluntary=False)
 

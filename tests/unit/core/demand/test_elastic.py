@@ -1,4 +1,4 @@
-"""A job that can do with fewer members than it asks for: its gang is whole or nothing, the others come and go."""
+"""Elastic jobs: the gang starts whole or not at all, further members are optional."""
 
 from datetime import timedelta
 from typing import Any
@@ -50,54 +50,54 @@ from gpu_autoscaler_services.scheduler.manifest import job_manifest
 
 
 def five(**changes: Any) -> Story:  # noqa: ANN401 - fields of the job
-    """The job `a` of five members, of which two are enough."""
+    """Job `a` of five members, of which two are the gang."""
     return job("a", members=5, member_count_min=2, **changes)
 
 
 def placed(state: ClusterState) -> list[tuple[str, ...]]:
-    """The nodes of each job that starts now."""
+    """The nodes of each job that starts."""
     return [each.node_names for each in schedule(state, policy(), T0).placements]
 
 
 def buys(state: ClusterState, under: ScalingPolicy | None = None) -> list[BuyNode]:
-    """What the plan of now buys; the second opinion has nothing against it."""
+    """What the plan buys; accepted by the plan check."""
     under = under or policy()
-    made = plan(state, under, T0)
-    assert check(made, state, under) == ()
-    return [each for each in made.decisions if isinstance(each, BuyNode)]
+    result = plan(state, under, T0)
+    assert check(result, state, under) == ()
+    return [each for each in result.decisions if isinstance(each, BuyNode)]
 
 
 GANG = ("job/a",)
 
 
 def wanted(decision: BuyNode) -> tuple[str, ...]:
-    """What the node is bought for."""
+    """The demand that the node is bought for."""
     assert isinstance(decision.reason, UnmetDemand)
     return decision.reason.demand
 
 
 def reasons_for_members(state: ClusterState, under: ScalingPolicy) -> dict[str, DeferReason]:
-    """Why members beyond the gang are not bought for."""
+    """Why elastic members are not bought for."""
     held = {each.subject: each.reason for each in plan(state, under, T0).deferred}
     return {key: reason for key, reason in held.items() if key.startswith("member/")}
 
 
 def member(number: int, *, on: str | None = None) -> Story:
-    """A pod of the job `a`."""
+    """A pod of job `a`."""
     return pod(f"a-{number}", gpus=8, on=on, job_id="a", owner_kind="Job", labels={labels.JOB_ID: "a"})
 
 
-def gone(number: int, at_seconds: float) -> Story:
-    """The pod went before it was done."""
-    said = PodGone(
+def deleted(number: int, at_seconds: float) -> Story:
+    """The pod was deleted before it succeeded."""
+    fact = PodGone(
         epoch=EPOCH, version=2, pod_uid=PodUid(f"uid-a-{number}"), namespace="default", name=f"a-{number}",
         node_name=f"n{number}", job_id=JobId("a"), phase="running",
     )  # fmt: skip
-    return (Told(said, T0 + timedelta(seconds=at_seconds)),)
+    return (Told(fact, T0 + timedelta(seconds=at_seconds)),)
 
 
 def running(count: int, *, least: int | None = 2) -> tuple[Story, ...]:
-    """The job `a` of five members, of which so many run, each on a node of its own."""
+    """Job `a` of five members, of which this many run, each on its own node."""
     names = tuple(f"n{number}" for number in range(count))
     nodes = [node(name) for name in names]
     pods = [member(number, on=f"n{number}" if number < count else None) for number in range(5)]
@@ -106,22 +106,22 @@ def running(count: int, *, least: int | None = 2) -> tuple[Story, ...]:
 
 
 @pytest.mark.parametrize(("nodes", "starts"), [(1, 0), (2, 2), (3, 3), (5, 5), (7, 5)])
-def test_it_starts_with_as_many_as_have_room_from_its_least_on(nodes: int, starts: int) -> None:
-    """Below two nothing starts; above five nothing is added."""
+def test_it_starts_with_two_to_five_members(nodes: int, starts: int) -> None:
+    """As many as have capacity."""
     state = given(*(node(f"n{number}") for number in range(nodes)), five())
 
     assert [len(each) for each in placed(state)] == ([starts] if starts else [])
 
 
-def test_without_a_least_number_all_start_or_none() -> None:
+def test_without_a_minimum_all_members_are_the_gang() -> None:
     """What was so before stays so."""
     nodes = [node(f"n{number}") for number in range(4)]
 
     assert placed(given(*nodes, job("a", members=5))) == []
 
 
-def test_its_gang_and_the_members_beyond_it_are_bought_in_one_plan() -> None:
-    """Two nodes of one transaction for the two that it cannot start without, and one for each of the other three."""
+def test_gang_and_elastic_members_are_bought_in_one_plan() -> None:
+    """Two nodes of one transaction for the gang, one for each of the other three."""
     five_bought = buys(given(five(), on_sale(offer())))
 
     assert [each.gang for each in five_bought] == ["job/a", "job/a", None, None, None]
@@ -129,18 +129,18 @@ def test_its_gang_and_the_members_beyond_it_are_bought_in_one_plan() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(0, 0), (1, 0), (2, 2), (3, 3), (4, 4), (9, 5)])
-def test_a_limit_takes_from_the_members_beyond_the_gang_first(most: int, count: int) -> None:
-    """Below two nothing is bought at all; above it as many as the limit allows, and each other one is told why."""
+def test_a_limit_drops_elastic_members_first(most: int, count: int) -> None:
+    """Below two nothing is bought; above it as many as allowed, and the others are deferred."""
     limited, state = policy(nodes_count_max=most), given(five(), on_sale(offer()))
-    told = reasons_for_members(state, limited)
+    event = reasons_for_members(state, limited)
 
     assert len(buys(state, limited)) == count
     expected = [GangPending] * 3 if count < 2 else [NodesLimit] * (5 - count)
-    assert [type(each) for each in told.values()] == expected
+    assert [type(each) for each in event.values()] == expected
 
 
-def test_what_another_job_cannot_start_without_comes_before_members_beyond_a_gang() -> None:
-    """Of equal priority both gangs are bought for though one came later, and the limit leaves nothing over."""
+def test_gangs_come_before_elastic_members_of_equal_priority() -> None:
+    """Also the gang of a later job."""
     limited = policy(nodes_count_max=4)
     state = given(five(), job("b", gpus=8, members=2, at=T0 + SECOND), on_sale(offer()), as_of=T0 + MINUTE)
 
@@ -148,21 +148,21 @@ def test_what_another_job_cannot_start_without_comes_before_members_beyond_a_gan
     assert [type(each) for each in reasons_for_members(state, limited).values()] == [NodesLimit] * 3
 
 
-def test_members_beyond_a_gang_take_no_room_before_it_has_its_own() -> None:
-    """One node is free and nothing may be bought: the gang has no place, and the node is another's."""
+def test_elastic_members_use_no_capacity_before_their_gang() -> None:
+    """One node is free and nothing may be bought: another job gets the node."""
     frozen = policy(nodes_count_max=1)
     state = given(node("n0"), five(), job("b", gpus=8, at=T0 + SECOND), on_sale(offer()), as_of=T0 + MINUTE)
-    made = plan(state, frozen, T0 + MINUTE)
+    result = plan(state, frozen, T0 + MINUTE)
 
-    assert check(made, state, frozen) == ()
-    held = {each.subject: each.reason for each in made.deferred}
+    assert check(result, state, frozen) == ()
+    held = {each.subject: each.reason for each in result.deferred}
     assert isinstance(held["job/b"], CapacityExpected)
     assert [type(held[f"member/a/{number}"]) for number in (3, 4, 5)] == [GangPending] * 3
     assert placed(state) == [("n0",)]
 
 
-def test_what_is_on_its_way_for_the_gang_is_not_taken_by_the_others() -> None:
-    """The gang's two nodes boot, and those of the others were refused: three more are bought, for these alone."""
+def test_elastic_members_do_not_use_booting_nodes_of_the_gang() -> None:
+    """Launches of the others were refused: three more are bought for them."""
     waits = (five(), on_sale(offer()))
     first = buys(given(*waits))
     again = buys(given(*waits, *(bought(each) for each in first if each.gang is not None)))
@@ -171,8 +171,8 @@ def test_what_is_on_its_way_for_the_gang_is_not_taken_by_the_others() -> None:
     assert [each.gang for each in again] == [None] * 3
 
 
-def test_what_is_on_its_way_for_the_others_is_not_the_gangs() -> None:
-    """Three nodes boot for the others, and the gang's two were refused: both are bought again, as one transaction."""
+def test_the_gang_does_not_use_booting_nodes_of_elastic_members() -> None:
+    """Launches of the gang were refused: both are bought again, as one transaction."""
     waits = (five(), on_sale(offer()))
     first = buys(given(*waits))
     again = buys(given(*waits, *(bought(each) for each in first if each.gang is None)))
@@ -180,8 +180,8 @@ def test_what_is_on_its_way_for_the_others_is_not_the_gangs() -> None:
     assert [each.gang for each in again] == ["job/a", "job/a"]
 
 
-def test_what_was_bought_for_the_members_is_their_pods_own() -> None:
-    """The gang runs, three pods wait, and the nodes that were bought for them before they were pods still boot."""
+def test_nodes_bought_for_members_are_used_by_their_pods() -> None:
+    """The gang runs, three pods wait, and their nodes still boot."""
     waits = (five(), on_sale(offer()))
     coming = [bought(each) for each in buys(given(*waits)) if each.gang is None]
 
@@ -189,20 +189,20 @@ def test_what_was_bought_for_the_members_is_their_pods_own() -> None:
     assert buys(given(*running(2), *coming, on_sale(offer()))) == []
 
 
-def test_a_gang_that_is_given_up_gives_back_what_stands_by_for_the_others() -> None:
-    """Nothing is for sale any more, and the gang has no node: what boots for the others has nobody to serve."""
+def test_an_abandoned_gang_releases_nodes_of_elastic_members() -> None:
+    """There are no offers, and the gang has no node."""
     waits, limited = (five(), on_sale(offer())), policy(nodes_count_max=3)
     coming = [bought(each) for each in buys(given(*waits)) if each.gang is None]
-    made = plan(given(*waits, *coming), limited, T0)
+    result = plan(given(*waits, *coming), limited, T0)
 
-    assert check(made, given(*waits, *coming), limited) == ()
-    back = [each for each in made.decisions if isinstance(each, ReleaseInstance)]
+    assert check(result, given(*waits, *coming), limited) == ()
+    back = [each for each in result.decisions if isinstance(each, ReleaseInstance)]
     assert [type(each.reason) for each in back] == [GangAbandoned] * 3
     assert buys(given(*waits, *coming), limited) == []
 
 
-def test_the_gang_keeps_its_nodes_whatever_becomes_of_the_others() -> None:
-    """The limit is lowered to the gang's two nodes, which boot: they stay, and each other member is told why."""
+def test_the_gang_keeps_its_nodes_under_a_lower_limit() -> None:
+    """Two nodes boot and stay; the other members are deferred."""
     waits, limited = (five(), on_sale(offer())), policy(nodes_count_max=2)
     state = given(*waits, *(bought(each) for each in buys(given(*waits)) if each.gang is not None))
 
@@ -210,37 +210,37 @@ def test_the_gang_keeps_its_nodes_whatever_becomes_of_the_others() -> None:
     assert [type(each) for each in reasons_for_members(state, limited).values()] == [NodesLimit] * 3
 
 
-def test_members_that_belong_together_are_not_bought_before_their_gang_has_a_place() -> None:
-    """Which zone that will be, nobody knows: the two of the gang alone."""
+def test_members_in_one_domain_wait_for_their_gang() -> None:
+    """The zone is unknown until the gang is placed."""
     together = buys(given(five(within=labels.ZONE), on_sale(offer())))
 
     assert [each.gang for each in together] == ["job/a", "job/a"]
 
 
-def test_why_tells_what_keeps_the_members_beyond_the_gang() -> None:
-    """The gang's nodes are on their way; of the three others two have no room under the limit."""
+def test_why_explains_deferred_elastic_members() -> None:
+    """The nodes of the gang boot; two of three others exceed the limit."""
     limited, waits = policy(nodes_count_max=3), (five(), on_sale(offer()))
     state = given(*waits, *(bought(each) for each in buys(given(*waits), limited)))
     line = job_line("a", StatusView.of(state, limited, T0, plan(state, limited, T0)))
 
-    assert "2 nodes that were bought for it are on the way" in line
-    assert "It starts without member 4 of job a (1 more wait as well), which waits because" in line
-    assert "nodes_count_max (3) is raised" in line
+    assert "2 nodes, which were bought for it, are on their way" in line
+    assert "The job starts without elastic member 4 of job a (and 1 more), which waits: " in line
+    assert "Raise nodes_count_max (3)" in line
 
 
-def test_members_beyond_the_gang_are_bought_as_far_as_limits_go() -> None:
-    """Two of five run, three wait as pods: two more nodes are within the limit, and the third pod is told why not."""
+def test_elastic_members_are_bought_up_to_the_limit() -> None:
+    """Two of five run; two of three pending pods fit the limit."""
     limited = policy(nodes_count_max=4)
     state = given(*running(2), on_sale(offer()))
-    made = plan(state, limited, T0)
+    result = plan(state, limited, T0)
 
-    assert check(made, state, limited) == ()
+    assert check(result, state, limited) == ()
     assert [each.gang for each in buys(state, limited)] == [None, None]
-    assert [type(each.reason) for each in made.deferred if each.subject.startswith("pod/")] == [NodesLimit]
+    assert [type(each.reason) for each in result.deferred if each.subject.startswith("pod/")] == [NodesLimit]
 
 
-def test_the_room_of_what_starts_is_kept_until_its_pods_are_there() -> None:
-    """Placed with three of five, and no pod yet: three nodes are taken, the fourth is another's."""
+def test_the_capacity_of_a_placement_is_reserved_until_its_pods_exist() -> None:
+    """Three of five are placed: three nodes are used, the fourth is free."""
     names = ("n0", "n1", "n2")
     nodes = [node(f"n{number}") for number in range(4)]
     state = given(*nodes, five(placed_on=names), job("b", gpus=8))
@@ -249,21 +249,21 @@ def test_the_room_of_what_starts_is_kept_until_its_pods_are_there() -> None:
 
 
 def after(state: ClusterState) -> list[type]:
-    """What the loss means for the job."""
+    """Effect of the loss on the job."""
     return [type(each) for facts in losses(state, policy()).values() for each in facts]
 
 
-def test_a_loss_above_the_least_number_is_none() -> None:
-    """Three run and one goes: two go on, and the one that comes back waits as any pod does."""
+def test_a_loss_above_the_minimum_is_no_preemption() -> None:
+    """Two of three keep running."""
     story = running(3)
 
-    assert after(given(*story, gone(2, 60.0), as_of=T0 + HOUR)) == []
-    assert after(given(*running(3, least=None), gone(2, 60.0), as_of=T0 + HOUR)) == [JobPreempted]
+    assert after(given(*story, deleted(2, 60.0), as_of=T0 + HOUR)) == []
+    assert after(given(*running(3, least=None), deleted(2, 60.0), as_of=T0 + HOUR)) == [JobPreempted]
 
 
-def test_a_loss_below_the_least_number_ends_the_attempt() -> None:
-    """Two of three go, at two times: what counts is the last one, by which too few were left."""
-    state = given(*running(3), gone(1, 60.0), gone(2, 90.0), as_of=T0 + HOUR)
+def test_a_loss_below_the_minimum_ends_the_attempt() -> None:
+    """At the time of the loss that left too few."""
+    state = given(*running(3), deleted(1, 60.0), deleted(2, 90.0), as_of=T0 + HOUR)
     (lost,) = losses(state, policy())[JobId("a")]
 
     assert isinstance(lost, JobPreempted)
@@ -271,9 +271,9 @@ def test_a_loss_below_the_least_number_ends_the_attempt() -> None:
     assert "a-2" in lost.cause
 
 
-def test_the_next_attempt_begins_when_enough_are_bound_again() -> None:
-    """Of five members two are bound: that is a placement, and Kubernetes has chosen the nodes."""
-    story = (*running(3), gone(1, 60.0), gone(2, 90.0))
+def test_the_next_attempt_starts_with_the_minimum_bound() -> None:
+    """Two of five members are bound by Kubernetes: that is a placement."""
+    story = (*running(3), deleted(1, 60.0), deleted(2, 90.0))
     state = given(*story, (Told(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
     assert schedule(state, policy(), T0 + HOUR).placements == ()
 
@@ -287,17 +287,17 @@ def _preempted() -> JobPreempted:
     return JobPreempted(job_id=JobId("a"), attempt=1, cause="lost", preempted_at=T0 + 90 * SECOND)
 
 
-def test_retries_are_spent_by_lost_attempts_alone() -> None:
-    """Any number of members may be lost above the least number; the job is not failed for it."""
-    story = (*running(3), gone(2, 60.0))
+def test_only_lost_attempts_use_retries() -> None:
+    """Losses above the minimum do not fail the job."""
+    story = (*running(3), deleted(2, 60.0))
 
     assert losses(given(*story, as_of=T0 + HOUR), policy(job_retries_count_max=0)) == {}
-    ended = losses(given(*story, gone(1, 70.0), as_of=T0 + HOUR), policy(job_retries_count_max=0))[JobId("a")]
+    ended = losses(given(*story, deleted(1, 70.0), as_of=T0 + HOUR), policy(job_retries_count_max=0))[JobId("a")]
     assert [type(each) for each in ended] == [JobPreempted, JobFinished]
 
 
-def test_the_kubernetes_job_has_all_members_and_says_how_many_are_enough() -> None:
-    """So it never changes; the watcher calls it started when enough are ready."""
+def test_the_kubernetes_job_has_all_members_and_the_minimum() -> None:
+    """The watcher reports it started once enough pods are ready."""
     spec = _admitted(members=5, min_members=2)
     assert isinstance(spec, JobSpec)
     manifest = job_manifest(spec, given())
@@ -317,31 +317,31 @@ def _ready(annotations: dict[str, str], count: int) -> core.Job:
 
 
 def _admitted(**changes: int | str) -> JobSpec | tuple[Violation, ...]:
-    said = msgspec.structs.replace(request("a"), **changes)
-    return admit(said, event_id="e", at=T0, now=T0, policy=policy(), supply=Supply(gpus_per_node_max=8))
+    changed = msgspec.structs.replace(request("a"), **changes)
+    return admit(changed, event_id="e", at=T0, now=T0, policy=policy(), supply=Supply(gpus_per_node_max=8))
 
 
-def test_a_least_number_that_cannot_be_meant_is_refused() -> None:
-    """None, or more than there are; as many as there are is an ordinary gang."""
+def test_an_invalid_minimum_is_rejected() -> None:
+    """Zero, or above the number of members; equal is an ordinary gang."""
     for least in (0, 6):
         refused = _admitted(members=5, min_members=least)
         assert isinstance(refused, tuple)
         assert [each.field for each in refused] == ["min_members"]
     others = _admitted(members=5, min_members=2, runtime="jobset")
     assert isinstance(others, tuple)
-    assert "for the runtime job alone" in others[0].reason
+    assert "for runtime job only" in others[0].reason
     spec = _admitted(members=5, min_members=5)
     assert isinstance(spec, JobSpec)
     assert (spec.member_count_min, spec.gang_count) == (None, 5)
 
 
-def test_the_command_line_says_it() -> None:
+def test_the_command_line_sets_the_minimum() -> None:
     """The flag is the field of the request."""
     assert Request(members=5, min_members=2).body({}, ()) == {"members": 5, "min_members": 2}
 
 
-def test_what_was_bought_is_not_bought_again() -> None:
-    """Five nodes are on their way for it: nothing more is bought until it runs."""
+def test_booting_nodes_are_not_bought_again() -> None:
+    """Five nodes boot for it."""
     waits = (five(), on_sale(offer()))
     coming = [bought(each) for each in buys(given(*waits))]
 

@@ -1,4 +1,4 @@
-"""What counts as work that wants room, for how much, and in which order it is served."""
+"""Demand items: which work, what shape, and in which order."""
 
 from typing import Any
 
@@ -25,20 +25,20 @@ from gpu_autoscaler.model.ids import JobId
 
 
 def items(state: ClusterState) -> dict[str, DemandItem]:
-    """The demand by key, in the order of service."""
+    """The demand by key, in serving order."""
     return {item.key: item for item in demand(state, node_views(state, T0), T0)}
 
 
-def changed(story: Story, **changes: Any) -> Story:  # noqa: ANN401 - fields of the fact
-    """The story with these fields of its last fact changed."""
+def with_fields(story: Story, **changes: Any) -> Story:  # noqa: ANN401 - fields of the fact
+    """The story with changed fields of its last fact."""
     last = story[-1]
     return (*story[:-1], msgspec.structs.replace(last, fact=msgspec.structs.replace(last.fact, **changes)))
 
 
 def test_a_queued_job_is_one_item_with_all_its_members() -> None:
-    """A gang of three: shape of each, priority, project and since when."""
-    asked = job("train", gpus=4, members=3, priority=700, model="H100", gpu_memory_bytes_min=80 * GIBIBYTE)
-    item = items(given(asked))["job/train"]
+    """A gang of three: shape, priority, project and time."""
+    requested = job("train", gpus=4, members=3, priority=700, model="H100", gpu_memory_bytes_min=80 * GIBIBYTE)
+    item = items(given(requested))["job/train"]
 
     assert (item.source, item.member_count, item.priority) == (DemandSource.QUEUED_JOB, 3, 700)
     assert (item.project, item.since) == ("research", T0)
@@ -46,28 +46,28 @@ def test_a_queued_job_is_one_item_with_all_its_members() -> None:
     assert (item.shape.resources.gpu_count, item.shape.resources.pod_count) == (4, 1)
 
 
-def test_a_pod_takes_one_of_the_pods_that_a_node_can_hold() -> None:
-    """Whatever its requests say of pods."""
+def test_a_pod_uses_one_pod_slot_of_a_node() -> None:
+    """Whatever it requests."""
     assert items(given(pod("a")))["pod/uid-a"].shape.resources.pod_count == 1
 
 
-def test_members_that_exist_as_pods_speak_for_themselves() -> None:
-    """Of three members one pod exists, one has done its part: one is still to come."""
+def test_existing_pods_are_items_of_their_own() -> None:
+    """Of three members one pod exists and one has succeeded: one is missing."""
     state = given(
         job("train", members=3, placed_on=("n1", "n1", "n1")),
         pod("p0", job_id="train"),
-        changed(pod("p1", on="n1", job_id="train"), phase="succeeded"),
+        with_fields(pod("p1", on="n1", job_id="train"), phase="succeeded"),
     )
-    found = items(state)
+    result = items(state)
 
-    assert (found["job/train"].source, found["job/train"].member_count) == (DemandSource.PLACED_JOB, 1)
-    assert found["pod/uid-p0"].source is DemandSource.PENDING_POD
-    assert "pod/uid-p1" not in found
+    assert (result["job/train"].source, result["job/train"].member_count) == (DemandSource.PLACED_JOB, 1)
+    assert result["pod/uid-p0"].source is DemandSource.PENDING_POD
+    assert "pod/uid-p1" not in result
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_job_that_started_wants_nothing_more(*, is_running: bool) -> None:
-    """Before its pods are there it holds its room; after the start its pods do."""
+def test_a_started_job_is_no_item(*, is_running: bool) -> None:
+    """Before its pods exist it reserves capacity; after the start its pods do."""
     state = given(job("train", placed_on=("n1",), is_running=is_running))
 
     assert ("job/train" in items(state)) is not is_running
@@ -83,28 +83,28 @@ def test_a_job_that_started_wants_nothing_more(*, is_running: bool) -> None:
         {"phase": "failed"},
     ],
 )
-def test_pods_that_nobody_waits_for_are_no_demand(gone: dict[str, Any]) -> None:
+def test_gated_deleted_finished_and_daemonset_pods_are_no_demand(gone: dict[str, Any]) -> None:
     """Gated, going, over, or the node's own."""
-    assert items(given(changed(pod("a"), **gone))) == {}
+    assert items(given(with_fields(pod("a"), **gone))) == {}
 
 
-def test_pods_on_nodes_that_leave_are_demand_before_they_are_evicted() -> None:
-    """Those under notice are bought for; those that move by choice only keep their room elsewhere."""
+def test_pods_on_leaving_nodes_are_demand() -> None:
+    """Nodes are bought for pods under notice; pods of voluntary drains only reserve capacity."""
     state = given(
         node("n1"), pod("doomed", on="n1"), notice("n1"), node("n2"), pod("moving", on="n2"), drained("n2"), node("n3"),
         pod("staying", on="n3"),
     )  # fmt: skip
-    found = items(state)
+    result = items(state)
 
-    assert found["pod/uid-doomed"].source is DemandSource.AT_RISK_POD
-    assert found["pod/uid-doomed"].is_bought_for
-    assert found["pod/uid-moving"].source is DemandSource.MOVING_POD
-    assert not found["pod/uid-moving"].is_bought_for
-    assert "pod/uid-staying" not in found
+    assert result["pod/uid-doomed"].source is DemandSource.AT_RISK_POD
+    assert result["pod/uid-doomed"].is_bought_for
+    assert result["pod/uid-moving"].source is DemandSource.MOVING_POD
+    assert not result["pod/uid-moving"].is_bought_for
+    assert "pod/uid-staying" not in result
 
 
-def test_the_order_is_what_is_on_its_way_then_priority_then_waiting_then_name() -> None:
-    """Each key decides where those before it are equal."""
+def test_the_serving_order() -> None:
+    """Placed work, then priority, waiting time and key."""
     state = given(
         job("late", at=T0 + MINUTE),
         job("b"),
@@ -118,29 +118,29 @@ def test_the_order_is_what_is_on_its_way_then_priority_then_waiting_then_name() 
 
 
 @pytest.mark.parametrize(("of_kubernetes", "ours"), [(-10, 100), (0, 500), (1, 1000), (2_000_000_000, 1000)])
-def test_the_priority_of_a_foreign_pod_is_below_at_or_above_medium(of_kubernetes: int, ours: int) -> None:
-    """Everybody's scale is their own; only its sign means the same everywhere."""
+def test_the_priority_of_other_pods_is_low_medium_or_high(of_kubernetes: int, ours: int) -> None:
+    """Only the sign of a Kubernetes priority is comparable."""
     assert items(given(pod("a", priority=of_kubernetes)))["pod/uid-a"].priority == ours
 
 
-def test_a_pod_of_a_job_has_what_the_job_says() -> None:
-    """Priority, spot and GPU memory come from the job, not from the pod."""
-    asked = job("train", priority=900, is_preemptible=False, gpu_memory_bytes_min=GIBIBYTE, placed_on=("n1",))
-    item = items(given(asked, pod("a", job_id="train")))["pod/uid-a"]
+def test_a_pod_of_a_job_has_the_settings_of_the_job() -> None:
+    """Priority, spot and GPU memory."""
+    requested = job("train", priority=900, is_preemptible=False, gpu_memory_bytes_min=GIBIBYTE, placed_on=("n1",))
+    item = items(given(requested, pod("a", job_id="train")))["pod/uid-a"]
 
     assert (item.priority, item.job_id, item.project) == (900, JobId("train"), "research")
     assert not item.shape.is_spot_allowed
     assert item.shape.gpu_memory_bytes_min == GIBIBYTE
 
 
-def test_critical_pods_never_go_to_spot() -> None:
-    """Kubernetes' own critical priorities begin at two thousand million."""
+def test_critical_pods_are_not_placed_on_spot() -> None:
+    """Critical Kubernetes priorities start at 2,000,000,000."""
     assert not items(given(pod("a", priority=2_000_000_000)))["pod/uid-a"].shape.is_spot_allowed
     assert items(given(pod("a", priority=1_999_999_999)))["pod/uid-a"].shape.is_spot_allowed
 
 
-def test_jobs_tolerate_the_gpu_taint_where_they_ask_for_gpus() -> None:
-    """As the API server adds it to pods that ask for GPUs, and to no others."""
+def test_jobs_with_gpus_tolerate_the_gpu_taint() -> None:
+    """As the API server adds it to pods with GPUs only."""
     state = given(job("gpu"), job("cpu", gpus=0))
     gpu, cpu = (state.jobs[JobId(name)].queued for name in ("gpu", "cpu"))
     assert gpu is not None

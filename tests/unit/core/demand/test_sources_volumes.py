@@ -1,4 +1,4 @@
-"""A pod that no node helps is held back with the reason, and never bought for."""
+"""Pods with missing volumes are deferred, and no node is bought for them."""
 
 from tests.support.stories import T0, given, node, on_sale, pod, policy
 
@@ -13,31 +13,31 @@ TROUBLE = "claim default/data does not exist"
 
 
 def test_nothing_is_bought_for_a_pod_whose_volume_is_missing() -> None:
-    """The pod beside it is served, also on the room that it would have taken."""
+    """Another pod is served, also with the capacity it would use."""
     state = given(node("n1"), pod("stuck", gpus=8, volume_trouble=TROUBLE), pod("next", gpus=8), on_sale())
-    made = plan(state, policy(), T0)
-    assert check(made, state, policy()) == ()
-    assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    held = {each.subject: each.reason for each in made.deferred}
+    result = plan(state, policy(), T0)
+    assert check(result, state, policy()) == ()
+    assert [each for each in result.decisions if isinstance(each, BuyNode)] == []
+    held = {each.subject: each.reason for each in result.deferred}
     assert held["pod/uid-stuck"] == VolumeNotReady(detail=TROUBLE)
-    line = pod_line("stuck", StatusView.of(state, policy(), T0, made))
+    line = pod_line("stuck", StatusView.of(state, policy(), T0, result))
     assert TROUBLE in line
 
 
-def test_the_second_opinion_refuses_a_purchase_for_it() -> None:
-    """What was planned before the claim went is not right any more."""
+def test_the_plan_check_rejects_a_purchase_for_a_missing_volume() -> None:
+    """Planned before the claim was deleted."""
     bought_for = given(pod("stuck", gpus=8), on_sale())
-    made = plan(bought_for, policy(), T0)
+    result = plan(bought_for, policy(), T0)
     now = given(pod("stuck", gpus=8, volume_trouble=TROUBLE), on_sale())
-    assert any(TROUBLE in mistake for mistake in check(made, now, policy()))
+    assert any(TROUBLE in violation for violation in check(result, now, policy()))
 
 
-def test_one_stuck_member_holds_its_whole_group() -> None:
+def test_one_blocked_member_blocks_its_group() -> None:
     """A gang starts whole or not at all."""
     group = {labels.POD_GROUP_LABELS[0]: "train"}
     state = given(pod("m0", gpus=8, labels=group), pod("m1", gpus=8, labels=group, volume_trouble=TROUBLE), on_sale())
-    made = plan(state, policy(), T0)
-    assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    assert {each.subject: each.reason for each in made.deferred if each.subject.startswith("pod/")} == dict.fromkeys(
+    result = plan(state, policy(), T0)
+    assert [each for each in result.decisions if isinstance(each, BuyNode)] == []
+    assert {each.subject: each.reason for each in result.deferred if each.subject.startswith("pod/")} == dict.fromkeys(
         ("pod/uid-m0", "pod/uid-m1"), VolumeNotReady(detail=TROUBLE)
     )

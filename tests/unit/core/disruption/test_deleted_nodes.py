@@ -1,4 +1,4 @@
-"""Nodes that somebody deletes by hand: held by a finalizer, emptied by a deadline, let go last of all."""
+"""Nodes that a user deletes: held by a finalizer, drained by a deadline."""
 
 from datetime import datetime, timedelta
 
@@ -25,7 +25,7 @@ OFF = policy(removal=RemovalPolicy(is_finalizer_on=False))
 def held(story: Story, **changes: object) -> Story:
     """The same node, held by our finalizer."""
     return tuple(
-        Told(msgspec.structs.replace(each.fact, is_guarded=True, **changes), each.at)
+        Told(msgspec.structs.replace(each.fact, has_finalizer=True, **changes), each.at)
         if isinstance(each.fact, NodeObserved)
         else each
         for each in story
@@ -38,7 +38,7 @@ def deleted(name: str = "n1", at: datetime = NOW, **more: object) -> Story:
 
 
 def drains(*stories: Story, under: ScalingPolicy | None = None, at: datetime = NOW) -> list[DrainNode]:
-    """What the plan drains, which the second opinion has nothing against."""
+    """What the plan drains, which the plan check has nothing against."""
     state, rules = given(*stories, as_of=at), under or policy()
     found = plan(state, rules, at)
     assert check(found, state, rules) == ()
@@ -54,8 +54,8 @@ def wanted(*stories: Story, under: ScalingPolicy | None = None) -> list[tuple[st
 # ---- emptied
 
 
-def test_what_karpenter_holds_waits_for_no_finalizer_of_ours() -> None:
-    """Each would wait for the other: it ends the instance only when the node object is gone."""
+def test_nodes_of_karpenter_get_no_finalizer() -> None:
+    """Each would wait for the other: Karpenter ends the instance only when the Node object is gone."""
     registered = {"karpenter.sh/registered": "true"}
     fresh = node("n2", taints=(Taint("karpenter.sh/unregistered", "NoExecute"),))
     assert wanted(node("n1", labels=registered), fresh) == []
@@ -63,28 +63,28 @@ def test_what_karpenter_holds_waits_for_no_finalizer_of_ours() -> None:
     assert drains(node("n1", labels=registered, deleting_since=NOW), pod("p", on="n1")) == []
 
 
-def test_a_node_deleted_by_hand_is_emptied_with_a_deadline() -> None:
-    """Its pods are asked first and forced at last, whatever protects them from our choices."""
+def test_a_node_deleted_by_a_user_is_drained_with_a_deadline() -> None:
+    """Its pods are evicted, by force at the end, whatever protects them from disruption by choice."""
     (drain,) = drains(deleted(), pod("p", on="n1", annotations={"gpu-autoscaler.io/do-not-disrupt": "true"}))
     assert isinstance(drain.reason, NodeDeleted)
     assert (drain.is_voluntary, drain.deadline_at) == (False, NOW + timedelta(seconds=policy().drain_seconds_max))
     assert drain.provider_id is not None
-    assert "deleted the node by hand" in drain.reason.sentence()
+    assert "The node object was deleted at" in drain.reason.sentence()
 
 
-def test_a_freeze_does_not_keep_what_a_user_deletes() -> None:
+def test_a_freeze_does_not_keep_a_deleted_node() -> None:
     """It is their word as well."""
     assert drains(deleted(), under=policy(is_frozen=True))
 
 
-def test_who_was_away_gives_work_a_moment_to_save_all_the_same() -> None:
-    """The deadline has long passed; nobody was told."""
+def test_after_an_outage_work_still_gets_time_to_save() -> None:
+    """The deadline has long passed."""
     (drain,) = drains(deleted(at=NOW - 10 * HOUR))
     assert drain.deadline_at == NOW + timedelta(seconds=policy().notice_seconds_default)
 
 
-def test_the_clouds_own_deadline_is_kept_as_well() -> None:
-    """A notice beside it: what comes first."""
+def test_the_deadline_of_a_notice_applies_as_well() -> None:
+    """The earlier one."""
     (drain,) = drains(deleted(), notice("n1", reclaim_at=NOW + MINUTE))
     assert drain.deadline_at == NOW + MINUTE
 
@@ -97,13 +97,13 @@ def test_the_clouds_own_deadline_is_kept_as_well() -> None:
         held(node("n1")),
     ],
 )
-def test_what_is_not_ours_or_not_deleted_is_left_alone(story: Story) -> None:
+def test_foreign_or_undeleted_nodes_are_not_drained(story: Story) -> None:
     """Nothing is drained."""
     assert all(not isinstance(each.reason, NodeDeleted) for each in drains(story, on_sale()))
 
 
 def test_it_is_decided_once() -> None:
-    """The next plan knows the drain."""
+    """The next plan sees the drain."""
     state = given(deleted(), as_of=NOW)
     first = plan(state, policy(), NOW)
     made = ScalingPlanMade(
@@ -115,14 +115,14 @@ def test_it_is_decided_once() -> None:
 # ---- held
 
 
-def test_nodes_of_ours_are_held_and_those_of_others_are_not() -> None:
-    """From the moment they show; what is held already is left as it is."""
+def test_only_managed_nodes_get_a_finalizer() -> None:
+    """From their registration; existing finalizers stay."""
     assert wanted(node("n1"), held(node("n2")), node("theirs", is_ours=False)) == [("n1", True)]
     assert wanted(node("n1", deleting_since=NOW)) == []  # it cannot be put any more
 
 
-def test_the_finalizer_goes_when_the_instance_has_ended_and_not_before() -> None:
-    """The cloud says so, or its lists have left it out for long."""
+def test_the_finalizer_is_removed_when_the_instance_has_ended() -> None:
+    """By the cloud's report, or missing from its lists for long."""
     assert wanted(deleted()) == []
     seen = next(each.fact for each in deleted() if isinstance(each.fact, NodeInstanceObserved))
     over = msgspec.structs.replace(seen, state="terminated", version=seen.version + 9, terminated_at=NOW)
@@ -133,6 +133,6 @@ def test_the_finalizer_goes_when_the_instance_has_ended_and_not_before() -> None
     assert wanted(deleted(at=NOW), listed) == [("n1", False)]
 
 
-def test_switched_off_every_finalizer_is_taken_away() -> None:
-    """As before an uninstall: nobody would be there to take them away later."""
+def test_switched_off_every_finalizer_is_removed() -> None:
+    """As before an uninstall."""
     assert wanted(held(node("n1")), deleted("n2"), node("n3"), under=OFF) == [("n1", False), ("n2", False)]

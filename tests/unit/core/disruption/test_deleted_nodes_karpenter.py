@@ -1,4 +1,4 @@
-"""Nodes that Karpenter ends by itself: whose pods are still to be told to save their work."""
+"""Nodes that Karpenter ends by itself: whose pods have to be notified to save their work."""
 
 from datetime import timedelta
 
@@ -26,8 +26,8 @@ def asked(at: object) -> dict[str, str]:
         (asked("soon"), True),
     ],
 )
-def test_a_pod_is_told_once_of_each_end(told: dict[str, str], is_due: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """As the pod itself shows it: a process that starts anew tells nobody again."""
+def test_a_pod_is_notified_once_for_each_deletion(told: dict[str, str], is_due: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """The pod's annotation shows it, also after a restart."""
     story = (*node("n1", labels=KARPENTERS, deleting_since=SINCE), *pod("p", on="n1", annotations=told))
     assert unannounced_deletions(given(story)) == ((UnannouncedDeletion("n1", SINCE),) if is_due else ())
 
@@ -43,11 +43,11 @@ def test_a_pod_is_told_once_of_each_end(told: dict[str, str], is_due: bool) -> N
         (*node("n1", labels=KARPENTERS, deleting_since=SINCE), *pod("p", on="n1", phase="succeeded")),
     ],
 )
-def test_nobody_is_told_where_nothing_is_lost_or_another_tells_it(story: Story) -> None:
-    """Nodes of others, nodes that we empty, and those without work."""
+def test_no_pod_is_notified_without_need(story: Story) -> None:
+    """Foreign nodes, nodes that we drain, and nodes without work."""
     assert unannounced_deletions(given(story)) == ()
 
 
-def test_an_instant_without_a_zone_is_taken_for_utc() -> None:
+def test_an_instant_without_a_zone_is_utc() -> None:
     """Whoever wrote it."""
     assert is_announced(asked((SINCE + timedelta(seconds=1)).replace(tzinfo=None).isoformat()), SINCE)

@@ -1,4 +1,4 @@
-"""How many nodes may leave at a time: budgets by cause, count, share and schedule."""
+"""Disruption budgets by cause, count, share and schedule."""
 
 from datetime import datetime
 
@@ -23,7 +23,7 @@ def budgets(*each: DisruptionBudget) -> ScalingPolicy:
 
 
 def leaving_count(state: ClusterState, rules: ScalingPolicy, as_of: datetime = NOW) -> int:
-    """Nodes that a plan drains, which the second opinion finds nothing against."""
+    """Nodes that a plan drains, which the plan check finds nothing against."""
     made = plan(state, rules, as_of)
     assert check(made, state, rules) == ()
     return sum(1 for each in made.decisions if isinstance(each, DrainNode) and each.is_voluntary)
@@ -50,12 +50,12 @@ def leaving_count(state: ClusterState, rules: ScalingPolicy, as_of: datetime = N
         ),
     ],
 )
-def test_a_budget_limits_what_it_names(budget: DisruptionBudget, count: int) -> None:
-    """By count or share, for its causes, while its schedule holds (it is Saturday, 13:00 UTC)."""
+def test_a_budget_limits_its_causes(budget: DisruptionBudget, count: int) -> None:
+    """By count or share, while its schedule is active (it is Saturday, 13:00 UTC)."""
     assert leaving_count(given(*TEN_IDLE, as_of=NOW), budgets(budget)) == count
 
 
-def test_the_smallest_budget_holds() -> None:
+def test_the_smallest_budget_applies() -> None:
     """Four and two are two."""
     rules = budgets(DisruptionBudget(nodes_count_max=4), DisruptionBudget(nodes_count_max=2))
 
@@ -72,30 +72,30 @@ def test_the_smallest_budget_holds() -> None:
         DisruptionBudget(nodes_count_max=5, schedule="0 9 * * *", duration_seconds=3600.0, time_zone="Mars/Olympus"),
     ],
 )
-def test_a_budget_that_cannot_be_read_allows_nothing(bad: DisruptionBudget) -> None:
-    """Whoever wrote it meant to protect; its mistakes are said when the policy is loaded."""
+def test_an_invalid_budget_allows_nothing(bad: DisruptionBudget) -> None:
+    """It was meant to protect; its violations are reported when the policy is loaded."""
     assert leaving_count(given(*TEN_IDLE, as_of=NOW), budgets(bad)) == 0
     assert list(bad.violations())
 
 
-def test_a_silent_node_is_out_of_service_already() -> None:
-    """One of ten is silent: of three that may be leaving two are left."""
+def test_a_lost_node_counts_as_disrupted() -> None:
+    """One of ten is lost: of three allowed removals two are left."""
     silent = node("n0", is_ready=False, version=2, at=NOW)
     state = given(*TEN_IDLE, silent[-1:], as_of=NOW)
 
     assert leaving_count(state, budgets(DisruptionBudget(nodes_count_max=3))) == 2
 
 
-def test_the_cloud_asks_no_budget() -> None:
-    """A node under notice drains, whatever the policy would like."""
+def test_notices_ignore_budgets() -> None:
+    """A node under notice drains."""
     state = given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=NOW + HOUR, at=NOW), on_sale(), as_of=NOW)
     made = plan(state, budgets(DisruptionBudget(nodes_count_max=0)), NOW)
 
     assert any(isinstance(each, DrainNode) for each in made.decisions)
 
 
-def test_what_a_budget_holds_back_is_said() -> None:
-    """With how many may go."""
+def test_a_deferral_by_a_budget_is_reported() -> None:
+    """With the number allowed."""
     made = plan(given(*TEN_IDLE, as_of=NOW), budgets(DisruptionBudget(nodes_count_max=3)), NOW)
     said = [each.reason for each in made.deferred if isinstance(each.reason, DisruptionBudgetReached)]
 

@@ -1,4 +1,4 @@
-"""Nodes that are sick, too old, or not what the policy would buy today make way, their work first."""
+"""Nodes that are unhealthy, expired or drifted are replaced, their work first."""
 
 from datetime import timedelta
 
@@ -48,7 +48,7 @@ def work(name: str, on: str = "n1", gpus: int = 8, **changes: object) -> Story:
 
 
 def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: object = NOW) -> Plan:
-    """The plan, which the second opinion finds nothing against."""
+    """The plan, which the plan check finds nothing against."""
     rules = rules or policy()
     made = plan(state, rules, as_of)  # type: ignore[arg-type]
     assert check(made, state, rules) == ()
@@ -74,8 +74,8 @@ def held(made: Plan, subject: str) -> object:
 # ---- age
 
 
-def test_an_old_node_goes_when_its_work_fits_elsewhere() -> None:
-    """Seven days, and a little less by its name; the pod has a place on the younger one."""
+def test_an_expired_node_is_removed_when_its_work_fits_elsewhere() -> None:
+    """Seven days, and a little less by its name; the pod fits on the younger one."""
     week = T0 + 7 * DAY
     state = given(node("n1"), work("a"), node("n2", at=week - HOUR), on_sale(), as_of=week)
     (drain,) = drains(made_of(state, as_of=week))
@@ -100,8 +100,8 @@ def test_nodes_of_one_day_do_not_all_expire_at_once() -> None:
     assert max(ages) - min(ages) > 0.05 * 7 * DAY.total_seconds()
 
 
-def test_a_replacement_allows_for_the_longest_of_the_work_that_it_takes() -> None:
-    """A job's hour was promised alone, beside a service that has no end; a limit of a day was passed by it."""
+def test_a_replacement_allows_for_its_longest_work() -> None:
+    """A job's hour was reserved alone, beside a service without an end, which exceeded a daily limit."""
     running = job("a", gpus=4, placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
     its_pod = work("a-0", gpus=4, job_id="a", annotations=SAFE, owner_kind="Job", at=T0 - HOUR)
     state = given(node("n1"), running, its_pod, work("service", gpus=4), on_sale(), as_of=NOW)
@@ -113,7 +113,7 @@ def test_a_replacement_allows_for_the_longest_of_the_work_that_it_takes() -> Non
 
 
 def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
-    """No room for the pod: first a node for it, and nothing drains; then it boots; then it is ready and n1 goes."""
+    """Without capacity for the pod a node is bought; n1 drains only when it is ready."""
     full = (node("n1"), work("a"), on_sale())
     first = made_of(given(*full, as_of=NOW))
     (purchase,) = bought(first)
@@ -130,8 +130,8 @@ def test_a_replacement_is_bought_and_waited_for_before_the_drain() -> None:
     assert [each.node_name for each in drains(third)] == ["n1"]
 
 
-def test_a_replacement_that_came_to_nothing_is_not_bought_again_at_once() -> None:
-    """It was taken by others, say: the node waits for hours before the next try."""
+def test_a_failed_replacement_is_not_bought_again_at_once() -> None:
+    """The node waits for hours before the next try."""
     full = (node("n1"), work("a"), on_sale())
     (purchase,) = bought(made_of(given(*full, as_of=NOW)))
     came = node("n2", at=NOW)[-1].fact
@@ -158,8 +158,8 @@ def test_a_replacement_that_came_to_nothing_is_not_bought_again_at_once() -> Non
         (*work("a"), *budget("all", match=(), disruptions_allowed=0)),
     ],
 )
-def test_protected_work_holds_an_old_node_for_its_overtime(kept: Story) -> None:
-    """A day later it is told to save, and forced at the deadline of the drain alone."""
+def test_protected_work_keeps_an_expired_node_for_the_grace_period(kept: Story) -> None:
+    """A day later it is requested to save, and evicted by force at the drain's deadline."""
     week = T0 + 7 * DAY
     little = work("b", on="n2", gpus=0, owner_kind=None)
     story = (node("n1"), kept, node("n2", at=T0 + 6 * DAY), little, on_sale())
@@ -173,15 +173,15 @@ def test_protected_work_holds_an_old_node_for_its_overtime(kept: Story) -> None:
     assert drain.deadline_at == late + timedelta(seconds=3600)
 
 
-def test_age_can_be_switched_off() -> None:
+def test_expiry_can_be_switched_off() -> None:
     """No limit, no expiry."""
     rules = policy(removal=RemovalPolicy(expire_seconds_max=None))
 
     assert made_of(given(node("n1"), work("a"), on_sale(), as_of=NOW), rules).decisions == ()
 
 
-def test_few_old_nodes_go_at_a_time() -> None:
-    """One of three is replaced; that one's replacement counts as long as it is on its way."""
+def test_few_expired_nodes_are_replaced_at_a_time() -> None:
+    """One of three; its replacement counts while it is on its way."""
     full = tuple(story for name in ("n1", "n2", "n3") for story in (node(name), work(f"on-{name}", on=name)))
     made = made_of(given(*full, on_sale(), as_of=NOW))
 
@@ -189,8 +189,8 @@ def test_few_old_nodes_go_at_a_time() -> None:
     assert isinstance(held(made, "node/uid-n2"), DisruptionBudgetReached)
 
 
-def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
-    """One of two replicas may move: of two old nodes one drains, though each alone might."""
+def test_budgets_count_all_pods_that_one_plan_moves() -> None:
+    """One of two replicas may move: of two expired nodes one drains."""
     replicas = tuple(
         story
         for name in ("n1", "n2")
@@ -205,8 +205,8 @@ def test_disruption_budgets_count_all_that_one_plan_moves() -> None:
     assert isinstance(held(made, "node/uid-n2"), PodProtected)
 
 
-def test_pods_that_are_told_to_go_already_ask_no_budget() -> None:
-    """Somebody deleted the pod: its node may drain, though the budget allows nothing."""
+def test_pods_being_deleted_need_no_budget() -> None:
+    """Their node may drain, though the budget allows nothing."""
     keep = {labels.DO_NOT_DISRUPT: "true"}
     told_at = T0 + 7 * DAY - MINUTE
     going = pod("a", on="n1", gpus=2, labels={"app": "a"}, annotations=keep, deleting_since=told_at)
@@ -218,22 +218,22 @@ def test_pods_that_are_told_to_go_already_ask_no_budget() -> None:
     ]
 
 
-def test_an_old_picture_renews_nothing() -> None:
+def test_a_stale_list_replaces_nothing() -> None:
     """A failed list is no reason to move anything."""
     state = given(node("n1"), work("a"), node("n2"), as_of=NOW)
 
     assert made_of(state, as_of=NOW + HOUR).decisions == ()
 
 
-def test_a_freeze_keeps_old_nodes() -> None:
+def test_a_freeze_keeps_expired_nodes() -> None:
     """Neither drained by choice nor by force."""
     state = given(node("n1"), work("a", owner_kind="Job"), node("n2"), on_sale(), as_of=NOW + 3 * DAY)
 
     assert made_of(state, policy(is_frozen=True), NOW + 3 * DAY).decisions == ()
 
 
-def test_a_drain_that_was_given_up_is_not_begun_again_at_once() -> None:
-    """Five minutes of peace."""
+def test_a_canceled_drain_is_not_repeated_at_once() -> None:
+    """Five minutes of cool-down."""
     given_up = drained("n1", at=NOW - 2 * MINUTE, cancelled_at=NOW - MINUTE)
     state = given(node("n1"), given_up, work("a"), node("n2", at=NOW - HOUR), on_sale(), as_of=NOW)
 
@@ -248,16 +248,16 @@ YOUNG = T0 + HOUR
 @pytest.mark.parametrize(
     ("pool", "difference"),
     [
-        (NodePool(name="other"), "pool default is gone"),
-        (NodePool(name="default", zones=("zone-b",)), "zone zone-a is not allowed"),
+        (NodePool(name="other"), "pool default no longer exists"),
+        (NodePool(name="default", zones=("zone-b",)), "zone zone-a is no longer allowed"),
         (NodePool(name="default", instance_types=("g5.xlarge",)), "instance type"),
         (NodePool(name="default", gpu_models=("T4",)), "GPU model"),
         (NodePool(name="default", labels={"tier": "new"}), "label tier=new"),
         (NodePool(name="default", taints=(Taint(key="k", effect="NoSchedule"),)), "other taints"),
     ],
 )
-def test_a_node_that_the_policy_would_not_buy_today_is_replaced(pool: NodePool, difference: str) -> None:
-    """Filters, labels and taints; its work has room on a node of another pool."""
+def test_a_drifted_node_is_replaced(pool: NodePool, difference: str) -> None:
+    """Filters, labels and taints; its work fits on a node of another pool."""
     free_capacity = node("n2", pool="spare")
     rules = policy(pools=(pool, NodePool(name="spare")))
     (drain,) = drains(made_of(given(node("n1"), work("a"), free_capacity, as_of=YOUNG), rules, YOUNG))
@@ -267,7 +267,7 @@ def test_a_node_that_the_policy_would_not_buy_today_is_replaced(pool: NodePool, 
     assert difference in drain.reason.difference
 
 
-def test_drift_never_disturbs_what_is_protected() -> None:
+def test_drift_never_disturbs_protected_work() -> None:
     """However long."""
     rules = policy(pools=(NodePool(name="other"),), removal=RemovalPolicy(expire_seconds_max=None))
     state = given(node("n1"), work("a", owner_kind="Job"), node("n2", pool="other"), as_of=NOW)
@@ -276,7 +276,7 @@ def test_drift_never_disturbs_what_is_protected() -> None:
 
 
 def test_drift_can_be_switched_off() -> None:
-    """A policy may change without a node being touched."""
+    """A policy may change without any replacement."""
     rules = policy(pools=(NodePool(name="other"),), removal=RemovalPolicy(is_drift_on=False), is_consolidation_on=False)
 
     assert (
@@ -292,18 +292,16 @@ def silent(name: str, at: object = YOUNG) -> Story:
     return (*node(name), *node(name, is_ready=False, version=2, at=at)[-1:])  # type: ignore[arg-type]
 
 
-def test_a_node_that_is_silent_for_long_is_emptied_and_goes() -> None:
-    """Twenty minutes; by force, as nobody there answers, but with an hour before it."""
+def test_a_lost_node_is_drained() -> None:
+    """After twenty minutes, by force, with an hour before it."""
     as_of = YOUNG + 20 * MINUTE
     (drain,) = drains(made_of(given(silent("n1"), work("a"), node("n2"), as_of=as_of), as_of=as_of))
 
     assert (drain.node_name, drain.is_voluntary) == ("n1", False)
-    assert drain.reason == NodeUnhealthy(
-        evidence="it was not ready", unhealthy_seconds=1200.0, unhealthy_seconds_max=1200.0
-    )
+    assert drain.reason == NodeUnhealthy(evidence="not ready", unhealthy_seconds=1200.0, unhealthy_seconds_max=1200.0)
 
 
-def test_a_node_that_lost_gpus_is_sick() -> None:
+def test_a_node_that_lost_gpus_is_unhealthy() -> None:
     """Seven of eight are left, for as long."""
     seven = node("n1", gpus_allocatable=7, version=2, at=YOUNG)[-1:]
     as_of = YOUNG + 20 * MINUTE
@@ -311,11 +309,11 @@ def test_a_node_that_lost_gpus_is_sick() -> None:
     (drain,) = drains(made_of(state, as_of=as_of))
 
     assert isinstance(drain.reason, NodeUnhealthy)
-    assert "fewer GPUs" in drain.reason.evidence
+    assert "fewer allocatable GPUs" in drain.reason.evidence
 
 
-def test_a_short_silence_is_no_sickness() -> None:
-    """A kubelet may restart; one that came back begins anew."""
+def test_a_short_outage_is_healthy() -> None:
+    """A kubelet may restart; the time starts again."""
     as_of = YOUNG + 19 * MINUTE
     back = node("n2", version=3, at=as_of - MINUTE)[-1:]
 
@@ -323,8 +321,8 @@ def test_a_short_silence_is_no_sickness() -> None:
     assert drains(made_of(state, as_of=as_of)) == []
 
 
-def test_when_nearly_all_look_sick_nothing_is_touched() -> None:
-    """Five of ten: the fault is in the looking, or somebody has to look."""
+def test_when_many_nodes_are_unhealthy_nothing_is_drained() -> None:
+    """Five of ten: the fault is probably elsewhere."""
     as_of = YOUNG + HOUR
     broken = tuple(silent(f"n{number}") for number in range(5))
     well = tuple(
@@ -336,8 +334,8 @@ def test_when_nearly_all_look_sick_nothing_is_touched() -> None:
     assert held(made, "cluster") == TooManyUnhealthy(unhealthy_count=5, nodes_count=10, unhealthy_ratio_max=0.45)
 
 
-def test_the_cloud_is_faster() -> None:
-    """A sick node under notice is the notice's business."""
+def test_a_notice_precedes_health() -> None:
+    """An unhealthy node under notice is drained for the notice."""
     as_of = YOUNG + HOUR
     state = given(silent("n1"), notice("n1", reclaim_at=as_of + HOUR, at=as_of), as_of=as_of)
 

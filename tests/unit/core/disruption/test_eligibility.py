@@ -1,4 +1,4 @@
-"""Work that is better left where it is for now; each story's node would go but for it, and `why` says so."""
+"""Work that is better not moved now; each node would be removed otherwise, and `why` reports it."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -45,27 +45,27 @@ def training(saved: bool = True, **changes: object) -> tuple[Story, Story]:  # n
     )
 
 
-def test_work_that_saves_may_be_moved_and_work_that_does_not_stays() -> None:
-    """Who can save is asked to before it goes; who cannot would start over."""
+def test_only_work_with_checkpoints_may_be_moved() -> None:
+    """It is requested to save first; other work would start over."""
     made, said = merging(*training(saved=False))
 
     assert going(merging(*training())[0]) == ["n1"]
     assert going(made) == []
-    assert "Pod default/a must not be disturbed: it runs to completion and would start over." in said
+    assert "Pod default/a must not be disrupted: it runs to completion and would start over." in said
 
 
 @pytest.mark.parametrize(("run", "is_kept"), [(299 * SECOND, True), (300 * SECOND, False)])
-def test_a_pod_that_just_began_is_left_alone(run: timedelta, *, is_kept: bool) -> None:
-    """Five minutes at least: what was moved a moment ago is not moved again."""
+def test_a_pod_that_just_began_is_not_moved(run: timedelta, *, is_kept: bool) -> None:
+    """Five minutes at least: a moved pod is not moved again at once."""
     made, said = merging(pod("a", on="n1", at=NOW - run))
 
     assert going(made) == ([] if is_kept else ["n1"])
-    assert ("it has run for 4 min 59 s, and is left alone for 5 min" in said) == is_kept
+    assert ("it has run for 4 min 59 s of the protected 5 min" in said) == is_kept
 
 
 @pytest.mark.parametrize(("ends_in", "is_kept"), [(5, True), (15, True), (16, False), (-5, False)])
-def test_work_that_is_nearly_done_is_let_end(ends_in: int, *, is_kept: bool) -> None:
-    """By what it says itself; what has said so for too long is not believed any more."""
+def test_work_that_is_nearly_done_is_not_moved(ends_in: int, *, is_kept: bool) -> None:
+    """By its annotation; an end long past is ignored."""
     told = {labels.EXPECTED_END: (NOW + ends_in * MINUTE).isoformat()}
     made, said = merging(pod("a", on="n1", annotations=told))
 
@@ -73,8 +73,8 @@ def test_work_that_is_nearly_done_is_let_end(ends_in: int, *, is_kept: bool) -> 
     assert ("which is cheaper than moving it" in said) == is_kept
 
 
-def test_a_job_near_its_time_limit_is_let_end() -> None:
-    """It ends by then whatever happens; an end that nobody can read protects nothing."""
+def test_a_job_near_its_time_limit_is_not_moved() -> None:
+    """An invalid end protects nothing."""
     made, said = merging(*training(duration_seconds_max=2 * 3600.0 + 600.0))
     unread = {labels.EXPECTED_END: "soon", **SAVES}
 
@@ -87,20 +87,20 @@ def test_a_job_near_its_time_limit_is_let_end() -> None:
     ("changes", "words"),
     [
         ({"priority": 1000}, "its job has priority 1000"),
-        ({"attempt": 2}, "its job has no attempt to spare"),
+        ({"attempt": 2}, "its job has no retry to spare"),
         ({"is_preemptible": False}, "its job is not preemptible"),
     ],
 )
-def test_jobs_that_had_better_stay(changes: dict[str, Any], words: str) -> None:
-    """High ones, and those that a move would leave fewer than two retries."""
+def test_protected_jobs(changes: dict[str, Any], words: str) -> None:
+    """Jobs of high priority, and those that a move would leave fewer than two retries."""
     made, said = merging(*training(**changes))
 
     assert going(made) == []
     assert words in said
 
 
-def test_a_job_on_several_nodes_is_not_begun_again_for_one_of_them() -> None:
-    """All members would lose what they did."""
+def test_a_job_on_several_nodes_is_not_moved() -> None:
+    """All members would lose their work."""
     gang = job("train", gpus=1, members=2, placed_on=("n1", "n2"), is_running=True)
     members = [pod(f"m{on}", on=on, owner_kind="Job", job_id="train", annotations=SAVES) for on in ("n1", "n2")]
     made, said = merging(gang, *members)
@@ -109,8 +109,8 @@ def test_a_job_on_several_nodes_is_not_begun_again_for_one_of_them() -> None:
     assert "its job runs on several nodes" in said
 
 
-def test_patience_can_be_switched_off() -> None:
-    """Each of its fields has a value that leaves nobody alone."""
+def test_protection_can_be_switched_off() -> None:
+    """Each setting has a value that protects nothing."""
     rules = policy(
         removal=RemovalPolicy(
             protection=ProtectionPolicy(run_seconds_min=0, ending_soon_seconds=0, job_priority_min=None)
@@ -122,8 +122,8 @@ def test_patience_can_be_switched_off() -> None:
     assert going(merging(*training(priority=1000), rules=rules)[0]) == ["n1"]
 
 
-def test_the_node_whose_work_saved_last_is_emptied_first() -> None:
-    """Of two that could go, the one where less work is at stake."""
+def test_the_node_with_the_latest_save_is_drained_first() -> None:
+    """Of two candidates the one with less work at risk."""
     told = {
         name: {labels.CHECKPOINTED_AT: (NOW - minutes * MINUTE).isoformat()} for name, minutes in (("a", 50), ("b", 1))
     }
@@ -144,8 +144,8 @@ def pods_of(*stories: Story) -> Iterable[PodObserved]:
     return [each.fact for story in stories for each in story if isinstance(each.fact, PodObserved)]
 
 
-def test_what_is_at_stake_is_what_was_not_saved() -> None:
-    """GPU by GPU; of who says nothing, as much as lies between two saves at most."""
+def test_work_at_risk_is_unsaved_work() -> None:
+    """Per GPU; without checkpoints at most one interval."""
     saved = {labels.CHECKPOINTED_AT: (NOW - MINUTE).isoformat()}
     never = {labels.CHECKPOINTED_AT: ""}
     stake = [
@@ -161,8 +161,8 @@ def test_what_is_at_stake_is_what_was_not_saved() -> None:
     assert stake == [240.0, 14400.0, 1800.0, 30.0]
 
 
-def test_a_move_for_money_counts_what_is_at_stake() -> None:
-    """The same saving pays for a move just after a save, and not five hours after the last one."""
+def test_a_move_to_save_cost_includes_the_work_at_risk() -> None:
+    """The same saving pays for a move just after a save, and not five hours later."""
     big, small = offer("big", gpus=8, usd_per_hour=10.0), offer("small", gpus=4, usd_per_hour=8.0)
     later = T0 + 10 * HOUR
 

@@ -1,4 +1,4 @@
-"""What goes, and what keeps it: idle nodes, late purchases, orphans, and nodes that others can stand in for."""
+"""Removals and what prevents them: idle nodes, late purchases, orphans, and consolidation."""
 
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -76,8 +76,8 @@ def held(made: Plan, subject: str, reason: type[R]) -> R:
 PATIENT = RemovalPolicy(waiting_micro_usd_per_hour=10**12)
 
 
-def test_a_node_that_was_empty_long_enough_goes() -> None:
-    """Ten minutes without work, and the node is drained by choice and its instance ended."""
+def test_an_idle_node_is_removed() -> None:
+    """Ten minutes without work: drained by choice, and its instance ended."""
     (decision,) = removals(plan(given(node("n1"), as_of=NOW), policy(removal=PATIENT), NOW))
 
     assert decision.is_voluntary
@@ -85,8 +85,8 @@ def test_a_node_that_was_empty_long_enough_goes() -> None:
     assert decision.reason == NodeIdle(idle_seconds=3600.0, idle_seconds_max=600.0)
 
 
-def test_a_node_that_emptied_lately_stays_and_the_plan_says_so() -> None:
-    """Empty is not idle yet."""
+def test_a_recently_emptied_node_stays() -> None:
+    """With the reason."""
     state = given(node("n1"), as_of=T0 + 5 * MINUTE)
     made = plan(state, policy(removal=PATIENT), T0 + 5 * MINUTE)
 
@@ -105,12 +105,12 @@ def test_pods_of_the_node_itself_are_no_work() -> None:
     assert drained_nodes(given(node("n1"), pod("ds", on="n1", gpus=0, owner_kind="DaemonSet"), as_of=NOW)) == ["n1"]
 
 
-def test_nodes_that_we_did_not_buy_are_never_removed() -> None:
-    """Foreign nodes are room, not ours to end."""
+def test_foreign_nodes_are_never_removed() -> None:
+    """They are capacity only."""
     assert drained_nodes(given(node("n1", is_ours=False), as_of=NOW)) == []
 
 
-def test_an_old_picture_removes_nothing() -> None:
+def test_a_stale_list_removes_nothing() -> None:
     """A failed list is not an empty cluster."""
     made = plan(given(node("n1"), as_of=NOW), policy(), NOW + HOUR)
 
@@ -118,7 +118,7 @@ def test_an_old_picture_removes_nothing() -> None:
     assert held(made, "cluster", WatchStale).source == "nodes"
 
 
-def test_a_list_that_was_never_read_removes_nothing() -> None:
+def test_a_missing_list_removes_nothing() -> None:
     """Nothing is known absent before the first list."""
     made = plan(given(node("n1"), as_of=NOW, is_synced=False), policy(), NOW)
 
@@ -126,20 +126,20 @@ def test_a_list_that_was_never_read_removes_nothing() -> None:
     assert held(made, "cluster", WatchStale).age_seconds is None
 
 
-def test_a_node_that_waiting_work_counts_on_stays() -> None:
-    """A pod that is about to be bound keeps its node, however long that was empty."""
+def test_a_node_that_waiting_work_needs_stays() -> None:
+    """A pod that is about to be bound keeps its node."""
     assert drained_nodes(given(node("n1"), pod("a", at=NOW), as_of=NOW)) == []
 
 
 def test_a_node_stays_a_while_after_it_became_usable() -> None:
-    """S56: the cooldown counts from the first moment of use."""
+    """The cooldown counts from the first moment of use."""
     made = plan(given(node("n1"), as_of=NOW), policy(scale_down_cooldown_seconds=7200), NOW)
 
     assert held(made, "node/uid-n1", Cooldown).remaining_seconds == 3600.0
 
 
-def test_a_node_that_is_marked_stays() -> None:
-    """cluster-autoscaler's annotation is honoured."""
+def test_an_annotated_node_stays() -> None:
+    """cluster-autoscaler's annotation is respected."""
     state = given(node("n1", annotations={labels.SCALE_DOWN_DISABLED: "true"}), as_of=NOW)
 
     assert "scale-down-disabled" in held(plan(state, policy(), NOW), "node/uid-n1", NodeProtected).protection
@@ -152,7 +152,7 @@ def test_the_minimum_stays() -> None:
     assert drained_nodes(state, nodes_count_min=2, disruption_ratio_max=1) == ["n1"]
 
 
-def test_few_go_at_once_and_the_dearest_first() -> None:
+def test_few_nodes_are_removed_at_once_the_most_expensive_first() -> None:
     """A tenth of two, rounded up, is one."""
     state = given(node("n1"), node("n2", offer("big", usd_per_hour=20.0)), as_of=NOW)
     made = plan(state, policy(), NOW)
@@ -172,18 +172,18 @@ def test_a_share_of_whole_nodes_is_not_rounded_up() -> None:
     assert any("by choice at once" in each for each in check(made, state, policy(disruption_ratio_max=0.06)))
 
 
-def test_a_ratio_of_none_removes_nothing() -> None:
+def test_a_ratio_of_zero_removes_nothing() -> None:
     """Zero rounded up is zero."""
     assert drained_nodes(given(node("n1"), as_of=NOW), disruption_ratio_max=0) == []
 
 
 def test_a_node_is_not_drained_twice() -> None:
-    """The drain under way is the only one."""
+    """The drain in progress is the only one."""
     assert drained_nodes(given(node("n1"), drained("n1", at=NOW), as_of=NOW)) == []
 
 
 def test_a_frozen_policy_removes_nothing_by_choice() -> None:
-    """The freeze is told for each node that would have gone."""
+    """The freeze is reported for each candidate."""
     made = plan(given(node("n1"), as_of=NOW), policy(is_frozen=True), NOW)
 
     assert made.decisions == ()
@@ -193,7 +193,7 @@ def test_a_frozen_policy_removes_nothing_by_choice() -> None:
 # ---- purchases that came to nothing
 
 
-def test_a_purchase_past_its_deadline_is_given_back() -> None:
+def test_a_late_purchase_is_released() -> None:
     """Not usable after fifteen minutes: the instance ends."""
     made = plan(given(bought(purchase("order")), as_of=NOW), policy(), NOW)
 
@@ -203,12 +203,12 @@ def test_a_purchase_past_its_deadline_is_given_back() -> None:
     assert decision.reason == BootTimedOut(booting_seconds=3600.0, boot_seconds_max=900.0, missing_step="node")
 
 
-def test_a_purchase_that_still_has_time_is_left_alone() -> None:
-    """Fourteen minutes are not fifteen."""
+def test_a_purchase_before_its_deadline_is_kept() -> None:
+    """Fourteen minutes."""
     assert plan(given(bought(purchase("order")), as_of=T0 + 14 * MINUTE), policy(), T0 + 14 * MINUTE).decisions == ()
 
 
-def test_an_instance_that_nobody_stands_behind_is_ended() -> None:
+def test_an_orphaned_instance_is_released() -> None:
     """Our tag, no order, no node, for longer than a boot may take."""
     (decision,) = plan(given(instance(purchase("lost")), as_of=NOW), policy(), NOW).decisions
 
@@ -216,8 +216,8 @@ def test_an_instance_that_nobody_stands_behind_is_ended() -> None:
     assert decision.reason == NodeOrphaned(seen_seconds=3600.0)
 
 
-def test_a_bare_node_that_nobody_stands_behind_is_ended() -> None:
-    """Its order was lost with the stream, so no deadline holds for it; where there is work it stays."""
+def test_an_orphaned_node_without_work_is_released() -> None:
+    """Its order was lost with the stream, so it has no deadline; with work it stays."""
     said = tuple(each for each in node("n1", gpus_allocatable=0) if each.fact.domain() == "node")
     bare = (*said, *instance(purchase("buy-n1")))
     (decision,) = plan(given(bare, as_of=NOW), policy(), NOW).decisions
@@ -226,7 +226,7 @@ def test_a_bare_node_that_nobody_stands_behind_is_ended() -> None:
     assert plan(given(bare, pod("web-0", on="n1", gpus=0), as_of=NOW), policy(), NOW).decisions == ()
 
 
-def test_an_orphan_is_not_judged_on_an_old_list() -> None:
+def test_orphans_need_a_fresh_list() -> None:
     """Only a fresh list of instances tells an orphan."""
     fresh = synced((), as_of=NOW)
     old = tuple(each for each in fresh if each.fact.subject_root() != "node.instance_listed")
@@ -257,16 +257,16 @@ def two_nodes(*more: Story, on_first: Story | None = None) -> ClusterState:
     return given(node("n1"), node("n2"), first, service("b1", on="n2"), service("b2", on="n2"), *more, as_of=NOW)
 
 
-def test_a_node_goes_when_its_pods_fit_elsewhere() -> None:
-    """The node with the fewest pods is emptied into the other."""
+def test_a_node_is_removed_when_its_pods_fit_elsewhere() -> None:
+    """The node with the fewest pods."""
     (decision,) = removals(plan(two_nodes(), policy(), NOW))
 
     assert decision.node_name == "n1"
     assert decision.reason == NodeUnderused(pods=("uid-a",), saving_micro_usd_per_hour=10_000_000)  # type: ignore[arg-type]
 
 
-def test_one_consolidation_is_enough_for_a_plan() -> None:
-    """The next one is decided on what the first one leaves."""
+def test_a_plan_consolidates_one_node() -> None:
+    """The next one is decided on the result."""
     state = given(*(node(f"n{n}") for n in range(4)), *(service(f"p{n}", on=f"n{n}") for n in range(4)), as_of=NOW)
 
     assert drained_nodes(state, disruption_ratio_max=1) == ["n0"]
@@ -285,7 +285,7 @@ def test_one_consolidation_is_enough_for_a_plan() -> None:
     ],
 )
 def test_a_protected_pod_keeps_its_node(protected: Story) -> None:
-    """Its node stays; the other one, with twice the pods, goes instead."""
+    """The other node, with twice the pods, is removed instead."""
     made = plan(two_nodes(on_first=protected), policy(), NOW)
 
     assert held(made, "node/uid-n1", PodProtected).pod_uid == "uid-a"
@@ -294,7 +294,7 @@ def test_a_protected_pod_keeps_its_node(protected: Story) -> None:
 
 @pytest.mark.parametrize(("allowed_count", "going"), [(1, []), (2, ["n1"])])
 def test_a_disruption_budget_must_allow_all_moves_together(allowed_count: int, going: list[str]) -> None:
-    """Two pods of one budget leave together, or neither does."""
+    """Two pods of one budget move together, or neither does."""
     match = (LabelRequirement(key="app", operator="In", values=("x",)),)
     state = given(
         node("n1"),
@@ -318,15 +318,15 @@ def test_pods_without_another_place_keep_their_node() -> None:
     assert held(made, "node/uid-n1", PodsFitNowhere).pods == ("uid-a",)
 
 
-def test_a_node_that_is_much_used_is_left_alone() -> None:
-    """More than half of its GPUs are asked for: moving that many is not worth it."""
+def test_a_well_used_node_is_not_consolidated() -> None:
+    """More than half of its GPUs are requested."""
     state = given(node("n1"), node("n2"), service("a", on="n1", gpus=5), service("b", on="n2", gpus=5), as_of=NOW)
 
     assert plan(state, policy(), NOW).deferred == ()
 
 
-def test_a_small_saving_disturbs_nobody() -> None:
-    """A cheap node beside a dear one: too little of their price is saved."""
+def test_a_small_saving_moves_nothing() -> None:
+    """A cheap node beside an expensive one: too little of their price is saved."""
     cheap = offer("cheap", gpus=8, usd_per_hour=1.0)
     state = given(node("n1", cheap), node("n2"), service("a", on="n1"), service("b", on="n2", gpus=7), as_of=NOW)
     made = plan(state, policy(), NOW)
@@ -336,24 +336,24 @@ def test_a_small_saving_disturbs_nobody() -> None:
 
 
 def test_pods_are_not_moved_while_work_waits_for_nodes() -> None:
-    """The room may be theirs."""
+    """It may need the capacity."""
     assert drained_nodes(two_nodes(job("big", gpus=64), on_sale())) == []
 
 
 def test_pods_are_not_moved_while_others_still_move() -> None:
-    """One disturbance after the other."""
+    """One disruption after the other."""
     state = two_nodes(node("n3"), service("c", on="n3"), drained("n3", at=NOW - timedelta(seconds=10)))
 
     assert drained_nodes(state, disruption_ratio_max=1) == []
 
 
 def test_consolidation_can_be_switched_off() -> None:
-    """Then only empty nodes go."""
+    """Then only empty nodes are removed."""
     assert drained_nodes(two_nodes(), is_consolidation_on=False) == []
 
 
-def test_a_moved_pod_keeps_what_it_demands() -> None:
-    """A node of another model is no other place."""
+def test_moved_pods_keep_their_requirements() -> None:
+    """A node of another model does not fit."""
     t4 = offer("g4", gpus=8, model="T4", gpu_memory_gib=16)
     state = given(
         node("n1"), node("n2", t4), service("a", on="n1", model="A100"), service("b", on="n2", gpus=7), as_of=NOW
@@ -369,8 +369,8 @@ def test_a_cordoned_node_is_no_other_place() -> None:
     assert drained_nodes(state) == []
 
 
-def test_room_that_waiting_work_counts_on_is_not_given_to_moved_pods() -> None:
-    """A pod is about to land on the little used node: it stays."""
+def test_capacity_for_waiting_work_is_not_used_for_moved_pods() -> None:
+    """A pod is about to be bound to the underused node: it stays."""
     state = given(
         node("n1"), node("n2"), service("a", on="n1"), service("b", on="n2", gpus=7), service("c", gpus=2), as_of=NOW
     )
@@ -379,14 +379,14 @@ def test_room_that_waiting_work_counts_on_is_not_given_to_moved_pods() -> None:
 
 
 def test_a_node_that_still_boots_is_no_other_place() -> None:
-    """Pods move only to where they can run now."""
+    """Pods move only to nodes where they can run now."""
     state = given(node("n1"), service("a", on="n1"), bought(purchase("order", at=NOW), at=NOW), as_of=NOW)
 
     assert drained_nodes(state) == []
 
 
 def test_an_instance_that_has_a_node_is_adopted() -> None:
-    """Its order is forgotten, but work runs there: it is no orphan."""
+    """Its order has expired, but work runs there: it is no orphan."""
     *_, last = node("n1", is_ours=False)
     assert isinstance(last.fact, NodeObserved)
     fact = msgspec.structs.replace(last.fact, action_id=ActionId("lost"), provider_id=provider_id("lost"))
@@ -395,8 +395,8 @@ def test_an_instance_that_has_a_node_is_adopted() -> None:
     assert plan(state, policy(), NOW).decisions == ()
 
 
-def test_a_drain_that_this_plan_cancels_makes_way_for_another() -> None:
-    """The A100 node has to stay for its pod, so the idle T4 node may go."""
+def test_a_canceled_drain_allows_another() -> None:
+    """The A100 node has to stay for its pod, so the idle T4 node may be removed."""
     t4 = offer("g4", model="T4", gpu_memory_gib=16)
     state = given(
         node("n1", t4), node("n2"), service("a", on="n2", model="A100"), drained("n2", at=NOW - MINUTE), as_of=NOW

@@ -1,4 +1,4 @@
-"""How long an empty node is kept: by what it costs, against what another one would."""
+"""How long an empty node is kept: by its cost, compared with that of another boot."""
 
 from datetime import timedelta
 
@@ -22,10 +22,8 @@ def kept(made: Plan) -> NotYetIdle:
 
 
 @pytest.mark.parametrize(("usd_per_hour", "seconds"), [(0.1, 600.0), (0.9, 360.0), (3.9, 180.0), (None, 600.0)])
-def test_an_empty_node_is_kept_while_that_costs_less_than_another_one(
-    usd_per_hour: float | None, seconds: float
-) -> None:
-    """Its boot of two minutes at its price and overhead, and a wait of two minutes at 2 USD an hour; 10 min at most."""
+def test_an_empty_node_is_kept_while_that_costs_less_than_a_boot(usd_per_hour: float | None, seconds: float) -> None:
+    """Two minutes of boot at price and overhead, and two minutes of wait at 2 USD an hour; 10 min at most."""
     sold = offer(usd_per_hour=usd_per_hour or 1.0)
     if usd_per_hour is None:
         sold = msgspec.structs.replace(sold, price_micro_usd_per_hour=None)
@@ -37,8 +35,8 @@ def test_an_empty_node_is_kept_while_that_costs_less_than_another_one(
     assert [each.reason for each in after.decisions] == [NodeIdle(idle_seconds=seconds, idle_seconds_max=seconds)]
 
 
-def test_what_is_reserved_is_paid_and_kept() -> None:
-    """Letting it go saves its overhead alone."""
+def test_reserved_nodes_are_kept_longest() -> None:
+    """Removing one saves only its overhead."""
     paid = offer(capacity_type=CapacityType.RESERVED, usd_per_hour=9.0)
     made = plan(given(node("n1", paid), as_of=T0 + 5 * MINUTE), policy(), T0 + 5 * MINUTE)
 

@@ -104,8 +104,8 @@ def _is_new(decision: BuyNode, went_at: datetime, at: datetime, world: LivingWor
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_node_goes_and_comes_again_for_nothing(seed: int) -> None:
-    """In two days in which nodes come and go."""
+def test_no_node_is_removed_and_bought_again(seed: int) -> None:
+    """In two days of changing work."""
     world = lived(2, seed=seed)
     counts = Counter(type(each) for _, each in world.done)
 
@@ -114,8 +114,8 @@ def test_no_node_goes_and_comes_again_for_nothing(seed: int) -> None:
     assert counts[DrainNode] > 5
 
 
-def test_a_restless_policy_would_be_seen() -> None:
-    """Without its cooldown, the same world buys back to save money what it has just given away."""
+def test_a_policy_without_cooldown_oscillates() -> None:
+    """The same world buys back to save cost what it has just removed."""
     assert unfounded(lived(1, seed=1, rules=RESTLESS))
 
 

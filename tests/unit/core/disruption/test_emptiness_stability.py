@@ -188,16 +188,16 @@ def returns(world: CalmWorld, cooldown: timedelta) -> list[str]:
     return found
 
 
-def test_a_calm_world_comes_to_rest() -> None:
-    """Steady work at steady prices: after the first day nothing is bought or removed any more."""
+def test_steady_work_reaches_a_steady_state() -> None:
+    """At steady prices nothing is bought or removed after the first day."""
     world = lived(2, wavering=0.0)
 
     assert [each for at, each in world.done if at > T0 + timedelta(days=1)] == []
 
 
 @pytest.mark.parametrize("wavering", [0.1, 0.3])
-def test_wavering_prices_send_nothing_back_and_forth(wavering: float) -> None:
-    """Each move saves what it must, stands for its horizon, and no kind comes back within its cooldown."""
+def test_changing_prices_cause_no_oscillation(wavering: float) -> None:
+    """Each move saves enough, lasts for its payback time, and no type is bought again within its cooldown."""
     world = lived(2, wavering=wavering)
     moves = [at for at, each in world.done if isinstance(each, BuyNode) and isinstance(each.reason, ReplacesNodes)]
 

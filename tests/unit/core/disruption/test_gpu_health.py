@@ -1,4 +1,4 @@
-"""Which telemetry makes a node sick, for how long it must stand, and what says nothing about a GPU."""
+"""Which telemetry makes a node unhealthy, for how long it must last, and what proves nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +19,8 @@ XID_79 = {"xid_last": 79, "xids": (79,)}
 FATAL: dict[str, Mapping[str, Any]] = {
     "GPU 3 reported XID 79": XID_79,
     "GPU 3 reported XID 48": {"xid_last": 45, "xids": (48, 45)},
-    "GPU 3 could not put broken memory rows aside": {"is_row_remap_failed": True},
-    "GPU 3 counted memory errors that nothing corrects": {"ecc_double_bit_count": 1},
+    "GPU 3 failed to remap memory rows": {"is_row_remap_failed": True},
+    "GPU 3 counted uncorrectable memory errors": {"ecc_double_bit_count": 1},
 }
 
 
@@ -52,8 +52,8 @@ def drains(made: Plan) -> list[DrainNode]:
 
 
 @pytest.mark.parametrize("words", FATAL)
-def test_a_gpu_that_is_broken_makes_its_node_go_and_why_says_which(words: str) -> None:
-    """Without asking what protects its work: the work is on a broken GPU."""
+def test_a_broken_gpu_drains_its_node(words: str) -> None:
+    """Regardless of protection: the work runs on a broken GPU."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
     (drain,) = drains(story(FATAL[words], protected))
 
@@ -63,7 +63,7 @@ def test_a_gpu_that_is_broken_makes_its_node_go_and_why_says_which(words: str) -
 
 
 @pytest.mark.parametrize("sick", [{"temperature_celsius_min": 91.0}, {"xid_last": 94, "xids": (94,)}])
-def test_a_gpu_that_still_works_waits_for_what_is_protected(sick: Mapping[str, Any]) -> None:
+def test_a_degraded_gpu_respects_protection(sick: Mapping[str, Any]) -> None:
     """Hot, or due for a reset: its work moves when it may."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
     (drain,) = drains(story(sick, WORK))
@@ -74,19 +74,19 @@ def test_a_gpu_that_still_works_waits_for_what_is_protected(sick: Mapping[str, A
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45])
-def test_an_error_of_an_application_says_nothing_about_its_gpu(xid: int) -> None:
+def test_an_application_error_is_no_gpu_fault(xid: int) -> None:
     """Whoever wrote it has to look."""
     assert story({"xid_last": xid, "xids": (xid,)}, WORK, lasting=50).decisions == ()
 
 
-def test_evidence_has_to_stand_for_a_while() -> None:
-    """A GPU that was hot for five minutes, or broke just now, is looked at again."""
+def test_a_fault_has_to_last() -> None:
+    """Five minutes of heat, or a fault just now, are not enough."""
     assert story(XID_79, WORK, lasting=5).decisions == ()
     assert story({"temperature_celsius_min": 95.0}, WORK, lasting=5).decisions == ()
 
 
 def test_eighty_five_degrees_are_allowed() -> None:
-    """Above is above; and one cool minute breaks the heat off."""
+    """One cool minute ends the heat."""
     hot = {"temperature_celsius_min": 95.0}
     cooled = minute("n1", T0 + 59 * MINUTE, sick={3: {"temperature_celsius_min": 80.0}})
 
@@ -95,22 +95,22 @@ def test_eighty_five_degrees_are_allowed() -> None:
     assert plan(state, RULES, NOW).decisions == ()
 
 
-def test_a_gpu_that_does_nothing_for_its_job_is_no_sick_gpu() -> None:
-    """A hint, never a verdict: the job may wait for its data."""
+def test_an_idle_gpu_is_not_unhealthy() -> None:
+    """The job may wait for its data."""
     idle = {"utilization_ratio_min": 0.0, "utilization_ratio_mean": 0.0, "utilization_ratio_max": 0.0}
 
     assert story({**idle, "pod": "default/a"}, WORK, lasting=60).decisions == ()
 
 
-def test_an_exporter_that_fell_silent_proves_nothing_any_more() -> None:
-    """What it said last is an hour old."""
+def test_stale_telemetry_proves_nothing() -> None:
+    """Its last sample is an hour old."""
     state = given(node("n1"), node("n2"), WORK, on_sale(), minutes("n1", 20, sick={3: XID_79}), as_of=NOW)
 
     assert plan(state, RULES, NOW).decisions == ()
 
 
-def test_of_too_many_sick_nodes_none_is_touched() -> None:
-    """Ten nodes break at once: the fault is in the looking, a driver, or the room they stand in."""
+def test_too_many_unhealthy_nodes_are_not_drained() -> None:
+    """Ten nodes at once: telemetry, a driver, or the data center is at fault."""
     names = [f"n{number}" for number in range(10)]
     told = [each for name in names for each in (node(name), minutes(name, 60, sick={0: XID_79}))]
     state = given(*told, on_sale(), as_of=NOW)
@@ -122,9 +122,9 @@ def test_of_too_many_sick_nodes_none_is_touched() -> None:
     ]
 
 
-def test_the_second_opinion_finds_a_node_that_was_well() -> None:
+def test_the_plan_check_finds_a_healthy_node() -> None:
     """The same plan on telemetry without the error."""
     made = story(XID_79, WORK)
     well = given(node("n1"), node("n2"), WORK, on_sale(), minutes("n1", 60), as_of=NOW)
 
-    assert "node n1 is drained as sick, and was well lately" in check(made, well, RULES)
+    assert "node n1 is drained as unhealthy, and was healthy recently" in check(made, well, RULES)

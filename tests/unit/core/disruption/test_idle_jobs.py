@@ -1,4 +1,4 @@
-"""Which jobs are ended because they leave their GPUs idle: those of which it is sure, and only where that is wanted."""
+"""Jobs that are canceled because their GPUs are idle: only if it is certain, and switched on."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,15 +25,15 @@ def ended(*more: Story, rules: object = ON, **of_pod: object) -> tuple[JobCancel
     return idle_job_cancellations(given(*story, as_of=NOW), rules, NOW)  # type: ignore[arg-type]
 
 
-def test_a_job_that_left_its_gpus_idle_for_too_long_is_ended() -> None:
-    """At most 5 % on each of its GPUs for the whole hour; the other GPUs of the node are not its."""
+def test_an_idle_job_is_canceled() -> None:
+    """At most 5 % on each of its GPUs for the whole hour; other GPUs of the node do not count."""
     (one,) = ended(minutes("n1", 60, sick=WORKS, **IDLE))
 
     assert (one.job_id, one.requested_by) == ("train", "gpu-autoscaler")
-    assert one.note == "its GPUs were used at 5 % at most for 1 h"
+    assert one.note == "its GPU utilization was at most 5 % for 1 h"
 
 
-def test_by_default_nobody_is_ended() -> None:
+def test_by_default_no_job_is_canceled() -> None:
     """It is people's work; who wants it switches it on."""
     assert ended(minutes("n1", 60, **IDLE), rules=policy()) == ()
 
@@ -56,27 +56,27 @@ def test_by_default_nobody_is_ended() -> None:
     ids=["never heard of", "stale", "not long", "silent between", "one works", "all zero", "frozen", "absurd",
          "not all seen", "held by nobody"],
 )  # fmt: skip
-def test_a_job_is_never_ended_in_the_dark(telemetry: Story) -> None:
-    """Where it is not sure that every GPU of it was idle for all of the time, it goes on."""
+def test_without_certainty_no_job_is_canceled(telemetry: Story) -> None:
+    """Unless every GPU was observed idle all the time."""
     assert ended(telemetry) == ()
 
 
 def test_a_job_that_holds_memory_and_computes_nothing_is_idle() -> None:
-    """A notebook that somebody forgot: zero use, read by a sensor that reads its memory."""
+    """A forgotten notebook: zero utilization, and a sensor that reads its memory."""
     memory = {number: {"memory_used_bytes_max": 2**30} for number in range(4)}
     other = (node("n2"), pod("b", on="n2", gpus=8), minutes("n2", 60))
 
     assert [one.job_id for one in ended(minutes("n1", 60, busy=0.0, pods=HELD, sick=memory), *other)] == ["train"]
 
 
-def test_a_job_that_must_not_be_disturbed_goes_on() -> None:
-    """The same mark as for moves."""
+def test_a_protected_job_is_not_canceled() -> None:
+    """The annotation is that of moves."""
     keep = {"karpenter.sh/do-not-disrupt": "true"}
 
     assert ended(minutes("n1", 60, **IDLE), annotations=keep) == ()
 
 
-def test_what_somebody_asked_to_end_is_not_asked_for_again() -> None:
+def test_a_canceled_job_is_not_canceled_again() -> None:
     """The wish is on record, and once is enough."""
     (one,) = ended(minutes("n1", 60, sick=WORKS, **IDLE))
     state = given(

@@ -1,4 +1,6 @@
-"""A notice is a deadline: the node drains, its pods get another place in the same plan; a withdrawn one stays."""
+"""Interruption notices: the node drains by the deadline, its pods are placed by the same plan; a withdrawn notice ends
+it.
+"""
 
 from datetime import timedelta
 
@@ -52,7 +54,7 @@ def reclaimed(name: str) -> SpotReclaim:
 
 
 def test_the_replacement_is_bought_in_the_plan_that_drains() -> None:
-    """One plan orders the new node and empties the doomed one by the cloud's deadline."""
+    """One plan orders the new node and drains the at-risk one by the cloud's deadline."""
     made = plan(given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=RECLAIM), on_sale()), policy(), T0)
 
     buy, drain = made.decisions
@@ -67,8 +69,8 @@ def test_the_replacement_is_bought_in_the_plan_that_drains() -> None:
     assert (drain.is_voluntary, drain.deadline_at, drain.reason) == (False, RECLAIM, reclaimed("n1"))
 
 
-def test_room_elsewhere_replaces_without_a_purchase() -> None:
-    """The pods have a place already: only the drain is decided."""
+def test_existing_capacity_replaces_without_a_purchase() -> None:
+    """Only the drain is decided."""
     state = given(node("n1"), node("n2"), pod("a", on="n1"), notice("n1", reclaim_at=RECLAIM), on_sale())
     made = plan(state, policy(), T0)
 
@@ -76,22 +78,22 @@ def test_room_elsewhere_replaces_without_a_purchase() -> None:
     assert made.deferred[0].reason == CapacityExpected(node="n2", expected_at=None)
 
 
-def test_an_empty_doomed_node_is_drained_and_not_replaced() -> None:
+def test_an_empty_at_risk_node_is_drained_and_not_replaced() -> None:
     """Nobody works there: nothing is bought."""
     made = plan(given(node("n1"), notice("n1", reclaim_at=RECLAIM), on_sale()), policy(), T0)
 
     assert [type(decision) for decision in made.decisions] == [DrainNode]
 
 
-def test_a_doomed_node_takes_no_new_work() -> None:
-    """The waiting job is bought for, though the doomed node has room."""
+def test_an_at_risk_node_takes_no_new_work() -> None:
+    """The waiting job is bought for, though that node has capacity."""
     made = plan(given(node("n1"), notice("n1", reclaim_at=RECLAIM), job("train"), on_sale()), policy(), T0)
 
     assert [type(decision) for decision in made.decisions] == [BuyNode, DrainNode]
 
 
-def test_a_notice_without_deadline_gets_the_shortest_that_clouds_give() -> None:
-    """Thirty seconds from when it was first read, not from now."""
+def test_a_notice_without_deadline_gets_the_shortest_one() -> None:
+    """Thirty seconds from its first receipt."""
     state = given(node("n1"), notice("n1", at=T0), as_of=T0 + 10 * SECOND)
     (drain,) = plan(state, policy(), T0 + 10 * SECOND).decisions
 
@@ -99,8 +101,8 @@ def test_a_notice_without_deadline_gets_the_shortest_that_clouds_give() -> None:
     assert drain.deadline_at == T0 + timedelta(seconds=30)
 
 
-def test_a_notice_is_answered_once() -> None:
-    """The drain under way is the answer; the pods are still looked after."""
+def test_a_notice_causes_one_drain() -> None:
+    """Its pods are still demand."""
     under_way = drained("n1", is_voluntary=False, reason=reclaimed("n1"), seconds_max=120)
     state = given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=RECLAIM), under_way, on_sale())
 
@@ -108,7 +110,7 @@ def test_a_notice_is_answered_once() -> None:
 
 
 def test_a_notice_overrules_a_drain_by_choice() -> None:
-    """What was to leave some time must now leave by the deadline."""
+    """The deadline becomes that of the notice."""
     state = given(node("n1"), drained("n1"), notice("n1", reclaim_at=RECLAIM))
     (drain,) = plan(state, policy(), T0).decisions
 
@@ -117,7 +119,7 @@ def test_a_notice_overrules_a_drain_by_choice() -> None:
 
 
 def test_a_deadline_only_moves_earlier() -> None:
-    """A drain until later than the notice allows is decided again."""
+    """A drain with a later deadline is decided again."""
     under_way = drained("n1", is_voluntary=False, reason=reclaimed("n1"), seconds_max=600)
     (drain,) = plan(given(node("n1"), notice("n1", reclaim_at=RECLAIM), under_way), policy(), T0).decisions
 
@@ -126,7 +128,7 @@ def test_a_deadline_only_moves_earlier() -> None:
 
 
 def test_a_withdrawn_notice_keeps_the_node() -> None:
-    """The drain is cancelled; the pods stay."""
+    """The drain is canceled."""
     under_way = drained("n1", is_voluntary=False, reason=reclaimed("n1"), seconds_max=120)
     state = given(node("n1"), pod("a", on="n1"), notice("n1", reclaim_at=RECLAIM), withdrawn("n1"), under_way)
     (decision,) = plan(state, policy(), T0 + SECOND).decisions
@@ -139,7 +141,7 @@ def test_a_withdrawn_notice_keeps_the_node() -> None:
     assert plan(decided, policy(), T0 + SECOND).decisions == ()
 
 
-def test_neither_freeze_nor_budget_nor_old_pictures_stop_a_notice() -> None:
+def test_neither_freeze_nor_budget_nor_stale_list_stops_a_notice() -> None:
     """What the cloud takes is not ours to keep."""
     state = given(node("n1"), notice("n1", reclaim_at=RECLAIM), is_synced=False)
     made = plan(state, policy(is_frozen=True, disruption_ratio_max=0), T0)
@@ -147,7 +149,7 @@ def test_neither_freeze_nor_budget_nor_old_pictures_stop_a_notice() -> None:
     assert [type(decision) for decision in made.decisions] == [DrainNode]
 
 
-def test_a_foreign_node_under_notice_is_emptied_and_not_ended() -> None:
+def test_a_foreign_node_under_notice_is_drained_and_not_terminated() -> None:
     """Its pods move; its instance is not ours to terminate."""
     (drain,) = plan(given(node("n1", is_ours=False), notice("n1", reclaim_at=RECLAIM)), policy(), T0).decisions
 
@@ -155,8 +157,8 @@ def test_a_foreign_node_under_notice_is_emptied_and_not_ended() -> None:
     assert drain.provider_id is None
 
 
-def test_an_order_under_notice_is_no_room() -> None:
-    """The instance that boots will not live: the job is bought for again."""
+def test_an_order_under_notice_is_no_capacity() -> None:
+    """The job is bought for again."""
     order = purchase("buy-n1")
     state = given(job("train"), bought(order), notice("n1", reclaim_at=RECLAIM), on_sale(offer()))
 
@@ -170,18 +172,18 @@ def test_pods_that_do_not_come_back_are_not_replaced() -> None:
     assert [type(decision) for decision in plan(state, policy(), T0).decisions] == [DrainNode]
 
 
-def test_one_interruption_told_by_two_ways_at_once_is_one_notice() -> None:
-    """Neither had read the other's: the first names it, and the earliest deadline stands."""
+def test_one_interruption_from_two_sources_is_one_notice() -> None:
+    """The first one names it, and the earliest deadline applies."""
     queue = SpotNoticeReceived(
         provider_id=provider_id("buy-n1"),
         kind="terminate",
         provider_event="event-7",
         reclaim_at=T0 + 2 * MINUTE,
         received_at=T0,
-        way="queue",
+        channel="queue",
     )
     metadata = msgspec.structs.replace(
-        queue, provider_event="deadline", reclaim_at=T0 + MINUTE, received_at=T0 + SECOND, way="metadata"
+        queue, provider_event="deadline", reclaim_at=T0 + MINUTE, received_at=T0 + SECOND, channel="metadata"
     )
     state = fold(given(node("n1")), record([Told(queue, T0), Told(metadata, T0 + SECOND)]))
     (standing,) = state.notices.values()

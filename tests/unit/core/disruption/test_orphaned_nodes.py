@@ -1,4 +1,4 @@
-"""Nodes whose instance is gone: named once the cloud has said so and nobody took them away; never those of others."""
+"""Nodes whose instance is gone: named once the cloud confirms it and nothing else removed them; never foreign ones."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -71,27 +71,27 @@ NOTHING_LISTED = listed(DUE)
 
 
 @pytest.mark.parametrize("word", [ended(), confirmed(), (*ended(), *confirmed())])
-def test_a_node_is_due_when_the_cloud_has_said_that_its_instance_is_gone(word: Story) -> None:
-    """By its list, which shows the instance as ended, or by its answer to our own step."""
+def test_a_node_is_orphaned_once_the_end_of_its_instance_is_reported(word: Story) -> None:
+    """By the cloud's list, or by its answer to our own step."""
     (one,) = orphaned_nodes(seen(left(), word, NOTHING_LISTED), policy(), DUE)
     assert (one.node_name, one.node_uid, one.provider_id) == ("n1", "uid-n1", PROVIDER_ID)
 
 
 @pytest.mark.parametrize("silent_at", [ENDED, ENDED + 30 * SECOND, ENDED - HOUR / 2])
-def test_a_cloud_controller_goes_first(silent_at: datetime) -> None:
-    """From when both are over, instance and node."""
+def test_a_cloud_controller_manager_acts_first(silent_at: datetime) -> None:
+    """Counted from when instance and node are both over."""
     due = max(silent_at, ENDED) + timedelta(seconds=ORPHANED_SECONDS)
     for at, names in ((due - SECOND, []), (due, ["n1"])):
         assert named(seen(left(at=silent_at), ended(), listed(at), at=at), at) == names
 
 
-def test_a_node_that_reports_stays_whatever_the_cloud_says() -> None:
-    """Its kubelet knows better; also of one that was silent before."""
+def test_a_ready_node_stays() -> None:
+    """Its kubelet reports, perhaps after an outage."""
     assert named(seen(node("n1"), ended(), confirmed(), NOTHING_LISTED)) == []
     assert named(seen(left(), left(at=ENDED + MINUTE, is_ready=True, version=3)[-1:], ended(), NOTHING_LISTED)) == []
 
 
-def test_one_that_spoke_again_is_counted_anew() -> None:
+def test_a_ready_report_resets_the_time() -> None:
     """The time begins with the last silence."""
     back = left(at=ENDED + MINUTE, is_ready=True, version=3)[-1:]
     again = left(at=ENDED + 3 * MINUTE, version=4)[-1:]
@@ -100,28 +100,28 @@ def test_one_that_spoke_again_is_counted_anew() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 12])
-def test_lists_that_lack_an_instance_are_no_word_about_it(count: int) -> None:
-    """Nothing was said of this one: a short list, or some of them, prove nothing."""
+def test_missing_from_a_list_is_no_proof(count: int) -> None:
+    """One short list, or several, prove nothing."""
     lists = tuple(told for number in range(count) for told in listed(DUE - number * 10 * SECOND))
     assert named(seen(left(), lists)) == []
 
 
-def test_an_instance_that_lists_have_left_out_for_long_is_asked_about() -> None:
-    """The cloud shows no end any more, or we began anew: the executor asks for this very one before anything goes."""
+def test_an_instance_missing_for_long_is_queried() -> None:
+    """The executor queries this instance before it deletes the node."""
     late = ENDED + 12 * MINUTE
     missing = tuple(told for minutes in range(13) for told in listed(ENDED + minutes * MINUTE))
     assert named(seen(left(), missing, at=late), late) == ["n1"]
     assert named(seen(left(), missing, listed(late, "n1"), at=late), late) == []
 
 
-def test_an_instance_is_missed_from_its_nodes_silence_on() -> None:
-    """An hour of lists without it while the node was well is none; nor do old lists say anything now."""
+def test_an_instance_is_missing_from_when_its_node_is_unready() -> None:
+    """Lists from before do not count."""
     lists = tuple(told for minutes in range(61) for told in listed(T0 + minutes * MINUTE))
     assert named(seen(left(), lists, NOTHING_LISTED)) == []
 
 
-def test_an_instance_that_shows_after_all_is_not_gone() -> None:
-    """Our step was told that there is none; a list since then has it alive."""
+def test_an_instance_that_reappears_is_not_gone() -> None:
+    """A later list has it alive."""
     assert named(seen(left(), confirmed(), NOTHING_LISTED)) == ["n1"]
     assert named(seen(left(), confirmed(), listed(ENDED + MINUTE, "n1"), NOTHING_LISTED)) == []
 
@@ -137,27 +137,27 @@ def test_an_instance_that_shows_after_all_is_not_gone() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_nodes_that_are_not_ours_to_remove_stay(changes: dict[str, Any]) -> None:
-    """Those of Karpenter, of no instance that anybody can be asked about, and those that somebody deletes."""
+def test_excluded_nodes_stay(changes: dict[str, Any]) -> None:
+    """Nodes of Karpenter, without an instance, or being deleted."""
     assert named(seen(left(**changes), ended(), confirmed(), NOTHING_LISTED)) == []
 
 
-def test_nodes_of_others_stay() -> None:
-    """No decision of ours bought it; that our account shows its instance's end changes nothing."""
+def test_foreign_nodes_stay() -> None:
+    """Even if our account shows the end of the instance."""
     theirs = left(action_id=None)[-1:]
     over = [each.fact for each in ended() if isinstance(each.fact, NodeInstanceObserved)]
     foreign = msgspec.structs.replace(over[0], action_id=None)
     assert named(seen(theirs, (Told(foreign, ENDED),), NOTHING_LISTED)) == []
 
 
-def test_the_end_of_another_instance_of_the_same_order_is_none_of_this_node() -> None:
-    """A cloud that forgot its token made two: the node stands on the one that lives."""
+def test_the_end_of_another_instance_of_the_order_does_not_count() -> None:
+    """A cloud that ignored the token made two instances."""
     other = left(provider_id="sim:///zone-a/i-second")
     assert named(seen(other, ended(), confirmed(), NOTHING_LISTED)) == []
 
 
 @pytest.mark.parametrize("source", [NodeListed, PodListed, NodeInstanceListed])
-def test_nothing_is_due_while_the_picture_is_old(source: type[Fact]) -> None:
+def test_nothing_is_orphaned_on_stale_data(source: type[Fact]) -> None:
     """The node may be back, or the instance was never gone."""
     late, story = DUE + HOUR, (*left(), *ended())
     fresh = tuple(each for each in synced(story, as_of=late) if not isinstance(each.fact, source))
@@ -166,8 +166,8 @@ def test_nothing_is_due_while_the_picture_is_old(source: type[Fact]) -> None:
     assert named(given(story, as_of=late), late) == ["n1"]
 
 
-def test_a_freeze_holds_them_too() -> None:
-    """Somebody wants to look; by policy or by word."""
+def test_a_freeze_keeps_orphaned_nodes() -> None:
+    """By policy or by directive."""
     word = PolicyDirectiveGiven(
         directive=Freeze(), given_by="ops", reason="looking", given_at=ENDED, until=ENDED + HOUR
     )

@@ -1,4 +1,4 @@
-"""What keeps a pod or a node from being disturbed by choice."""
+"""What protects a pod or node from disruption by choice."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ def protection(story: Story, *budgets: Story, after: timedelta = timedelta(0)) -
 
 
 def test_a_pod_of_a_controller_may_be_moved() -> None:
-    """Without any mark, a pod that will be made again is free to go."""
+    """Without annotations."""
     assert protection(pod("a", on="n1")) is None
 
 
@@ -43,17 +43,17 @@ def test_a_pod_of_a_controller_may_be_moved() -> None:
     ],
 )
 def test_annotations_protect_a_pod(key: str, value: str, *, is_protected: bool) -> None:
-    """An hour into the pod's life; a duration protects until it is over, an unreadable value until it is mended."""
+    """An hour into the pod's life; a duration protects until it is over, an invalid value until it is corrected."""
     said = protection(pod("a", on="n1", annotations={key: value}), after=HOUR)
 
     assert said == (f"annotation {key}={value}" if is_protected else None)
 
 
-def test_what_would_be_lost_protects_unless_it_is_marked_safe() -> None:
-    """Pods without a controller and local data stay, unless somebody said that they may go."""
+def test_lost_work_or_data_protects_unless_safe_to_evict() -> None:
+    """Pods without a controller, and local data."""
     safe = {labels.SAFE_TO_EVICT: "true"}
 
-    assert protection(pod("a", on="n1", owner_kind=None)) == "no controller would make it again"
+    assert protection(pod("a", on="n1", owner_kind=None)) == "it has no controller that would recreate it"
     assert protection(pod("a", on="n1", has_local_storage=True)) == "its local storage would be lost"
     assert protection(pod("a", on="n1", owner_kind="Job")) == "it runs to completion and would start over"
     assert protection(pod("a", on="n1", owner_kind="Job", annotations=safe)) is None
@@ -61,7 +61,7 @@ def test_what_would_be_lost_protects_unless_it_is_marked_safe() -> None:
 
 
 def test_an_exhausted_budget_protects_its_pods_even_if_they_are_safe_to_evict() -> None:
-    """A budget counts where its selector matches, in its own namespace, and while it allows no disruption."""
+    """A budget counts for pods of its selector and namespace while it allows no disruption."""
     train = pod("a", on="n1", labels={"workload-type": "training"}, annotations={labels.SAFE_TO_EVICT: "true"})
     exhausted = budget("keep", match=(TRAINING,), disruptions_allowed=0)
 
@@ -72,7 +72,7 @@ def test_an_exhausted_budget_protects_its_pods_even_if_they_are_safe_to_evict() 
     assert protection(pod("a", on="n1"), budget("all", match=(), disruptions_allowed=0)) is not None
 
 
-def test_pods_that_belong_to_their_node_and_ended_pods_are_never_protected() -> None:
+def test_pods_of_the_node_and_finished_pods_are_never_protected() -> None:
     """Nobody would move them, so nothing about them keeps a node."""
     keep = {labels.DO_NOT_DISRUPT: "true"}
 
@@ -90,7 +90,7 @@ def test_pods_that_belong_to_their_node_and_ended_pods_are_never_protected() -> 
     ],
 )
 def test_annotations_protect_a_node(annotations: dict[str, str], said: str | None) -> None:
-    """The node's own marks, a quarter of an hour into its life."""
+    """A quarter of an hour into its life."""
     observed = node("n1", annotations=annotations)[-1].fact
     assert isinstance(observed, NodeObserved)
 

@@ -1,4 +1,4 @@
-"""Work moves to fewer or cheaper nodes when that pays for itself: bought first, drained when ready, never back."""
+"""Work moves to fewer or cheaper nodes when that pays off: bought first, drained when ready, never back."""
 
 from datetime import timedelta
 
@@ -42,7 +42,7 @@ SALE = on_sale(BIG, SMALL)
 
 
 def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: object = NOW) -> Plan:
-    """The plan, which the second opinion finds nothing against."""
+    """The plan, which the plan check finds nothing against."""
     rules = rules or policy()
     made = plan(state, rules, as_of)  # type: ignore[arg-type]
     assert check(made, state, rules) == ()
@@ -82,7 +82,7 @@ def test_work_moves_to_a_cheaper_node_once_that_is_ready() -> None:
 
 
 def test_several_nodes_become_one_that_costs_less() -> None:
-    """Each of three small ones is needed by its own pod; one big one for all is cheaper than they are."""
+    """Each of three small ones is needed by its own pod; one large node for all is cheaper."""
     middle = offer("middle", gpus=4, usd_per_hour=9.0)
     large = offer("large", gpus=16, usd_per_hour=12.0)
     three = tuple(
@@ -109,15 +109,15 @@ def test_several_nodes_become_one_that_costs_less() -> None:
         (*pod("a", on="n1", gpus=2), *pod("b")),  # work that waits: its node may come here
     ],
 )
-def test_what_is_protected_is_not_moved_for_money(kept: Story) -> None:
-    """Neither protected pods, nor anything while work waits for nodes."""
+def test_protected_work_is_not_moved_to_save_cost(kept: Story) -> None:
+    """Nor anything while work waits for nodes."""
     made = made_of(given(node("n1", BIG), kept, on_sale(SMALL), as_of=NOW), policy(nodes_count_max=1))
 
     assert bought(made) == []
 
 
 def test_a_small_saving_is_not_worth_a_move() -> None:
-    """Nine dollars instead of ten are a tenth; a seventh is asked for."""
+    """Nine dollars instead of ten are a tenth; a seventh is required."""
     state = given(
         node("n1", BIG), pod("a", on="n1", gpus=2), on_sale(offer("small", gpus=2, usd_per_hour=9.0)), as_of=NOW
     )
@@ -128,16 +128,16 @@ def test_a_small_saving_is_not_worth_a_move() -> None:
     assert isinstance(held, SavingTooSmall)
 
 
-def test_a_saving_must_pay_for_the_move_within_the_horizon() -> None:
-    """A fifth saved over a quarter of an hour does not pay for the work that is done twice."""
+def test_a_saving_must_pay_for_the_move_within_the_payback_time() -> None:
+    """A fifth over a quarter of an hour does not pay for repeated work."""
     rules = policy(removal=RemovalPolicy(replacement_payback_hours=0.25))
     sale = on_sale(offer("small", gpus=2, usd_per_hour=8.0))
 
     assert made_of(given(node("n1", BIG), pod("a", on="n1", gpus=2), sale, as_of=NOW), rules).decisions == ()
 
 
-def test_what_was_bought_stands_for_the_horizon() -> None:
-    """Prices that go up and down do not send work back and forth: four hours, not one minute less."""
+def test_a_replacement_stays_for_the_payback_time() -> None:
+    """Changing prices do not move work back and forth: four hours, not one minute less."""
     story = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
     early = T0 + 4 * HOUR - MINUTE
 
@@ -145,8 +145,8 @@ def test_what_was_bought_stands_for_the_horizon() -> None:
     assert bought(made_of(given(*story, as_of=early + MINUTE), as_of=early + MINUTE))
 
 
-def test_a_replacement_that_turned_dear_is_not_drained_onto() -> None:
-    """Decided again just before acting: with nothing to save any more the old node stays."""
+def test_a_replacement_that_became_expensive_is_not_used() -> None:
+    """Decided again just before the drain."""
     one = (node("n1", BIG), pod("a", on="n1", gpus=2), SALE)
     (purchase,) = made_of(given(*one, as_of=NOW)).decisions
     assert isinstance(purchase, BuyNode)
@@ -160,16 +160,16 @@ def test_a_replacement_that_turned_dear_is_not_drained_onto() -> None:
     assert [each for each in made_of(state, rules, later).decisions if isinstance(each, DrainNode)] == []
 
 
-def test_thrift_can_be_switched_off() -> None:
-    """Without consolidation nothing is bought to save."""
+def test_replacement_can_be_switched_off() -> None:
+    """Without consolidation."""
     state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW)
 
     assert made_of(state, policy(is_consolidation_on=False)).decisions == ()
 
 
 @pytest.mark.parametrize(("ago", "is_bought"), [(5 * MINUTE, False), (11 * MINUTE, True)])
-def test_what_went_a_moment_ago_is_not_bought_back_to_save_money(ago: timedelta, *, is_bought: bool) -> None:
-    """A small one was idle and went; the work that would be cheaper on it waits for the cooldown."""
+def test_a_recently_removed_type_is_not_bought_to_save_cost(ago: timedelta, *, is_bought: bool) -> None:
+    """A small idle node was removed; cheaper work for it waits for the cooldown."""
     gone = drained("n0", at=NOW - ago, reason=NodeIdle(idle_seconds=700, idle_seconds_max=600))
     there = (*gone, *instance(purchase("buy-n0", SMALL), state="terminated", at=NOW - ago + MINUTE))
     state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, there, as_of=NOW)
@@ -179,4 +179,4 @@ def test_what_went_a_moment_ago_is_not_bought_back_to_save_money(ago: timedelta,
     assert bool(bought(made)) == is_bought
     assert is_bought or held == [Cooldown(remaining_seconds=300.0)]
     unhurried = plan(given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, as_of=NOW), policy(), NOW)
-    assert is_bought or "one of its kind went a moment ago" in str(check(unhurried, state, policy()))
+    assert is_bought or "a node of its type was removed within the cooldown" in str(check(unhurried, state, policy()))

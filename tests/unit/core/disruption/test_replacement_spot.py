@@ -1,4 +1,4 @@
-"""After a storm work goes back to spot, when it is calm there and pays; a hint moves what is cheap to move."""
+"""Return to spot after interruptions, and rebalance recommendations."""
 
 from datetime import datetime, timedelta
 
@@ -42,7 +42,7 @@ SALE = on_sale(SPOT, ON_DEMAND)
 
 
 def made(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> Plan:
-    """The plan of this instant, which the second opinion agrees with."""
+    """The plan of this instant, which the plan check agrees with."""
     state, under = given(*stories, as_of=at), under or policy()
     found = plan(state, under, at)
     assert check(found, state, under) == ()
@@ -69,24 +69,24 @@ def storm(count: int, at: datetime = T0) -> list[Story]:
     for number in range(count):
         (told,) = instance(purchase(f"taken-{number}", SPOT), state="terminated", at=at)
         assert isinstance(told.fact, NodeInstanceObserved)
-        found.append((Told(msgspec.structs.replace(told.fact, terminated_at=at, is_taken=True), at),))
+        found.append((Told(msgspec.structs.replace(told.fact, terminated_at=at, is_reclaimed=True), at),))
     return found
 
 
-def test_a_node_that_stood_in_for_spot_is_replaced_by_it() -> None:
-    """Half an hour after it came, and not before: spot is ready before the node drains."""
+def test_a_stand_in_for_spot_is_replaced_by_spot() -> None:
+    """Half an hour after its purchase; spot is ready before the node drains."""
     assert replaced(*BRIDGE, at=T0 + 29 * MINUTE) == []
     assert replaced(*BRIDGE, at=LATER) == [SPOT.key]
 
 
-def test_nothing_goes_back_into_a_storm() -> None:
-    """Eight machines were taken there: the node stays until that is forgotten for the most part."""
+def test_work_does_not_return_to_frequently_interrupted_spot() -> None:
+    """Eight instances were interrupted there: the node stays until that has decayed."""
     assert replaced(*BRIDGE, *storm(8), at=LATER) == []
     assert replaced(*BRIDGE, *storm(8), at=T0 + 20 * HOUR) == [SPOT.key]
 
 
-def test_work_that_is_never_on_spot_stays() -> None:
-    """A pod that is critical to the cluster has no way back to spot, however cheap."""
+def test_work_excluded_from_spot_stays() -> None:
+    """A pod critical to the cluster."""
     critical = pod("b", on="n1", gpus=1, priority=2_000_000_000)
 
     assert replaced(node("n1", ON_DEMAND), critical, SALE, at=LATER) == []
@@ -109,8 +109,8 @@ def hint(name: str, at: datetime = T0) -> Story:
     return (Told(SpotRebalanceRecommended(provider_id=provider_id(f"buy-{name}"), noticed_at=at), at),)
 
 
-def test_what_is_cheap_to_move_moves_at_a_hint() -> None:
-    """There is room on another node: the work goes there, by choice and in its own time."""
+def test_work_with_other_capacity_moves_at_a_recommendation() -> None:
+    """By choice, with the usual deadline."""
     stories = (node("n1"), node("n2"), pod("a", on="n1"), pod("b", on="n2"), hint("n1", SETTLED), SALE)
     (drain,) = made(*stories, at=SETTLED).decisions
 
@@ -118,16 +118,16 @@ def test_what_is_cheap_to_move_moves_at_a_hint() -> None:
     assert (drain.node_name, drain.is_voluntary, drain.reason) == ("n1", True, RebalanceRecommended(noticed_at=SETTLED))
 
 
-def test_a_hint_is_not_worth_another_node() -> None:
-    """No room elsewhere: the node stays, and the plan says why."""
+def test_a_recommendation_buys_no_node() -> None:
+    """Without other capacity the node stays, with the reason."""
     found = made(node("n1"), pod("a", on="n1"), hint("n1", SETTLED), SALE, at=SETTLED)
 
     assert found.decisions == ()
     assert PodsFitNowhere(pods=("uid-a",)) in [each.reason for each in found.deferred]  # type: ignore[arg-type]
 
 
-def test_a_hint_moves_no_protected_work() -> None:
-    """It is a hint, not a notice."""
+def test_a_recommendation_moves_no_protected_work() -> None:
+    """It is not a notice."""
     kept = pod("a", on="n1", annotations={"gpu-autoscaler.io/do-not-disrupt": "true"})
     found = made(node("n1"), node("n2"), kept, pod("b", on="n2"), hint("n1"), SALE)
 
@@ -135,8 +135,8 @@ def test_a_hint_moves_no_protected_work() -> None:
     assert any(isinstance(each.reason, PodProtected) for each in found.deferred)
 
 
-def test_no_new_work_is_put_on_a_hinted_node() -> None:
-    """It has room, and another node is bought; our scheduler leaves it alone as well."""
+def test_no_new_work_is_placed_on_a_recommended_node() -> None:
+    """Another node is bought; the job queue avoids it as well."""
     stories = (node("n1"), pod("a", on="n1"), job("train", gpus=4), hint("n1"), SALE)
     found = made(*stories)
 
@@ -145,8 +145,8 @@ def test_no_new_work_is_put_on_a_hinted_node() -> None:
     assert len(schedule(given(*stories[:3], SALE), policy(), T0).placements) == 1
 
 
-def test_a_hint_is_over_after_its_time() -> None:
-    """Nothing was taken within the hour: the node is as good as any."""
+def test_a_recommendation_expires() -> None:
+    """Without an interruption within the hour the node is as good as any."""
     at = T0 + timedelta(hours=1)
     stories = (node("n1"), pod("a", on="n1"), job("train", gpus=4, at=at), hint("n1"), SALE)
 
@@ -154,8 +154,8 @@ def test_a_hint_is_over_after_its_time() -> None:
     assert len(schedule(given(*stories, as_of=at), policy(), at).placements) == 1
 
 
-def test_the_last_hint_counts_and_old_ones_are_forgotten() -> None:
-    """In whatever order they come."""
+def test_the_last_recommendation_counts() -> None:
+    """In whatever order they arrive."""
     later, earlier = hint("n1", T0 + HOUR), hint("n1", T0)
     instance_id = provider_id("buy-n1")
 

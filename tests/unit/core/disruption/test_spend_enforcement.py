@@ -1,4 +1,6 @@
-"""Before a hard limit of money is passed nodes make way, cheapest to lose first; protected work stays, and is named."""
+"""Before a hard spend limit is exceeded nodes are removed, cheapest to lose first; protected work stays, and is
+reported.
+"""
 
 from datetime import datetime, timedelta
 
@@ -26,7 +28,7 @@ WAY_OUT = 2.0
 
 
 def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> Plan:
-    """The plan, which the second opinion finds nothing wrong with."""
+    """The plan, which the plan check finds nothing wrong with."""
     made = plan(state, rules, as_of)
     assert check(made, state, rules) == ()
     return made
@@ -58,22 +60,22 @@ def left(usd: float, limit: float = 100.0) -> Spent:
     return spent(limit - usd)
 
 
-def test_nobody_goes_while_there_is_money_for_all() -> None:
+def test_nothing_is_removed_within_the_budget() -> None:
     """Twelve hours of two nodes are 240 USD."""
     state = given(ledger(), working("a"), working("b"))
 
     assert leaving(planned(state, clusters(day=250.0))) == []
 
 
-def test_nobody_goes_before_it_is_time() -> None:
-    """The money will not last, but for now each can still leave later."""
+def test_nothing_is_removed_before_it_is_necessary() -> None:
+    """The budget will not last, but each node can still be removed later."""
     state = given(ledger(left(8.0)), working("a"), working("b"))
 
     assert leaving(planned(state, clusters(day=100.0))) == []
 
 
-def test_the_cheapest_to_lose_goes_first() -> None:
-    """Lower priority goes while the other can still follow."""
+def test_the_cheapest_to_lose_is_removed_first() -> None:
+    """Lower priority first, while the other can still follow."""
     state = given(ledger(left(6.0)), working("a", priority=900), working("b", priority=100))
     made = planned(state, clusters(day=100.0))
 
@@ -81,11 +83,11 @@ def test_the_cheapest_to_lose_goes_first() -> None:
     (drain,) = (each for each in made.decisions if isinstance(each, DrainNode))
     assert not drain.is_voluntary
     assert drain.deadline_at == T0 + timedelta(seconds=600)
-    assert "may spend in the day" in drain.reason.sentence()
+    assert "daily spend budget" in drain.reason.sentence()
 
 
-def test_pods_that_may_stand_beside_nobody_elsewhere_stay_no_node() -> None:
-    """What goes for want of money need not have a place: the two keep apart, and there are no other nodes."""
+def test_pod_constraints_do_not_keep_a_node() -> None:
+    """Its pods need no other place: the two have anti-affinity, and there are no other nodes."""
     keep = apart(HOSTNAME, WEB)
     state = given(
         ledger(left(4.1)),
@@ -95,16 +97,16 @@ def test_pods_that_may_stand_beside_nobody_elsewhere_stay_no_node() -> None:
     assert sorted(leaving(planned(state, clusters(day=100.0)))) == ["a", "b"]
 
 
-def test_all_go_when_the_money_is_only_enough_for_their_way_out() -> None:
-    """The order stays: the cheapest to lose first."""
+def test_all_are_removed_when_the_budget_covers_only_their_drains() -> None:
+    """The cheapest to lose first."""
     state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
 
     assert leaving(planned(state, clusters(day=100.0))) == ["b", "a"]
 
 
 @pytest.mark.parametrize("bound", [{"nodes_count_min": 1}, {"is_paused": True}])
-def test_neither_a_pools_least_nor_its_pause_holds_what_nothing_pays_for(bound: dict[str, int]) -> None:
-    """The second opinion refused such plans, and all ran on past the limit."""
+def test_neither_minimum_nor_pause_of_a_pool_prevents_enforcement(bound: dict[str, int]) -> None:
+    """The plan check rejected such plans, and all nodes exceeded the limit."""
     state = given(ledger(left(4.1)), working("a", priority=900), working("b", priority=100))
     rules = clusters(day=100.0)
     rules = replace(rules, pools=tuple(replace(pool, **bound) for pool in rules.pools))
@@ -113,22 +115,22 @@ def test_neither_a_pools_least_nor_its_pause_holds_what_nothing_pays_for(bound: 
     assert leaving(planned(state, rules)) == ["b", "a"]
 
 
-def test_dear_work_keeps_what_is_promised_to_it() -> None:
-    """The first needs 14 USD for its hour, and gets them; the other one runs on what is left besides."""
+def test_expensive_work_keeps_its_reserved_spend() -> None:
+    """The first needs 14 USD for its hour, and gets them; the other one runs on the rest."""
     first = working("a", priority=900, hours=1.0)
     for usd, expected in ((19.0, []), (15.5, ["b"])):
         state = given(ledger(left(usd)), first, working("b", priority=100))
         assert leaving(planned(state, clusters(day=100.0))) == expected
 
 
-def test_an_empty_node_has_nothing_to_lose() -> None:
-    """It goes before any work, whatever its price."""
+def test_an_empty_node_is_removed_first() -> None:
+    """Whatever its price."""
     state = given(ledger(left(4.5)), node("a"), instance(purchase("buy-a")), working("b", priority=0))
 
     assert leaving(planned(state, clusters(day=100.0)))[0] == "a"
 
 
-def test_what_boots_is_given_back() -> None:
+def test_booting_nodes_are_released() -> None:
     """Nothing runs there yet; its bill has begun."""
     state = given(ledger(left(0.3)), bought(purchase("one")), instance(purchase("one"), state="pending"))
     made = planned(state, clusters(day=100.0))
@@ -137,8 +139,8 @@ def test_what_boots_is_given_back() -> None:
     assert isinstance(made.decisions[0].reason, SpendExhausted)
 
 
-def test_protected_work_may_pass_the_limit_and_is_told_of() -> None:
-    """Nobody tells it to go; who protects it and what is left stands in the reason."""
+def test_protected_work_may_exceed_the_limit_and_is_reported() -> None:
+    """With its protection and what is left."""
     kept = working("a", annotations={DO_NOT_DISRUPT: "true"})
     made = planned(given(ledger(left(4.2)), kept, working("b", priority=1000)), clusters(day=100.0))
 
@@ -148,8 +150,8 @@ def test_protected_work_may_pass_the_limit_and_is_told_of() -> None:
     assert DO_NOT_DISRUPT in held.sentence()
 
 
-def test_a_soft_limit_takes_nothing_away() -> None:
-    """Nothing more is bought, and nobody goes."""
+def test_a_soft_limit_removes_nothing() -> None:
+    """Only purchases stop."""
     state = given(ledger(spent(200.0)), on_sale(), working("a"), job("waits"))
     made = planned(state, clusters(day=100.0, is_hard=False))
 
@@ -158,7 +160,7 @@ def test_a_soft_limit_takes_nothing_away() -> None:
     assert any(isinstance(held.reason, SpendLimit) for held in made.deferred)
 
 
-def test_a_freeze_holds_this_too() -> None:
+def test_a_freeze_stops_enforcement() -> None:
     """Somebody said that nothing is to be changed."""
     import msgspec  # noqa: PLC0415 - here alone
 
@@ -169,8 +171,8 @@ def test_a_freeze_holds_this_too() -> None:
     assert any(isinstance(held.reason, Frozen) for held in made.deferred)
 
 
-def test_nobody_is_told_twice() -> None:
-    """Who is on the way out costs what is left of the way, and the others need not go for it."""
+def test_draining_nodes_are_not_counted_twice() -> None:
+    """A draining node costs the rest of its drain, and the others need not be removed for it."""
     state = given(ledger(left(6.0)), working("a", priority=900), working("b", priority=100))
     first = plan(state, clusters(day=100.0), T0)
     from tests.support.stories import planned as plan_made  # noqa: PLC0415 - another `planned`
@@ -181,9 +183,9 @@ def test_nobody_is_told_twice() -> None:
     assert leaving(planned(given(story, as_of=as_of), clusters(day=100.0), as_of)) == []
 
 
-def test_no_interleaving_of_purchases_and_bills_passes_the_limit() -> None:
+def test_no_interleaving_of_purchases_and_charges_exceeds_the_limit() -> None:
     """Jobs come at random, run shorter or longer than they may, charges come late, nodes go: whatever the order, the
-    bill of the day stays within, and the second opinion agrees with every plan."""
+    bill of the day stays within, and the plan check agrees with every plan."""
     worlds = [MoneyWorld(seed, day_usd=60.0) for seed in range(5)]
     for world in worlds:
         world.run(hours=11.9)
@@ -193,7 +195,7 @@ def test_no_interleaving_of_purchases_and_bills_passes_the_limit() -> None:
     assert sum(world.gone_count for world in worlds) > 10  # the limit was in the way
 
 
-def test_the_ledger_is_asked_and_not_the_clock() -> None:
+def test_charged_time_is_not_counted_again() -> None:
     """What was charged is not counted again as time that is over."""
     as_of = T0 + HOUR
     story = (*ledger(), *working("a"), *charged("a", to_at=as_of))

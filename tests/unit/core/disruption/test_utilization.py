@@ -1,4 +1,6 @@
-"""What how busy GPUs are may do: alone nothing by default, one node a cooldown by choice, and nothing in the dark."""
+"""What GPU utilization may cause: by default nothing alone, with `direct` one node per cooldown, never on unreliable
+data.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -38,7 +40,7 @@ SALE = on_sale(offer("big", gpus=8), offer("other", gpus=8, model="T4", usd_per_
 
 
 def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: datetime = NOW) -> Plan:
-    """The plan, which the second opinion finds nothing against."""
+    """The plan, which the plan check finds nothing against."""
     rules = rules or policy()
     made = plan(state, rules, as_of)
     assert check(made, state, rules) == ()
@@ -64,16 +66,16 @@ def busy(*more: Story, **figures: Any) -> ClusterState:  # noqa: ANN401 - those 
 # ---- high use
 
 
-def test_a_high_figure_alone_buys_no_node_and_the_plan_says_so() -> None:
-    """Nobody waits, and nobody knows that somebody will."""
+def test_high_utilization_alone_buys_no_node() -> None:
+    """With the reason."""
     made = made_of(busy())
 
     assert made.decisions == ()
     assert reason_of(made) == [UtilizationUnconfirmed(utilization_ratio=0.9, utilization_ratio_max=0.8)]
 
 
-def test_together_with_work_that_waits_a_node_comes() -> None:
-    """It is bought for the work, and nothing is held back for the figure."""
+def test_waiting_work_buys_a_node_at_high_utilization() -> None:
+    """It is bought for the work, and nothing is deferred for utilization."""
     made = made_of(busy(pod("waits", gpus=8, at=NOW)))
     (one,) = made.decisions
 
@@ -81,8 +83,8 @@ def test_together_with_work_that_waits_a_node_comes() -> None:
     assert reason_of(made) == []
 
 
-def test_by_choice_one_node_comes_for_the_figure_alone() -> None:
-    """Of the model that is used most, though another one is cheaper; and not a second one while that boots."""
+def test_direct_utilization_buys_one_node() -> None:
+    """Of the most used model, though another one is cheaper; no second one while that boots."""
     (one,) = made_of(busy(), DIRECT).decisions
     assert isinstance(one, BuyNode)
 
@@ -91,7 +93,7 @@ def test_by_choice_one_node_comes_for_the_figure_alone() -> None:
     assert made_of(busy(planned(one, at=NOW - MINUTE)), DIRECT).decisions == ()
 
 
-def test_by_choice_too_one_node_a_cooldown() -> None:
+def test_direct_utilization_buys_one_node_per_cooldown() -> None:
     """The last one was refused a minute ago, say, or is used already."""
     (one,) = made_of(busy(), DIRECT).decisions
     assert isinstance(one, BuyNode)
@@ -105,8 +107,8 @@ def test_by_choice_too_one_node_a_cooldown() -> None:
     assert held == Cooldown(remaining_seconds=60.0)
 
 
-def test_a_limit_holds_for_the_figure_as_for_everybody() -> None:
-    """Two nodes are all that the policy wants."""
+def test_limits_apply_to_utilization() -> None:
+    """Two nodes are the policy's maximum."""
     made = made_of(busy(), policy(utilization_trigger="direct", nodes_count_max=2))
 
     assert made.decisions == ()
@@ -123,10 +125,10 @@ def test_a_limit_holds_for_the_figure_as_for_everybody() -> None:
         ("all_zero", {"busy": 0.0}),
     ],
 )
-def test_what_cannot_be_trusted_moves_nothing_and_says_so(
+def test_unreliable_telemetry_causes_nothing(
     fault: TelemetryFault, figures: Mapping[str, Any], rules: ScalingPolicy
 ) -> None:
-    """Silence and its like, under either trigger."""
+    """Each fault, under either trigger."""
     made = made_of(busy(**figures), rules)
     known = [TelemetryUnreliable(fault=fault, nodes_count=2, gpu_nodes_count=2)]
 
@@ -135,8 +137,8 @@ def test_what_cannot_be_trusted_moves_nothing_and_says_so(
     assert reason_of(made) == ([] if fault == "silent" and rules is not DIRECT else known)
 
 
-def test_telemetry_that_stopped_is_no_telemetry() -> None:
-    """It was high for long, until half an hour ago."""
+def test_stale_telemetry_is_ignored() -> None:
+    """It was high until half an hour ago."""
     full = [
         each
         for name in ("n1", "n2")
@@ -179,8 +181,8 @@ def drain(made: Plan) -> DrainNode | None:
     return found[0] if found else None
 
 
-def test_a_node_that_is_used_little_goes_when_its_work_fits_elsewhere() -> None:
-    """It is asked for too much to be looked at without the figure."""
+def test_an_underutilized_node_is_removed_when_its_work_fits_elsewhere() -> None:
+    """Its requests alone would not make it a candidate."""
     found = drain(made_of(little(KEEP_N2)))
 
     assert found is not None
@@ -201,13 +203,13 @@ def test_a_node_that_is_used_little_goes_when_its_work_fits_elsewhere() -> None:
     ids=["no room", "not for long", "not little", "a sensor that reads zero", "frozen", "silent"],
 )
 @pytest.mark.parametrize("rules", [policy(), DIRECT])
-def test_a_low_figure_alone_removes_no_node(state: ClusterState, rules: ScalingPolicy) -> None:
-    """Without room for its work, for long enough, and from a sensor that can be trusted, nothing goes."""
+def test_low_utilization_alone_removes_no_node(state: ClusterState, rules: ScalingPolicy) -> None:
+    """It needs other capacity, enough time, and reliable telemetry."""
     assert drain(made_of(state, rules)) is None
 
 
-def test_by_choice_the_saving_is_not_asked_for_and_one_goes_a_cooldown() -> None:
-    """The plain trigger wants little used nodes gone; work keeps its place all the same."""
+def test_direct_utilization_removes_one_node_per_cooldown() -> None:
+    """Regardless of the saving; its work still needs a place."""
     strict = {"consolidation_saving_ratio_min": 0.9}
     found = drain(made_of(little(KEEP_N2), policy(utilization_trigger="direct", **strict)))
     assert found is not None
@@ -219,8 +221,8 @@ def test_by_choice_the_saving_is_not_asked_for_and_one_goes_a_cooldown() -> None
     assert drain(made_of(again, DIRECT)) is None
 
 
-def test_by_choice_a_node_of_unknown_price_goes_and_no_saving_is_made_up() -> None:
-    """Nobody knows what its going saves, which is not nothing; gated, it stays for that."""
+def test_direct_utilization_removes_a_node_of_unknown_price() -> None:
+    """The saving is unknown, which is not zero; with the default trigger it stays for that."""
     unpriced = little(KEEP_N2, usd_per_hour=None)
     found = drain(made_of(unpriced, DIRECT))
 
@@ -228,16 +230,18 @@ def test_by_choice_a_node_of_unknown_price_goes_and_no_saving_is_made_up() -> No
     assert found is not None
     assert isinstance(found.reason, NodeUnderused)
     assert found.reason.saving_micro_usd_per_hour is None
-    assert "nobody knows" in found.reason.sentence()
+    assert "the saving is unknown" in found.reason.sentence()
 
 
-# ---- the second opinion
+# ---- the plan check
 
 
-def test_the_second_opinion_reads_the_figures_itself() -> None:
-    """Plans for use are refused on telemetry that does not bear them out."""
+def test_the_plan_check_reads_the_telemetry_itself() -> None:
+    """Plans for utilization are rejected on telemetry that does not justify them."""
     high, low = made_of(busy(), DIRECT), made_of(little(KEEP_N2))
 
-    assert "nodes are bought for their use alone, which the policy does not want" in str(check(high, busy(), policy()))
-    assert "no node's telemetry says so" in str(check(high, busy(busy=0.5), DIRECT))
-    assert "which its telemetry does not say" in str(check(low, little(KEEP_N2, at_last=0.5), policy()))
+    assert "nodes are bought for utilization alone, which the policy does not allow" in str(
+        check(high, busy(), policy())
+    )
+    assert "no node's telemetry shows" in str(check(high, busy(busy=0.5), DIRECT))
+    assert "which its telemetry does not show" in str(check(low, little(KEEP_N2, at_last=0.5), policy()))

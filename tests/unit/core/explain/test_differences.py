@@ -13,12 +13,12 @@ AS_OF = T0 + HOUR
 
 
 def _waiting() -> ClusterState:
-    """An idle node that is too small, and a job that nothing can take."""
+    """An idle node that is too small, and a job that fits on no node."""
     return given(on_sale(at=T0), node("small", at=T0), job("train", gpus=8, members=2, at=AS_OF - MINUTE), as_of=AS_OF)
 
 
 def test_equal_plans_do_not_differ() -> None:
-    """Also when they were made at other instants: how long a node has been idle is no difference."""
+    """Not even at different times: how long a node has been idle makes no difference."""
     state = given(on_sale(at=T0), node("n1", at=T0), as_of=AS_OF)
 
     earlier, later = plan(state, DEFAULT_POLICY, AS_OF), plan(state, DEFAULT_POLICY, AS_OF + MINUTE)
@@ -27,8 +27,8 @@ def test_equal_plans_do_not_differ() -> None:
     assert differences(earlier, later, state) == ()
 
 
-def test_a_purchase_that_another_policy_holds_back_is_told_with_both_reasons() -> None:
-    """What was bought and for whom, and the limit that the other meets."""
+def test_a_purchase_that_another_policy_defers_has_both_reasons() -> None:
+    """What is bought and for what work, and the limit of the other policy."""
     state = _waiting()
     made, other = (plan(state, one, AS_OF) for one in (DEFAULT_POLICY, policy(nodes_count_max=1)))
 
@@ -41,11 +41,11 @@ def test_a_purchase_that_another_policy_holds_back_is_told_with_both_reasons() -
     assert about.is_decision
 
 
-PATIENT = {"waiting_micro_usd_per_hour": 10**12}  # nobody waits to save money
+PATIENT = {"waiting_micro_usd_per_hour": 10**12}  # an idle node is worth keeping at any price
 
 
-def test_a_node_is_named_as_people_know_it() -> None:
-    """Sentences of what was held back have uids alone."""
+def test_a_node_is_named_and_not_its_uid() -> None:
+    """In deferrals as well, whose subject has the uid alone."""
     state = given(node("n1", at=T0), as_of=AS_OF)
     made, other = (
         plan(state, one, AS_OF) for one in (DEFAULT_POLICY, policy(idle_seconds_max=7200.0, removal=PATIENT))
@@ -58,8 +58,8 @@ def test_a_node_is_named_as_people_know_it() -> None:
     assert "n1" in about.other.sentence
 
 
-def test_what_holds_the_whole_cluster_back_is_the_reason_for_each() -> None:
-    """A frozen policy says it once, about the cluster."""
+def test_what_defers_the_whole_cluster_is_the_reason_of_each_subject() -> None:
+    """A frozen policy defers once, for the cluster."""
     state = given(node("n1", at=T0), as_of=AS_OF)
     made, other = (plan(state, one, AS_OF) for one in (DEFAULT_POLICY, policy(is_frozen=True)))
 
@@ -71,7 +71,7 @@ def test_what_holds_the_whole_cluster_back_is_the_reason_for_each() -> None:
 
 
 def test_another_offer_for_the_same_work_is_a_difference() -> None:
-    """Both buy, and not the same."""
+    """Both buy, but different offers."""
     state = _waiting()
     made = plan(state, DEFAULT_POLICY, AS_OF)
     dearer = _with_zone(made, "zone-z")

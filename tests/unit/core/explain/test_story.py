@@ -1,11 +1,8 @@
-"""Sentences for every reason, and whole stories told from recorded facts."""
+"""Sentences of decisions, and whole stories built from recorded facts."""
 
 from collections.abc import Callable, Sequence
-from typing import get_args
 
 import pytest
-from gpu_autoscaler.core.explain.reasons import AnyReason
-from tests.support.samples import sample
 from tests.support.stories import (
     MINUTE,
     SECOND,
@@ -28,9 +25,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted
 from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
-from gpu_autoscaler.model.format import counted, duration, listed, money, price, subject_name
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
-from gpu_autoscaler.model.reasons.base import Reason
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.defer import NotYetIdle, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
@@ -39,66 +34,28 @@ from gpu_autoscaler.model.reasons.drain import SpotReclaim
 Why = Callable[[Sequence[Recorded], str], tuple[str, ...]]
 
 
-@pytest.mark.parametrize("reason", get_args(AnyReason), ids=lambda reason: reason.tag())
-def test_every_reason_has_a_sentence_of_its_own(reason: type[Reason]) -> None:
-    """One sentence, begun and ended as one, without a trace of how it is stored."""
-    text = sample(reason).sentence()  # type: ignore[arg-type]
-
-    assert text[0].isupper() or text[0].isdigit()
-    assert text.endswith(".")
-    assert not any(trace in text for trace in ("None", "{", "UTC)", "datetime", ".."))
-
-
-def test_amounts_read_as_people_write_them() -> None:
-    """Cents at least, small prices whole; the two largest units of time; lists that end."""
-    assert [money(amount) for amount in (2_460_000, 526_000, 10_000_000, 120, 1_234_500_000)] == [
-        "$2.46",
-        "$0.526",
-        "$10.00",
-        "$0.00012",
-        "$1,234.50",
-    ]
-    assert (price(2_460_000), price(None)) == ("$2.46/h", "an unknown price")
-    assert [duration(seconds) for seconds in (0, 59.6, 90, 600, 3600, 5400)] == [
-        "0 s",
-        "1 min",
-        "1 min 30 s",
-        "10 min",
-        "1 h",
-        "1 h 30 min",
-    ]
-    assert [listed(names) for names in ((), ("a",), ("a", "b"), ("a", "b", "c", "d", "e"))] == [
-        "",
-        "a",
-        "a and b",
-        "a, b, c and 2 more",
-    ]
-    assert (counted(1, "node"), counted(0, "node")) == ("1 node", "0 nodes")
-    assert (subject_name("job/train"), subject_name("cluster")) == ("job train", "the whole cluster")
-
-
-def test_a_decision_says_what_and_why() -> None:
+def test_a_decision_shows_the_action_and_the_reason() -> None:
     """The sentence carries offer, pool, price and reason."""
     reason = UnmetDemand(demand=("job/train",), offers_considered=12, price_micro_usd_per_hour=2_460_000)
     text = purchase("buy-1", offer(usd_per_hour=2.46), reason=reason).sentence()
 
     assert text == (
-        "Buy p4d.24xlarge in zone-a as spot for pool default at $2.46/h. Job train cannot run on anything that runs, "
-        "boots or is ordered; of 12 offers considered this was the choice, at $2.46/h."
+        "Buy p4d.24xlarge in zone-a as spot for pool default at $2.46/h. No running, booting or ordered node has "
+        "capacity for job train; selected from 12 offers at $2.46/h."
     )
 
 
-def test_what_was_held_back_names_step_and_subject() -> None:
-    """A plan that does nothing still says what it did not do."""
+def test_a_deferral_names_step_and_subject() -> None:
+    """A plan without decisions still says what it defers."""
     held = Deferred(step="cover_demand", subject="job/train", reason=Frozen())
 
     assert held.sentence() == (
-        "Held back for job train (step cover_demand): The policy is frozen: nothing is to be changed."
+        "Deferred for job train (step cover_demand): The policy is frozen: nothing is bought or removed voluntarily."
     )
 
 
-def told_story() -> tuple[Recorded, ...]:
-    """A job waits, a launch is refused, another works; the job runs, a notice comes, the node goes."""
+def full_story() -> tuple[Recorded, ...]:
+    """A job waits, one launch is refused, the next succeeds; the job runs, a notice arrives, the node is terminated."""
     demand = UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
     held = Deferred(
         step="cover_demand",
@@ -165,22 +122,22 @@ def in_order(story: tuple[str, ...], *parts: str) -> bool:
 
 def test_a_node_is_explained_back_to_the_job_and_on_to_its_end() -> None:
     """The request, the plan with its offer and price, the steps, the notice, the drain, the end."""
-    story = why_node(told_story(), "n1")
+    story = why_node(full_story(), "n1")
 
     assert in_order(
         story,
-        "asked for job train",
+        "requested job train",
         "Job train was accepted",
         "Buy p4d.24xlarge in zone-b as spot",
         "The executor ordered p4d.24xlarge/zone-b/spot",
-        "The cloud made",
+        "The cloud launched",
         "is registered, not ready",
         "is ready with 8 GPUs",
-        "The cloud gave notice that it takes n1 back",
-        "Drain node n1 without a choice",
-        "was cordoned for its drain",
-        "Pod default/train-0 on node n1 was asked to go",
-        "is gone, at",
+        "interruption notice: it reclaims n1",
+        "Forced drain of node n1",
+        "was cordoned; its drain ends by",
+        "Pod default/train-0 on node n1 was evicted",
+        "confirmed the termination of",
     )
     assert story[0].startswith("2026-11-21 12:00:00 UTC: ")
     assert story[0].endswith("[JOB 3]")
@@ -190,47 +147,47 @@ def test_a_node_is_explained_back_to_the_job_and_on_to_its_end() -> None:
 @pytest.mark.parametrize("name", ["uid-n1", provider_id("buy-n1"), "buy-n1"])
 def test_a_node_is_found_by_each_of_its_names(name: str) -> None:
     """Name, uid, provider id and action tell the same story."""
-    assert why_node(told_story(), name) == why_node(told_story(), "n1") != ()
+    assert why_node(full_story(), name) == why_node(full_story(), "n1") != ()
 
 
-def test_a_job_is_explained_with_what_was_considered_and_held_back() -> None:
-    """The refused launch, what the plan waited for (told once), the purchase, the place, the loss, the end."""
-    story = why_job(told_story(), "train")
+def test_a_job_is_explained_with_decisions_and_deferrals() -> None:
+    """The refused launch, the deferral (once), the purchase, the placement, the preemption, the end."""
+    story = why_job(full_story(), "train")
 
     assert in_order(
         story,
-        "asked for job train",
+        "requested job train",
         "Buy p4d.24xlarge in zone-a as spot",
-        "The cloud refused p4d.24xlarge/zone-a/spot: InsufficientInstanceCapacity",
-        "The cloud had no capacity for p4d.24xlarge/zone-a/spot",
+        "The cloud refused to launch p4d.24xlarge/zone-a/spot: InsufficientInstanceCapacity",
+        "The cloud has no capacity for p4d.24xlarge/zone-a/spot",
         "Buy p4d.24xlarge in zone-b as spot",
-        "got its place on n1",
+        "was placed on n1",
         "All members of job train run.",
-        "lost its place (attempt 1): node n1 was drained",
+        "was preempted (attempt 1): node n1 was drained",
         "Job train completed.",
     )
-    assert sum("Held back" in line for line in story) == 1
+    assert sum("Deferred for" in line for line in story) == 1
     assert not any("other" in line for line in story)
 
 
 def test_a_pod_is_explained_by_its_job_and_the_drain_that_moved_it() -> None:
-    """From the request to the node it ran on, and why it had to leave."""
-    story = why_pod(told_story(), "default/train-0")
+    """From the request to the node it ran on, and why it was evicted."""
+    story = why_pod(full_story(), "default/train-0")
 
     assert in_order(
         story,
-        "asked for job train",
+        "requested job train",
         "Buy p4d.24xlarge in zone-b",
         "Pod default/train-0 runs on node n1",
-        "The cloud gave notice",
-        "The cloud takes the instance back",
-        "Pod default/train-0 on node n1 was asked to go",
+        "The cloud sent an interruption notice",
+        "The cloud reclaims the instance",
+        "Pod default/train-0 on node n1 was evicted",
     )
-    assert why_pod(told_story(), "train-0") == why_pod(told_story(), "uid-train-0") == story
+    assert why_pod(full_story(), "train-0") == why_pod(full_story(), "uid-train-0") == story
 
 
 def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> None:
-    """A node that was bought in time leads back to the notice that another one got."""
+    """A replacement leads back to the interruption notice of another node."""
     reason = ReplacesAtRiskNode(node_uid=NodeUid("uid-n1"), node_name="n1", reclaim_at=T0 + 2 * MINUTE)
     history = record(
         [
@@ -241,10 +198,10 @@ def test_a_replacement_is_explained_by_the_notice_of_the_node_before_it() -> Non
     )
     story = why_node(history, "buy-n2")
 
-    assert in_order(story, "gave notice that it takes n1 back", "Node n1 will be gone at", "The cloud made")
+    assert in_order(story, "interruption notice: it reclaims n1", "Node n1 will be removed at", "The cloud launched")
 
 
-def test_nodes_of_one_kind_for_a_gang_are_told_in_one_sentence() -> None:
+def test_equal_nodes_of_a_gang_share_one_sentence() -> None:
     """Four members, four nodes, one reason."""
     reason = UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
     decisions = tuple(purchase(f"buy-n{number}", reason=reason) for number in range(4))
@@ -256,8 +213,8 @@ def test_nodes_of_one_kind_for_a_gang_are_told_in_one_sentence() -> None:
     assert [line for line in story if "Buy" in line] == [line for line in story if "plan-9: 4 times: Buy p4d" in line]
 
 
-def test_what_keeps_a_node_is_its_own_story_and_told_by_its_name() -> None:
-    """Uids are for machines; and a job does not care why its node was not removed an hour later."""
+def test_deferrals_of_a_node_are_part_of_its_own_story_and_use_its_name() -> None:
+    """Not of the story of a job that ran on it an hour before."""
     kept = Deferred(step="release_idle", subject="node/uid-n1", reason=NotYetIdle(idle_seconds=1, idle_seconds_max=150))
     plan = Plan(as_of=T0 + MINUTE, parent_sequence=1, deferred=(kept,))
     made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
@@ -265,20 +222,20 @@ def test_what_keeps_a_node_is_its_own_story_and_told_by_its_name() -> None:
     bought_node = bought(purchase("buy-n1", reason=demand), at=T0)
     history = record([*job("train"), *bought_node, *node("n1"), Told(made, T0 + MINUTE)])
 
-    told = "Held back for node n1 (step release_idle): It has been empty for 1 s of 2 min 30 s."
+    told = "Deferred for node n1 (step release_idle): The node has been empty for 1 s; an idle node is removed after"
     assert any(told in line for line in why_node(history, "n1"))
-    assert not any("Held back" in line for line in why_job(history, "train"))
+    assert not any("Deferred for" in line for line in why_job(history, "train"))
 
 
 @pytest.mark.parametrize("why", [why_node, why_pod, why_job])
-def test_what_nobody_heard_of_has_no_story(why: Why) -> None:
-    """Nothing found is an empty story, not a guess."""
-    assert why(told_story(), "nobody") == ()
+def test_an_unknown_object_has_no_story(why: Why) -> None:
+    """Nothing found is an empty story."""
+    assert why(full_story(), "nobody") == ()
     assert why((), "nobody") == ()
 
 
-def test_repeated_observations_are_told_once() -> None:
-    """A node that is seen a hundred times in the same shape is one sentence."""
+def test_repeated_observations_are_one_sentence() -> None:
+    """A node observed a hundred times without a change."""
     many = [each for version in range(1, 100) for each in node("n1", version=version, at=T0)[-1:]]
     story = why_node(record(many), "n1")
 

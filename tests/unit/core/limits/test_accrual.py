@@ -1,12 +1,19 @@
-"""Money adds up, whatever is charged when and whoever held what."""
+"""Cost accrual: spans and shares add up."""
 
 from datetime import timedelta
 
 from hypothesis import given, strategies
 from tests.support.told import HOUR, MINUTE, SECOND, T0
 
-from gpu_autoscaler.core.limits.accrual import Allocation, Owner, busy_gpus, span_micro_usd, split, thresholds_crossed
-from gpu_autoscaler.events.gpu import GpuNodeSummarised, GpuSummary
+from gpu_autoscaler.core.limits.accrual import (
+    Allocation,
+    Owner,
+    busy_gpus,
+    span_micro_usd,
+    split_cost,
+    thresholds_crossed,
+)
+from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.money import cost_micro_usd
 
@@ -14,15 +21,15 @@ ANA = Owner(project_id="vision", namespace="a", job_id="ana")
 BEN = Owner(project_id="vision", namespace="b", job_id="ben")
 
 
-def held(owner: Owner, units: int, *, from_minutes: float = 0, until_minutes: float | None = None) -> Allocation:
-    """Return what somebody held, in minutes after T0."""
+def allocation(owner: Owner, units: int, *, from_minutes: float = 0, until_minutes: float | None = None) -> Allocation:
+    """An allocation, in minutes after T0."""
     until_at = None if until_minutes is None else T0 + until_minutes * MINUTE
     return Allocation(owner=owner, units=units, from_at=T0 + from_minutes * MINUTE, until_at=until_at)
 
 
-def window(*ratios: float | None) -> GpuNodeSummarised:
-    """Return the telemetry of the minute after T0, a GPU for each mean."""
-    return GpuNodeSummarised(
+def window(*ratios: float | None) -> GpuNodeSummarized:
+    """Telemetry of the minute after T0, one GPU per mean."""
+    return GpuNodeSummarized(
         epoch=1,
         version=1,
         node_uid=NodeUid("n"),
@@ -43,7 +50,7 @@ def window(*ratios: float | None) -> GpuNodeSummarised:
     seconds=strategies.lists(strategies.floats(0, 10**6, allow_nan=False), min_size=1, max_size=30),
 )
 def test_spans_add_up_to_the_invoice(price: int, seconds: list[float]) -> None:
-    """However a lifetime is cut, the spans are the cost of the whole, to the micro-dollar."""
+    """For any spans of a lifetime, to the micro-dollar."""
     charged = 0
     ends = sorted(T0 + timedelta(seconds=second) for second in seconds)
     for end in ends:
@@ -51,14 +58,14 @@ def test_spans_add_up_to_the_invoice(price: int, seconds: list[float]) -> None:
     assert charged == cost_micro_usd(price, ends[-1] - T0)
 
 
-def test_what_was_charged_too_much_comes_back() -> None:
-    """Billing ended half an hour before what was charged: the next span is negative and makes it exact."""
+def test_a_refund_is_a_negative_span() -> None:
+    """Billing ended half an hour before the last charge."""
     assert span_micro_usd(1000, launched_at=T0, to_at=T0 + HOUR / 2, charged_micro_usd=1000) == -500
 
 
 holdings = strategies.lists(
     strategies.builds(
-        held,
+        allocation,
         strategies.sampled_from([ANA, BEN, Owner("", "c", "")]),
         strategies.integers(0, 16),
         from_minutes=strategies.floats(-5, 5, allow_nan=False),
@@ -74,11 +81,11 @@ holdings = strategies.lists(
     units=strategies.integers(0, 16),
     used_units=strategies.none() | strategies.floats(0, 20, allow_nan=False),
 )
-def test_allocated_and_idle_are_the_total(
+def test_allocated_and_idle_add_up_to_the_total(
     total: int, held_by: list[Allocation], units: int, used_units: float | None
 ) -> None:
-    """For any holdings, also overlapping, overcommitted, backwards or of nodes of unknown size; used is never more."""
-    parts = split(total, held_by, units=units, from_at=T0, to_at=T0 + MINUTE, used_units=used_units)
+    """For any allocations: overlapping, overcommitted, reversed, or of unknown nodes; used is never more."""
+    parts = split_cost(total, held_by, units=units, from_at=T0, to_at=T0 + MINUTE, used_units=used_units)
     assert parts.idle_micro_usd + sum(share.allocated_micro_usd for share in parts.shares) == total
     for share in parts.shares:
         assert share.allocated_micro_usd >= 0
@@ -86,52 +93,54 @@ def test_allocated_and_idle_are_the_total(
         assert share.used_micro_usd is None or 0 <= share.used_micro_usd <= share.allocated_micro_usd
 
 
-def test_gpus_held_over_time_are_what_is_paid_for() -> None:
-    """Four of eight GPUs for the whole minute, two for half of it, the rest idle."""
-    parts = split(1600, [held(ANA, 4), held(BEN, 2, from_minutes=0.5)], units=8, from_at=T0, to_at=T0 + MINUTE)
+def test_cost_is_split_by_gpus_over_time() -> None:
+    """Four of eight GPUs for a minute, two for half of it, the rest idle."""
+    parts = split_cost(
+        1600, [allocation(ANA, 4), allocation(BEN, 2, from_minutes=0.5)], units=8, from_at=T0, to_at=T0 + MINUTE
+    )
     assert [(share.job_id, share.allocated_micro_usd) for share in parts.shares] == [("ana", 800), ("ben", 200)]
     assert parts.idle_micro_usd == 600
 
 
-def test_a_pod_that_ended_within_the_span_pays_until_then() -> None:
-    """Its end counts, not whether it is still there when the span is charged."""
-    parts = split(100, [held(ANA, 1, until_minutes=0.25)], units=1, from_at=T0, to_at=T0 + MINUTE)
+def test_a_pod_pays_until_its_end() -> None:
+    """Its end counts, not whether it still exists."""
+    parts = split_cost(100, [allocation(ANA, 1, until_minutes=0.25)], units=1, from_at=T0, to_at=T0 + MINUTE)
     assert (parts.shares[0].allocated_micro_usd, parts.idle_micro_usd) == (25, 75)
 
 
 def test_pods_of_one_owner_are_one_share() -> None:
-    """A gang of two members on a node is one line on the bill."""
-    parts = split(80, [held(ANA, 1), held(ANA, 1)], units=8, from_at=T0, to_at=T0 + MINUTE)
+    """Two members of a gang on a node are one line."""
+    parts = split_cost(80, [allocation(ANA, 1), allocation(ANA, 1)], units=8, from_at=T0, to_at=T0 + MINUTE)
     assert [share.allocated_micro_usd for share in parts.shares] == [20]
 
 
 def test_an_empty_node_is_idle() -> None:
-    """Nobody held anything: nobody pays, the whole is idle."""
-    assert split(100, [], units=8, from_at=T0, to_at=T0 + MINUTE).idle_micro_usd == 100
+    """The whole cost is idle."""
+    assert split_cost(100, [], units=8, from_at=T0, to_at=T0 + MINUTE).idle_micro_usd == 100
 
 
-def test_used_is_what_was_busy_of_what_was_held() -> None:
-    """One busy GPU of two that are held: half of the allocated money was used."""
+def test_used_cost_is_the_busy_part_of_allocated_cost() -> None:
+    """One busy GPU of two: half of the allocated cost was used."""
     busy = busy_gpus(window(1.0, 0.0), from_at=T0, to_at=T0 + MINUTE)
-    parts = split(100, [held(ANA, 2)], units=2, from_at=T0, to_at=T0 + MINUTE, used_units=busy)
+    parts = split_cost(100, [allocation(ANA, 2)], units=2, from_at=T0, to_at=T0 + MINUTE, used_units=busy)
     assert parts.shares[0].used_micro_usd == 50
 
 
-def test_silence_is_not_idleness() -> None:
-    """Without telemetry of the span nobody says how much was used."""
+def test_without_telemetry_used_cost_is_unknown() -> None:
+    """Unknown is not zero."""
     assert busy_gpus(None, from_at=T0, to_at=T0 + MINUTE) is None
     assert busy_gpus(window(None, None), from_at=T0, to_at=T0 + MINUTE) is None
     assert busy_gpus(window(1.0), from_at=T0 + MINUTE, to_at=T0 + HOUR) is None
     assert busy_gpus(window(0.5), from_at=T0 + 30 * SECOND, to_at=T0 + HOUR) == 0.5
 
 
-def test_one_silent_gpu_leaves_the_use_of_its_node_unknown() -> None:
-    """Who holds the silent one is not told that it stood idle."""
+def test_one_gpu_without_telemetry_makes_used_cost_unknown() -> None:
+    """For all GPUs of the node."""
     assert busy_gpus(window(0.5, None), from_at=T0, to_at=T0 + MINUTE) is None
 
 
-def test_marks_are_crossed_at_the_mark_itself() -> None:
-    """80 % warns at 80 %, not after."""
+def test_a_threshold_is_crossed_when_it_is_reached() -> None:
+    """80 % alerts at 80 %."""
     assert thresholds_crossed(79, 100, (0.8, 1.0)) == ()
     assert thresholds_crossed(80, 100, (0.8, 1.0)) == (0.8,)
     assert thresholds_crossed(150, 100, (0.8, 1.0)) == (0.8, 1.0)

@@ -1,4 +1,4 @@
-"""Trimming: whole transactions go, with those that count on them, lowest priority first."""
+"""Trimming: whole transactions are dropped with those that depend on them, lowest priority first."""
 
 import itertools
 
@@ -16,14 +16,16 @@ from gpu_autoscaler.model.reasons.defer import PriceUnknown
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit
 
 
-def bought(name: str, *, transaction: str | None = None, needs: tuple[str, ...] = ()) -> Purchase:
-    """A node of eight GPUs for 10 USD an hour, for the pod of this name."""
+def bought(name: str, *, transaction: str | None = None, depends_on: tuple[str, ...] = ()) -> Purchase:
+    """A node of eight GPUs for 10 USD per hour, for the pod of this name."""
     reason = UnmetDemand(demand=(f"pod/{name}",), offers_considered=1, price_micro_usd_per_hour=10_000_000)
-    return Purchase(decision=purchase(name, reason=reason), transaction=transaction or name, needs=frozenset(needs))
+    return Purchase(
+        decision=purchase(name, reason=reason), transaction=transaction or name, depends_on=frozenset(depends_on)
+    )
 
 
 def kept(*purchases: Purchase, nodes_count_max: int) -> list[str]:
-    """What is left of these purchases, which come by priority."""
+    """The purchases that are kept, of purchases ordered by priority."""
     draft = Draft.start(given(), T0).adding(purchases=purchases)
     trimmed = trim(draft, policy(nodes_count_max=nodes_count_max))
     dropped = {subject.subject for subject in trimmed.deferred}
@@ -32,27 +34,29 @@ def kept(*purchases: Purchase, nodes_count_max: int) -> list[str]:
     return list(left)
 
 
-def test_the_lowest_priority_goes_first() -> None:
-    """Two of three fit under the limit."""
+def test_the_lowest_priority_is_dropped_first() -> None:
+    """Two of three fit the limit."""
     assert kept(bought("a"), bought("b"), bought("c"), nodes_count_max=2) == ["a", "b"]
 
 
-def test_half_a_gang_is_never_left() -> None:
-    """The gang of two would pass the limit, so both go; what is smaller and comes later stays."""
+def test_a_gang_is_dropped_whole() -> None:
+    """A gang of two exceeds the limit; a smaller later purchase is kept."""
     gang = [bought("b1", transaction="b"), bought("b2", transaction="b")]
 
     assert kept(bought("a"), *gang, bought("c"), nodes_count_max=2) == ["a", "c"]
 
 
-def test_what_counts_on_a_trimmed_purchase_goes_with_it() -> None:
-    """A gang that has members on another gang's nodes would be left with half of its room."""
+def test_dependent_purchases_are_dropped_too() -> None:
+    """A gang with members on nodes of another gang would be incomplete."""
     gang = [bought("a1", transaction="a"), bought("a2", transaction="a")]
 
-    assert kept(*gang, bought("b", needs=("a",)), bought("c", needs=("b",)), bought("d"), nodes_count_max=1) == ["d"]
+    assert kept(
+        *gang, bought("b", depends_on=("a",)), bought("c", depends_on=("b",)), bought("d"), nodes_count_max=1
+    ) == ["d"]
 
 
-def test_foreign_nodes_do_not_count() -> None:
-    """The limits are about what we buy."""
+def test_nodes_of_others_do_not_count() -> None:
+    """Limits apply to bought nodes."""
     views = Draft.start(given(node("ours"), node("foreign", is_ours=False)), T0).views
 
     assert LimitUsage(views, policy()).nodes_count == 1
@@ -85,22 +89,22 @@ def test_foreign_nodes_do_not_count() -> None:
         ),
     ],
 )
-def test_each_limit_is_named_with_its_figures(limits: dict[str, object], reason: object) -> None:
-    """One node of eight GPUs runs; one more passes the limit."""
+def test_each_limit_has_its_figures(limits: dict[str, object], reason: object) -> None:
+    """One node of eight GPUs runs; one more exceeds the limit."""
     account = LimitUsage(Draft.start(given(node("n1")), T0).views, policy(**limits))
 
     assert account.excess("default", offer(), BillingScope("research")) == reason
 
 
-def test_a_limit_of_gpus_is_no_limit_for_nodes_without() -> None:
-    """Even where it is passed already."""
+def test_a_gpu_limit_does_not_apply_to_nodes_without_gpus() -> None:
+    """Even if it is exceeded already."""
     account = LimitUsage(Draft.start(given(node("n1")), T0).views, policy(gpu_count_max=4))
 
     assert account.excess("default", offer("m5.large", model=None), BillingScope()) is None
 
 
 def test_a_node_of_unknown_price_is_not_free() -> None:
-    """Under a limit of money nothing more is bought while a price is unknown."""
+    """Under a price limit nothing is bought while a price is unknown."""
     views = Draft.start(given(node("n1")), T0).views
     unpriced = tuple(msgspec.structs.replace(view, price_micro_usd_per_hour=None) for view in views)
     account = LimitUsage(unpriced, policy(price_micro_usd_per_hour_max=100_000_000))
@@ -108,8 +112,8 @@ def test_a_node_of_unknown_price_is_not_free() -> None:
     assert account.excess("default", offer(), BillingScope()) == PriceUnknown(offers=("n1",))
 
 
-def test_what_is_taken_back_is_not_counted() -> None:
-    """Adding and taking back in any order leaves nothing behind."""
+def test_purchases_can_be_taken_back() -> None:
+    """In any order, without a rest."""
     for order in itertools.permutations((1, 2, -3)):
         account = LimitUsage((), policy(nodes_count_max=1))
         for count in order:

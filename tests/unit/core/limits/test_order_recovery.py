@@ -1,4 +1,4 @@
-"""Which decisions of a lost stream go on: what the world still shows of them decides, never a guess."""
+"""Open decisions of a lost stream, by what Kubernetes and the cloud show."""
 
 import pytest
 from tests.support.stories import (
@@ -23,7 +23,8 @@ from tests.support.stories import (
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.limits.order_recovery import open_decisions
-from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -54,50 +55,50 @@ RELEASE = ReleaseInstance(
 
 
 def plans(*decisions: AnyDecision) -> list[ScalingPlanMade]:
-    """One plan for each decision, in this order."""
-    told = [planned(each, plan_id=f"plan-{number}")[0].fact for number, each in enumerate(decisions)]
-    return [fact for fact in told if isinstance(fact, ScalingPlanMade)]
+    """One plan per decision, in this order."""
+    event = [planned(each, plan_id=f"plan-{number}")[0].fact for number, each in enumerate(decisions)]
+    return [fact for fact in event if isinstance(fact, ScalingPlanMade)]
 
 
 def world(*stories: Story) -> ClusterState:
-    """What Kubernetes and the cloud show on a new stream: nothing of what was decided is known."""
+    """What Kubernetes and the cloud show on a new stream, without any decision."""
     return given(*(tuple(each for each in story if each.fact.domain() != "scaling") for story in stories))
 
 
 def opened(
     state: ClusterState, *decisions: AnyDecision, after: object = MINUTE, limits: ScalingPolicy | None = None
 ) -> list[str]:
-    """Names of the actions that go on."""
+    """The action ids that are open."""
     assert after is MINUTE or after is HOUR
     past = open_decisions(plans(*decisions), state, limits or policy(), T0 + after)
     assert not any(each.is_only_counted for each in past)
     return [each.decision.action_id for each in past]
 
 
-def test_an_instance_that_boots_keeps_its_order() -> None:
-    """It is there, and no node of it yet; also one that is late, which is then given back."""
+def test_the_order_of_a_booting_instance_is_open() -> None:
+    """Also of a late one, which is then released."""
     assert opened(world(instance(BUY)), BUY) == ["buy"]
     assert opened(world(instance(BUY)), BUY, after=HOUR) == ["buy"]
 
 
-def test_an_order_that_nobody_shows_is_asked_for_again_under_its_token() -> None:
-    """The call may have been under way; after its deadline it is nothing any more."""
+def test_an_unseen_order_is_launched_again_with_its_token() -> None:
+    """The call may have been in flight; after its deadline it is closed."""
     assert opened(world(), BUY) == ["buy"]
     assert opened(world(), BUY, after=HOUR) == []
 
 
-def test_an_order_that_was_refused_is_not_asked_for_again() -> None:
-    """That the cloud refused it is lost, but a later plan bought for the same demand: that one counts."""
+def test_a_refused_order_is_not_launched_again() -> None:
+    """The refusal is lost, but a later plan bought for the same demand."""
     assert opened(world(), BUY, purchase("again", reason=WANTED)) == ["again"]
-    external = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
-    other = purchase("other", reason=external)
+    elsewhere = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
+    other = purchase("other", reason=elsewhere)
     assert opened(world(), BUY, other) == ["buy", "other"]
 
 
-def test_what_may_have_been_refused_is_asked_for_again_only_where_all_of_it_has_room() -> None:
-    """Found by seed 27: the node bought in place of a refused one filled its pool, and the refusal was lost."""
-    external = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
-    other = purchase("other", reason=external)
+def test_unseen_orders_are_launched_again_only_within_limits() -> None:
+    """Found by simulator seed 27: the replacement of a refused node filled its pool."""
+    elsewhere = UnmetDemand(demand=("job/other",), offers_considered=1, price_micro_usd_per_hour=1)
+    other = purchase("other", reason=elsewhere)
     state = world(instance(other))
     two = policy(pools=[{"name": BUY.pool, "nodes_count_max": 2}])
     assert opened(state, BUY, other, limits=two) == ["buy", "other"]
@@ -106,24 +107,24 @@ def test_what_may_have_been_refused_is_asked_for_again_only_where_all_of_it_has_
     assert {each.decision.action_id: each.is_only_counted for each in past} == {"buy": True, "other": False}
 
 
-def test_a_node_that_registered_without_its_gpus_is_still_waited_for() -> None:
-    """Found by seed 27: it was taken for one that had come up, no deadline held for it, and nobody gave it back."""
+def test_the_order_of_a_node_without_its_gpus_is_open() -> None:
+    """Found by simulator seed 27: without it no deadline applied."""
     bare = node("n1", gpus_allocatable=0)
     late = purchase("buy-n1")
     assert opened(world(bare), late) == ["buy-n1"]
     assert opened(world(bare), late, after=HOUR) == ["buy-n1"]
 
 
-def test_what_is_over_is_not_begun_again() -> None:
-    """The node is ready, or the instance has ended, or it was given back."""
+def test_closed_decisions_are_not_restarted() -> None:
+    """The node is ready, the instance terminated, or the order released."""
     ready = node("n1")
     assert opened(world(ready), purchase("buy-n1")) == []
     assert opened(world(instance(BUY, state="terminated")), BUY, RELEASE) == []
     assert opened(world(instance(BUY)), BUY, RELEASE) == ["release"]
 
 
-def test_a_silent_node_with_work_on_it_is_not_given_back() -> None:
-    """It may have been in use and fallen silent: only an empty one can be an order that never became usable."""
+def test_a_lost_node_with_work_is_not_released() -> None:
+    """Only an empty node can be an order that never became usable."""
     silent = node("n1", is_ready=False)
     late = purchase("buy-n1")
     assert opened(world(silent, pod("train-0", on="n1")), late, after=HOUR) == []
@@ -140,38 +141,38 @@ def test_a_silent_node_with_work_on_it_is_not_given_back() -> None:
         (False, (DRAIN, CANCEL), []),
     ],
 )
-def test_a_drain_goes_on_while_its_node_is_cordoned(
+def test_a_drain_is_open_while_its_node_is_cordoned(
     is_cordoned: bool,  # noqa: FBT001 - a column of the table
     decisions: tuple[AnyDecision, ...],
     expected: list[str],
 ) -> None:
-    """A node that takes pods is decided on anew; one that was to be left alone is uncordoned."""
+    """A schedulable node is decided again."""
     assert opened(world(node("n1", is_cordoned=is_cordoned)), *decisions) == expected
 
 
-def test_of_two_drains_of_a_node_the_last_one_goes_on() -> None:
-    """The first was given up: its word is lost, the second plan's is not."""
+def test_of_two_drains_of_a_node_the_last_is_open() -> None:
+    """The first was canceled."""
     assert isinstance(DRAIN, DrainNode)
     (again,) = (each.fact for each in drained("n1", action_id="again", is_started=False))
     assert isinstance(again, ScalingPlanMade)
     assert opened(world(node("n1", is_cordoned=True)), DRAIN, again.plan.decisions[0]) == ["again"]
 
 
-def test_nothing_is_bought_for_demand_that_a_restored_order_covers() -> None:
-    """Without its order a booting instance is no room, and the job would get a second one."""
+def test_demand_of_a_restored_order_is_not_bought_again() -> None:
+    """Without its order a booting instance is no capacity."""
     waiting, sale = job("train"), on_sale()
     state = world(waiting, sale, instance(BUY))
     assert [type(each) for each in plan(state, policy(), T0).decisions] == [BuyNode]
     past = open_decisions(plans(BUY), state, policy(), T0)
-    told = Told(ScalingDecisionsRestored(past=past, restored_at=T0), T0)
+    event = Told(ScalingDecisionsRestored(past=past, restored_at=T0), T0)
     restored = given(
         *((each,) for story in (waiting, sale, instance(BUY)) for each in story if each.fact.domain() != "scaling"),
-        (told,),
+        (event,),
     )
     assert restored.restored_at == T0
-    made = plan(restored, policy(), T0)
-    assert made.decisions == ()
-    assert check(made, restored, policy()) == ()
+    result = plan(restored, policy(), T0)
+    assert result.decisions == ()
+    assert check(result, restored, policy()) == ()
     (view,) = node_views(restored, T0)
     assert (view.phase, view.provider_id) == (NodePhase.LAUNCHED, provider_id("buy"))
     assert fold(restored, ()) is restored

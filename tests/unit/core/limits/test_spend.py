@@ -1,4 +1,4 @@
-"""Money by day and month: a purchase reserves for as long as its work may take, and no limit is ever passed."""
+"""Spend budgets per day and month: purchases reserve for the longest time of their work."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -44,40 +44,40 @@ HALF_MINUTE = 83_335  # of 10 USD an hour, in micro-dollars: money is counted so
 
 
 def planned(state: ClusterState, rules: ScalingPolicy, as_of: datetime = T0) -> Plan:
-    """The plan, which the second opinion finds nothing wrong with."""
-    made = plan(state, rules, as_of)
-    assert check(made, state, rules) == ()
-    return made
+    """The plan, accepted by the plan check."""
+    result = plan(state, rules, as_of)
+    assert check(result, state, rules) == ()
+    return result
 
 
 def waiting(*names: str, hours: float = 1.0, project: str = "research") -> Story:
-    """Jobs that need a node of 10 USD an hour each, for so long at most."""
+    """Jobs that each need a node of 10 USD per hour, for at most this long."""
     return tuple(each for name in names for each in job(name, duration_seconds_max=hours * HOURLY, project_id=project))
 
 
 def test_a_purchase_reserves_for_the_longest_time_of_its_work() -> None:
-    """An hour of work, and what it takes to boot and remove the node: 16.17 USD. One fits under 20, two do not."""
+    """An hour of work plus boot and removal: 16.17 USD. One fits 20 USD, two do not."""
     state = given(ledger(), on_sale(), waiting("a", "b"))
-    made = planned(state, clusters(day=20.0))
+    result = planned(state, clusters(day=20.0))
 
-    assert len(purchases(made)) == 1
+    assert len(purchases(result)) == 1
     needed = round((1 + AROUND_HOURS) * 10 * USD)
-    reason = held(made, "job/b", SpendLimit)
+    reason = held(result, "job/b", SpendLimit)
     assert needed <= reason.needed_micro_usd <= needed + HALF_MINUTE
     assert (reason.owner, reason.period, reason.until) == ("cluster", "day", DAY_END)
     assert len(purchases(planned(state, clusters(day=40.0)))) == 2
 
 
 def test_unknown_work_reserves_the_rest_of_the_period() -> None:
-    """Nobody knows how long a pod runs: at noon half a day is left, which is 120 USD."""
+    """The run time of a pod is unknown: at noon half a day remains, 120 USD."""
     state = given(ledger(), on_sale(), pod("a", gpus=8, unschedulable_since=T0))
 
     assert len(purchases(planned(state, clusters(day=119.0)))) == 0
     assert len(purchases(planned(state, clusters(day=121.0)))) == 1
 
 
-def test_the_period_bounds_what_is_reserved() -> None:
-    """Ten minutes before midnight a day's work costs the day ten minutes; the month has to pay for all of it."""
+def test_the_period_bounds_the_reservation() -> None:
+    """Ten minutes before midnight the day pays for ten minutes, the month for all of it."""
     as_of = DAY_END - 10 * MINUTE
     state = given(ledger(at=as_of), on_sale(), waiting("a", hours=24), as_of=as_of)
 
@@ -85,16 +85,16 @@ def test_the_period_bounds_what_is_reserved() -> None:
     assert held(planned(state, clusters(month=200.0), as_of), "job/a", SpendLimit).period == "month"
 
 
-def test_orders_in_flight_are_counted_from_the_plan_on() -> None:
-    """The order is not even placed, and its money is gone."""
+def test_launches_in_flight_are_reserved() -> None:
+    """From the plan on."""
     order = bought(msgspec.structs.replace(purchase("one"), work_seconds_max=HOURLY), is_ordered=False)
     state = given(ledger(), on_sale(), order, waiting("a", "b"))
 
     assert held(planned(state, clusters(day=20.0)), "job/b", SpendLimit).reserved_micro_usd > 16 * USD
 
 
-def test_time_that_is_not_charged_yet_is_spent_all_the_same() -> None:
-    """The tracker is ten minutes behind; what the node cost meanwhile is not free."""
+def test_unbilled_time_is_spent() -> None:
+    """The tracker is ten minutes behind."""
     as_of = T0 + 10 * MINUTE
     state = given(
         ledger(), on_sale(), node("n"), instance(purchase("buy-n")), job("b", placed_on=("n",), is_running=True,
@@ -106,8 +106,8 @@ def test_time_that_is_not_charged_yet_is_spent_all_the_same() -> None:
     assert 0 <= reason.spent_micro_usd - 10 * USD / 6 <= HALF_MINUTE
 
 
-def test_what_is_settled_is_free_again() -> None:
-    """The node ended after an hour; what was reserved beyond its bill is not spent."""
+def test_a_reservation_ends_with_its_node() -> None:
+    """The node ended after an hour; the rest is not spent."""
     as_of = T0 + 2 * HOUR
     gone = instance(purchase("buy-one"), state="terminated")[0]
     ended = (Told(msgspec.structs.replace(gone.fact, terminated_at=T0 + HOUR), gone.at),)
@@ -126,8 +126,8 @@ def test_what_is_settled_is_free_again() -> None:
         (policy(limits=LimitsPolicy(zones=(PartLimit(name="zone-a", spend=at_most(day=15.0)),))), "zone/zone-a"),
     ],
 )
-def test_each_part_has_limits_of_its_own(rules: ScalingPolicy, owner: str) -> None:
-    """Of a pool, of a project, of a zone; whose it is stands in the reason."""
+def test_budgets_of_pool_project_and_zone(rules: ScalingPolicy, owner: str) -> None:
+    """The reason names the owner."""
     state = given(ledger(), on_sale(), waiting("a", project="speech"))
     reason = held(planned(state, rules), "job/a", SpendLimit)
 
@@ -135,22 +135,22 @@ def test_each_part_has_limits_of_its_own(rules: ScalingPolicy, owner: str) -> No
     assert owner.partition("/")[2] in reason.sentence()
 
 
-def test_another_project_is_none_of_its_business() -> None:
-    """The limit of one project holds back no other."""
+def test_a_project_budget_does_not_affect_other_projects() -> None:
+    """It defers only purchases of its project."""
     rules = policy(limits=LimitsPolicy(projects=(PartLimit(name="speech", spend=at_most(day=1.0)),)))
 
     assert len(purchases(planned(given(ledger(), on_sale(), waiting("a")), rules))) == 1
 
 
-def test_nothing_is_bought_before_the_ledger_has_spoken() -> None:
-    """Not known is not nothing: on a stream that was made anew the month's money may long be spent."""
-    made = planned(given(on_sale(), waiting("a")), clusters(month=1000.0))
+def test_nothing_is_bought_before_the_ledger_reported() -> None:
+    """Unknown is not zero: on a new stream the budget may be spent."""
+    result = planned(given(on_sale(), waiting("a")), clusters(month=1000.0))
 
-    assert held(made, "job/a", WatchStale).source == "ledger"
+    assert held(result, "job/a", WatchStale).source == "ledger"
 
 
-def test_a_ledger_that_has_stopped_holds_purchases_back() -> None:
-    """The cloud showed the machine for twenty minutes, and nothing of it was charged."""
+def test_a_stalled_ledger_defers_purchases() -> None:
+    """The instance ran for twenty minutes without a charge."""
     as_of = T0 + 20 * MINUTE
     state = given(ledger(), on_sale(), node("n"), instance(purchase("buy-n")), waiting("a", "b"), as_of=as_of)
     reason = held(planned(state, clusters(day=1000.0), as_of), "job/b", WatchStale)
@@ -159,15 +159,15 @@ def test_a_ledger_that_has_stopped_holds_purchases_back() -> None:
 
 
 def test_a_node_without_price_is_not_free() -> None:
-    """While nobody knows what it costs, nothing is proven."""
+    """Its spend is unknown."""
     order = bought(purchase("one", offer(usd_per_hour=None)))
     state = given(ledger(), on_sale(), order, waiting("a", "b"))
 
     assert held(planned(state, clusters(day=1000.0)), "job/b", PriceUnknown).offers == ("one",)
 
 
-def test_a_new_day_begins_with_nothing_spent() -> None:
-    """What yesterday spent is over; the month remembers it."""
+def test_a_new_day_starts_with_nothing_spent() -> None:
+    """The month still counts it."""
     as_of = DAY_END + MINUTE
     sums = ledger(spent(500.0), spent(500.0, period="2026-11"), at=as_of)
     state = given(sums, on_sale(at=as_of), waiting("a"), as_of=as_of)
@@ -176,47 +176,47 @@ def test_a_new_day_begins_with_nothing_spent() -> None:
     assert len(purchases(planned(state, clusters(day=100.0, month=510.0), as_of))) == 0
 
 
-def test_the_second_opinion_counts_again() -> None:
-    """A plan that buys beyond the limit is refused, and so is one that promises too little time."""
+def test_the_plan_check_computes_spend_independently() -> None:
+    """A plan above the budget, or with too short a work time, is rejected."""
     state = given(ledger(), on_sale(), waiting("a", "b"))
-    made = plan(state, policy(), T0)
-    assert len(purchases(made)) == 2
+    result = plan(state, policy(), T0)
+    assert len(purchases(result)) == 2
 
-    assert any("may spend" in mistake for mistake in check(made, state, clusters(day=20.0)))
-    short = tuple(msgspec.structs.replace(each, work_seconds_max=60.0) for each in made.decisions)
-    mistakes = check(msgspec.structs.replace(made, decisions=short), state, clusters(day=20.0))
-    assert any("may take longer" in mistake for mistake in mistakes)
+    assert any("may spend" in violation for violation in check(result, state, clusters(day=20.0)))
+    short = tuple(msgspec.structs.replace(each, work_seconds_max=60.0) for each in result.decisions)
+    violations = check(msgspec.structs.replace(result, decisions=short), state, clusters(day=20.0))
+    assert any("may take longer" in violation for violation in violations)
 
 
 @pytest.mark.parametrize(("hours", "is_refused"), [((1.0, 2.0), False), ((2.0, 1.0), False), ((1.0, 1.0), True)])
-def test_of_nodes_that_replace_others_together_one_allows_for_the_longest_work(
+def test_one_of_several_replacements_reserves_for_the_longest_work(
     hours: tuple[float, float], *, is_refused: bool
 ) -> None:
-    """They do not say which takes which, so that each on its own promises for less than all of it."""
+    """They do not say which pods they take."""
     state = given(ledger(), on_sale(), waiting("short"), waiting("long", hours=2.0))
-    made = plan(state, policy(), T0)
+    result = plan(state, policy(), T0)
     reason = ReplacesNodes(
         cause=RemovalCause.EXPIRED, node_uids=(NodeUid("n1"),), node_names=("n1",), demand=("job/short", "job/long")
     )
     together = [
         msgspec.structs.replace(each, reason=reason, work_seconds_max=most * HOURLY)
-        for each, most in zip(purchases(made), hours, strict=True)
+        for each, most in zip(purchases(result), hours, strict=True)
     ]
-    mistakes = check(msgspec.structs.replace(made, decisions=tuple(together)), state, clusters(day=1000.0))
-    assert any("may take longer" in mistake for mistake in mistakes) is is_refused
+    violations = check(msgspec.structs.replace(result, decisions=tuple(together)), state, clusters(day=1000.0))
+    assert any("may take longer" in violation for violation in violations) is is_refused
 
 
-def test_a_policy_with_a_day_above_its_month_is_refused() -> None:
-    """It cannot be meant."""
+def test_a_daily_budget_above_the_monthly_one_is_rejected() -> None:
+    """By the validation of the policy."""
     from gpu_autoscaler.core.policy.validation import policy_violations  # noqa: PLC0415 - asked here alone
 
-    (mistake,) = policy_violations(clusters(day=100.0, month=50.0))
-    assert "limits.spend.day_micro_usd_max" in mistake
+    (violation,) = policy_violations(clusters(day=100.0, month=50.0))
+    assert "limits.spend.day_micro_usd_max" in violation
 
 
-def test_forty_pods_that_come_over_ten_seconds_stay_within_sixteen_gpus() -> None:
-    """Real Karpenter reached 22 GPUs of a limit of 16 in this interleaving: each plan counts what the ones before it
-    decided, whether or not anybody has ordered it yet."""
+def test_forty_pods_over_ten_seconds_stay_within_sixteen_gpus() -> None:
+    """Karpenter reached 22 GPUs of a limit of 16 in this interleaving: each plan counts earlier decisions, launched or
+    not."""
     single = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_gib=16, usd_per_hour=0.5)
     quad = offer("g4dn.12xlarge", gpus=4, model="T4", gpu_memory_gib=16, cpu=48, memory_gib=192, usd_per_hour=1.9)
     rules, story, gpu_count = policy(gpu_count_max=16), list(on_sale(single, quad)), 0
@@ -224,8 +224,8 @@ def test_forty_pods_that_come_over_ten_seconds_stay_within_sixteen_gpus() -> Non
         at = T0 + timedelta(seconds=second)
         for number in range(4):
             story += pod(f"p{second}-{number}", gpus=1, model="T4", unschedulable_since=at, at=at)
-        made = planned(given(tuple(story), as_of=at), rules, at)
-        for decision in purchases(made):
+        result = planned(given(tuple(story), as_of=at), rules, at)
+        for decision in purchases(result):
             gpu_count += decision.offer.resources.gpu_count
             # Every third is ordered at once, the others wait for their turn.
             story += bought(decision, at=at, is_ordered=gpu_count % 3 == 0, is_launched=False)

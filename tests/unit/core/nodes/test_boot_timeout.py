@@ -1,4 +1,4 @@
-"""A node that was not what was bought when its time to boot was over, and that pods had found all the same."""
+"""Nodes that miss GPUs at their boot deadline and run pods already."""
 
 import msgspec
 from tests.support.stories import HOUR, T0, given, node, on_sale, pod, policy
@@ -11,45 +11,45 @@ from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.drain import BootTimedOut
 
 NOW = T0 + HOUR
-# Its GPUs never came, and a service without GPUs found it.
+# Its GPUs never appeared, and a service without GPUs runs on it.
 LATE = (node("n1", gpus_allocatable=0), pod("web-0", on="n1", gpus=0))
 ROOM = (node("n2"), pod("train-0", on="n2", gpus=8))
 
 
-def removals(made: Plan) -> list[DrainNode]:
-    """What the plan drains."""
-    return [decision for decision in made.decisions if isinstance(decision, DrainNode)]
+def removals(result: Plan) -> list[DrainNode]:
+    """The drains of the plan."""
+    return [decision for decision in result.decisions if isinstance(decision, DrainNode)]
 
 
-def test_a_late_node_with_work_on_it_is_emptied_and_not_just_ended() -> None:
-    """Its pods are evicted first, within an hour at most, to where there is room for them."""
+def test_a_late_node_with_work_is_drained() -> None:
+    """Its pods are evicted first, within an hour, if they have capacity elsewhere."""
     state = given(*LATE, *ROOM, as_of=NOW)
-    made = plan(state, policy(), NOW)
-    (drain,) = removals(made)
+    result = plan(state, policy(), NOW)
+    (drain,) = removals(result)
 
     assert (drain.node_name, drain.is_voluntary, drain.deadline_at) == ("n1", False, NOW + HOUR)
     assert isinstance(drain.reason, BootTimedOut)
     assert (drain.reason.missing_step, drain.reason.detail) == ("gpus", "0 of 8 nvidia.com/gpu")
-    assert check(made, state, policy()) == ()
+    assert check(result, state, policy()) == ()
 
 
-def test_a_late_node_whose_work_has_no_place_is_replaced_first() -> None:
-    """Until then it stays, and nothing of it is forgotten."""
+def test_a_late_node_is_replaced_before_its_drain() -> None:
+    """It stays until the replacement is ready."""
     state = given(*LATE, on_sale(at=NOW), as_of=NOW)
-    made = plan(state, policy(), NOW)
-    (buy,) = made.decisions
+    result = plan(state, policy(), NOW)
+    (buy,) = result.decisions
 
     assert isinstance(buy, BuyNode)
     assert isinstance(buy.reason, ReplacesNodes)
     assert buy.reason.demand == ("pod/uid-web-0",)
-    assert check(made, state, policy()) == ()
+    assert check(result, state, policy()) == ()
 
 
-def test_the_second_opinion_knows_when_a_node_is_late_and_what_runs_on_it() -> None:
-    """Nobody is emptied by force before the deadline of the boot, nor ended with pods on it after it."""
+def test_the_plan_check_knows_late_nodes_and_their_pods() -> None:
+    """No forced drain before the boot deadline, and no termination with pods after it."""
     late = given(*LATE, *ROOM, as_of=NOW)
-    made = plan(late, policy(), NOW)
-    (drain,) = removals(made)
+    result = plan(late, policy(), NOW)
+    (drain,) = removals(result)
     assert isinstance(drain.reason, BootTimedOut)
     release = ReleaseInstance(
         action_id=drain.action_id,
@@ -57,7 +57,7 @@ def test_the_second_opinion_knows_when_a_node_is_late_and_what_runs_on_it() -> N
         order_action_id=ActionId("buy-n1"),
         reason=drain.reason,
     )
-    ended = msgspec.structs.replace(made, decisions=(release,))
+    ended = msgspec.structs.replace(result, decisions=(release,))
     assert any("runs on it" in each for each in check(ended, late, policy()))
     usable = given(node("n1"), pod("web-0", on="n1", gpus=0), *ROOM, as_of=NOW)
-    assert any("was usable" in each for each in check(made, usable, policy()))
+    assert any("was usable" in each for each in check(result, usable, policy()))

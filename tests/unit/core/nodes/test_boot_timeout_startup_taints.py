@@ -1,4 +1,4 @@
-"""A node that still carries its start-up taints is on its way: waited for, not bought again, and given up in time."""
+"""Nodes with startup taints are booting: not bought again, and released at their deadline."""
 
 from datetime import datetime
 
@@ -7,7 +7,8 @@ import pytest
 from tests.support.stories import HOUR, T0, Story, Told, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
@@ -18,17 +19,17 @@ STARTUP = Taint(key="startup-taint.cluster-autoscaler.kubernetes.io/driver", eff
 
 
 def tainted(story: Story, *taints: Taint, version: int = 1) -> Story:
-    """The same, with taints that nobody promised."""
+    """The same node with further taints."""
     return tuple(
-        Told(msgspec.structs.replace(told.fact, taints=taints, version=version), told.at)
-        if isinstance(told.fact, NodeObserved)
-        else told
-        for told in story
+        Told(msgspec.structs.replace(event.fact, taints=taints, version=version), event.at)
+        if isinstance(event.fact, NodeObserved)
+        else event
+        for event in story
     )
 
 
 def phase(state: ClusterState, at: datetime = T0) -> NodePhase:
-    """Of the only node."""
+    """The phase of the only node."""
     (view,) = node_views(state, at)
     return view.phase
 
@@ -37,17 +38,17 @@ def phase(state: ClusterState, at: datetime = T0) -> NodePhase:
     "key",
     [STARTUP.key, "startup-taint.gpu-autoscaler.io/mine", "node.kubernetes.io/not-ready", "karpenter.sh/unregistered"],
 )
-def test_a_pod_waits_for_the_taint_to_vanish(key: str) -> None:
-    """Nothing is bought in the meantime: the node will take it."""
+def test_a_pod_waits_for_the_startup_taint(key: str) -> None:
+    """Nothing is bought: the node will accept it."""
     state = given(tainted(node("n1"), Taint(key=key, effect="NoExecute")), pod("p", gpus=8), on_sale())
-    made = plan(state, policy(), T0)
+    result = plan(state, policy(), T0)
     assert phase(state) is NodePhase.REGISTERED
-    assert [each for each in made.decisions if isinstance(each, BuyNode)] == []
-    assert check(made, state, policy()) == ()
+    assert [each for each in result.decisions if isinstance(each, BuyNode)] == []
+    assert check(result, state, policy()) == ()
 
 
-def test_a_node_is_ready_once_the_taint_is_gone_and_stays_so_when_it_comes_back() -> None:
-    """An agent that restarts taints its node again; what runs there goes on."""
+def test_a_returning_startup_taint_does_not_undo_ready() -> None:
+    """A restarted agent taints its node again; pods keep running."""
     before, after = tainted(node("n1"), STARTUP), tainted(node("n1"), version=2)
     again = tainted(node("n1"), STARTUP, version=3)
     assert phase(given(before)) is NodePhase.REGISTERED
@@ -55,15 +56,15 @@ def test_a_node_is_ready_once_the_taint_is_gone_and_stays_so_when_it_comes_back(
     assert phase(given(before, after, again)) is NodePhase.READY
 
 
-def test_a_node_whose_taint_never_goes_is_given_up() -> None:
-    """By the deadline of its purchase, as one that never gets ready."""
+def test_a_node_with_a_permanent_startup_taint_fails() -> None:
+    """At its boot deadline."""
     assert phase(given(tainted(node("n1"), STARTUP)), at=T0 + HOUR) is NodePhase.FAILED
 
 
-def test_any_other_taint_keeps_pods_away() -> None:
-    """It does not vanish by itself: another node is bought."""
+def test_another_taint_blocks_pods() -> None:
+    """It does not disappear: another node is bought."""
     own = Taint(key="team", value="other", effect="NoSchedule")
     state = given(tainted(node("n1"), own), pod("p", gpus=8), on_sale())
-    made = plan(state, policy(), T0)
+    result = plan(state, policy(), T0)
     assert phase(state) is NodePhase.READY
-    assert [type(each) for each in made.decisions].count(BuyNode) == 1
+    assert [type(each) for each in result.decisions].count(BuyNode) == 1

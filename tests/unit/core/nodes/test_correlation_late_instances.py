@@ -1,4 +1,4 @@
-"""A launch whose answer was lost may show late: after its order was closed as one that never became an instance."""
+"""Instances of launches whose response was lost, seen after their order was closed."""
 
 import pytest
 from tests.support.stories import (
@@ -51,20 +51,20 @@ CLOSED = (
 SHOWN = (*CLOSED, *instance(ORDER, at=T0 + 14 * MINUTE))
 
 
-def test_an_order_that_never_became_an_instance_is_over() -> None:
-    """Nothing is left of it to count or to end."""
+def test_an_order_without_an_instance_is_closed() -> None:
+    """Nothing counts and nothing is terminated."""
     assert node_views(given(CLOSED, as_of=LATE), LATE) == ()
 
 
-def test_an_instance_that_shows_after_all_is_ended() -> None:
-    """It costs money: the cloud's word that it is there outweighs its word that it never was."""
+def test_a_late_instance_is_terminated() -> None:
+    """It is billed, so its observation outweighs the closed order."""
     state = given(SHOWN, as_of=LATE)
-    made = plan(state, policy(), LATE)
+    result = plan(state, policy(), LATE)
 
-    (decision,) = made.decisions
+    (decision,) = result.decisions
     assert isinstance(decision, ReleaseInstance)
     assert decision.provider_id == provider_id("order")
-    assert check(made, state, policy()) == ()
+    assert check(result, state, policy()) == ()
 
     ended = Told(
         ScalingNodeTerminated(
@@ -82,18 +82,18 @@ def test_an_instance_that_shows_after_all_is_ended() -> None:
 
 
 @pytest.mark.parametrize("silent", ["node.listed", "pod.listed"])
-@pytest.mark.parametrize("told", [bought(ORDER), instance(purchase("nobodys"))], ids=["late", "orphan"])
-def test_who_does_not_see_nodes_judges_no_boot_and_no_orphan(told: Story, silent: str) -> None:
-    """Its node may have come long ago: nothing is given back until the watch says that it sees again."""
-    seen = synced(told, as_of=LATE)
+@pytest.mark.parametrize("event", [bought(ORDER), instance(purchase("nobodys"))], ids=["late", "orphan"])
+def test_without_a_fresh_watch_of_nodes_nothing_is_released(event: Story, silent: str) -> None:
+    """Its node may exist already."""
+    seen = synced(event, as_of=LATE)
     blind = tuple(each for each in seen if each.fact.subject_root() != silent)
     assert len(blind) == len(seen) - 1
-    assert plan(given(told, as_of=LATE), policy(), LATE).decisions
-    assert plan(given(told, blind, is_synced=False), policy(), LATE).decisions == ()
+    assert plan(given(event, as_of=LATE), policy(), LATE).decisions
+    assert plan(given(event, blind, is_synced=False), policy(), LATE).decisions == ()
 
 
-def test_an_instance_that_shows_after_all_counts_against_the_limits() -> None:
-    """Until the cloud says that it is gone, no other takes its place; the second opinion counts it too."""
+def test_a_late_instance_counts_against_limits() -> None:
+    """Until its end is confirmed; the plan check counts it too."""
     state = given(SHOWN, on_sale(offer()), job("train"), as_of=LATE)
     one = policy(nodes_count_max=1)
 

@@ -1,4 +1,4 @@
-"""The phase of a node, what it is worth as room, and how long it counts: three lines each."""
+"""Phases of nodes, their capacity, and how long they count."""
 
 from datetime import datetime
 
@@ -26,7 +26,8 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
-from gpu_autoscaler.core.nodes.views import NodePhase, NodeView, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed
@@ -43,7 +44,7 @@ BUY = purchase("buy-n1", labels={"team": "research"}, taints=(Taint("gpu", "NoSc
 
 
 def only(state: ClusterState, as_of: datetime) -> NodeView:
-    """The one view of a state with one node."""
+    """The only view of the state."""
     (view,) = node_views(state, as_of)
     return view
 
@@ -51,7 +52,7 @@ def only(state: ClusterState, as_of: datetime) -> NodeView:
 def terminated(
     action_id: str, *, node_name: str = "n1", is_known: bool = True, at: datetime = T0 + 2 * MINUTE
 ) -> Story:
-    """Our own step that closes the books of the purchase `buy-<name>`."""
+    """Our step that closes the purchase `buy-<name>`."""
     fact = ScalingNodeTerminated(
         action_id=ActionId(action_id),
         plan_id=PlanId("plan-end"),
@@ -63,13 +64,13 @@ def terminated(
     return (Told(fact, at),)
 
 
-def gone(node_name: str = "n1", at: datetime = T0 + 3 * MINUTE) -> Story:
-    """Kubernetes has the node no more."""
+def node_deleted(node_name: str = "n1", at: datetime = T0 + 3 * MINUTE) -> Story:
+    """The deletion of the Kubernetes node."""
     return (Told(NodeGone(epoch=EPOCH, version=50, node_uid=NodeUid(f"uid-{node_name}"), name=node_name), at),)
 
 
 def node_drained(name: str = "n1", at: datetime = T0 + MINUTE) -> Story:
-    """No pod that counts is left on the node of this name."""
+    """No workload pod is left on the node of this name."""
     fact = ScalingNodeDrained(
         action_id=ActionId(f"drain-{name}"),
         plan_id=PlanId(f"plan-drain-{name}"),
@@ -81,20 +82,20 @@ def node_drained(name: str = "n1", at: datetime = T0 + MINUTE) -> Story:
     return (Told(fact, at),)
 
 
-def test_an_instance_whose_node_was_deleted_is_given_back_for_that_reason() -> None:
-    """Work cannot reach it; it was not late."""
+def test_an_instance_with_a_deleted_node_is_released() -> None:
+    """With that reason, not as late."""
     late = T0 + HOUR
-    state = given(node("n1"), gone(), as_of=late)
+    state = given(node("n1"), node_deleted(), as_of=late)
     (decision,) = plan(state, policy(), late).decisions
 
     assert isinstance(decision, ReleaseInstance)
     assert decision.reason == NodeLost()
 
 
-def test_what_a_drain_is_ending_is_not_given_back_a_second_time() -> None:
-    """We emptied the node, and it left Kubernetes before its instance ended."""
+def test_a_drained_instance_is_not_released_twice() -> None:
+    """Its node object was deleted before the instance terminated."""
     late = T0 + HOUR
-    state = given(node("n1"), drained("n1"), node_drained(), gone(), as_of=late)
+    state = given(node("n1"), drained("n1"), node_drained(), node_deleted(), as_of=late)
 
     assert plan(state, policy(), late).decisions == ()
     (view,) = node_views(state, late)
@@ -120,13 +121,13 @@ def test_what_a_drain_is_ending_is_not_given_back_a_second_time() -> None:
         (node("n1") + drained("n1") + node_drained() + terminated("drain-n1"), NodePhase.TERMINATING),
         (node("n1") + node("n1", is_ready=False, version=2)[-1:], NodePhase.LOST),
         (node("n1") + node("n1", gpus_allocatable=6, version=2)[-1:], NodePhase.LOST),
-        (node("n1") + gone(), NodePhase.LOST),
+        (node("n1") + node_deleted(), NodePhase.LOST),
         (node("n1") + instance(BUY, state="terminated"), NodePhase.LOST),
         (node("n1") + drained("n1") + instance(BUY, state="terminated"), NodePhase.TERMINATING),
     ],
 )
-def test_the_phase_follows_from_what_each_stream_said(story: Story, phase: NodePhase) -> None:
-    """Five minutes into the story the node is in this phase, and still counted until the cloud said otherwise."""
+def test_the_phase_follows_from_all_streams(story: Story, phase: NodePhase) -> None:
+    """Five minutes into the story; still counted until its end is confirmed."""
     view = only(given(story, as_of=T0 + 5 * MINUTE), T0 + 5 * MINUTE)
 
     assert view.phase is phase
@@ -144,18 +145,18 @@ def test_the_phase_follows_from_what_each_stream_said(story: Story, phase: NodeP
         bought(BUY, is_refused=True),
         bought(BUY) + terminated("release-n1"),
         bought(BUY, is_launched=False) + terminated("release-n1", is_known=False),
-        node("n1") + drained("n1") + node_drained() + terminated("drain-n1") + gone(),
+        node("n1") + drained("n1") + node_drained() + terminated("drain-n1") + node_deleted(),
         instance(BUY, state="terminated"),
     ],
 )
-def test_what_is_gone_or_never_was_has_no_view(story: Story) -> None:
-    """Refused, given back, or drained to the end: nothing is left to count or to plan on."""
+def test_closed_nodes_have_no_view(story: Story) -> None:
+    """Refused, released, or drained and terminated."""
     assert node_views(given(story, as_of=T0 + 5 * MINUTE), T0 + 5 * MINUTE) == ()
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
-def test_past_its_deadline_a_purchase_is_no_room_but_still_counts(*, is_launched: bool) -> None:
-    """Not usable by its deadline: failed, and counted until the cloud confirmed the end."""
+def test_a_failed_purchase_counts_but_is_no_capacity(*, is_launched: bool) -> None:
+    """From its boot deadline until its end is confirmed."""
     story = bought(purchase("buy-n1", boot_seconds_max=600), is_launched=is_launched)
     before = only(given(story), T0 + 10 * MINUTE - SECOND)
     after = only(given(story), T0 + 10 * MINUTE)
@@ -164,18 +165,18 @@ def test_past_its_deadline_a_purchase_is_no_room_but_still_counts(*, is_launched
     assert (after.phase, after.is_schedulable, after.is_counted) == (NodePhase.FAILED, False, True)
 
 
-def test_a_node_that_was_usable_never_fails_its_boot() -> None:
-    """A kubelet that falls silent an hour later is lost for now, not a boot that timed out."""
+def test_a_usable_node_never_fails_its_boot() -> None:
+    """A kubelet that stops an hour later makes it lost."""
     view = only(given(node("n1"), node("n1", is_ready=False, version=2)[-1:], as_of=T0 + HOUR), T0 + HOUR)
 
     assert (view.phase, view.usable_since) == (NodePhase.LOST, T0)
 
 
 @pytest.mark.parametrize(
-    ("ending", "is_counted"), [(gone(), True), (gone() + instance(BUY, state="terminated"), False)]
+    ("ending", "is_counted"), [(node_deleted(), True), (node_deleted() + instance(BUY, state="terminated"), False)]
 )
-def test_a_purchase_without_a_node_is_given_back_in_the_end(ending: Story, *, is_counted: bool) -> None:
-    """Its node is gone and nobody drained it: lost at first, then a failure, so that somebody closes the books."""
+def test_a_purchase_without_a_node_is_released(ending: Story, *, is_counted: bool) -> None:
+    """Lost at first, then failed, so that the order is closed."""
     state = given(node("n1"), ending)
 
     assert only(state, T0 + 5 * MINUTE).phase is NodePhase.LOST
@@ -183,8 +184,8 @@ def test_a_purchase_without_a_node_is_given_back_in_the_end(ending: Story, *, is
     assert (late.phase, late.is_counted, late.is_schedulable) == (NodePhase.FAILED, is_counted, False)
 
 
-def test_a_released_instance_is_on_its_way_out() -> None:
-    """From the decision to give it back it is no room, and it counts until the cloud confirmed."""
+def test_a_released_instance_is_terminating() -> None:
+    """No capacity from the decision on; counted until its end is confirmed."""
     release = ReleaseInstance(
         action_id=ActionId("release-n1"),
         provider_id=None,
@@ -201,22 +202,22 @@ def test_a_released_instance_is_on_its_way_out() -> None:
     )
 
 
-def test_an_instance_that_exists_although_its_launch_was_refused_is_kept_in_sight() -> None:
-    """The cloud said no and made it all the same: it costs money, so somebody has to end it."""
+def test_an_instance_of_a_refused_launch_has_a_view() -> None:
+    """It is billed, so it must be terminated."""
     view = only(given(bought(BUY, is_refused=True), instance(BUY)), T0 + MINUTE)
 
     assert (view.phase, view.is_counted, view.is_schedulable) == (NodePhase.FAILED, True, False)
 
 
-def test_an_instance_without_any_decision_is_seen() -> None:
-    """Nobody ordered it, but it carries our tag: it counts, and it has no order."""
+def test_an_instance_without_a_decision_has_a_view() -> None:
+    """It has our tag: it counts, without an order."""
     view = only(given(instance(BUY)), T0)
 
     assert (view.order, view.is_counted, view.provider_id) == (None, True, provider_id("buy-n1"))
 
 
-def test_one_missing_list_does_not_lose_an_instance_but_ten_minutes_do() -> None:
-    """Clouds list new instances late; only a long absence is one."""
+def test_an_instance_is_lost_after_ten_minutes_without_a_list() -> None:
+    """Lists of clouds lag behind launches."""
 
     def listed(seconds: float) -> Story:
         at = T0 + seconds * SECOND
@@ -229,8 +230,8 @@ def test_one_missing_list_does_not_lose_an_instance_but_ten_minutes_do() -> None
     assert only(given(bought(BUY), too_late, is_synced=False), T0 + MINUTE).phase is NodePhase.LOST
 
 
-def test_a_booting_node_promises_what_was_ordered() -> None:
-    """Room, labels and taints of the order stand in until the node has its GPUs; then its own word counts."""
+def test_a_booting_node_has_the_promised_resources() -> None:
+    """With labels and taints of the order; its own once it has its GPUs."""
     booting = only(given(bought(BUY), node("n1", gpus_allocatable=0, taints=(Taint("boot", "NoSchedule"),))[-1:]), T0)
     usable = only(given(bought(BUY), node("n1", labels={"a": "b"})[-1:]), T0)
 
@@ -241,8 +242,8 @@ def test_a_booting_node_promises_what_was_ordered() -> None:
     assert (usable.labels, usable.taints, usable.expected_at) == ({"a": "b"}, (), None)
 
 
-def test_order_node_and_instance_are_one_node() -> None:
-    """Three names, one view: with the cloud's price, the pool, and the node's own name."""
+def test_order_node_and_instance_are_one_view() -> None:
+    """Price of the cloud, pool of the order, name of the node."""
     view = only(given(node("n1", offer(usd_per_hour=2.5), pool="spot-pool")), T0)
 
     assert (view.name, view.node_uid, view.action_id) == ("n1", "uid-n1", "buy-n1")
@@ -254,8 +255,8 @@ def test_order_node_and_instance_are_one_node() -> None:
     assert (view.instance_type, view.zone, view.capacity_type) == ("p4d.24xlarge", "zone-a", CapacityType.SPOT)
 
 
-def test_a_node_that_we_did_not_buy_is_capacity_and_not_ours() -> None:
-    """It counts as a node, has no deadline, and waits for its GPUs like any other."""
+def test_a_node_of_others_is_capacity() -> None:
+    """It counts as a node, without a deadline, and waits for its GPUs."""
     view = only(given(node("n1", is_ours=False)), T0)
     starting = only(given(node("n1", is_ours=False, gpus_allocatable=0)), T0)
 
@@ -264,14 +265,14 @@ def test_a_node_that_we_did_not_buy_is_capacity_and_not_ours() -> None:
 
 
 def test_views_are_sorted_by_name() -> None:
-    """Equal states give equal views, in an order that no dictionary decides."""
+    """Equal states give equal views."""
     state = given(node("n2"), bought(purchase("buy-a")), node("n1"))
 
     assert [view.name for view in node_views(state, T0)] == ["buy-a", "n1", "n2"]
 
 
-def test_the_earliest_standing_notice_is_the_deadline() -> None:
-    """Several notices: the first to fall due counts, and a node under notice is no room for anybody."""
+def test_the_earliest_active_notice_is_the_deadline() -> None:
+    """A node under notice is no capacity."""
     state = given(
         node("n1"),
         notice("n1", event="1"),
@@ -283,8 +284,8 @@ def test_the_earliest_standing_notice_is_the_deadline() -> None:
     assert (view.reclaim_at, view.phase, view.is_schedulable) == (T0 + 2 * MINUTE, NodePhase.READY, False)
 
 
-def test_empty_since_is_told_by_pods_alone() -> None:
-    """From becoming usable, then from the last pod that counted; DaemonSet pods keep nobody awake."""
+def test_empty_since_depends_on_workload_pods() -> None:
+    """From the time it became usable, then from its last workload pod."""
     left = PodGone(epoch=EPOCH, version=9, pod_uid=PodUid("uid-a"), namespace="default", name="a", node_name="n1")
     busy = pod("a", on="n1", at=T0 + MINUTE)
     watcher = pod("exporter", on="n1", owner_kind="DaemonSet", at=T0 + 20 * MINUTE)
@@ -297,14 +298,14 @@ def test_empty_since_is_told_by_pods_alone() -> None:
     assert only(given(node("n1", is_ready=False)), T0).empty_since is None
 
 
-def test_a_finished_pod_leaves_its_node_when_it_ends() -> None:
-    """The object of an ended pod may stay for hours; its node is empty all the same."""
+def test_a_node_with_finished_pods_is_empty() -> None:
+    """Their objects may stay for hours."""
     ended = pod("a", on="n1", phase="succeeded", finished_at=T0 + 5 * MINUTE, at=T0 + 7 * MINUTE)
 
     assert only(given(node("n1"), ended), T0 + HOUR).empty_since == T0 + 5 * MINUTE
 
 
-def test_a_cancelled_drain_gives_the_node_back() -> None:
+def test_a_canceled_drain_makes_the_node_capacity_again() -> None:
     """After the cancellation the node is room again."""
     cancelled = ScalingDrainCancelled(
         action_id=ActionId("cancel"),

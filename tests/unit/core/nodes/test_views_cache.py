@@ -1,4 +1,4 @@
-"""The picture of all nodes is kept while nothing is said of one, and never longer."""
+"""Cached views: the same objects while nothing changes, and never stale."""
 
 import random
 from datetime import datetime
@@ -21,7 +21,8 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.nodes.views import NodePhase, node_views
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.events.node import NodeInstanceListed
@@ -29,16 +30,16 @@ from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.ids import PodUid, ProviderId
 
 
-def test_a_pod_that_waits_leaves_the_picture_as_it_was() -> None:
-    """Neither it nor the time that passes makes a thousand nodes be read again."""
+def test_a_pending_pod_does_not_change_views() -> None:
+    """Neither does the passing of time."""
     before = given(node("n1"), pod("there", on="n1"))
     after = fold(before, record(pod("waits", gpus=8)))
 
     assert node_views(after, T0 + SECOND) is node_views(before, T0)
 
 
-def test_a_pod_on_a_node_is_seen() -> None:
-    """What is kept of a node is told anew as soon as one of its pods has gone."""
+def test_a_pod_of_a_node_changes_its_view() -> None:
+    """At once."""
     before = given(node("n1"), pod("there", on="n1"))
     after = fold(before, record(pod("there", on="n1", phase="succeeded", version=2)))
 
@@ -46,8 +47,8 @@ def test_a_pod_on_a_node_is_seen() -> None:
     assert node_views(after, T0)[0].empty_since is not None
 
 
-def test_a_deadline_that_passes_is_seen_though_nothing_is_said() -> None:
-    """Forward and back again: at each instant the view is that of the instant."""
+def test_a_passed_deadline_changes_the_view() -> None:
+    """Without a fact, forward and back in time."""
     state = given(bought(purchase("buy-a")), as_of=T0 + HOUR)
     (view,) = node_views(state, T0)
     assert view.usable_by is not None
@@ -59,8 +60,8 @@ def test_a_deadline_that_passes_is_seen_though_nothing_is_said() -> None:
     assert phases == [phases[0], phases[0], NodePhase.FAILED, NodePhase.FAILED, phases[0]]
 
 
-def test_a_list_of_the_cloud_that_says_nothing_new_leaves_the_picture_as_it_was() -> None:
-    """One comes every few seconds. That it leaves an instance out for too long is seen, and that it has it again."""
+def test_an_unchanged_list_does_not_change_views() -> None:
+    """An instance that is missing for too long, or shows again, does."""
     before = given(node("n1"), node("n2"))
     ids = tuple(view.provider_id for view in node_views(before, T0) if view.provider_id is not None)
 
@@ -78,8 +79,8 @@ def test_a_list_of_the_cloud_that_says_nothing_new_leaves_the_picture_as_it_was(
     assert node_views(back, T0) == node_views(state, T0)
 
 
-def test_what_is_put_together_anew_in_parts_is_the_whole() -> None:
-    """Pods that come, end, move and go in any order: by node they are what reading all of them again would give."""
+def test_incremental_pods_by_node_equal_a_full_computation() -> None:
+    """For pods that are added, finished, moved and deleted in any order."""
     chance, state = random.Random(7), given(*(node(f"n{number}") for number in range(6)))  # noqa: S311 - a seed
     for version in range(2, 200):
         name, phase = f"p{chance.randrange(30)}", chance.choice(("running", "running", "succeeded", "pending"))
@@ -99,11 +100,11 @@ def test_what_is_put_together_anew_in_parts_is_the_whole() -> None:
         assert {view.name for view in node_views(state, T0) if view.empty_since is None} == set(by_node)
 
 
-def test_a_plan_is_equal_whether_its_picture_was_kept_or_not() -> None:
-    """A plan after another one, on the same nodes, is the plan that a fresh process makes."""
+def test_a_plan_does_not_depend_on_caches() -> None:
+    """It equals the plan of a fresh process."""
     ground = given(*(node(f"n{number}") for number in range(5)), pod("there", on="n1", gpus=8))
     plan(ground, policy(), T0)
     state = fold(ground, record(pod("waits", gpus=8)))
-    anew = given(*(node(f"n{number}") for number in range(5)), pod("there", on="n1", gpus=8))
+    fresh = given(*(node(f"n{number}") for number in range(5)), pod("there", on="n1", gpus=8))
 
-    assert plan(state, policy(), T0) == plan(fold(anew, record(pod("waits", gpus=8))), policy(), T0)
+    assert plan(state, policy(), T0) == plan(fold(fresh, record(pod("waits", gpus=8))), policy(), T0)

@@ -1,4 +1,4 @@
-"""What fits where: marks, amounts, and which of several bins is taken."""
+"""The placement engine: constraints, amounts, and which of several bins is filled."""
 
 import msgspec
 import pytest
@@ -36,12 +36,12 @@ def bin_(key: str, gpus: int = 8, **changes: object) -> Bin:
 
 
 def shape(gpus: int = 1, **changes: object) -> Shape:
-    """A member that asks for this many GPUs."""
+    """A member that requests this many GPUs."""
     return msgspec.structs.replace(Shape(resources=resources(gpus=gpus, pods=1)), **changes)
 
 
 def accepts_labels(demands: NodeDemands, labels: dict[str, str]) -> bool:
-    """Whether a node with these labels is right."""
+    """Whether a node with these labels is accepted."""
     return fits(shape(demands=demands), bin_("n1", labels=labels))
 
 
@@ -59,22 +59,22 @@ def accepts_labels(demands: NodeDemands, labels: dict[str, str]) -> bool:
     ],
 )
 def test_operators_hold_as_in_kubernetes(operator: Operator, values: tuple[str, ...], *, accepted: bool) -> None:
-    """A label that is there satisfies each operator as Kubernetes says; words are no numbers."""
+    """An existing label satisfies each operator as in Kubernetes; words are no numbers."""
     term = NodeSelectorTerm(requirements=(LabelRequirement("zone", operator, values),))
 
     assert accepts_labels(NodeDemands(node_affinity=(term,)), {"zone": "a"}) is accepted
 
 
 @pytest.mark.parametrize(("operator", "holds"), [("In", False), ("NotIn", True), ("Exists", False), ("Gt", False)])
-def test_a_missing_label_satisfies_only_what_denies(operator: Operator, *, holds: bool) -> None:
-    """NotIn and DoesNotExist hold on a node without the label, nothing else does."""
+def test_a_missing_label_satisfies_only_negative_operators(operator: Operator, *, holds: bool) -> None:
+    """Only NotIn and DoesNotExist hold."""
     term = NodeSelectorTerm(requirements=(LabelRequirement("cards", operator, ("4",)),))
 
     assert accepts_labels(NodeDemands(node_affinity=(term,)), {}) is holds
 
 
 def test_numbers_are_compared_as_numbers() -> None:
-    """Ten is more than nine, though not as text."""
+    """Ten is more than nine."""
     more = NodeSelectorTerm(requirements=(LabelRequirement("cards", "Gt", ("9",)),))
     less = NodeSelectorTerm(requirements=(LabelRequirement("cards", "Lt", ("9",)),))
 
@@ -82,7 +82,7 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert not accepts_labels(NodeDemands(node_affinity=(less,)), {"cards": "10"})
 
 
-def test_affinity_terms_are_alternatives_and_an_empty_one_is_none() -> None:
+def test_affinity_terms_are_alternatives() -> None:
     """One term that holds is enough; a term without conditions matches no node."""
     wrong = NodeSelectorTerm(requirements=(LabelRequirement("zone", "In", ("b",)),))
     right = NodeSelectorTerm(requirements=(LabelRequirement("zone", "In", ("a",)),))
@@ -102,13 +102,13 @@ def test_affinity_terms_are_alternatives_and_an_empty_one_is_none() -> None:
         (Toleration(key="other", operator="Exists"), False),
     ],
 )
-def test_a_taint_keeps_away_who_does_not_tolerate_it(toleration: Toleration, *, tolerated: bool) -> None:
-    """Key, value and effect must cover the taint; empty ones cover all."""
+def test_a_taint_excludes_pods_that_do_not_tolerate_it(toleration: Toleration, *, tolerated: bool) -> None:
+    """Key, value and effect must match; empty ones match all."""
     assert tolerates((toleration,), (GPU_TAINT,)) is tolerated
 
 
-def test_a_preference_keeps_nobody_away() -> None:
-    """PreferNoSchedule is advice."""
+def test_a_preference_excludes_no_pod() -> None:
+    """PreferNoSchedule is a preference."""
     assert tolerates((), (Taint(key="busy", effect="PreferNoSchedule"),))
 
 
@@ -123,15 +123,15 @@ def test_a_preference_keeps_nobody_away() -> None:
         shape(resources=resources(gpus=1, memory_gib=1001, pods=1)),
     ],
 )
-def test_a_node_without_what_is_asked_for_does_not_fit(asked: Shape) -> None:
+def test_each_requirement_alone_excludes_a_node(asked: Shape) -> None:
     """Each demand alone rules the node out."""
     assert fits(shape(), bin_("n1"))
     assert not fits(asked, bin_("n1"))
 
 
 @pytest.mark.parametrize("capacity_type", [CapacityType.SPOT, None])
-def test_what_may_not_be_interrupted_never_goes_to_spot(capacity_type: CapacityType | None) -> None:
-    """Unknown capacity may be spot, so it is not enough either."""
+def test_non_interruptible_work_is_never_on_spot(capacity_type: CapacityType | None) -> None:
+    """Unknown capacity may be spot, so it is excluded too."""
     assert not fits(shape(is_spot_allowed=False), bin_("n1", capacity_type=capacity_type))
     assert fits(shape(is_spot_allowed=False), bin_("n1"))
 
@@ -142,22 +142,22 @@ def test_members_are_counted_by_the_scarcest_amount() -> None:
 
 
 def test_the_tightest_node_is_filled_first() -> None:
-    """Best fit keeps whole nodes whole; equal ones fall to the smallest name."""
+    """Best fit keeps whole nodes whole; ties are broken by the smallest name."""
     free_capacity = FreeCapacity([bin_("n3", 8), bin_("n2", 2), bin_("n1", 8)])
 
     assert free_capacity.place_gang(shape(gpus=2), 3) == ("n2", "n1", "n1")
 
 
-def test_work_without_gpus_leaves_gpu_nodes_alone_where_it_can() -> None:
-    """A GPU node is the last choice for a CPU pod, be it the tighter one, and a choice all the same."""
+def test_work_without_gpus_uses_gpu_nodes_last() -> None:
+    """Even if the GPU node is the tighter one."""
     full = bin_("gpu", has_gpus=True, free=resources(cpu=1, pods=110))
     free_capacity = FreeCapacity([full, bin_("plain", 0, free=resources(cpu=2, memory_gib=4, pods=110))])
 
     assert free_capacity.place_gang(shape(gpus=0), 2) == ("plain", "gpu")
 
 
-def test_work_that_may_be_on_spot_leaves_on_demand_for_last() -> None:
-    """Be the on-demand node the fuller one: it empties, and goes. What may not be on spot has no choice."""
+def test_spot_work_uses_on_demand_last() -> None:
+    """Even if the on-demand node is fuller: it becomes empty. Non-interruptible work has no choice."""
     bins = (
         bin_("stand-in", gpus=1, capacity_type=CapacityType.ON_DEMAND),
         bin_("spot", gpus=8, capacity_type=CapacityType.SPOT),
@@ -167,8 +167,8 @@ def test_work_that_may_be_on_spot_leaves_on_demand_for_last() -> None:
     assert FreeCapacity(bins).place_most(shape(gpus=1, is_spot_allowed=False), 9) == ("stand-in",)
 
 
-def test_what_is_ready_is_filled_before_an_on_demand_node_is_spared() -> None:
-    """A spot node that is still coming is no reason to wait."""
+def test_readiness_precedes_capacity_type() -> None:
+    """A coming spot node is no reason to wait."""
     bins = (
         bin_("stand-in", gpus=8, capacity_type=CapacityType.ON_DEMAND),
         bin_("spot", gpus=8, capacity_type=CapacityType.SPOT, readiness=BinReadiness.COMING),
@@ -177,15 +177,15 @@ def test_what_is_ready_is_filled_before_an_on_demand_node_is_spared() -> None:
     assert FreeCapacity(bins).place_most(shape(gpus=8), 1) == ("stand-in",)
 
 
-def test_what_is_ready_is_filled_before_what_is_coming() -> None:
-    """A tighter node that still boots comes second."""
+def test_ready_nodes_are_filled_before_coming_ones() -> None:
+    """A tighter node that boots comes second."""
     free_capacity = FreeCapacity([bin_("coming", 1, readiness=BinReadiness.COMING), bin_("ready")])
 
     assert free_capacity.place_gang(shape(), 1) == ("ready",)
 
 
 def test_a_gang_that_does_not_fit_changes_nothing() -> None:
-    """All members or none: the room is as before."""
+    """All members or none: free capacity is as before."""
     free_capacity = FreeCapacity([bin_("n1", 8), bin_("n2", 4)])
 
     assert free_capacity.place_gang(shape(gpus=8), 2) is None
@@ -193,8 +193,8 @@ def test_a_gang_that_does_not_fit_changes_nothing() -> None:
     assert free_capacity.place_gang(shape(gpus=4), 3) == ("n2", "n1", "n1")
 
 
-def test_room_that_comes_back_is_found_again() -> None:
-    """Rolling back, removing and adding are seen by shapes that were ranked before."""
+def test_restored_capacity_is_used_again() -> None:
+    """Rollback, removal and addition affect shapes that were ranked before."""
     free_capacity = FreeCapacity([bin_("n1", 2)])
     mark = free_capacity.mark()
     assert free_capacity.place_most(shape(), 5) == ("n1", "n1")
@@ -208,7 +208,7 @@ def test_room_that_comes_back_is_found_again() -> None:
 
 
 def test_a_preferred_node_is_filled_before_a_tighter_one() -> None:
-    """Members of a released job go where its placement said."""
+    """Members of a released job use the nodes of its placement."""
     free_capacity = FreeCapacity([bin_("n1", 8), bin_("n2", 1)])
 
     assert free_capacity.place_most(shape(), 2, prefers=("n1",)) == ("n1", "n1")

@@ -1,4 +1,4 @@
-"""Packing pods onto GPUs that may be shared: what each policy takes, and that remembering changes nothing."""
+"""Packing pods onto shareable GPUs: the choice of each policy, independent of caching."""
 
 import random
 
@@ -33,14 +33,14 @@ def packed(policy: PackingPolicy, *pods: PodShares, nodes: dict[str, tuple[int, 
         (PackingPolicy.PACKING, ["c", "a", "a"]),
     ],
 )
-def test_each_policy_has_its_way_with_whole_gpus(policy: PackingPolicy, nodes: list[str]) -> None:
-    """Of equals the smallest name is taken; the random policy takes what its caller's numbers say."""
+def test_each_policy_places_whole_gpus(policy: PackingPolicy, nodes: list[str]) -> None:
+    """Ties are broken by the smallest name; the random policy uses its caller's numbers."""
     assert packed(policy, ONE, ONE, ONE) == nodes
 
 
 @pytest.mark.parametrize("policy", [PackingPolicy.FRAGMENTATION_GRADIENT, PackingPolicy.LEAST_FRAGMENTS])
-def test_the_gradient_leaves_whole_nodes_to_those_who_need_them(policy: PackingPolicy) -> None:
-    """Where pods of four GPUs are common, a pod of one goes where they could not, and shares share one GPU."""
+def test_the_gradient_keeps_whole_nodes_for_pods_that_need_them(policy: PackingPolicy) -> None:
+    """If pods of four GPUs are common, a pod of one uses a node they cannot use, and shares share one GPU."""
     common = Popular((FOUR, ONE, SHARE), (2, 1, 1))
     shapes = (FOUR, ONE, SHARE)
     packer = Packer(NODES, Scores(shapes, policy, common), policy)
@@ -48,8 +48,8 @@ def test_the_gradient_leaves_whole_nodes_to_those_who_need_them(policy: PackingP
     assert [packer.place(number, lambda _: 0) for number in (2, 2, 0, 0, 1)] == ["c", "c", "a", "b", None]
 
 
-def test_of_nodes_that_are_equal_in_hundredths_the_fuller_one_is_taken() -> None:
-    """One CPU less is less than a hundredth, and still a better reason than a name."""
+def test_of_nodes_equal_in_hundredths_the_fuller_one_is_used() -> None:
+    """One CPU is less than a hundredth, and still a better tie-break than the name."""
     nodes = {"a": (16_000, 64 * GIB, 4), "b": (15_000, 64 * GIB, 4)}
 
     assert packed(PackingPolicy.LEAST_FRAGMENTS, ONE, nodes=nodes) == ["b"]
@@ -57,22 +57,22 @@ def test_of_nodes_that_are_equal_in_hundredths_the_fuller_one_is_taken() -> None
 
 
 def test_a_share_is_of_one_gpu_only() -> None:
-    """Two GPUs with six tenths left each take no pod of a whole one, nor one of seven tenths."""
+    """Two GPUs with six tenths left each take no whole GPU, nor a share of seven tenths."""
     node = {"a": (16_000, 64 * GIB, 2)}
     seven = PodShares(cpu_milli=1000, memory_bytes=GIB, gpu_count=1, gpu_milli=700)
 
     assert packed(PackingPolicy.SPREADING, SHARE, seven, ONE, nodes=node) == ["a", "a", None]
 
 
-def test_memory_and_cpu_are_kept() -> None:
-    """A pod without GPUs fills what is left of either, and no more."""
+def test_memory_and_cpu_limit_placement() -> None:
+    """A pod without GPUs uses what is left of either."""
     node = {"a": (2000, 64 * GIB, 1), "b": (64_000, GIB, 1)}
 
     assert packed(PackingPolicy.BEST_FIT, CPU, CPU, CPU, CPU, nodes=node) == ["a", "a", "b", None]
 
 
 def test_popular_pods_are_those_that_cover_most() -> None:
-    """Nineteen of twenty are enough; memory makes no difference."""
+    """Nineteen of twenty are enough; memory is not distinguished."""
     bigger = PodShares(cpu_milli=1000, memory_bytes=2 * GIB, gpu_count=1)
     popular = Popular.of([ONE] * 10 + [bigger] * 9 + [FOUR])
 
@@ -81,8 +81,8 @@ def test_popular_pods_are_those_that_cover_most() -> None:
 
 
 @pytest.mark.parametrize("policy", list(PackingPolicy))
-def test_what_is_remembered_is_what_would_be_scored_again(policy: PackingPolicy) -> None:
-    """A packer with the memory of another run takes the same nodes as one that knows nothing."""
+def test_cached_scores_equal_new_scores(policy: PackingPolicy) -> None:
+    """A packer with the cache of another run selects the same nodes."""
     shapes = (FOUR, ONE, SHARE, CPU)
     chance = random.Random(7)  # noqa: S311 - nothing is secret here
     numbers = [chance.randrange(len(shapes)) for _ in range(40)]

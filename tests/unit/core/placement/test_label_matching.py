@@ -1,4 +1,4 @@
-"""What a group gives its nodes, and no order can: pods find it before there is a node, and only in the group's pool."""
+"""Labels and taints that a node group adds to its nodes: known before a node exists, and only in the group's pool."""
 
 import msgspec
 from tests.support.stories import T0, Story, bought, given, offer, on_sale, pod, policy
@@ -20,15 +20,15 @@ SELECTED = (("team", "vision"),)
 
 
 def planned(*stories: Story, under: object = UNDER) -> Plan:
-    """The plan with the marked offer for sale; the second opinion has nothing against it."""
+    """The plan with the marked offer available, accepted by the plan check."""
     state = given(*stories, on_sale(MARKED))
     made = plan(state, under, T0)  # type: ignore[arg-type]
     assert check(made, state, under) == ()  # type: ignore[arg-type]
     return made
 
 
-def test_a_label_of_the_group_is_found_before_there_is_a_node() -> None:
-    """A pod that selects it gets a node; the order itself carries the pool's labels and taints alone."""
+def test_a_label_of_the_group_is_known_before_a_node_exists() -> None:
+    """A pod that selects it gets a node; the order has only the pool's labels and taints."""
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
     (buy,) = purchases(planned(asking))
 
@@ -36,16 +36,16 @@ def test_a_label_of_the_group_is_found_before_there_is_a_node() -> None:
     assert "team" not in dict(buy.labels)
 
 
-def test_a_taint_of_the_group_keeps_away_who_does_not_tolerate_it() -> None:
-    """A node is not bought for a pod that could never run there."""
+def test_a_taint_of_the_group_excludes_pods_that_do_not_tolerate_it() -> None:
+    """No node is bought for a pod that could never run there."""
     made = planned(pod("a"))
 
     assert purchases(made) == []
     assert "labels, taints" in held(made, "pod/uid-a", NoOfferFits).detail
 
 
-def test_another_pool_s_nodes_have_nothing_of_it() -> None:
-    """The same offer is made from another template there."""
+def test_nodes_of_another_pool_lack_it() -> None:
+    """The same offer uses another template there."""
     other = policy(pools=(NodePool(name="other"),))
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
 
@@ -53,8 +53,8 @@ def test_another_pool_s_nodes_have_nothing_of_it() -> None:
     assert purchases(planned(asking, under=other)) == []
 
 
-def test_a_node_that_boots_has_what_its_group_gives_it() -> None:
-    """Who fits waits for it and buys no second one; who does not tolerate its taint does not count on it."""
+def test_a_booting_node_has_the_labels_of_its_group() -> None:
+    """A pod that fits waits for it; a pod that does not tolerate its taint does not."""
     asking = pod("a", demands=NodeDemands(node_selector=SELECTED, tolerations=TOLERATED))
     (buy,) = purchases(planned(asking))
 

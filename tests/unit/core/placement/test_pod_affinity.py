@@ -1,4 +1,4 @@
-"""Pods that mind where others stand: even over zones, apart or together on hosts and in zones."""
+"""Pod affinity, anti-affinity and topology spread over hosts and zones."""
 
 from collections import Counter
 from typing import Any
@@ -12,43 +12,43 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons.defer import PodConstraintsViolated
 from gpu_autoscaler.model.scheduling import (
+    AffinitySelector,
     LabelRequirement,
-    Nearness,
-    NeighbourDemands,
     NodeDemands,
     NodeSelectorTerm,
+    PodAffinitySpec,
     PodGroup,
     Spread,
 )
 
 WEB = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("web",)),))
 CACHE = PodGroup(namespaces=("default",), requirements=(LabelRequirement("app", "In", ("cache",)),))
-EVEN = NeighbourDemands(spreads=(Spread(topology_key=labels.ZONE, group=WEB),))
+EVEN = PodAffinitySpec(spreads=(Spread(topology_key=labels.ZONE, group=WEB),))
 NOON = T0 + HOUR
 
 
-def web(name: str, neighbours: NeighbourDemands, *, app: str = "web", **changes: Any) -> Story:  # noqa: ANN401 - of `pod`
-    """A pod with a label to be known by."""
-    return pod(name, labels={"app": app}, neighbours=neighbours, **changes)
+def web(name: str, pod_affinity: PodAffinitySpec, *, app: str = "web", **changes: Any) -> Story:  # noqa: ANN401 - of `pod`
+    """A pod with a label to select it by."""
+    return pod(name, labels={"app": app}, pod_affinity=pod_affinity, **changes)
 
 
-def apart(key: str, group: PodGroup = WEB) -> NeighbourDemands:
-    """No pod of the group near."""
-    return NeighbourDemands(apart=(Nearness(topology_key=key, group=group),))
+def apart(key: str, group: PodGroup = WEB) -> PodAffinitySpec:
+    """Anti-affinity to the group."""
+    return PodAffinitySpec(apart=(AffinitySelector(topology_key=key, group=group),))
 
 
-def together(key: str, group: PodGroup) -> NeighbourDemands:
-    """A pod of the group near."""
-    return NeighbourDemands(together=(Nearness(topology_key=key, group=group),))
+def together(key: str, group: PodGroup) -> PodAffinitySpec:
+    """Affinity to the group."""
+    return PodAffinitySpec(together=(AffinitySelector(topology_key=key, group=group),))
 
 
 def in_zones(*zones: str, **changes: Any) -> Story:  # noqa: ANN401 - of `offer`
-    """Nodes of 8 GPUs are for sale in these zones."""
+    """Offers of 8 GPUs in these zones."""
     return on_sale(*(offer(zone=zone, **changes) for zone in zones), at=NOON)
 
 
 def planned(*stories: Story) -> Plan:
-    """What is planned at noon."""
+    """The plan at noon."""
     state = given(*stories, as_of=NOON)
     made = plan(state, policy(), NOON)
     assert check(made, state, policy()) == ()
@@ -60,15 +60,15 @@ def zones_bought(made: Plan) -> Counter[str]:
     return Counter(each.offer.zone for each in made.decisions if isinstance(each, BuyNode))
 
 
-def test_pods_that_spread_are_bought_for_in_every_zone() -> None:
+def test_spread_pods_are_bought_for_in_every_zone() -> None:
     """Three pods that would share one node get a node in each of three zones."""
     made = planned(in_zones("z-a", "z-b", "z-c"), *(web(f"w{n}", EVEN) for n in range(3)))
 
     assert zones_bought(made) == {"z-a": 1, "z-b": 1, "z-c": 1}
 
 
-def test_pods_that_run_count_in_a_spread() -> None:
-    """With two of them in one zone the next two go to the other, although the first has room."""
+def test_running_pods_count_in_a_spread() -> None:
+    """With two of them in one zone the next two go to the other, although the first has capacity."""
     here = node("n1", offer(zone="z-a"))
     made = planned(
         in_zones("z-a", "z-b"), here, *(web(f"r{n}", EVEN, on="n1") for n in range(2)), web("w0", EVEN), web("w1", EVEN)
@@ -78,38 +78,38 @@ def test_pods_that_run_count_in_a_spread() -> None:
 
 
 def test_a_wider_skew_needs_fewer_zones() -> None:
-    """Two of them may differ by two, so both stand on one node in the cheaper zone; with equal prices they spread."""
-    wide = NeighbourDemands(spreads=(Spread(topology_key=labels.ZONE, group=WEB, skew_count_max=2),))
+    """With a skew of two both run on one node in the cheaper zone; at equal prices they spread."""
+    wide = PodAffinitySpec(spreads=(Spread(topology_key=labels.ZONE, group=WEB, skew_count_max=2),))
     cheaper_b = on_sale(offer(zone="z-a"), offer(zone="z-b", usd_per_hour=9.0), at=NOON)
 
     assert zones_bought(planned(cheaper_b, web("w0", wide), web("w1", wide))) == {"z-b": 1}
     assert zones_bought(planned(in_zones("z-a", "z-b"), web("w0", wide), web("w1", wide))) == {"z-a": 1, "z-b": 1}
 
 
-def test_pods_that_keep_apart_get_a_host_each() -> None:
+def test_pods_with_anti_affinity_get_a_host_each() -> None:
     """Four that would fit on half a node get four nodes."""
     made = planned(in_zones("z-a"), *(web(f"w{n}", apart(labels.HOSTNAME)) for n in range(4)))
 
     assert zones_bought(made) == {"z-a": 4}
 
 
-def test_a_pod_keeps_away_from_one_that_keeps_it_away() -> None:
-    """The rule of a pod that runs holds for newcomers that have none: the host with room is closed to them."""
+def test_anti_affinity_of_running_pods_applies_to_new_ones() -> None:
+    """The new pod has no constraint of its own: the host with capacity is closed to it."""
     here = (*node("n1", offer(zone="z-a")), *web("r0", apart(labels.HOSTNAME, CACHE), on="n1"))
 
-    assert zones_bought(planned(in_zones("z-a"), here, web("c0", NeighbourDemands(), app="cache"))).total() == 1
-    assert zones_bought(planned(in_zones("z-a"), here, web("w0", NeighbourDemands()))).total() == 0
+    assert zones_bought(planned(in_zones("z-a"), here, web("c0", PodAffinitySpec(), app="cache"))).total() == 1
+    assert zones_bought(planned(in_zones("z-a"), here, web("w0", PodAffinitySpec()))).total() == 0
 
 
-def test_what_is_no_neighbour_does_not_matter() -> None:
-    """Equal labels in another namespace keep nobody away."""
+def test_pods_outside_the_selector_do_not_matter() -> None:
+    """Equal labels in another namespace."""
     there = (*node("n1", offer(zone="z-a")), *pod("r0", on="n1", labels={"app": "web"}, namespace="other"))
 
     assert not zones_bought(planned(in_zones("z-a"), there, web("w0", apart(labels.HOSTNAME))))
 
 
-def test_one_zone_each_and_no_zone_left() -> None:
-    """The third of three that want a zone for themselves is held back where only two zones are for sale."""
+def test_a_pod_without_an_allowed_zone_is_deferred() -> None:
+    """Three pods that need a zone each, and offers in two zones."""
     made = planned(in_zones("z-a", "z-b"), *(web(f"w{n}", apart(labels.ZONE), at=T0 + n * MINUTE) for n in range(3)))
 
     assert zones_bought(made) == {"z-a": 1, "z-b": 1}
@@ -118,22 +118,22 @@ def test_one_zone_each_and_no_zone_left() -> None:
     assert "apart by topology.kubernetes.io/zone" in held[0].sentence()
 
 
-def test_a_pod_is_bought_for_where_its_friend_stands() -> None:
-    """The dearer zone it is, as the cheaper one has no such pod."""
-    here = (*node("n1", offer(zone="z-b")), *web("r0", NeighbourDemands(), on="n1", app="cache", gpus=8))
+def test_a_pod_is_bought_for_in_the_domain_of_its_affinity() -> None:
+    """In the more expensive zone, as the cheaper one has no such pod."""
+    here = (*node("n1", offer(zone="z-b")), *web("r0", PodAffinitySpec(), on="n1", app="cache", gpus=8))
     on_offer = on_sale(offer(zone="z-a", usd_per_hour=1.0), offer(zone="z-b", usd_per_hour=9.0), at=NOON)
 
     assert zones_bought(planned(on_offer, here, web("w0", together(labels.ZONE, CACHE)))) == {"z-b": 1}
 
 
-def test_the_first_of_a_group_may_stand_alone() -> None:
-    """Pods that want to be near their own kind begin somewhere, and the rest follow them."""
+def test_the_first_pod_of_a_group_may_be_alone() -> None:
+    """Pods with affinity to their own kind start somewhere, and the others follow."""
     made = planned(in_zones("z-a", "z-b"), *(web(f"w{n}", together(labels.ZONE, WEB), gpus=8) for n in range(3)))
 
     assert sorted(zones_bought(made).values()) == [3]
 
 
-def test_a_pod_without_its_friend_is_never_bought_for() -> None:
+def test_a_pod_without_its_affinity_is_never_bought_for() -> None:
     """No node helps it before that other pod runs."""
     made = planned(in_zones("z-a"), web("w0", together(labels.ZONE, CACHE)))
 
@@ -141,8 +141,8 @@ def test_a_pod_without_its_friend_is_never_bought_for() -> None:
     assert [type(each.reason) for each in made.deferred] == [PodConstraintsViolated]
 
 
-def test_one_of_several_models_will_do() -> None:
-    """Of the models that a pod takes the cheapest is bought; others, however cheap, are not."""
+def test_one_of_several_models_is_enough() -> None:
+    """Of the accepted models the cheapest is bought; others, however cheap, are not."""
     sale = on_sale(
         offer(instance_type="t", model="T4", usd_per_hour=1.0),
         offer(instance_type="a", model="A100", usd_per_hour=9.0),
@@ -164,16 +164,16 @@ def test_shapes_of_one_group_are_spread_together_in_one_fleet() -> None:
     assert set(zones_bought(made)) == {"z-a", "z-b", "z-c"}
 
 
-def test_pods_apart_share_their_hosts_with_others() -> None:
-    """Three that keep apart and three that do not fit on three nodes together."""
+def test_pods_with_anti_affinity_share_hosts_with_others() -> None:
+    """Three with anti-affinity and three without fit on three nodes together."""
     apart_pods = [web(f"w{n}", apart(labels.HOSTNAME), gpus=4) for n in range(3)]
     others = [pod(f"p{n}", gpus=4) for n in range(3)]
 
     assert zones_bought(planned(in_zones("z-a"), *apart_pods, *others)) == {"z-a": 3}
 
 
-def test_zones_that_a_pod_may_not_use_are_none_of_its_spread() -> None:
-    """A pod bound to two zones is even over these, whatever stands in a third."""
+def test_excluded_zones_do_not_count_for_the_spread() -> None:
+    """A pod restricted to two zones is spread over these, whatever runs in a third."""
     bound = NodeDemands(node_affinity=(NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("z-a", "z-b")),)),))
     third = node("n3", offer(zone="z-c"))
     pods = [web(f"w{n}", EVEN, demands=bound, gpus=8) for n in range(4)]
@@ -182,8 +182,8 @@ def test_zones_that_a_pod_may_not_use_are_none_of_its_spread() -> None:
     assert zones_bought(made) == {"z-a": 2, "z-b": 2}
 
 
-def test_where_a_zone_is_sold_out_the_spread_waits_with_its_reason() -> None:
-    """Nodes stand in two zones, only one of which has more: the pods beyond the skew are held back."""
+def test_an_unavailable_zone_defers_the_rest_of_the_spread() -> None:
+    """Nodes exist in two zones, only one of which is available: pods beyond the skew are deferred."""
     there = (*node("n1", offer(zone="z-a")), *node("n2", offer(zone="z-b")))
     full = tuple(each for name in ("n1", "n2") for each in pod(f"full-{name}", on=name, gpus=8))
     made = planned(in_zones("z-a"), there, full, *(web(f"w{n}", EVEN, gpus=8) for n in range(3)))

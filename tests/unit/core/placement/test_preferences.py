@@ -1,4 +1,4 @@
-"""What work would like: kept where it costs nothing, else dropped in the stated order, and told."""
+"""Preferences of work: satisfied where it costs nothing, else dropped in the documented order, and reported."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.buy import DroppedPreference, ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.scheduling import (
+    AffinityPreference,
+    AffinitySelector,
     LabelRequirement,
-    Nearness,
-    NearPreference,
     NodePreference,
     NodeSelectorTerm,
     PodGroup,
@@ -44,16 +44,16 @@ def likes_zone(zone: str, weight: int = 50) -> NodePreference:
     return NodePreference(weight=weight, term=NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", (zone,)),)))
 
 
-def liking(name: str, *, nodes: tuple[NodePreference, ...] = (), **changes: Any) -> Story:  # noqa: ANN401
+def preferring(name: str, *, nodes: tuple[NodePreference, ...] = (), **changes: Any) -> Story:  # noqa: ANN401
     """A pod of the web that needs a whole node."""
     near = {key: changes.pop(key) for key in ("spreads", "apart", "together") if key in changes}
     settings: dict[str, Any] = {"gpus": 8, "labels": {"app": "web"}, **changes}
     return pod(name, preferences=Preferences(nodes=nodes, **near), **settings)
 
 
-def near(key: str, weight: int = 10) -> tuple[NearPreference, ...]:
+def near(key: str, weight: int = 10) -> tuple[AffinityPreference, ...]:
     """Pods of the web, near by this label."""
-    return (NearPreference(weight=weight, nearness=Nearness(topology_key=key, group=WEB)),)
+    return (AffinityPreference(weight=weight, selector=AffinitySelector(topology_key=key, group=WEB)),)
 
 
 def spread(key: str = labels.ZONE) -> tuple[Spread, ...]:
@@ -62,7 +62,7 @@ def spread(key: str = labels.ZONE) -> tuple[Spread, ...]:
 
 
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]:
-    """What the plan of now buys; the second opinion has nothing against it."""
+    """The purchases of the current plan, accepted by the plan check."""
     state = given(*stories)
     under = under or policy()
     made = plan(state, under, T0)
@@ -71,13 +71,13 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
 
 
 def dropped(buy: BuyNode) -> tuple[DroppedPreference, ...]:
-    """What the purchase does not keep."""
+    """Preferences that the purchase does not satisfy."""
     assert isinstance(buy.reason, UnmetDemand | ReplacesAtRiskNode)
     return buy.reason.dropped
 
 
 def place_of(*stories: Story) -> str:
-    """The name of the node on which the one pod that waits is placed."""
+    """The node on which the one waiting pod is placed."""
     state = given(*stories)
     draft = Draft.start(state, T0)
     (item,) = demand(state, node_views(state, T0), T0)
@@ -86,9 +86,9 @@ def place_of(*stories: Story) -> str:
 
 
 def test_of_equal_cost_the_preferred_zone_is_bought() -> None:
-    """Without a wish the smallest name; with one the zone that is liked, and nothing is dropped."""
+    """Without a preference the smallest name; with one the preferred zone, and nothing is dropped."""
     plain = bought(pod("a", gpus=8), on_sale(A, B, C))
-    (liked,) = bought(liking("a", nodes=(likes_zone("zone-b"),)), on_sale(A, B, C))
+    (liked,) = bought(preferring("a", nodes=(likes_zone("zone-b"),)), on_sale(A, B, C))
 
     assert [each.offer.zone for each in plain] == ["zone-a"]
     assert liked.offer.zone == "zone-b"
@@ -96,42 +96,42 @@ def test_of_equal_cost_the_preferred_zone_is_bought() -> None:
 
 
 def test_a_preference_never_costs_a_cent() -> None:
-    """Zone b for a cent more is not bought; the purchase says what was dropped and what would have kept it."""
+    """Zone b for a cent more is not bought; the purchase reports what was dropped and what would satisfy it."""
     dearer = offer(zone="zone-b", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=8.01)
-    (buy,) = bought(liking("a", nodes=(likes_zone("zone-b"),)), on_sale(A, dearer))
+    (buy,) = bought(preferring("a", nodes=(likes_zone("zone-b"),)), on_sale(A, dearer))
 
     assert buy.offer == A
     (told,) = dropped(buy)
     assert told == DroppedPreference(
         preference="topology.kubernetes.io/zone zone-b", kept_by=dearer.key, price_micro_usd_per_hour=8_010_000
     )
-    assert "Preferred but not kept: topology.kubernetes.io/zone zone-b" in buy.reason.sentence()
+    assert "Preference not satisfied: topology.kubernetes.io/zone zone-b" in buy.reason.sentence()
 
 
-def test_the_weightier_preference_wins_and_its_rival_is_no_loss() -> None:
-    """Of alternatives the best is kept, and the second best is not missed; one that nobody sells is told as such."""
+def test_the_preference_of_more_weight_wins() -> None:
+    """Of alternatives the best is satisfied and the second is no loss; an unavailable one is reported as such."""
     wishes = (likes_zone("zone-b", 20), likes_zone("zone-c", 60))
-    (buy,) = bought(liking("a", nodes=wishes), on_sale(A, B, C))
-    (other,) = bought(liking("a", nodes=(likes_zone("zone-q", 60),)), on_sale(A, B, C))
+    (buy,) = bought(preferring("a", nodes=wishes), on_sale(A, B, C))
+    (other,) = bought(preferring("a", nodes=(likes_zone("zone-q", 60),)), on_sale(A, B, C))
 
     assert (buy.offer.zone, dropped(buy)) == ("zone-c", ())
     assert [each.kept_by for each in dropped(other)] == [None]
 
 
-def found(*stories: Story, instead: Offer, under: ScalingPolicy | None = None) -> tuple[str, ...]:
-    """What the second opinion says of a plan whose one purchase is another one."""
+def violations_of(*stories: Story, instead: Offer, under: ScalingPolicy | None = None) -> tuple[str, ...]:
+    """Violations that the plan check finds if one purchase is replaced."""
     state, under = given(*stories), under or policy()
     made = plan(state, under, T0)
     (buy,) = (each for each in made.decisions if isinstance(each, BuyNode))
     return check(msgspec.structs.replace(made, decisions=(msgspec.structs.replace(buy, offer=instead),)), state, under)
 
 
-def test_the_second_opinion_sees_a_liked_zone_that_was_passed_over() -> None:
-    """Zone a, where b costs the same and is liked better; pods that are near or far never outweigh that."""
+def test_the_plan_check_finds_a_rejected_preferred_zone() -> None:
+    """Zone a, though b costs the same and is preferred; pod affinity never outweighs that."""
     for beside in ({}, {"together": near(labels.ZONE, 100)}, {"apart": near(labels.ZONE, 100)}):
-        waits = liking("a", nodes=(likes_zone("zone-b"),), **beside)
-        (told,) = found(waits, on_sale(A, B, C), instead=A)
-        assert told == f"{A.key} is bought for pod default/a, and {B.key} is liked better"
+        waits = preferring("a", nodes=(likes_zone("zone-b"),), **beside)
+        (told,) = violations_of(waits, on_sale(A, B, C), instead=A)
+        assert told == f"{A.key} is bought for pod default/a, and {B.key} is preferred"
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ def test_the_second_opinion_sees_a_liked_zone_that_was_passed_over() -> None:
     ],
     ids=["liked alike", "a cent dearer", "slower", "its zone has a limit"],
 )  # fmt: skip
-def test_the_second_opinion_holds_its_tongue_where_it_is_not_sure(
+def test_the_plan_check_reports_only_certain_preferences(
     wishes: tuple[NodePreference, ...], on_offer: tuple[Offer, ...], rules: ScalingPolicy
 ) -> None:
-    """Whatever else may have spoken for the one that was bought."""
-    assert found(liking("a", nodes=wishes), on_sale(*on_offer), instead=A, under=rules) == ()
+    """Something else may have favored the purchase."""
+    assert violations_of(preferring("a", nodes=wishes), on_sale(*on_offer), instead=A, under=rules) == ()
 
 
-def test_a_gang_prefers_as_a_pod_does() -> None:
-    """A group of pods is bought in the zone that its members like, whole."""
+def test_preferences_of_a_gang() -> None:
+    """A pod group is bought whole in the zone that its members prefer."""
     members = (
-        liking(f"m{number}", nodes=(likes_zone("zone-c"),), annotations={labels.POD_GROUP_ANNOTATION: "g"})
+        preferring(f"m{number}", nodes=(likes_zone("zone-c"),), annotations={labels.POD_GROUP_ANNOTATION: "g"})
         for number in range(2)
     )
     buys = bought(*members, on_sale(A, B, C))
@@ -162,25 +162,26 @@ def test_a_gang_prefers_as_a_pod_does() -> None:
     assert [each.offer.zone for each in buys] == ["zone-c", "zone-c"]
 
 
-def test_pods_that_like_an_even_spread_get_it_where_zones_cost_the_same() -> None:
-    """Three pods, three zones; where only one is cheap, all go there and it is told."""
-    pods = [liking(f"p{number}", spreads=spread()) for number in range(3)]
+def test_a_preferred_spread_is_satisfied_at_equal_cost() -> None:
+    """Three pods, three zones; if only one is cheap, all run there, and that is reported."""
+    pods = [preferring(f"p{number}", spreads=spread()) for number in range(3)]
     dear = [offer(zone=f"zone-{zone}", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=9.0) for zone in "bc"]
-    spread, packed = bought(*pods, on_sale(A, B, C)), bought(*pods, on_sale(A, *dear))
+    even, packed = bought(*pods, on_sale(A, B, C)), bought(*pods, on_sale(A, *dear))
 
-    assert sorted(each.offer.zone for each in spread) == ["zone-a", "zone-b", "zone-c"]
-    assert all(dropped(each) == () for each in spread)
+    assert sorted(each.offer.zone for each in even) == ["zone-a", "zone-b", "zone-c"]
+    assert all(dropped(each) == () for each in even)
     assert {each.offer.zone for each in packed} == {"zone-a"}
-    assert [each.preference for each in dropped(packed[-1])] == ["even over topology.kubernetes.io/zone within 1"]
+    (unsatisfied,) = dropped(packed[-1])
+    assert unsatisfied.preference == "spread over topology.kubernetes.io/zone with skew of at most 1"
 
 
 @pytest.mark.parametrize(("kind", "zone"), [("apart", "zone-b"), ("together", "zone-a")])
-def test_pods_that_like_to_be_near_or_far_are_bought_so(kind: str, zone: str) -> None:
-    """A pod of the web runs in zone a: its like goes there, or just not there, as it says."""
+def test_preferred_affinity_and_anti_affinity_of_purchases(kind: str, zone: str) -> None:
+    """A pod of the web runs in zone a: others join it or avoid it, as they prefer."""
     there = (node("n1", of=offer(zone="zone-a")), pod("w", on="n1", gpus=8, labels={"app": "web"}))
     (buy,) = bought(
         *there,
-        liking(
+        preferring(
             "a",
             together=near(labels.ZONE) if kind == "together" else (),
             apart=near(labels.ZONE) if kind == "apart" else (),
@@ -191,8 +192,8 @@ def test_pods_that_like_to_be_near_or_far_are_bought_so(kind: str, zone: str) ->
     assert buy.offer.zone == zone
 
 
-def test_a_taint_to_be_avoided_is_avoided_where_that_is_free() -> None:
-    """PreferNoSchedule on a pool: the other pool of equal price is taken, and tolerating it makes no difference."""
+def test_a_taint_is_avoided_at_equal_cost() -> None:
+    """PreferNoSchedule on a pool: the other pool of equal price is used; tolerating it makes no difference."""
     marked = Taint(key="team", value="x", effect="PreferNoSchedule")
     pools = policy(pools=(NodePool(name="a-marked", taints=(marked,)), NodePool(name="b-plain")))
     only = policy(pools=(NodePool(name="a-marked", taints=(marked,)),))
@@ -202,11 +203,11 @@ def test_a_taint_to_be_avoided_is_avoided_where_that_is_free() -> None:
 
     assert buy.pool == "b-plain"
     assert had_to.pool == "a-marked"
-    assert [each.preference for each in dropped(had_to)] == ["no node that would rather have others (team)"]
+    assert [each.preference for each in dropped(had_to)] == ["no PreferNoSchedule taint (team)"]
 
 
-def test_on_nodes_that_are_there_the_liked_one_comes_first() -> None:
-    """Both would do; without a wish the fuller one is filled."""
+def test_a_preferred_existing_node_is_filled_first() -> None:
+    """Both fit; without a preference the fuller one is filled."""
     nodes = (
         node("n1", of=offer(zone="zone-a")),
         node("n2", of=offer(zone="zone-b")),
@@ -214,12 +215,12 @@ def test_on_nodes_that_are_there_the_liked_one_comes_first() -> None:
     )
 
     assert place_of(*nodes, pod("a", gpus=4)) == "n1"
-    assert place_of(*nodes, liking("a", gpus=4, nodes=(likes_zone("zone-b"),))) == "n2"
-    assert place_of(*nodes, liking("a", gpus=4, nodes=(likes_zone("zone-q"),))) == "n1"
+    assert place_of(*nodes, preferring("a", gpus=4, nodes=(likes_zone("zone-b"),))) == "n2"
+    assert place_of(*nodes, preferring("a", gpus=4, nodes=(likes_zone("zone-q"),))) == "n1"
 
 
-def test_preferences_are_dropped_in_the_stated_order() -> None:
-    """Near pods go first, then far ones, then liked nodes, then even spread, then taints to be avoided."""
+def test_preferences_are_dropped_in_the_documented_order() -> None:
+    """Affinity first, then anti-affinity, node affinity, spread, taints to avoid."""
     marked = Taint(key="team", effect="PreferNoSchedule")
     nodes = (
         node("n1", of=offer(zone="zone-a")),
@@ -229,18 +230,18 @@ def test_preferences_are_dropped_in_the_stated_order() -> None:
     )
     far, close, in_a = near(labels.ZONE), near(labels.ZONE, 90), (likes_zone("zone-a"),)
 
-    assert place_of(*nodes, liking("a", gpus=1, together=close)) == "n1"
-    assert place_of(*nodes, liking("a", gpus=1, together=close, apart=far)) == "n2"
-    assert place_of(*nodes, liking("a", gpus=1, apart=far, nodes=in_a)) == "n1"
-    assert place_of(*nodes, liking("a", gpus=1, nodes=in_a, spreads=spread())) == "n2"
+    assert place_of(*nodes, preferring("a", gpus=1, together=close)) == "n1"
+    assert place_of(*nodes, preferring("a", gpus=1, together=close, apart=far)) == "n2"
+    assert place_of(*nodes, preferring("a", gpus=1, apart=far, nodes=in_a)) == "n1"
+    assert place_of(*nodes, preferring("a", gpus=1, nodes=in_a, spreads=spread())) == "n2"
     tainted = (*nodes[:1], node("n2", of=offer(zone="zone-b"), taints=(marked,)), *nodes[2:])
-    assert place_of(*tainted, liking("a", gpus=1, spreads=spread())) == "n1"
+    assert place_of(*tainted, preferring("a", gpus=1, spreads=spread())) == "n1"
 
 
-def test_limits_of_zones_are_worth_more_than_wishes() -> None:
-    """Where zones have limits, no node is exchanged for one of another zone."""
+def test_zone_limits_precede_preferences() -> None:
+    """With zone limits, no node is exchanged for one of another zone."""
     limited = policy(limits=LimitsPolicy(zones=(PartLimit(name="zone-b", nodes_count_max=1),)))
-    pods = [liking(f"p{number}", nodes=(likes_zone("zone-b"),)) for number in range(3)]
+    pods = [preferring(f"p{number}", nodes=(likes_zone("zone-b"),)) for number in range(3)]
 
     assert len(bought(*pods, on_sale(A, B), under=limited)) == 3
 
@@ -251,8 +252,8 @@ _PODS = st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from("abcq"
 
 @settings(max_examples=25, deadline=None)
 @for_all(pods=_PODS, usd_per_hour=st.lists(st.sampled_from([8.0, 8.0, 9.0]), min_size=3, max_size=3))
-def test_no_wish_ever_costs_anything(pods: list[Any], usd_per_hour: list[float]) -> None:
-    """The fleet for pods with wishes costs what the fleet for the same pods without any costs, to the micro-dollar."""
+def test_preferences_never_add_cost(pods: list[Any], usd_per_hour: list[float]) -> None:
+    """The fleet for pods with preferences costs the same as without, to the micro-dollar."""
     sold = on_sale(
         *(
             offer(zone=f"zone-{zone}", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=each)
@@ -263,7 +264,7 @@ def test_no_wish_ever_costs_anything(pods: list[Any], usd_per_hour: list[float])
     plain = bought(*(pod(f"p{number}", gpus=gpus, labels=web) for number, (gpus, _, _) in enumerate(pods)), sold)
     wishing = bought(
         *(
-            liking(f"p{number}", gpus=gpus, nodes=(likes_zone(f"zone-{zone}"),), **wishes)
+            preferring(f"p{number}", gpus=gpus, nodes=(likes_zone(f"zone-{zone}"),), **wishes)
             for number, (gpus, zone, wishes) in enumerate(pods)
         ),
         sold,

@@ -1,11 +1,21 @@
-"""What work would like, in each step that places it: on purchases, on starts, and when nodes go."""
+"""Preferences in each step that places work: purchases, job starts and removals."""
 
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.support.stories import HOUR, T0, Story, given, job, node, offer, on_sale, pod, policy
-from tests.unit.core.placement.test_preferences import A, B, bought, dropped, likes_zone, liking, near, place_of, spread
+from tests.unit.core.placement.test_preferences import (
+    A,
+    B,
+    bought,
+    dropped,
+    likes_zone,
+    near,
+    place_of,
+    preferring,
+    spread,
+)
 
 from gpu_autoscaler.core.disruption.repack import place_elsewhere
 from gpu_autoscaler.core.draft import Draft
@@ -43,8 +53,8 @@ def starts_on(*stories: Story) -> list[tuple[str, ...]]:
 # ---- scale-up
 
 
-def test_of_equal_cost_the_gpu_model_that_is_named_first_is_bought() -> None:
-    """Nothing is dropped then; where the other one is cheaper, that is bought and the wish is told as dropped."""
+def test_of_equal_cost_the_first_gpu_model_is_bought() -> None:
+    """Nothing is dropped then; if the other one is cheaper, it is bought and the preference is reported."""
     wish = job("a", gpu_models=MODELS)
     (kept,) = bought(wish, on_sale(of_model("A100"), of_model("H100")))
     (cheap,) = bought(wish, on_sale(of_model("A100", 7.99), of_model("H100")))
@@ -56,17 +66,17 @@ def test_of_equal_cost_the_gpu_model_that_is_named_first_is_bought() -> None:
     ]
 
 
-def test_weights_of_several_wishes_for_nodes_are_added_up() -> None:
-    """Two that are weighed less outweigh one that is weighed more, where one node meets both."""
+def test_weights_of_node_preferences_are_added_up() -> None:
+    """Two lighter ones outweigh one heavier one, if a node satisfies both."""
     wishes = (likes_zone("zone-a", 50), likes_zone("zone-b", 30), likes_type(B.instance_type, 1))
     both = (likes_zone("zone-a", 50), likes_zone("zone-b", 30), NodePreference(weight=30, term=wishes[1].term))
 
-    assert [buy.offer.zone for buy in bought(liking("a", nodes=wishes), on_sale(A, B))] == ["zone-a"]
-    assert [buy.offer.zone for buy in bought(liking("a", nodes=both), on_sale(A, B))] == ["zone-b"]
+    assert [buy.offer.zone for buy in bought(preferring("a", nodes=wishes), on_sale(A, B))] == ["zone-a"]
+    assert [buy.offer.zone for buy in bought(preferring("a", nodes=both), on_sale(A, B))] == ["zone-b"]
 
 
-def test_a_taint_to_be_avoided_outweighs_the_order_of_gpu_models() -> None:
-    """The better model stands in the pool that would rather have others: the order of models is dropped first."""
+def test_an_avoided_taint_precedes_the_order_of_gpu_models() -> None:
+    """The better model is in the pool with the taint: the order of models is dropped first."""
     pools = policy(
         pools=(
             NodePool(name="better", gpu_models=("H100",), taints=(MARKED,)),
@@ -88,12 +98,12 @@ def test_a_taint_to_be_avoided_outweighs_the_order_of_gpu_models() -> None:
     ],
     ids=["near before far", "far before liked nodes", "liked nodes before even spread"],
 )
-def test_purchases_drop_in_the_same_order_whatever_the_weights(
+def test_purchases_drop_preferences_in_the_same_order(
     first_dropped: dict[str, Any], kept: dict[str, Any], zone: str
 ) -> None:
-    """A web pod runs in zone a. Weights count within a kind alone, never between kinds."""
+    """A web pod runs in zone a. Weights count within a kind, never between kinds."""
     there = (node("n1", of=offer(zone="zone-a")), pod("w", on="n1", gpus=8, labels={"app": "web"}))
-    (buy,) = bought(*there, liking("a", **first_dropped, **kept), on_sale(A, B))
+    (buy,) = bought(*there, preferring("a", **first_dropped, **kept), on_sale(A, B))
 
     assert buy.offer.zone == zone
 
@@ -101,8 +111,8 @@ def test_purchases_drop_in_the_same_order_whatever_the_weights(
 # ---- scheduling, and room that is there
 
 
-def test_a_job_starts_on_the_gpu_model_that_it_names_first() -> None:
-    """Both models are free; where the first is taken it starts on the other one: a wish never makes it wait."""
+def test_a_job_starts_on_its_first_gpu_model() -> None:
+    """Both models are free; if the first is taken it starts on the other: a preference never makes it wait."""
     nodes = (node("n1", of_model("A100")), node("n2", of_model("H100")))
     wish = job("a", gpu_models=MODELS, is_preemptible=False)
 
@@ -110,10 +120,10 @@ def test_a_job_starts_on_the_gpu_model_that_it_names_first() -> None:
     assert starts_on(*nodes, pod("w", on="n2", gpus=8), wish) == [("n1",)]
 
 
-def test_a_pod_that_would_be_alone_on_its_host_is_where_it_can() -> None:
-    """Hosts with its like come last; where no other has room it goes there, and nothing is bought for a wish."""
+def test_preferred_host_anti_affinity() -> None:
+    """Hosts with its kind come last; without another it runs there, and nothing is bought for a preference."""
     nodes = (node("n1"), node("n2"), pod("w", on="n1", gpus=1, labels={"app": "web"}))
-    alone = liking("a", gpus=1, apart=near(labels.HOSTNAME))
+    alone = preferring("a", gpus=1, apart=near(labels.HOSTNAME))
 
     assert place_of(*nodes, pod("plain", gpus=1)) == "n1"
     assert place_of(*nodes, alone) == "n2"
@@ -136,17 +146,17 @@ def hosts(state: ClusterState) -> list[str]:
 
 
 @pytest.mark.parametrize("zone", ["zone-a", "zone-b"])
-def test_what_a_removal_moves_goes_where_it_would_like_to_be(zone: str) -> None:
-    """Both nodes have room for it, and one is fuller."""
-    moved = liking("a", on="n1", gpus=1, nodes=(likes_zone(zone),))
+def test_moved_pods_use_their_preferred_node(zone: str) -> None:
+    """Both nodes have capacity, and one is fuller."""
+    moved = preferring("a", on="n1", gpus=1, nodes=(likes_zone(zone),))
     state = given(*LITTLE, moved, pod("b", on="n2", gpus=6), pod("c", on="n3", gpus=6), as_of=T0 + HOUR)
 
     assert hosts(state) == [{"zone-a": "n2", "zone-b": "n3"}[zone]]
 
 
-def test_a_wish_keeps_no_node_that_is_not_needed() -> None:
-    """The pod likes the zone of the node that it is on, and has room elsewhere alone: the node goes all the same."""
-    moved = liking("a", on="n1", gpus=1, nodes=(likes_zone("zone-c"),))
+def test_a_preference_keeps_no_unneeded_node() -> None:
+    """The pod prefers the zone of its node, and fits only elsewhere: the node is removed all the same."""
+    moved = preferring("a", on="n1", gpus=1, nodes=(likes_zone("zone-c"),))
     nodes = (node("n1", offer(zone="zone-c")), node("n2", offer(zone="zone-a")))
     state = given(*nodes, moved, pod("b", on="n2", gpus=6), as_of=T0 + HOUR)
     gone = [each for each in plan(state, policy(), T0 + HOUR).decisions if isinstance(each, DrainNode)]
@@ -155,10 +165,10 @@ def test_a_wish_keeps_no_node_that_is_not_needed() -> None:
 
 
 @pytest.mark.parametrize("zone", ["zone-a", "zone-b"])
-def test_a_replacement_is_bought_as_the_work_of_the_old_node_likes_it(zone: str) -> None:
-    """An expired node, and two offers of equal cost; where the liked one costs more it is not bought for that."""
+def test_a_replacement_follows_the_preferences_of_its_work(zone: str) -> None:
+    """An expired node, and two offers of equal cost; the preferred one is not bought if it costs more."""
     old = T0 + timedelta(days=8)
-    work = liking("a", on="n1", nodes=(likes_zone(zone),))
+    work = preferring("a", on="n1", nodes=(likes_zone(zone),))
     for dearer, expected in ((0.0, zone), (0.01, "zone-a")):
         sold = (A, offer(zone="zone-b", capacity_type=CapacityType.ON_DEMAND, usd_per_hour=8.0 + dearer))
         state = given(node("n1", offer(zone="zone-c")), work, on_sale(*sold, at=old), as_of=old)

@@ -1,4 +1,4 @@
-"""By which policy nodes are filled: each by its name, for plan and schedule; equal scores to the smallest name."""
+"""Packing policies by name, for plan and job queue; ties are broken by the smallest name."""
 
 from collections.abc import Sequence
 
@@ -36,19 +36,19 @@ NODES = (("n1", True), ("n2", False), ("n3", True))
         ("round-robin", ["n1", "n2", "n3", "n1", "n2", "n3"]),
     ],
 )
-def test_each_policy_fills_nodes_in_its_way(name: str, hosts: list[str]) -> None:
+def test_each_policy_fills_nodes_in_its_order(name: str, hosts: list[str]) -> None:
     """Six members of one GPU on two large nodes and a small one."""
     assert placed(name, 6, nodes=NODES) == hosts
 
 
-def test_packing_takes_nodes_in_use_before_idle_ones() -> None:
-    """The second job follows the first, wherever that went."""
+def test_packing_fills_used_nodes_before_idle_ones() -> None:
+    """The second job follows the first."""
     hosts = placed("packing", 1, 1, nodes=NODES)
     assert len(set(hosts)) == 1
 
 
-def test_random_is_spread_and_comes_out_the_same_again() -> None:
-    """By chance, but not by the clock: equal states are placed equally."""
+def test_random_is_deterministic() -> None:
+    """Equal states are placed equally."""
     nodes = tuple((f"n{number}", True) for number in range(6))
     hosts = placed("random", 12, nodes=nodes)
     assert hosts == placed("random", 12, nodes=nodes)
@@ -56,15 +56,15 @@ def test_random_is_spread_and_comes_out_the_same_again() -> None:
 
 
 @pytest.mark.parametrize("name", list(BY_NAME))
-def test_equal_scores_fall_to_the_smallest_name(name: str) -> None:
-    """In whichever order the nodes came; but for chance, which has names of its own."""
+def test_ties_are_broken_by_the_smallest_name(name: str) -> None:
+    """Whatever the order of the nodes; except for random."""
     one, other = (("n1", True), ("n2", True)), (("n2", True), ("n1", True))
     assert placed(name, 1, nodes=one) == placed(name, 1, nodes=other)
     assert name == "random" or placed(name, 1, nodes=one) == ["n1"]
 
 
-def test_gpus_are_kept_where_others_could_use_them() -> None:
-    """A job that needs CPU beside its GPU goes where it strands no GPU for the work that is usual."""
+def test_usable_gpus_are_kept_free() -> None:
+    """A job that needs CPU beside its GPU uses a node where it strands no GPU for common work."""
     thin = offer("thin", gpus=8, cpu=16, memory_gib=512)
     usual = [job(f"usual{number}", gpus=8, cpu=12, at=T0) for number in range(3)]
     state = given(
@@ -74,8 +74,8 @@ def test_gpus_are_kept_where_others_could_use_them() -> None:
     assert {each.job_id: each.node_names for each in made.placements}[JobId("odd")] == ("b",)
 
 
-def test_whole_gpus_are_scored_like_shares_of_a_thousand() -> None:
-    """The short way to fragments says what the long one says."""
+def test_whole_gpus_are_scored_like_full_shares() -> None:
+    """The short computation of fragments equals the long one."""
     popular = Popular((PodShares(4000, 0, 1), PodShares(32_000, 0, 8), PodShares(1000, 0, 0)), (5, 3, 2))
     scores = Scores((), PackingPolicy.LEAST_FRAGMENTS, popular)
     cpu = np.array([0, 8000, 64_000, 3000], dtype=np.int64)

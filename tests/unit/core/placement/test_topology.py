@@ -1,4 +1,4 @@
-"""Hundreds of pods that mind other pods: bought for as cheaply as all others, and once."""
+"""Hundreds of pods with pod constraints: bought for as cheaply as all others, and once."""
 
 from datetime import timedelta
 from random import Random
@@ -27,8 +27,8 @@ TYPES = (("t4.1", 1, 8, 32, 0.5), ("t4.4", 4, 48, 192, 1.9), ("a100.8", 8, 96, 1
 Case = dict[str, object]
 
 
-def test_a_fleet_for_pods_that_mind_others_costs_what_the_choice_of_a_fleet_costs(case: Case) -> None:
-    """Not one pod after the other, each for itself: that was a third dearer and took minutes with ten thousand."""
+def test_a_fleet_for_pods_with_constraints_costs_as_much_as_the_solvers(case: Case) -> None:
+    """One by one it was a third more expensive, and took minutes with ten thousand pods."""
     made = plan(state_of(case), NOBODY_LIMITED, T0)
     nodes = _bought(case, made)
 
@@ -41,8 +41,8 @@ def test_a_fleet_for_pods_that_mind_others_costs_what_the_choice_of_a_fleet_cost
     assert cost + len(nodes) * float(str(case["overhead_usd_per_hour"])) <= DEARER_MAX * alone
 
 
-def test_while_their_nodes_boot_nothing_is_bought_for_them_again(case: Case) -> None:
-    """Each keeps the place that it was bought; placed one lot after the other some waited for others to be even."""
+def test_nothing_is_bought_twice_while_nodes_boot(case: Case) -> None:
+    """Each pod keeps its own place; placed one lot after the other, some waited for an even spread."""
     state, made = _ordered(case, refused=frozenset())
 
     again = plan(state, NOBODY_LIMITED, T0 + LATER)
@@ -57,8 +57,8 @@ def test_while_their_nodes_boot_nothing_is_bought_for_them_again(case: Case) -> 
     assert check(again, state, NOBODY_LIMITED) == ()
 
 
-def test_where_one_node_is_refused_only_its_pods_are_bought_for_again(case: Case) -> None:
-    """The others stay where they are, though they are uneven until those have their place."""
+def test_only_pods_of_a_refused_node_are_bought_for_again(case: Case) -> None:
+    """The others keep their places, though the spread is uneven until then."""
     first = plan(state_of(case), NOBODY_LIMITED, T0)
     refused = next(each for each in _purchases(first) if len(_demand(each)) > 1)
     state, _ = _ordered(case, refused=frozenset({refused.action_id}))
@@ -70,10 +70,8 @@ def test_where_one_node_is_refused_only_its_pods_are_bought_for_again(case: Case
 
 
 @pytest.mark.parametrize("ready_ratio", [0.5, 1.0])
-def test_when_their_nodes_are_ready_and_nobody_is_bound_yet_nothing_is_bought_again(
-    case: Case, ready_ratio: float
-) -> None:
-    """Kubernetes binds pods one after the other, a moment later; each has what was bought for it till then."""
+def test_nothing_is_bought_twice_before_pods_are_bound(case: Case, ready_ratio: float) -> None:
+    """Kubernetes binds pods one after the other; each keeps what was bought for it."""
     state, made = _ordered(case, refused=frozenset())
     purchases = _purchases(made)
     came: Story = ()

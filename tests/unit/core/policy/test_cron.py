@@ -1,4 +1,4 @@
-"""What a schedule of five fields means, in UTC and where clocks are put forward and back."""
+"""Cron schedules of five fields, in UTC and across clock changes."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -28,27 +28,27 @@ def at(text: str) -> datetime:
         ("0 12 29 feb *", "2028-03-01 00:00", "2028-02-29 12:00"),
     ],
 )
-def test_the_last_beginning_is_found(text: str, as_of: str, begun: str) -> None:
-    """The last minute that all fields name, not after the instant."""
+def test_the_last_start_is_returned(text: str, as_of: str, begun: str) -> None:
+    """The last matching minute up to the instant."""
     assert parse_schedule(text).last_start(at(as_of), at(as_of) - 31 * DAY) == at(begun)
 
 
-def test_what_began_long_ago_is_not_found() -> None:
-    """Nothing began since then: the window is over."""
+def test_a_start_before_the_window_is_not_returned() -> None:
+    """No start within the window."""
     assert parse_schedule("0 22 * * fri").last_start(at("2026-11-21 06:00"), at("2026-11-20 22:00")) is None
     assert parse_schedule("0 22 * * fri").last_start(at("2026-11-21 05:59"), at("2026-11-20 21:59")) is not None
 
 
-def test_a_night_in_berlin_begins_at_its_own_clock() -> None:
-    """22:00 is 20:00 UTC in summer and 21:00 in winter."""
+def test_a_time_zone_is_applied() -> None:
+    """22:00 in Berlin is 20:00 UTC in summer and 21:00 in winter."""
     night = parse_schedule("0 22 * * *", "Europe/Berlin")
 
     assert night.last_start(at("2026-07-01 21:59"), at("2026-06-30 21:59")) == at("2026-07-01 20:00")
     assert night.last_start(at("2026-12-01 21:59"), at("2026-11-30 21:59")) == at("2026-12-01 21:00")
 
 
-def test_a_time_that_the_clock_skips_or_repeats_begins_once() -> None:
-    """02:30 is skipped in March and comes twice in October (Berlin, 2026)."""
+def test_a_skipped_or_repeated_time_starts_once() -> None:
+    """02:30 is skipped in March and repeated in October (Berlin, 2026)."""
     early = parse_schedule("30 2 * * *", "Europe/Berlin")
 
     assert early.last_start(at("2026-03-29 05:00"), at("2026-03-28 05:00")) == at("2026-03-29 01:30")
@@ -60,15 +60,15 @@ def test_a_time_that_the_clock_skips_or_repeats_begins_once() -> None:
     ("text", "zone", "says"),
     [
         ("0 22 * *", "UTC", "has 4 fields"),
-        ("60 * * * *", "UTC", "'60' is not 0 to 59"),
+        ("60 * * * *", "UTC", "'60' is not within 0 to 59"),
         ("* * * * fri-mon", "UTC", "fri is after mon"),
         ("0 -1 * * *", "UTC", "hour"),
-        ("*/0 * * * *", "UTC", "'0' is not 1 to 59"),
-        ("0 22 * * *", "Europe/Nowhere", "no time zone"),
+        ("*/0 * * * *", "UTC", "'0' is not within 1 to 59"),
+        ("0 22 * * *", "Europe/Nowhere", "unknown time zone"),
         ("0 22 * * *", "../../etc/passwd", "time zone"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, zone: str, says: str) -> None:
-    """The error names the field and what it may be."""
+def test_an_invalid_schedule_is_rejected(text: str, zone: str, says: str) -> None:
+    """The error names the field and its range."""
     with pytest.raises(ValueError, match=says):
         parse_schedule(text, zone)

@@ -77,21 +77,21 @@ def test_thresholds_of_a_document_override_the_file() -> None:
         "vision", high_ratio=0.7, low_ratio=0.1, scale_up_cooldown_seconds=60.0, scale_down_cooldown_seconds=30.0,
         pending_pod_timeout_seconds=5.0, is_forecast_on=True,
     )  # fmt: skip
-    found = merge_documents(FILE, [vision])
-    assert (found.utilization.high_ratio, found.utilization.low_ratio) == (0.7, 0.1)
-    assert found.limits.scale_up_cooldown_seconds == found.utilization.cooldown_seconds == 60.0
-    assert (found.scale_down_cooldown_seconds, found.pending_pod_timeout_seconds) == (30.0, 5.0)
-    assert found.forecast.is_on
-    assert found.queued_timeout_seconds == FILE.queued_timeout_seconds
+    result = merge_documents(FILE, [vision])
+    assert (result.utilization.high_ratio, result.utilization.low_ratio) == (0.7, 0.1)
+    assert result.limits.scale_up_cooldown_seconds == result.utilization.cooldown_seconds == 60.0
+    assert (result.scale_down_cooldown_seconds, result.pending_pod_timeout_seconds) == (30.0, 5.0)
+    assert result.forecast.is_on
+    assert result.queued_timeout_seconds == FILE.queued_timeout_seconds
 
 
 def test_the_stricter_limit_applies() -> None:
     """Of a pool: its own, its document's, the file's; of the cluster: the sum of the documents, and the file's."""
     under = policy(nodes_count_max=10)
     two = [document("a", nodes_count_max=4), document("b", pool("b", nodes_count_max=99), nodes_count_max=50)]
-    found = merge_documents(under, two)
-    assert [merged.nodes_count_max for merged in found.pools] == [4, 10]
-    assert found.nodes_count_max == 10
+    result = merge_documents(under, two)
+    assert [merged.nodes_count_max for merged in result.pools] == [4, 10]
+    assert result.nodes_count_max == 10
     assert merge_documents(under, two[:1]).nodes_count_max == 4
 
 
@@ -133,9 +133,9 @@ def test_a_plan_uses_the_effective_policy() -> None:
     accepted = PolicyDocumentsAccepted(documents=(document("vision", pool("a")),), accepted_at=T0)
     state = given(pod("p", gpus=1), on_sale(), (Told(accepted, T0),))
     rules = effective_policy(FILE, state.policy_documents)
-    found = plan(state, rules, T0)
-    assert check(found, state, rules) == ()
-    assert [each.pool for each in found.decisions if isinstance(each, BuyNode)] == ["a"]
+    result = plan(state, rules, T0)
+    assert check(result, state, rules) == ()
+    assert [each.pool for each in result.decisions if isinstance(each, BuyNode)] == ["a"]
 
 
 def test_the_last_accepted_documents_win() -> None:
@@ -175,16 +175,16 @@ def test_a_pool_of_the_file_cannot_be_redefined() -> None:
 def test_of_two_new_documents_the_younger_is_rejected() -> None:
     """By age, then by name."""
     first, later = document("z", pool("x"), age=1), document("a", pool("x"))
-    found = resolve_documents([later, first], (), FILE, "sim")
-    assert [each.name for each in found.accepted] == ["z"]
-    assert list(found.rejected) == ["uid-a"]
+    result = resolve_documents([later, first], (), FILE, "sim")
+    assert [each.name for each in result.accepted] == ["z"]
+    assert list(result.rejected) == ["uid-a"]
 
 
 def test_a_generation_stays_active_until_a_valid_one_replaces_it() -> None:
     """An invalid generation changes nothing; a deleted document is removed."""
     good, bad = document("a", nodes_count_max=4), document("a", generation=2, provider="gcp")
-    found = resolve_documents([bad], [good], FILE, "sim")
-    assert (found.accepted, list(found.rejected)) == ((good,), ["uid-a"])
+    result = resolve_documents([bad], [good], FILE, "sim")
+    assert (result.accepted, list(result.rejected)) == ((good,), ["uid-a"])
     better = document("a", generation=3, nodes_count_max=5)
     assert resolve_documents([better], [good], FILE, "sim").accepted == (better,)
     assert resolve_documents([], [good], FILE, "sim").accepted == ()
@@ -196,8 +196,8 @@ def test_an_active_pool_cannot_be_taken_over() -> None:
     grabs = document("old", pool("x"), pool("y"), age=9, generation=2)
     assert resolve_documents([grabs, young], [old, young], FILE, "sim").accepted == (old, young)
     yields = document("young", pool("z"), generation=2)
-    found = resolve_documents([grabs, yields], [old, young], FILE, "sim")
-    assert (found.accepted, found.rejected) == ((grabs, yields), {})
+    result = resolve_documents([grabs, yields], [old, young], FILE, "sim")
+    assert (result.accepted, result.rejected) == ((grabs, yields), {})
 
 
 _pools = st.builds(
@@ -237,7 +237,7 @@ def test_accepted_documents_merge_into_a_valid_policy(
     under = policy(nodes_count_max=nodes_count_max, pools=pools)
     accepted = resolve_documents(documents, (), under, "sim").accepted
     for file in (under, policy(nodes_count_max=20), policy(pools=(NodePool(name="b"),))):
-        found = merge_documents(file, accepted)
-        assert policy_violations(found) == ()
-        assert found.nodes_count_max <= file.nodes_count_max
-        assert len({each.name for each in found.pools}) == len(found.pools)
+        result = merge_documents(file, accepted)
+        assert policy_violations(result) == ()
+        assert result.nodes_count_max <= file.nodes_count_max
+        assert len({each.name for each in result.pools}) == len(result.pools)

@@ -1,4 +1,4 @@
-"""Pods that share GPUs, by MIG slices or replicas: they find room, are bought for, and pay for their part."""
+"""Shared GPUs: MIG slices and replicas are placed, bought, and charged by their share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,94 +35,95 @@ REPLICAS = NodePool(name="replicas", gpu_models=("T4",), sharing=GpuSharing(repl
 
 
 def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
-    """The plan, which the second opinion must find nothing wrong with."""
+    """The plan, accepted by the plan check."""
     state, under = given(*stories), policy(**rules)
-    made = plan(state, under, T0)
-    assert check(made, state, under) == ()
-    return made
+    result = plan(state, under, T0)
+    assert check(result, state, under) == ()
+    return result
 
 
-def bought(made: Plan) -> list[BuyNode]:
-    """The nodes that are bought."""
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+def bought(result: Plan) -> list[BuyNode]:
+    """The nodes that the plan buys."""
+    return [decision for decision in result.decisions if isinstance(decision, BuyNode)]
 
 
 def pods(count: int, slices: Mapping[str, int], **more: Any) -> Story:  # noqa: ANN401 - fields of the pod
-    """Equal pods that ask for slices."""
-    return tuple(told for number in range(count) for told in pod(f"p{number}", slices=slices, **more))
+    """Equal pods that request slices."""
+    return tuple(event for number in range(count) for event in pod(f"p{number}", slices=slices, **more))
 
 
-def test_a_slice_is_no_whole_gpu() -> None:
-    """Room for slices takes no pod that asks for a GPU, and whole GPUs no pod that asks for a slice."""
+def test_a_slice_is_not_a_whole_gpu() -> None:
+    """Capacity of slices does not fit a pod with whole GPUs, nor the other way round."""
     cut = node("n1", slices={SMALL: 56})
-    made = planned(cut, pod("whole", gpus=1), on_sale(), pools=(WHOLE,))
-    assert [decision.reason.demand for decision in bought(made)] == [("pod/uid-whole",)]  # type: ignore[union-attr]
-    made = planned(node("n1"), pods(1, {SMALL: 1}), on_sale(), pools=(WHOLE,))
-    assert [held.reason for held in made.deferred] == [NoOfferFits(detail=f"no pool cuts GPUs into {SMALL}")]
+    result = planned(cut, pod("whole", gpus=1), on_sale(), pools=(WHOLE,))
+    assert [decision.reason.demand for decision in bought(result)] == [("pod/uid-whole",)]  # type: ignore[union-attr]
+    result = planned(node("n1"), pods(1, {SMALL: 1}), on_sale(), pools=(WHOLE,))
+    assert [held.reason for held in result.deferred] == [NoOfferFits(detail=f"no pool partitions GPUs into {SMALL}")]
 
 
-def test_slices_that_are_there_are_filled_before_any_is_bought() -> None:
-    """Seven pods run on one cut GPU, an eighth is bought for."""
+def test_existing_slices_are_used_first() -> None:
+    """Seven pods fit on one partitioned GPU; a node is bought for the eighth."""
     one_gpu = offer("one", gpus=1)
     there = node("n1", one_gpu, slices={SMALL: 7}, pool="slices")
-    running = tuple(told for number in range(6) for told in pod(f"r{number}", on="n1", slices={SMALL: 1}))
+    running = tuple(event for number in range(6) for event in pod(f"r{number}", on="n1", slices={SMALL: 1}))
     assert bought(planned(there, running, pods(1, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))) == []
     assert len(bought(planned(there, running, pods(2, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)))) == 1
 
 
-def test_a_pool_sells_what_it_cuts_gpus_into() -> None:
-    """Fifteen small slices take three GPUs of seven; the order names what the operator on the node is to do."""
+def test_a_pool_provides_its_mig_profiles() -> None:
+    """Fifteen small slices need three GPUs of seven; labels configure the GPU operator."""
     one_gpu = offer("one", gpus=1)
-    made = bought(planned(pods(15, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)))
-    assert [decision.slices for decision in made] == [((SMALL, 7),)] * 3
-    assert {dict(decision.labels)[labels.MIG_CONFIG] for decision in made} == {"all-1g.5gb"}
+    result = bought(planned(pods(15, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,)))
+    assert [decision.slices for decision in result] == [((SMALL, 7),)] * 3
+    assert {dict(decision.labels)[labels.MIG_CONFIG] for decision in result} == {"all-1g.5gb"}
 
 
-def test_slices_of_several_sizes_come_from_one_gpu() -> None:
-    """A GPU cut into three sizes serves a pod of each: one node, not three."""
+def test_one_gpu_provides_slices_of_several_sizes() -> None:
+    """A GPU with three profiles serves a pod of each: one node, not three."""
     one_gpu = offer("one", gpus=1)
     sizes = ("1g.5gb", "2g.10gb", "3g.20gb")
-    waiting = tuple(told for size in sizes for told in pod(size, slices={f"nvidia.com/mig-{size}": 1}))
+    waiting = tuple(event for size in sizes for event in pod(size, slices={f"nvidia.com/mig-{size}": 1}))
     assert len(bought(planned(waiting, on_sale(one_gpu), pools=(MIXED,)))) == 1
 
 
 @pytest.mark.parametrize("pool", [SLICES, MIXED, REPLICAS])
-def test_the_operator_makes_of_the_labels_what_was_promised(pool: NodePool) -> None:
-    """The simulated device plugin reads the order's labels alone, and shows what the plan counts on."""
+def test_the_operator_provides_the_promised_slices(pool: NodePool) -> None:
+    """The simulated device plugin reads the labels only, and shows what the plan expects."""
     of, resource = (T4, SHARED_GPU_RESOURCE) if pool is REPLICAS else (offer(), SMALL)
     (decision,) = bought(planned(pods(1, {resource: 1}), on_sale(of), pools=(pool,)))
     shown = shown_gpus(of.resources.gpu_count, of.gpu_model, of.gpu_memory_bytes, dict(decision.labels))
     assert {name: int(count) for name, count in shown.items() if count != "0"} == dict(decision.promised.slices)
 
 
-def test_what_boots_is_not_bought_again_and_is_not_ready_before_it_is_cut() -> None:
-    """A node whose GPUs still show whole is on its way: its slices are promised, and wait for the operator."""
+def test_a_booting_node_is_not_ready_before_it_is_partitioned() -> None:
+    """A node with whole GPUs is still booting: its slices are promised."""
     one_gpu = offer("one", gpus=1)
     booting = node("n1", one_gpu, slices={SMALL: 7}, pool="slices")
-    told = booting[-1]
-    uncut = told.fact.__class__(
-        **{name: getattr(told.fact, name) for name in told.fact.__struct_fields__} | {"allocatable": one_gpu.resources}
+    event = booting[-1]
+    uncut = event.fact.__class__(
+        **{name: getattr(event.fact, name) for name in event.fact.__struct_fields__}
+        | {"allocatable": one_gpu.resources}
     )
-    state_story = (*booting[:-1], type(told)(uncut, told.at))
-    made = planned(state_story, pods(7, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))
-    assert bought(made) == []
-    assert {type(held.reason) for held in made.deferred} == {CapacityExpected}
+    state_story = (*booting[:-1], type(event)(uncut, event.at))
+    result = planned(state_story, pods(7, {SMALL: 1}), on_sale(one_gpu), pools=(SLICES,))
+    assert bought(result) == []
+    assert {type(held.reason) for held in result.deferred} == {CapacityExpected}
 
 
-def test_limits_count_gpus_that_are_paid_for() -> None:
-    """Seven slices of a GPU are one GPU to every limit."""
+def test_limits_count_bought_gpus() -> None:
+    """Seven slices of a GPU are one GPU for every limit."""
     one_gpu = offer("one", gpus=1)
     rules: dict[str, Any] = {"pools": (SLICES,), "gpu_count_max": 2}
-    made = planned(pods(15, {SMALL: 1}), on_sale(one_gpu), **rules)
-    assert len(bought(made)) == 2
-    assert {type(held.reason) for held in made.deferred} == {GpusLimit}
+    result = planned(pods(15, {SMALL: 1}), on_sale(one_gpu), **rules)
+    assert len(bought(result)) == 2
+    assert {type(held.reason) for held in result.deferred} == {GpusLimit}
 
 
-def test_work_without_gpus_does_not_ride_on_slices_alone() -> None:
-    """A pod that asks for no GPU takes a plain node where there is one, not one whose slices wait for others."""
+def test_work_without_gpus_prefers_plain_nodes() -> None:
+    """A pod without GPUs uses a plain node if there is one."""
     plain = offer("m5.xlarge", model=None, cpu=4, memory_gib=16, usd_per_hour=0.2)
-    made = planned(pod("web", gpus=0), node("n1", slices={SMALL: 56}), node("n2", plain), on_sale(plain))
-    (held,) = (each for each in made.deferred if each.subject == "pod/uid-web")
+    result = planned(pod("web", gpus=0), node("n1", slices={SMALL: 56}), node("n2", plain), on_sale(plain))
+    (held,) = (each for each in result.deferred if each.subject == "pod/uid-web")
     assert held.reason == CapacityExpected(node="n2", expected_at=None)
 
 
@@ -132,7 +133,7 @@ def test_work_without_gpus_does_not_ride_on_slices_alone() -> None:
 def admitted(
     gpus: GpuRequirements, *pools: NodePool, sold: tuple[Offer, ...] = (offer(), T4)
 ) -> JobSpec | tuple[Violation, ...]:
-    """The job with these wishes where the pools have this for sale."""
+    """The job with these requirements, for the offers of the pools."""
     state, under = given(on_sale(*sold)), policy(pools=(WHOLE, *pools))
     return admit(
         request(gpu_requirements=gpus),
@@ -144,12 +145,12 @@ def admitted(
     )
 
 
-def refused(gpus: GpuRequirements, *pools: NodePool) -> Violation:
-    """The one mistake of a job with these wishes."""
+def rejected(gpus: GpuRequirements, *pools: NodePool) -> Violation:
+    """The only violation of a job with these requirements."""
     found = admitted(gpus, *pools)
     assert isinstance(found, tuple)
-    (mistake,) = found
-    return mistake
+    (violation,) = found
+    return violation
 
 
 @pytest.mark.parametrize(
@@ -162,32 +163,32 @@ def refused(gpus: GpuRequirements, *pools: NodePool) -> Violation:
         (GpuRequirements(gpu_count=1, is_shared=True, gpu_memory_gb=4), SHARED_GPU_RESOURCE),
     ],
 )
-def test_a_job_is_given_the_cheapest_part_that_is_enough(gpus: GpuRequirements, resource: str) -> None:
-    """A quarter of a cheap GPU before a slice of a dear one, and never less than was asked for."""
+def test_a_job_gets_the_cheapest_sufficient_share(gpus: GpuRequirements, resource: str) -> None:
+    """A quarter of a cheap GPU before a slice of an expensive one, and never less than requested."""
     spec = admitted(gpus, MIXED, REPLICAS)
     assert isinstance(spec, JobSpec)
     assert spec.member_resources.slices == ((resource, 1),)
     assert spec.member_resources.gpu_count == 0
 
 
-def test_a_part_of_no_known_price_is_not_the_cheapest_one() -> None:
-    """Of a GPU that nobody can buy, as its price is unknown: the job would wait for ever for what is not free."""
+def test_a_share_of_unknown_price_is_not_the_cheapest() -> None:
+    """An unknown price is not free."""
     unpriced = msgspec.structs.replace(T4, price_micro_usd_per_hour=None)
     spec = admitted(GpuRequirements(gpu_count=1, gpu_fraction=0.1), MIXED, REPLICAS, sold=(offer(), unpriced))
     assert isinstance(spec, JobSpec)
     assert spec.member_resources.slices == ((SMALL, 1),)
 
 
-def test_a_part_that_nobody_has_is_refused_with_what_there_is() -> None:
-    """Without a pool that shares, and with one whose parts are too small."""
-    assert "no pool of the policy shares its GPUs" in refused(GpuRequirements(gpu_count=1, gpu_fraction=0.5)).reason
-    assert "nvidia.com/gpu.shared of T4" in refused(GpuRequirements(gpu_count=1, gpu_fraction=0.9), REPLICAS).reason
-    of_two = refused(GpuRequirements(gpu_count=2, gpu_fraction=0.5), REPLICAS)
+def test_an_unavailable_share_is_rejected_with_the_available_ones() -> None:
+    """Without a pool with sharing, and with shares that are too small."""
+    assert "no pool of the policy shares its GPUs" in rejected(GpuRequirements(gpu_count=1, gpu_fraction=0.5)).reason
+    assert "nvidia.com/gpu.shared of T4" in rejected(GpuRequirements(gpu_count=1, gpu_fraction=0.9), REPLICAS).reason
+    of_two = rejected(GpuRequirements(gpu_count=2, gpu_fraction=0.5), REPLICAS)
     assert of_two.field == "gpu_requirements.gpu_count"
 
 
-def test_a_replica_that_is_too_small_is_not_taken_for_one_that_is_enough() -> None:
-    """Replicas are called alike whatever their size: the job insists on the size that it was given."""
+def test_a_replica_of_the_wrong_size_does_not_fit() -> None:
+    """Replicas of every size have one resource name: the job selects the size by label."""
     spec = admitted(GpuRequirements(gpu_count=1, is_shared=True, gpu_memory_gb=4), REPLICAS)
     assert isinstance(spec, JobSpec)
     small = {labels.GPU_SHARE_MEMORY: str(2 * 1024)}
@@ -203,8 +204,8 @@ def test_a_replica_that_is_too_small_is_not_taken_for_one_that_is_enough() -> No
 # ---- money
 
 
-def test_a_slice_costs_its_part_and_all_slices_the_whole() -> None:
-    """Seven small slices pay for a GPU; half of a GPU is half of it, whatever slices stay free."""
+def test_slices_add_up_to_the_cost_of_the_gpu() -> None:
+    """Seven small slices pay for a GPU; half a GPU costs half."""
     small = Resources(slices=((SMALL, 1),))
     cut = Resources(slices=((SMALL, 7),))
     assert gpu_units(small, cut, 40 * GIBIBYTE) * 7 == gpu_units(cut, cut, 40 * GIBIBYTE)
@@ -214,7 +215,7 @@ def test_a_slice_costs_its_part_and_all_slices_the_whole() -> None:
     assert gpu_units(Resources(gpu_count=3), whole, None) == 3
 
 
-# ---- what cannot be meant
+# ---- validation
 
 
 @pytest.mark.parametrize(
@@ -222,11 +223,11 @@ def test_a_slice_costs_its_part_and_all_slices_the_whole() -> None:
     [
         (GpuSharing(), "either mig_profiles or replicas_count"),
         (GpuSharing(mig_profiles=("1g.5gb",), replicas_count=2), "either mig_profiles or replicas_count"),
-        (GpuSharing(mig_profiles=("9g.5gb",)), "no profile '9g.5gb'"),
-        (GpuSharing(mig_profiles=("3g.20gb", "3g.20gb", "1g.5gb")), "no GPU for sale in this pool can be cut"),
+        (GpuSharing(mig_profiles=("9g.5gb",)), "unknown profile '9g.5gb'"),
+        (GpuSharing(mig_profiles=("3g.20gb", "3g.20gb", "1g.5gb")), "no offered GPU of this pool supports"),
     ],
 )
-def test_a_pool_that_shares_in_no_possible_way_is_refused(sharing: GpuSharing, says: str) -> None:
-    """Each mistake names the field and what there is."""
-    found = mistakes(policy(pools=(NodePool(name="slices", sharing=sharing),)), (offer(),))
-    assert any(says in mistake for mistake in found)
+def test_invalid_sharing_is_rejected(sharing: GpuSharing, says: str) -> None:
+    """Each violation names the field and valid values."""
+    found = policy_violations(policy(pools=(NodePool(name="slices", sharing=sharing),)), (offer(),))
+    assert any(says in violation for violation in found)

@@ -1,4 +1,4 @@
-"""After a purchase the next one waits for the cooldown, and what is urgent does not. Off by default."""
+"""The scale-up cooldown: after a purchase the next one waits, unless it is urgent. Off by default."""
 
 import pytest
 from tests.support.stories import MINUTE, T0, Story, bought, given, job, node, notice, on_sale, pod, policy, purchase
@@ -17,7 +17,7 @@ FIRST: Story = (*job("first"), *bought(purchase("buy-first", reason=WANTED), is_
 
 
 def planned(*stories: Story, minutes: float = 1.0) -> Plan:
-    """The plan so long after the first purchase, which the second opinion agrees with."""
+    """The plan this long after the first purchase, accepted by the plan check."""
     as_of = T0 + minutes * MINUTE
     state = given(FIRST, on_sale(), *stories, as_of=as_of)
     made = plan(state, RULES, as_of)
@@ -26,13 +26,13 @@ def planned(*stories: Story, minutes: float = 1.0) -> Plan:
 
 
 def test_the_next_purchase_waits() -> None:
-    """Two minutes are left, which the reason says; then it is bought."""
+    """Two minutes remain, as the reason reports; then it is bought."""
     assert held(planned(job("second")), "job/second", Cooldown).remaining_seconds == 120.0
     assert len(purchases(planned(job("second"), minutes=3.0))) == 1
 
 
 def test_by_default_nothing_waits() -> None:
-    """What waits is bought for at once."""
+    """Waiting work is bought for at once."""
     state = given(FIRST, on_sale(), job("second"), as_of=T0 + MINUTE)
 
     assert len(purchases(plan(state, policy(), T0 + MINUTE))) == 1
@@ -46,14 +46,14 @@ def test_by_default_nothing_waits() -> None:
     ],
     ids=["high priority", "a notice"],
 )
-def test_what_is_urgent_does_not_wait(urgent: Story) -> None:
+def test_urgent_work_does_not_wait(urgent: Story) -> None:
     """High priority, and work that loses its node."""
     assert len(purchases(planned(urgent))) == 1
 
 
-def test_the_second_opinion_counts_the_seconds_itself() -> None:
-    """A plan that was made without the cooldown is refused with it."""
+def test_the_plan_check_computes_the_cooldown_itself() -> None:
+    """A plan made without the cooldown is rejected with it."""
     state = given(FIRST, on_sale(), job("second"), as_of=T0 + MINUTE)
     (mistake,) = check(plan(state, policy(), T0 + MINUTE), state, RULES)
 
-    assert "180 s are to pass" in mistake
+    assert "the cooldown is 180 s" in mistake

@@ -1,4 +1,4 @@
-"""Work that can wait for room that is certain to come is not bought for; what is high in priority never waits."""
+"""Work that can wait for capacity that is certain to come is not bought for; high priority never waits."""
 
 from datetime import datetime, timedelta
 
@@ -14,26 +14,26 @@ GOING_AT = T0 + MINUTE
 
 
 def made(*stories: Story, at: datetime = GOING_AT, **changes: float) -> Plan:
-    """The plan after the stories; the second opinion has nothing against it."""
+    """The plan after the stories, accepted by the plan check."""
     state, rules = given(*stories, on_sale(), as_of=at), policy(**changes)
     found = plan(state, rules, at)
     assert check(found, state, rules) == ()
     return found
 
 
-def going(grace_seconds: float = 30.0) -> Story:
-    """A full node whose pod is told to go at GOING_AT."""
+def deleted_pod(grace_seconds: float = 30.0) -> Story:
+    """A full node whose pod is being deleted since GOING_AT."""
     busy = pod("old", on="n1", gpus=8, deleting_since=GOING_AT, grace_seconds=grace_seconds)
     return (*node("n1"), *busy)
 
 
 def bought(found: Plan) -> int:
-    """How many nodes are bought."""
+    """Number of nodes bought."""
     return sum(isinstance(each, BuyNode) for each in found.decisions)
 
 
 def expected(found: Plan, subject: str) -> CapacityExpected | None:
-    """What the subject waits for."""
+    """The capacity that the subject waits for."""
     reasons = [each.reason for each in found.deferred if each.subject == subject]
     return next((each for each in reasons if isinstance(each, CapacityExpected)), None)
 
@@ -41,42 +41,42 @@ def expected(found: Plan, subject: str) -> CapacityExpected | None:
 @pytest.mark.parametrize(
     "waits", [pod("new", gpus=8, at=GOING_AT), job("new", gpus=8, at=GOING_AT)], ids=["pod", "job"]
 )
-def test_a_pod_that_is_told_to_go_makes_room_that_is_waited_for(waits: Story) -> None:
-    """Its grace period is over soon; nothing is bought, and it is said where and when."""
-    found = made(going(), waits)
+def test_the_capacity_of_a_deleted_pod_is_waited_for(waits: Story) -> None:
+    """Its grace period ends soon: nothing is bought, with node and time in the reason."""
+    found = made(deleted_pod(), waits)
     assert bought(found) == 0
     (reason,) = [each.reason for each in found.deferred if isinstance(each.reason, CapacityExpected)]
     assert reason == CapacityExpected(node="n1", expected_at=GOING_AT + 30 * SECOND)
 
 
-def test_nobody_waits_longer_than_is_allowed() -> None:
-    """Counted from when the work began to wait; after that, or behind a longer grace period, it is bought for."""
-    assert bought(made(going(grace_seconds=121), pod("new", gpus=8, at=GOING_AT))) == 1
-    assert bought(made(going(grace_seconds=121), job("new", gpus=8, at=GOING_AT))) == 0
-    assert bought(made(going(), pod("new", gpus=8, at=T0 - 2 * MINUTE))) == 1
-    assert bought(made(going(), pod("new", gpus=8, at=GOING_AT), pending_pod_timeout_seconds=0)) == 1
+def test_no_work_waits_longer_than_allowed() -> None:
+    """Counted from when the work began to wait; later, or for a longer grace period, it is bought for."""
+    assert bought(made(deleted_pod(grace_seconds=121), pod("new", gpus=8, at=GOING_AT))) == 1
+    assert bought(made(deleted_pod(grace_seconds=121), job("new", gpus=8, at=GOING_AT))) == 0
+    assert bought(made(deleted_pod(), pod("new", gpus=8, at=T0 - 2 * MINUTE))) == 1
+    assert bought(made(deleted_pod(), pod("new", gpus=8, at=GOING_AT), pending_pod_timeout_seconds=0)) == 1
 
 
-def test_room_that_did_not_come_is_not_waited_for_any_more() -> None:
+def test_overdue_capacity_is_not_waited_for() -> None:
     """The grace period is over, and the pod is still there."""
-    assert bought(made(going(), pod("new", gpus=8, at=GOING_AT), at=GOING_AT + 31 * SECOND)) == 1
+    assert bought(made(deleted_pod(), pod("new", gpus=8, at=GOING_AT), at=GOING_AT + 31 * SECOND)) == 1
 
 
 def test_high_priority_never_waits() -> None:
-    """S47: it is bought for at once."""
-    assert bought(made(going(), job("new", gpus=8, priority=1000, at=GOING_AT))) == 1
+    """It is bought for at once."""
+    assert bought(made(deleted_pod(), job("new", gpus=8, priority=1000, at=GOING_AT))) == 1
 
 
-def test_room_to_come_is_given_once() -> None:
-    """Of two that want it the first waits for it, the other is bought for."""
-    found = made(going(), job("first", gpus=8, priority=600, at=GOING_AT), job("second", gpus=8, at=GOING_AT))
+def test_expected_capacity_is_reserved_once() -> None:
+    """Of two items the first waits for it, the other is bought for."""
+    found = made(deleted_pod(), job("first", gpus=8, priority=600, at=GOING_AT), job("second", gpus=8, at=GOING_AT))
     assert bought(found) == 1
     assert expected(found, "job/first") is not None
     assert expected(found, "job/second") is None
 
 
-def test_a_job_that_reaches_its_time_limit_makes_room() -> None:
-    """It ends then, whatever it does; before that nobody knows when it ends, and nothing is gained by hoping."""
+def test_the_capacity_of_a_job_at_its_time_limit_is_waited_for() -> None:
+    """Its end before the limit is unknown."""
     old = job("old", placed_on=("n1",), is_running=True, duration_seconds_max=3600.0)
     running = (*node("n1"), *old, *pod("p", on="n1", gpus=8, job_id="old"))
     soon = T0 + HOUR - MINUTE
@@ -87,17 +87,17 @@ def test_a_job_that_reaches_its_time_limit_makes_room() -> None:
     assert bought(made(running, job("new", gpus=8, at=early), at=early)) == 1
 
 
-def test_a_gang_waits_whole_or_is_bought_for_whole() -> None:
-    """Room for one of its two members is nothing to wait for."""
-    found = made(going(), job("new", gpus=8, members=2, at=GOING_AT))
+def test_a_gang_waits_whole_or_is_bought_whole() -> None:
+    """Capacity for one of two members is nothing to wait for."""
+    found = made(deleted_pod(), job("new", gpus=8, members=2, at=GOING_AT))
     assert bought(found) == 2
 
 
-def test_the_second_opinion_refuses_a_wait_that_is_too_long() -> None:
-    """Told by the plan's own word, against the record."""
-    state = given(going(), job("new", gpus=8, priority=1000, at=T0), as_of=GOING_AT)
+def test_the_plan_check_rejects_a_wait_that_is_too_long() -> None:
+    """Checked against the records."""
+    state = given(deleted_pod(), job("new", gpus=8, priority=1000, at=T0), as_of=GOING_AT)
     late = Deferred(step="cover_demand", subject="job/new", reason=CapacityExpected(node="n1", expected_at=T0 + HOUR))
     wrong = Plan(as_of=GOING_AT, parent_sequence=state.last_plan_sequence, deferred=(late,))
     told = " ".join(check(wrong, state, policy()))
-    assert "is of high priority and waits" in told
-    assert "longer than it may" in told
+    assert "has high priority and waits" in told
+    assert "longer than allowed" in told

@@ -1,4 +1,4 @@
-"""What is on its way belongs to those it was bought for."""
+"""Nodes on their way are reserved for the work they were bought for."""
 
 from tests.support.stories import MINUTE, T0, bought, given, job, offer, on_sale, policy, purchase
 
@@ -10,8 +10,8 @@ T4 = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_g
 T4_FOUR = offer("g4dn.12xlarge", gpus=4, model="T4", gpu_memory_gib=16, cpu=48, memory_gib=192, usd_per_hour=1.4)
 
 
-def test_what_is_on_its_way_for_one_is_not_taken_by_whoever_comes_meanwhile() -> None:
-    """Else the one that waits is bought for again with each arrival, be the newcomer more urgent."""
+def test_a_coming_node_is_not_taken_by_later_work() -> None:
+    """Else the waiting work is bought for again with each arrival, even a more urgent one."""
     reason = UnmetDemand(demand=("job/large",), offers_considered=1, price_micro_usd_per_hour=1_400_000)
     order = bought(purchase("order", T4_FOUR, reason=reason))
     newcomer = job("small", gpus=1, priority=1000, at=T0 + MINUTE)

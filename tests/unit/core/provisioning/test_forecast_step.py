@@ -1,4 +1,4 @@
-"""Capacity before anybody waits for it: the minimum, headroom, sizes by schedule, and demand that is foreseen."""
+"""Capacity ahead of demand: minimum, headroom, scheduled limits, forecast."""
 
 from datetime import UTC, datetime
 
@@ -8,7 +8,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
-from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, foresight
+from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
@@ -21,13 +21,13 @@ CHEAP = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, usd_per_hour
 
 
 def bought(state: ClusterState, nodes_count_min: int) -> list[BuyNode]:
-    """What is bought to keep this minimum."""
-    made = plan(state, policy(nodes_count_min=nodes_count_min), T0)
-    return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
+    """What is bought for this minimum."""
+    plan_of = plan(state, policy(nodes_count_min=nodes_count_min), T0)
+    return [decision for decision in plan_of.decisions if isinstance(decision, BuyNode)]
 
 
-def test_the_minimum_is_kept_with_the_cheapest_nodes() -> None:
-    """Nodes that the policy wants are bought although nobody waits; those that are there count."""
+def test_the_minimum_is_bought_with_the_cheapest_nodes() -> None:
+    """Existing nodes count."""
     two = bought(given(on_sale(offer(), CHEAP)), 2)
 
     assert [decision.offer.key for decision in two] == [CHEAP.key, CHEAP.key]
@@ -36,15 +36,15 @@ def test_the_minimum_is_kept_with_the_cheapest_nodes() -> None:
     assert bought(given(node("n1"), node("n2"), on_sale(CHEAP)), 2) == []
 
 
-def test_a_node_that_leaves_does_not_count() -> None:
-    """The cloud takes the only one: another is bought at once."""
+def test_a_leaving_node_does_not_count() -> None:
+    """The only node is interrupted: another is bought at once."""
     state = given(node("n1"), notice("n1", reclaim_at=T0 + MINUTE), on_sale(CHEAP))
 
     assert [decision.reason for decision in bought(state, 1)] == [BelowMinimum(nodes_count=1, nodes_count_min=1)]
 
 
-def test_the_minimum_is_not_counted_on_an_old_picture() -> None:
-    """Nodes that were not listed may be there all the same."""
+def test_the_minimum_is_not_bought_on_stale_lists() -> None:
+    """Nodes that were not listed may exist."""
     state = given(on_sale(CHEAP), is_synced=False)
     (held,) = [each for each in plan(state, policy(nodes_count_min=1), T0).deferred if each.step == "prepare"]
 
@@ -56,8 +56,8 @@ def test_the_minimum_is_not_counted_on_an_old_picture() -> None:
 # ---- headroom and schedules
 
 
-def made(state: ClusterState, as_of: datetime = T0, **changes: object) -> Plan:
-    """The plan under a policy with these fields; the second opinion finds nothing wrong with it."""
+def plan_of(state: ClusterState, as_of: datetime = T0, **changes: object) -> Plan:
+    """The plan under a policy with these fields, accepted by the plan check."""
     changed = policy(**changes)
     decided = plan(state, changed, as_of)
     assert check(decided, state, changed) == ()
@@ -65,37 +65,37 @@ def made(state: ClusterState, as_of: datetime = T0, **changes: object) -> Plan:
 
 
 def purchases(decided: Plan) -> list[BuyNode]:
-    """What a plan buys."""
+    """The purchases of the plan."""
     return [decision for decision in decided.decisions if isinstance(decision, BuyNode)]
 
 
-def test_headroom_is_bought_and_what_is_on_its_way_counts() -> None:
-    """Two T4 are to be free: two nodes of one are bought, and with one on its way only the other."""
+def test_headroom_counts_booting_nodes() -> None:
+    """Two free T4: two nodes of one are bought; with one booting, one more."""
     rooms = (Headroom(name="warm", free_gpu_count=2, gpu_model="T4"),)
-    both = purchases(made(given(on_sale(offer(), CHEAP)), headrooms=rooms))
-    one = purchases(made(given(on_sale(offer(), CHEAP), node("n1", CHEAP)), headrooms=rooms))
+    both = purchases(plan_of(given(on_sale(offer(), CHEAP)), headrooms=rooms))
+    one = purchases(plan_of(given(on_sale(offer(), CHEAP), node("n1", CHEAP)), headrooms=rooms))
 
     assert [decision.offer.key for decision in both] == [CHEAP.key, CHEAP.key]
     assert both[0].reason == CapacityBuffer(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
-    assert both[0].reason.sentence() == "2 GPUs are to be free for headroom warm (free or on their way: 0)."
+    assert both[0].reason.sentence() == "Headroom warm: 2 GPUs must be free (0 free or ordered)."
     assert len(one) == 1
-    assert purchases(made(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms)) == []
+    assert purchases(plan_of(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms)) == []
 
 
-def test_a_node_that_is_kept_free_does_not_go_for_being_idle() -> None:
-    """Empty for an hour, but headroom wants it; the other one goes."""
+def test_a_node_of_headroom_is_not_removed() -> None:
+    """Empty for an hour; the other empty node is removed."""
     rooms = (Headroom(name="warm", free_gpu_count=1),)
     state = given(node("n1", CHEAP), node("n2", CHEAP), on_sale(CHEAP), as_of=T0 + HOUR)
-    decided = made(state, T0 + HOUR, headrooms=rooms)
+    decided = plan_of(state, T0 + HOUR, headrooms=rooms)
     kept = [held for held in decided.deferred if isinstance(held.reason, KeptAsBuffer)]
 
     assert [held.subject for held in kept] == ["node/uid-n1"]
-    assert kept[0].reason.sentence() == "Its GPUs are kept free for headroom warm."
+    assert kept[0].reason.sentence() == "The GPUs of the node are kept free for headroom warm."
     assert [one.node_name for one in decided.decisions if isinstance(one, DrainNode)] == ["n2"]
 
 
-def test_headroom_by_schedule_is_ordered_ahead_of_its_beginning() -> None:
-    """From nine to five in Berlin: ordered at half past eight, not before, and not kept after five."""
+def test_scheduled_headroom_is_bought_ahead() -> None:
+    """From 9 to 17 in Berlin: bought at 8:30, not kept after 17:00."""
     rooms = (
         Headroom(
             name="office", free_gpu_count=1, schedule="0 9 * * mon-fri", duration_seconds=8 * 3600.0,
@@ -106,27 +106,28 @@ def test_headroom_by_schedule_is_ordered_ahead_of_its_beginning() -> None:
     counts = {}
     for at in (7.4, 7.6, 12.0, 15.9, 16.1):
         as_of = monday + at * HOUR
-        counts[at] = len(purchases(made(given(on_sale(CHEAP, at=as_of), as_of=as_of), as_of, headrooms=rooms)))
+        counts[at] = len(purchases(plan_of(given(on_sale(CHEAP, at=as_of), as_of=as_of), as_of, headrooms=rooms)))
 
     assert counts == {7.4: 0, 7.6: 1, 12.0: 1, 15.9: 1, 16.1: 0}
 
 
-def test_a_size_by_schedule_narrows_the_bounds_while_it_holds() -> None:
-    """At night one node at most: the second pod waits with the limit as its reason; by day it is bought for."""
+def test_a_scheduled_limit_applies_while_it_is_active() -> None:
+    """One node at night: the second pod waits for the day."""
     sizes = (ScheduledLimit(name="night", nodes_count_max=1, schedule="0 22 * * *", duration_seconds=8 * 3600.0),)
     night, day = T0 + 11 * HOUR, T0 + 2 * HOUR
 
     def seen(as_of: datetime) -> Plan:
         waiting = (pod(name, gpus=1, at=as_of, unschedulable_since=as_of) for name in ("a", "b"))
-        return made(given(*waiting, on_sale(CHEAP, at=as_of), as_of=as_of), as_of, scheduled_limits=sizes)
+        return plan_of(given(*waiting, on_sale(CHEAP, at=as_of), as_of=as_of), as_of, scheduled_limits=sizes)
 
     assert len(purchases(seen(day))) == 2
     assert len(purchases(seen(night))) == 1
     assert [held.reason for held in seen(night).deferred] == [NodesLimit(nodes_count=1, nodes_count_max=1)]
     least = (ScheduledLimit(name="rush", nodes_count_min=2, schedule="0 14 * * *", duration_seconds=3600.0),)
-    assert len(purchases(made(given(on_sale(CHEAP), as_of=T0), T0, scheduled_limits=least))) == 0
+    assert len(purchases(plan_of(given(on_sale(CHEAP), as_of=T0), T0, scheduled_limits=least))) == 0
     assert (
-        len(purchases(made(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least))) == 2
+        len(purchases(plan_of(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least)))
+        == 2
     )
 
 
@@ -136,7 +137,7 @@ WEEK_AGO = T0 - 7 * 24 * HOUR
 
 
 def asked_for(until: datetime) -> Story:
-    """A week of samples: four T4 more are asked for in each hour's second half."""
+    """A week of samples: four more T4 in the second half of each hour."""
     first, last = int(WEEK_AGO.timestamp()) // 60, int(until.timestamp()) // 60
     return tuple(
         Told(
@@ -148,7 +149,7 @@ def asked_for(until: datetime) -> Story:
 
 
 def scored(*, is_right: bool) -> Story:
-    """Two days of scores: the forecast held, or was passed all the time."""
+    """Two days of scores: the forecast was accurate, or always exceeded."""
     hour = int(T0.timestamp()) // 3600
     kept = 60 if is_right else 6
     missed = 0 if is_right else 200
@@ -170,56 +171,54 @@ def scored(*, is_right: bool) -> Story:
 FORESEEING = ForecastPolicy(is_on=True, short_rise_quantile_ratio=0.95)
 
 
-def test_a_forecast_that_was_right_is_bought_for() -> None:
-    """Four more are foreseen within the half hour, and the last days' forecasts held: four nodes of one are bought."""
+def test_a_confident_forecast_buys_nodes() -> None:
+    """Four more GPUs within the half hour: four nodes of one."""
     at = T0 + 29 * MINUTE
     state = given(asked_for(at), scored(is_right=True), on_sale(CHEAP), as_of=at)
-    bought_ahead = purchases(made(state, at, forecast=FORESEEING))
+    bought_ahead = purchases(plan_of(state, at, forecast=FORESEEING))
 
     assert len(bought_ahead) == 4
     assert bought_ahead[0].reason == CapacityBuffer(demand=("forecast/T4",), free_gpu_count=0, wanted_gpu_count=4)
-    assert purchases(made(state, at)) == []
+    assert purchases(plan_of(state, at)) == []
 
 
-def test_a_forecast_that_was_wrong_for_days_is_silent_and_says_so() -> None:
-    """Nothing is bought on its word; so it is with one that was never scored."""
+def test_an_uncertain_forecast_buys_nothing() -> None:
+    """With the reason; also without scores."""
     at = T0 + 29 * MINUTE
-    wrong = made(given(asked_for(at), scored(is_right=False), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
-    untried = made(given(asked_for(at), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
+    wrong = plan_of(given(asked_for(at), scored(is_right=False), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
+    untried = plan_of(given(asked_for(at), on_sale(CHEAP), as_of=at), at, forecast=FORESEEING)
 
     assert purchases(wrong) == purchases(untried) == []
     (held,) = wrong.deferred
     assert isinstance(held.reason, ForecastUncertain)
     assert held.subject == "forecast/T4"
-    assert held.reason.sentence() == (
-        "More demand is foreseen, but forecasts of late deserve 14 % of trust; 70 % are asked for."
-    )
+    assert held.reason.sentence() == ("Forecast confidence 14 % is below the threshold of 70 %.")
     (never,) = untried.deferred
     assert never.reason == ForecastUncertain(confidence_ratio=None, confidence_ratio_min=0.7)
-    assert "tried for long enough" in never.reason.sentence()
+    assert "too few scored hours" in never.reason.sentence()
 
 
-def test_what_is_foreseen_is_two_figures_and_unknown_where_there_is_none() -> None:
-    """Four GPUs more for the eight that are there; without a forecast, a node or scores, unknown is not zero."""
+def test_forecast_gauges() -> None:
+    """Four more GPUs for eight; unknown without a forecast, a node or scores."""
     at, rules = T0 + 29 * MINUTE, policy(forecast=FORESEEING)
     there = given(asked_for(at), scored(is_right=True), node("n1"), as_of=at)
-    assert foresight(there, rules, at).utilization_ratio == 0.5
-    assert foresight(there, rules, at).confidence_ratio == 1.0
-    assert foresight(there, policy(), at) == ForecastGauges()
+    assert forecast_gauges(there, rules, at).utilization_ratio == 0.5
+    assert forecast_gauges(there, rules, at).confidence_ratio == 1.0
+    assert forecast_gauges(there, policy(), at) == ForecastGauges()
     empty = given(asked_for(at), as_of=at)
-    assert foresight(empty, rules, at) == ForecastGauges()
-    assert foresight(there, rules, at + HOUR) == ForecastGauges()
+    assert forecast_gauges(empty, rules, at) == ForecastGauges()
+    assert forecast_gauges(there, rules, at + HOUR) == ForecastGauges()
 
 
-def test_an_old_sample_foresees_nothing() -> None:
-    """Ten minutes without a sample: nobody knows what is asked for now."""
+def test_old_samples_are_not_used() -> None:
+    """Ten minutes without a sample."""
     state = given(asked_for(T0 + 29 * MINUTE), scored(is_right=True), on_sale(CHEAP), as_of=T0 + 40 * MINUTE)
 
-    assert purchases(made(state, T0 + 40 * MINUTE, forecast=FORESEEING)) == []
+    assert purchases(plan_of(state, T0 + 40 * MINUTE, forecast=FORESEEING)) == []
 
 
-def test_demand_is_sampled_once_a_minute_and_scored_when_hours_are_over() -> None:
-    """What runs and what waits is asked for; said only where a forecast is wanted, and each thing once."""
+def test_demand_is_sampled_every_minute_and_scored_every_hour() -> None:
+    """Running and waiting work; each fact once, only with the forecast on."""
     at = T0 + 29 * MINUTE
     waiting = (pod("a", gpus=1, unschedulable_since=T0), pod("b", gpus=3), node("n1", CHEAP), pod("c", gpus=1, on="n1"))
     state = given(*waiting, asked_for(at), on_sale(CHEAP), as_of=at)

@@ -1,4 +1,4 @@
-"""A week of coming and going leaves the state as large as a day does: as large as the cluster, not as its history."""
+"""After a week the state is as large as after a day."""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,7 +22,7 @@ KEPT_FOR_DAYS = {"busy_until"}
 
 
 def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
-    """Bought for a job, drained after it, or taken by the cloud; then gone with all that it was known by."""
+    """Bought for a job, then drained or interrupted, and deleted."""
     at = T0 + hour * HOUR + quarter * 15 * MINUTE
     decision = purchase(f"buy-{name}", at=at)
     yield from bought(decision, at=at)
@@ -64,18 +64,18 @@ def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
 
 
 def sizes(state: ClusterState) -> dict[str, int]:
-    """Entries of each mapping of the state."""
+    """The number of entries of each mapping."""
     values = {field.name: getattr(state, field.name) for field in msgspec.structs.fields(ClusterState)}
     return {name: len(value) for name, value in values.items() if isinstance(value, Mapping)}
 
 
-def test_a_week_leaves_no_more_than_its_last_day() -> None:
-    """After seven days every mapping is as large as after two, but for what is kept for a week by intention."""
+def test_the_state_does_not_grow_with_history() -> None:
+    """Except what is kept for a week on purpose."""
     state = fold(EMPTY_STATE, record(on_sale(at=T0)))
     after_two_days: dict[str, int] = {}
     for hour in range(WEEK_HOURS):
         names = [(f"n{hour}-{quarter}", quarter) for quarter in range(NODES_PER_HOUR)]
-        story = [told for name, quarter in names for told in a_node_and_its_job(name, hour, quarter)]
+        story = [event for name, quarter in names for event in a_node_and_its_job(name, hour, quarter)]
         state = fold(state, record(story))
         if hour == 2 * 24:
             after_two_days = sizes(state)

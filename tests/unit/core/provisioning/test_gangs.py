@@ -1,4 +1,4 @@
-"""A gang that is bought in part: completed elsewhere while anything is on sale, given back when nothing is."""
+"""A gang that is bought in part: completed with other offers if possible, else its nodes are released."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ MAX_DELIVERIES_CONSUMER = GangAbandoned(gang=GANG, defer_reason="offers_unavaila
 
 
 def half_refused() -> tuple[Story, ...]:
-    """Four nodes were ordered for a gang of four; two of the launches were refused."""
+    """Four nodes were ordered for a gang of four; two launches were refused."""
     orders = [purchase(f"member-{number}", SPOT, gang=GANG) for number in range(4)]
     return (
         job("train", gpus=8, members=4),
@@ -50,7 +50,7 @@ def half_refused() -> tuple[Story, ...]:
 
 
 def checked(state: ClusterState, under: ScalingPolicy | None = None) -> Plan:
-    """The plan of now, which the second opinion agrees with."""
+    """The current plan, accepted by the plan check."""
     under = under or policy()
     made = plan(state, under, NOW)
     assert check(made, state, under) == ()
@@ -58,20 +58,20 @@ def checked(state: ClusterState, under: ScalingPolicy | None = None) -> Plan:
 
 
 def releases(made: Plan) -> list[tuple[object, object]]:
-    """Which instances are given back, and why."""
+    """Released instances, with the reason."""
     return [(each.provider_id, each.reason) for each in made.decisions if isinstance(each, ReleaseInstance)]
 
 
-def test_a_gang_that_is_refused_in_part_is_completed_elsewhere() -> None:
-    """Two launches are refused and another offer is on sale: two of that are bought, and what boots is kept."""
+def test_a_partly_refused_gang_is_completed_with_another_offer() -> None:
+    """Two launches are refused: two nodes of another offer are bought, booting ones are kept."""
     made = checked(given(*half_refused(), on_sale(SPOT, ON_DEMAND), as_of=NOW))
 
     assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [ON_DEMAND.key] * 2
     assert releases(made) == []
 
 
-def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched() -> None:
-    """The only offer is refused: what boots for the gang goes at once, each with the reason."""
+def test_the_nodes_of_an_impossible_gang_are_released() -> None:
+    """The only offer is refused: booting nodes are released at once, each with the reason."""
     made = checked(given(*half_refused(), on_sale(SPOT), as_of=NOW))
 
     assert releases(made) == [
@@ -81,31 +81,31 @@ def test_a_gang_that_nothing_can_complete_gives_back_what_was_launched() -> None
     assert [each.reason.tag() for each in made.deferred if each.subject == GANG] == ["offers_unavailable"]
 
 
-def test_a_launch_that_is_under_way_is_waited_for() -> None:
-    """Nobody knows yet whether there is an instance to give back."""
+def test_a_launch_in_progress_is_waited_for() -> None:
+    """It is unknown whether there is an instance to release."""
     ordered = bought(purchase("late", SPOT, gang=GANG), is_launched=False)
     made = checked(given(*half_refused(), ordered, on_sale(SPOT), as_of=NOW))
 
     assert [given_back for given_back, _ in releases(made)] == [provider_id("member-0"), provider_id("member-1")]
 
 
-def test_what_other_work_needs_is_not_given_back() -> None:
-    """A pod waits that one of the booting nodes will take."""
+def test_nodes_that_other_work_needs_are_not_released() -> None:
+    """A waiting pod takes one of the booting nodes."""
     made = checked(given(*half_refused(), pod("other", gpus=8), on_sale(SPOT), as_of=NOW))
 
     assert len(releases(made)) == 1
 
 
 def ready_member() -> Story:
-    """A node that was bought for the gang and is ready, empty since a moment."""
+    """A ready node bought for the gang, empty for a moment."""
     story = node("ready", SPOT, at=T0)
     order = purchase("buy-ready", SPOT, gang=GANG, at=T0)
     return (*bought(order), story[-1])
 
 
 @pytest.mark.parametrize("is_node_known", [False, True])
-def test_what_was_found_at_work_is_not_given_back_again_at_once(*, is_node_known: bool) -> None:
-    """The last look found work there, of which nothing is heard yet: no plan after the other asks for the same."""
+def test_a_release_canceled_for_work_is_not_repeated_at_once(*, is_node_known: bool) -> None:
+    """The release found work there that the state does not show yet."""
     order = purchase("member-0", SPOT, gang=GANG)
     release = ReleaseInstance(
         action_id=ActionId("release-0"),
@@ -141,8 +141,8 @@ def test_what_was_found_at_work_is_not_given_back_again_at_once(*, is_node_known
     assert [one for one, _ in releases(checked(given(*story, as_of=NOW), hasty))] == [provider_id("member-0")]
 
 
-def test_a_node_that_is_ready_drains_without_waiting_to_idle() -> None:
-    """It came before the gang was given up: neither the idle time nor its youth keeps it."""
+def test_a_ready_node_of_an_abandoned_gang_drains_at_once() -> None:
+    """Neither the idle time nor its age keeps it."""
     lone = given(job("train", gpus=8, members=4), ready_member(), refused(), on_sale(SPOT), as_of=NOW)
     (drain,) = [
         each for each in checked(lone, policy(disruption_ratio_max=1.0)).decisions if isinstance(each, DrainNode)
@@ -151,8 +151,8 @@ def test_a_node_that_is_ready_drains_without_waiting_to_idle() -> None:
     assert (drain.node_name, drain.reason, drain.is_voluntary) == ("ready", MAX_DELIVERIES_CONSUMER, True)
 
 
-def test_a_ready_node_with_work_on_it_stays() -> None:
-    """A pod took the place: the node is in use, whoever it was bought for."""
+def test_a_ready_node_with_work_stays() -> None:
+    """A pod runs there: the node is in use, whatever it was bought for."""
     used = given(
         job("train", gpus=8, members=4), ready_member(), refused(), pod("a", on="ready"), on_sale(SPOT), as_of=NOW
     )
@@ -161,17 +161,17 @@ def test_a_ready_node_with_work_on_it_stays() -> None:
 
 
 def refused() -> Story:
-    """The cloud has no more of the only offer."""
+    """The only offer is unavailable."""
     return bought(purchase("refused", SPOT, gang=GANG), is_refused=True)
 
 
-def test_a_gang_is_not_given_up_on_an_unknown_market() -> None:
-    """No list of offers is not an empty list."""
+def test_a_gang_is_not_abandoned_without_a_list_of_offers() -> None:
+    """A missing list is not an empty list."""
     assert releases(checked(given(*half_refused(), as_of=NOW))) == []
 
 
-def test_a_gang_is_bought_again_when_the_cloud_may_be_asked_again() -> None:
-    """The refusal is forgotten after its time: all that is missing is bought."""
+def test_a_gang_is_bought_again_after_the_back_off() -> None:
+    """All missing nodes are bought."""
     later = T0 + 4 * MINUTE
     state = given(*half_refused(), on_sale(SPOT, at=later), as_of=later)
     made = plan(state, policy(), later)

@@ -1,4 +1,4 @@
-"""A gang that was bought for in vain: all of it goes back at once, and the next try waits, longer each time."""
+"""A gang that was bought for in vain: all its nodes are released at once, and the next try waits, longer each time."""
 
 from datetime import datetime, timedelta
 
@@ -45,8 +45,8 @@ MAX_DELIVERIES_CONSUMER = GangAbandoned(gang=GANG, defer_reason="offers_unavaila
 WAITING = job("train", gpus=8, members=4)
 
 
-def given_up(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELIVERIES_CONSUMER) -> Story:
-    """A node of the gang that was bought and given back at this instant."""
+def abandoned(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELIVERIES_CONSUMER) -> Story:
+    """A node of the gang that was bought and released at this instant."""
     name = f"given-up-{number}"
     release = ReleaseInstance(
         action_id=ActionId(f"release-{number}"),
@@ -68,7 +68,7 @@ def given_up(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELIV
 
 
 def made(state: ClusterState, as_of: datetime, under: ScalingPolicy | None = None) -> Plan:
-    """The plan of this instant, which the second opinion agrees with."""
+    """The plan of this instant, accepted by the plan check."""
     under = under or policy()
     found = plan(state, under, as_of)
     assert check(found, state, under) == ()
@@ -76,7 +76,7 @@ def made(state: ClusterState, as_of: datetime, under: ScalingPolicy | None = Non
 
 
 def buys(found: Plan) -> list[BuyNode]:
-    """What is bought."""
+    """The purchases."""
     return [each for each in found.decisions if isinstance(each, BuyNode)]
 
 
@@ -86,16 +86,16 @@ def held(found: Plan) -> list[object]:
 
 
 def after(tries: int, later: timedelta) -> tuple[ClusterState, datetime]:
-    """The gang was given up so often, an hour apart at most, and so much time has passed since."""
+    """The state after this many abandoned tries, an hour apart at most, and this much time."""
     at = [T0 + number * 5 * MINUTE for number in range(tries)]
     as_of = at[-1] + later
-    stories = [given_up(each, number=number) for number, each in enumerate(at)]
+    stories = [abandoned(each, number=number) for number, each in enumerate(at)]
     return given(WAITING, *stories, on_sale(SPOT, at=as_of), as_of=as_of), as_of
 
 
 @pytest.mark.parametrize(("tries", "seconds"), [(1, 60), (2, 120), (3, 240), (5, 960), (6, 1800), (9, 1800)])
-def test_each_failed_purchase_doubles_the_wait_up_to_its_bound(tries: int, seconds: int) -> None:
-    """Nothing is bought a second before, though all is for sale; all four a moment after."""
+def test_each_failed_purchase_doubles_the_wait_up_to_its_maximum(tries: int, seconds: int) -> None:
+    """Nothing is bought a second before; all four nodes are bought after."""
     state, early = after(tries, timedelta(seconds=seconds - 1))
     waiting = made(state, early)
     state, late = after(tries, timedelta(seconds=seconds))
@@ -105,37 +105,37 @@ def test_each_failed_purchase_doubles_the_wait_up_to_its_bound(tries: int, secon
     assert len(buys(made(state, late))) == 4
 
 
-def test_why_says_until_when() -> None:
-    """In a sentence, with what happens then."""
+def test_the_wait_is_explained() -> None:
+    """With its end, and what happens then."""
     state, as_of = after(1, 10 * SECOND)
     retry = f"{T0 + MINUTE:%Y-%m-%d %H:%M:%S}"
 
     line = job_line("train", StatusView.of(state, policy(), as_of, plan(state, policy(), as_of)))
-    assert "were given back once, as the rest could not be had" in line
-    assert f"it starts when its wait is over at {retry}" in line
+    assert "could not all be obtained (once) and were released" in line
+    assert f"the next attempt is at {retry}" in line
 
 
-def test_a_wait_is_no_wait_for_room_that_is_there() -> None:
-    """Four nodes stand empty meanwhile: the gang counts on them."""
+def test_a_waiting_gang_uses_existing_capacity() -> None:
+    """Four nodes are empty meanwhile."""
     nodes = [node(f"n{number}", SPOT, at=T0) for number in range(4)]
-    state = given(WAITING, given_up(T0), *nodes, on_sale(SPOT), as_of=T0 + SECOND)
+    state = given(WAITING, abandoned(T0), *nodes, on_sale(SPOT), as_of=T0 + SECOND)
 
     assert [type(each).__name__ for each in held(made(state, T0 + SECOND))] == ["CapacityExpected"]
 
 
-def test_what_comes_late_for_a_waiting_gang_goes_back_and_is_no_new_try() -> None:
-    """A launch that was under way when the gang was given up is done now."""
+def test_a_late_node_of_a_waiting_gang_is_released_and_is_no_new_try() -> None:
+    """A launch in progress when the gang was abandoned is done now."""
     late = bought(purchase("late", SPOT, gang=GANG))
-    state = given(WAITING, given_up(T0), late, on_sale(SPOT), as_of=T0 + SECOND)
+    state = given(WAITING, abandoned(T0), late, on_sale(SPOT), as_of=T0 + SECOND)
     (release,) = [each for each in made(state, T0 + SECOND).decisions if isinstance(each, ReleaseInstance)]
 
     assert release.reason == GangAbandoned(gang=GANG, defer_reason="gang_backoff")
-    again = given(WAITING, given_up(T0), given_up(T0 + SECOND, number=1, reason=release.reason), as_of=T0 + MINUTE)
+    again = given(WAITING, abandoned(T0), abandoned(T0 + SECOND, number=1, reason=release.reason), as_of=T0 + MINUTE)
     assert again.gangs[GANG].abandoned_count == 1
 
 
-def test_two_nodes_given_back_by_one_plan_are_one_try() -> None:
-    """A gang is given up as a whole."""
+def test_nodes_released_by_one_plan_are_one_try() -> None:
+    """A gang is abandoned as a whole."""
     releases = [
         ReleaseInstance(
             action_id=ActionId(f"r{number}"),
@@ -150,23 +150,23 @@ def test_two_nodes_given_back_by_one_plan_are_one_try() -> None:
 
 
 def test_old_failures_are_forgotten() -> None:
-    """Hours later nothing is held against the gang."""
+    """Hours later the wait starts from its minimum."""
     later = T0 + 8 * HOUR
     sign_of_life = planned(plan_id="later", at=later)
 
-    assert given(given_up(T0), sign_of_life, drained_sign(later), as_of=later).gangs == {}
+    assert given(abandoned(T0), sign_of_life, drained_sign(later), as_of=later).gangs == {}
 
 
 def drained_sign(at: datetime) -> Story:
     """Another order ends at this instant: the stream's hour goes on."""
-    return given_up(at, number=7, reason=GangAbandoned(gang="job/other", defer_reason="gang_backoff"))
+    return abandoned(at, number=7, reason=GangAbandoned(gang="job/other", defer_reason="gang_backoff"))
 
 
 # ---- the deadline of the whole
 
 
 def half_there(second_at: datetime) -> tuple[Story, ...]:
-    """Three of four members are ready and empty; the fourth was bought anew at this instant and boots."""
+    """Three of four members are ready and empty; the fourth was bought again now and boots."""
     ready = [
         (*bought(purchase(f"buy-n{number}", SPOT, gang=GANG, at=T0)), node(f"n{number}", SPOT)[-1])
         for number in range(3)
@@ -184,8 +184,8 @@ def test_a_gang_in_time_waits_for_its_last_node() -> None:
     assert [type(each).__name__ for each in held(made(state, as_of))] == ["CapacityExpected"]
 
 
-def test_a_gang_that_is_not_complete_in_time_gives_all_back() -> None:
-    """Half an hour after the first purchase the last node still boots: all four go, and the reason says why."""
+def test_the_nodes_of_a_timed_out_gang_are_all_released() -> None:
+    """Half an hour after the first purchase the last node still boots."""
     as_of = T0 + 30 * MINUTE
     state = given(*half_there(T0 + 20 * MINUTE), on_sale(SPOT), as_of=as_of)
     found = made(state, as_of, policy(disruption_ratio_max=1.0))
@@ -198,7 +198,7 @@ def test_a_gang_that_is_not_complete_in_time_gives_all_back() -> None:
 
 
 def test_nodes_of_an_earlier_start_are_not_late() -> None:
-    """They were bought half an hour ago and worked since; the gang lost its place, and one node more boots for it."""
+    """They were bought half an hour ago and worked since; the gang lost its place, and one more node boots."""
     as_of = T0 + 30 * MINUTE
     ran = [
         (
@@ -212,8 +212,8 @@ def test_nodes_of_an_earlier_start_are_not_late() -> None:
     assert [type(each).__name__ for each in held(made(state, as_of))] == ["CapacityExpected"]
 
 
-def test_the_deadline_is_the_policys() -> None:
-    """Two hours may be right where nodes take long to come."""
+def test_the_deadline_is_a_policy_setting() -> None:
+    """Two hours may be right for nodes that boot slowly."""
     as_of = T0 + 30 * MINUTE
     state = given(*half_there(T0 + 20 * MINUTE), on_sale(SPOT), as_of=as_of)
     patient = policy(gangs=GangPolicy(complete_seconds_max=7200.0))
@@ -225,8 +225,8 @@ def test_the_deadline_is_the_policys() -> None:
 
 
 @pytest.mark.parametrize("owner", ["cluster", "pool/default"])
-def test_a_gang_that_a_limit_cannot_take_whole_buys_nothing(owner: str) -> None:
-    """Four pods of eight GPUs under a limit of sixteen: Karpenter buys two nodes that never start it, we buy none."""
+def test_a_gang_beyond_a_limit_buys_nothing(owner: str) -> None:
+    """Four pods of eight GPUs under a limit of sixteen: Karpenter buys two nodes that never start it."""
     limited = (
         policy(gpu_count_max=16) if owner == "cluster" else policy(pools=(NodePool(name="default", gpu_count_max=16),))
     )
@@ -237,8 +237,8 @@ def test_a_gang_that_a_limit_cannot_take_whole_buys_nothing(owner: str) -> None:
     assert held(found) == [GpusLimit(gpu_count=0, gpu_count_max=16, owner=owner)]
 
 
-def test_a_group_of_pods_that_a_limit_cannot_take_whole_buys_nothing() -> None:
-    """The same four as pods of one PodGroup: each of them, and the group, is told why."""
+def test_a_pod_group_beyond_a_limit_buys_nothing() -> None:
+    """The same four as pods of one PodGroup: each pod, and the group, is deferred with the reason."""
     name = {"scheduling.x-k8s.io/pod-group": "ring"}
     pods = [pod(f"ring-{number}", gpus=8, labels=name) for number in range(4)]
     found = made(given(*pods, on_sale(SPOT)), T0, policy(gpu_count_max=16))
@@ -254,8 +254,8 @@ def test_a_group_of_pods_that_a_limit_cannot_take_whole_buys_nothing() -> None:
 # ---- whole, wherever it can be had
 
 
-def test_a_gang_takes_what_it_can_from_two_zones() -> None:
-    """A pool's limit leaves two nodes in the first: the other two come from the next pool, in one transaction."""
+def test_a_gang_is_bought_from_two_zones() -> None:
+    """A pool's limit leaves two nodes in the first; the other two come from the next pool in one transaction."""
     pools = policy(
         pools=(
             NodePool(name="first", priority=1, zones=("zone-a",), nodes_count_max=2),
@@ -268,8 +268,8 @@ def test_a_gang_takes_what_it_can_from_two_zones() -> None:
     assert {each.gang for each in found} == {GANG}
 
 
-def test_the_second_opinion_refuses_a_purchase_before_its_time() -> None:
-    """And spot for what must not be on it."""
+def test_the_plan_check_rejects_a_purchase_during_the_back_off() -> None:
+    """And spot for work that must not run on it."""
     state, as_of = after(1, 10 * SECOND)
     bad = msgspec.structs.replace(
         plan(state, policy(), as_of),

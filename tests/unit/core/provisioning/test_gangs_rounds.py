@@ -1,4 +1,4 @@
-"""Plan after plan for a gang whose orders are refused, never answered, or never come up: whole or not at all."""
+"""Plan after plan for a gang whose orders are refused, never answered, or never boot: whole or not at all."""
 
 import random
 from datetime import datetime, timedelta
@@ -113,8 +113,8 @@ class _World:
     ],
     ids=["refusals", "hardly anything", "lost answers", "nodes that never come up", "everything"],
 )
-def test_a_gang_is_whole_in_time_or_nothing_of_it_stays(fates: tuple[str, ...], seed: int) -> None:
-    """No node of a gang that is not complete outlives the deadline of the whole, and tries do not come in a row."""
+def test_a_gang_is_complete_in_time_or_released(fates: tuple[str, ...], seed: int) -> None:
+    """No node of an incomplete gang outlives the deadline, and tries have a back-off."""
     world = _World(seed, fates)
     given_up: list[datetime] = []
     for number in range(ROUNDS_COUNT):

@@ -1,4 +1,4 @@
-"""What an offer is worth: as promised, until a node that came of it says otherwise."""
+"""The offer catalog: amounts and labels as promised, until a delivered node differs."""
 
 import msgspec
 from tests.support.stories import (
@@ -33,13 +33,13 @@ VISION = policy(pools=(NodePool(name="default", labels={"team": "vision"}),))
 
 
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[str]:
-    """The offers that are bought with both for sale."""
+    """The offers that are bought if both are available."""
     made = plan(given(*stories, on_sale(SPOT, ON_DEMAND)), under or policy(), T0)
     return [decision.offer.key for decision in made.decisions if isinstance(decision, BuyNode)]
 
 
-def came_with_cpu(cpu_milli: int) -> Story:
-    """A node of the spot offer that came with this much CPU."""
+def delivered_with_cpu(cpu_milli: int) -> Story:
+    """A node of the spot offer that was delivered with this much CPU."""
     *before, last = node("n1")
     assert isinstance(last.fact, NodeObserved)
     allocatable = msgspec.structs.replace(last.fact.allocatable, cpu_milli=cpu_milli)
@@ -47,8 +47,8 @@ def came_with_cpu(cpu_milli: int) -> Story:
     return (*before, msgspec.structs.replace(last, fact=fact))
 
 
-def test_a_promised_label_is_believed_until_a_node_comes_without_it() -> None:
-    """Then the next node of that offer would be no better; another offer might."""
+def test_a_promised_label_is_used_until_a_node_lacks_it() -> None:
+    """The next node of that offer would lack it as well."""
     asking = pod("a", demands=NodeDemands(node_selector=(("team", "vision"),)))
 
     assert bought(asking, under=VISION) == [SPOT.key]
@@ -56,8 +56,8 @@ def test_a_promised_label_is_believed_until_a_node_comes_without_it() -> None:
     assert bought(asking, node("n1"), under=VISION) == [ON_DEMAND.key]
 
 
-def test_a_label_that_only_real_nodes_carry_is_learnt_from_them() -> None:
-    """The driver names the product; once a node showed it, the next one is bought for who selects it."""
+def test_a_label_of_delivered_nodes_is_learned() -> None:
+    """The driver labels the product; after one such node, the offer is bought for pods that select it."""
     asking = pod("a", demands=NodeDemands(node_selector=(("nvidia.com/gpu.product", "A100-SXM4-40GB"),)))
     came = node("n1", labels={"nvidia.com/gpu.product": "A100-SXM4-40GB"})
 
@@ -65,14 +65,14 @@ def test_a_label_that_only_real_nodes_carry_is_learnt_from_them() -> None:
     assert bought(asking, came, pod("b", on="n1", gpus=8)) == [SPOT.key]
 
 
-def test_a_node_that_came_smaller_corrects_its_offer() -> None:
-    """A pod that needs what was promised goes elsewhere, one that needs less does not."""
-    assert bought(pod("a", cpu=90), came_with_cpu(80_000)) == [ON_DEMAND.key]
-    assert bought(pod("a", cpu=70), came_with_cpu(80_000), pod("b", on="n1", gpus=8)) == [SPOT.key]
+def test_a_smaller_node_corrects_its_offer() -> None:
+    """A pod that needs the promised amounts uses another offer, a smaller pod does not."""
+    assert bought(pod("a", cpu=90), delivered_with_cpu(80_000)) == [ON_DEMAND.key]
+    assert bought(pod("a", cpu=70), delivered_with_cpu(80_000), pod("b", on="n1", gpus=8)) == [SPOT.key]
 
 
-def gave_up(gpus: int, *, minutes: float = 15) -> Story:
-    """A node of the spot offer that had so many GPUs, was ready for so long, and is gone."""
+def removed_after(gpus: int, *, minutes: float = 15) -> Story:
+    """A node of the spot offer that had this many GPUs, was ready for this long, and is gone."""
     since = T0 - minutes * MINUTE
     came = node("n1", gpus_allocatable=gpus, labels={labels.POOL: "default"}, at=since)
     ended = ScalingNodeTerminated(
@@ -83,23 +83,23 @@ def gave_up(gpus: int, *, minutes: float = 15) -> Story:
     return (*came, Told(ended, T0), Told(gone, T0))
 
 
-def test_the_same_purchase_is_not_made_again_for_a_node_that_never_had_its_gpus() -> None:
-    """Four GPUs of eight until it was given back: whoever needs eight goes elsewhere, for an hour."""
-    assert bought(pod("a", gpus=8), gave_up(4)) == [ON_DEMAND.key]
-    assert bought(pod("a", gpus=4), gave_up(4)) == [SPOT.key]
-    assert bought(pod("a", gpus=8), gave_up(8)) == [SPOT.key]
-    later = given(pod("a", gpus=8), gave_up(4), on_sale(SPOT, ON_DEMAND), as_of=T0 + 2 * HOUR)
+def test_an_offer_with_missing_gpus_is_not_bought_again() -> None:
+    """Four GPUs of eight until it was released: work that needs eight uses another offer for an hour."""
+    assert bought(pod("a", gpus=8), removed_after(4)) == [ON_DEMAND.key]
+    assert bought(pod("a", gpus=4), removed_after(4)) == [SPOT.key]
+    assert bought(pod("a", gpus=8), removed_after(8)) == [SPOT.key]
+    later = given(pod("a", gpus=8), removed_after(4), on_sale(SPOT, ON_DEMAND), as_of=T0 + 2 * HOUR)
     made = plan(later, policy(), T0 + 2 * HOUR)
     assert [each.offer.key for each in made.decisions if isinstance(each, BuyNode)] == [SPOT.key]
 
 
-def test_a_node_that_went_before_it_could_show_its_gpus_proves_nothing() -> None:
-    """A spot node that is taken while it boots says nothing of the next one."""
-    assert bought(pod("a", gpus=8), gave_up(0, minutes=2)) == [SPOT.key]
+def test_a_node_removed_while_booting_proves_nothing() -> None:
+    """A spot node interrupted while it boots says nothing about the next one."""
+    assert bought(pod("a", gpus=8), removed_after(0, minutes=2)) == [SPOT.key]
 
 
-def test_what_the_nodes_own_pods_take_is_not_sold_twice() -> None:
-    """A DaemonSet that takes a quarter of the CPU does so on the next node as well."""
+def test_the_requests_of_daemonsets_are_subtracted_from_the_offer() -> None:
+    """A DaemonSet takes a quarter of the CPU on the next node as well."""
     daemon = pod("ds", on="n1", gpus=0, cpu=24, owner_kind="DaemonSet")
 
     assert bought(pod("a", cpu=90), node("n1"), daemon) == [ON_DEMAND.key]

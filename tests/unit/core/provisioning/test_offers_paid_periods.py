@@ -1,4 +1,4 @@
-"""Capacity that is paid for a period: used while it is open, before anything else, and left before its end."""
+"""Reservations with a period: used first while open, and left before their end."""
 
 import msgspec
 from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, node, notice, offer, on_sale, pod, policy
@@ -17,7 +17,7 @@ BLOCK = msgspec.structs.replace(
 
 
 def made(*stories: Story, at_hour: float) -> Plan:
-    """The plan after the stories, which the second opinion has nothing against."""
+    """The plan after the stories, accepted by the plan check."""
     at = T0 + at_hour * HOUR
     state = given(*stories, as_of=at)
     found = plan(state, policy(), at)
@@ -26,12 +26,12 @@ def made(*stories: Story, at_hour: float) -> Plan:
 
 
 def bought(found: Plan) -> list[Offer]:
-    """What the plan buys."""
+    """The purchases."""
     return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
 
 
-def test_what_is_paid_is_used_first_while_its_period_is_open() -> None:
-    """Before and after, and when too little is left of it to be of use, the cheapest is bought as always."""
+def test_an_open_reservation_is_used_first() -> None:
+    """Before, after, and when too little time is left, the cheapest offer is bought."""
     waits, offerings = job("train"), on_sale(CHEAP, BLOCK)
     assert bought(made(waits, offerings, at_hour=2)) == [BLOCK]
     assert bought(made(waits, offerings, at_hour=0.5)) == [CHEAP]
@@ -39,26 +39,26 @@ def test_what_is_paid_is_used_first_while_its_period_is_open() -> None:
     assert bought(made(waits, offerings, at_hour=6)) == [CHEAP]
 
 
-def test_work_that_has_only_a_period_to_come_says_when_it_opens() -> None:
-    """Nothing is bought before; that it is over is said as well."""
+def test_work_for_a_future_reservation_reports_its_beginning() -> None:
+    """Nothing is bought before; a period that has ended is reported as well."""
     early, late = (made(job("train"), on_sale(BLOCK), at_hour=hour) for hour in (0.5, 6))
     (soon,) = [each.reason for each in early.deferred]
     (over,) = [each.reason for each in late.deferred]
     assert isinstance(soon, NoOfferFits)
-    assert soon.detail == "the paid period of p4d.24xlarge/zone-a/reserved begins at 2026-11-21 13:00:00 UTC"
+    assert soon.detail == "the reservation period of p4d.24xlarge/zone-a/reserved begins at 2026-11-21 13:00:00 UTC"
     assert isinstance(over, NoOfferFits)
-    assert "is over, or nearly" in over.detail
+    assert "has ended or ends soon" in over.detail
 
 
-def test_what_must_not_be_interrupted_is_not_put_where_the_time_is_up() -> None:
+def test_non_interruptible_work_uses_no_reservation_with_an_end() -> None:
     """It might outlive the period."""
     offerings = on_sale(offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=30.0), BLOCK)
     (taken,) = bought(made(job("a", is_preemptible=False), offerings, at_hour=2))
     assert taken.capacity_type is CapacityType.ON_DEMAND
 
 
-def test_the_end_of_a_period_is_a_notice() -> None:
-    """Its node drains by the end, and its work gets another place that is not of the same period."""
+def test_the_end_of_a_reservation_is_a_notice() -> None:
+    """Its node drains by the end, and its work moves to capacity outside the period."""
     at = T0 + 5 * HOUR - 10 * MINUTE
     told = notice("n1", reclaim_at=T0 + 5 * HOUR, at=at)
     over = tuple(

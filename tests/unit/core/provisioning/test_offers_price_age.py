@@ -1,4 +1,4 @@
-"""A price has an age: told always, and in the way of a purchase only where the policy says so."""
+"""The age of prices: always reported, and prevents a purchase only if the policy requires it."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ FRESH = offer(zone="zone-b", usd_per_hour=9.0)
 
 
 def made(*offers: Offer, prices: PricePolicy = STRICT, age: object = 0 * HOUR) -> Plan:
-    """The plan so long after the list, which the second opinion has nothing against."""
+    """The plan this long after the list, accepted by the plan check."""
     at = T0 + age  # type: ignore[operator]
     state = given(job("train"), on_sale(*offers, at=T0), as_of=at)
     found = plan(state, policy(prices=prices), at)
@@ -28,7 +28,7 @@ def made(*offers: Offer, prices: PricePolicy = STRICT, age: object = 0 * HOUR) -
 
 
 def bought(found: Plan) -> list[Offer]:
-    """What the plan buys."""
+    """The purchases."""
     return [each.offer for each in found.decisions if isinstance(each, BuyNode)]
 
 
@@ -38,29 +38,29 @@ def held(found: Plan) -> DeferReason:
     return one.reason
 
 
-def test_a_stale_price_is_bought_unless_the_policy_says_otherwise() -> None:
-    """Work waits for nodes, and prices seldom move; who fears them says so, and the dearer one is bought."""
+def test_a_stale_price_is_bought_unless_the_policy_forbids_it() -> None:
+    """Prices seldom change; with the setting the more expensive fresh offer is bought."""
     assert bought(made(OLD, FRESH, prices=PricePolicy())) == [OLD]
     assert bought(made(OLD, FRESH)) == [FRESH]
 
 
-def test_work_that_only_a_stale_price_could_serve_says_so() -> None:
-    """How old, and what is allowed; of what never had a price that is said instead."""
+def test_work_without_a_fresh_price_reports_it() -> None:
+    """With the age and the limit; an offer that never had a price is reported as such."""
     reason = held(made(OLD))
     assert isinstance(reason, WatchStale)
     assert (reason.source, reason.age_seconds) == ("prices", 7 * 3600.0)
-    assert reason.sentence() == "The last word about prices is 7 h old; 1 h are allowed."
+    assert reason.sentence() == "The list of prices is 7 h old (limit: 1 h)."
     assert held(made(UNPRICED)) == PriceUnknown(offers=(OLD.key,))
 
 
-def test_a_list_that_nobody_reads_any_more_grows_old() -> None:
-    """Its prices were fresh when it was told."""
+def test_an_old_list_has_old_prices() -> None:
+    """Its prices were fresh when it was sampled."""
     assert bought(made(FRESH, age=59 * MINUTE)) == [FRESH]
     assert bought(made(FRESH, age=61 * MINUTE)) == []
 
 
-def test_the_second_opinion_knows_of_it() -> None:
-    """A plan made without the rule is refused under it."""
+def test_the_plan_check_rejects_stale_prices() -> None:
+    """A plan made without the rule is rejected under it."""
     careless = made(OLD, prices=PricePolicy())
     state = given(job("train"), on_sale(OLD, at=T0), as_of=T0)
     assert check(careless, state, policy(prices=STRICT)) == (
@@ -69,6 +69,6 @@ def test_the_second_opinion_knows_of_it() -> None:
 
 
 @pytest.mark.parametrize(("offers", "age_seconds"), [((OLD, FRESH), 7 * 3600.0), ((FRESH,), 0.0), ((UNPRICED,), None)])
-def test_the_oldest_price_is_told(offers: tuple[Offer, ...], age_seconds: float | None) -> None:
-    """None where there is none."""
+def test_the_age_of_the_oldest_price(offers: tuple[Offer, ...], age_seconds: float | None) -> None:
+    """None without a price."""
     assert oldest_seconds(given(on_sale(*offers, at=T0), as_of=T0).offers, T0) == age_seconds

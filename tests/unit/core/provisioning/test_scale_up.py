@@ -1,4 +1,4 @@
-"""Waiting work gets room: what is there, what is coming, else what is bought; gangs whole or not at all."""
+"""Waiting work is placed on existing or coming capacity, else capacity is bought; gangs whole or not at all."""
 
 from typing import TypeVar
 
@@ -44,7 +44,7 @@ CPU = offer("m5.large", model=None, cpu=8, memory_gib=32, usd_per_hour=0.1)
 
 
 def purchases(made: Plan) -> list[BuyNode]:
-    """What the plan buys."""
+    """The purchases of the plan."""
     return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
 
 
@@ -54,14 +54,14 @@ def offers(made: Plan) -> list[str]:
 
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
-    """The one reason for which this was held back."""
+    """The one reason for which this is deferred."""
     (found,) = [each.reason for each in made.deferred if each.subject == subject]
     assert isinstance(found, reason)
     return found
 
 
 def test_a_queued_job_gets_a_node_at_once() -> None:
-    """Nothing runs that could free room, so nothing is waited for."""
+    """No running work could free capacity, so nothing is waited for."""
     (bought_node,) = purchases(plan(given(job("train"), on_sale()), policy(), T0))
 
     assert bought_node.reason == UnmetDemand(
@@ -72,8 +72,8 @@ def test_a_queued_job_gets_a_node_at_once() -> None:
     assert bought_node.deadline_at == T0 + 15 * MINUTE
 
 
-def test_alike_pods_share_the_node_that_is_cheapest_for_each() -> None:
-    """Three single GPUs for 1.50 an hour lose to four together for 1.40."""
+def test_pods_of_equal_shape_share_the_cheapest_node() -> None:
+    """Three single GPUs at 1.50 an hour lose to four together at 1.40."""
     made = plan(given(pod("a"), pod("b"), pod("c"), on_sale(A100, T4, T4_FOUR)), policy(), T0)
 
     assert offers(made) == [T4_FOUR.key]
@@ -86,8 +86,8 @@ def test_the_last_pods_get_a_small_node() -> None:
     assert offers(made) == [T4_FOUR.key, T4.key]
 
 
-def test_work_of_another_shape_rides_on_what_is_bought_already() -> None:
-    """A pod that fits beside a bought one gets no node of its own."""
+def test_work_of_another_shape_shares_a_bought_node() -> None:
+    """A pod that fits on a bought node gets none of its own."""
     made = plan(given(pod("large", gpus=3), pod("small", gpus=1), on_sale(T4_FOUR)), policy(), T0)
 
     assert offers(made) == [T4_FOUR.key]
@@ -96,7 +96,7 @@ def test_work_of_another_shape_rides_on_what_is_bought_already() -> None:
 
 
 def test_a_gang_is_bought_whole() -> None:
-    """Two members of eight GPUs are two nodes that stand and fall together."""
+    """Two members of eight GPUs are two nodes in one transaction."""
     made = plan(given(job("train", gpus=8, members=2), on_sale()), policy(), T0)
 
     assert [decision.gang for decision in purchases(made)] == ["job/train", "job/train"]
@@ -106,7 +106,7 @@ def test_a_gang_is_bought_whole() -> None:
     "limit", [{"gpu_count_max": 16}, {"nodes_count_max": 3}, {"price_micro_usd_per_hour_max": 39_000_000}]
 )
 def test_part_of_a_gang_is_never_bought(limit: dict[str, int]) -> None:
-    """Four nodes of eight GPUs under a lower limit: none is bought, and the limit is named."""
+    """Four nodes of eight GPUs under a lower limit: none is bought, and the limit is the reason."""
     made = plan(given(job("train", gpus=8, members=4), on_sale()), policy(**limit), T0)
 
     assert made.decisions == ()
@@ -114,15 +114,15 @@ def test_part_of_a_gang_is_never_bought(limit: dict[str, int]) -> None:
     assert made.deferred[0].reason.tag() in {"gpus_limit", "nodes_limit", "hourly_price_limit"}
 
 
-def test_a_gang_fills_up_free_room_and_buys_the_rest() -> None:
-    """One member fits on the node that is there; one node is bought for the other."""
+def test_a_gang_uses_free_capacity_and_buys_the_rest() -> None:
+    """One member fits on the existing node; one node is bought for the other."""
     state = given(node("n1"), job("train", gpus=8, members=2), on_sale())
 
     assert offers(plan(state, policy(), T0)) == [A100.key]
 
 
-def test_room_that_is_there_is_not_bought_again() -> None:
-    """A ready node with free GPUs takes the pod; the plan says which."""
+def test_existing_capacity_is_not_bought_again() -> None:
+    """A ready node with free GPUs takes the pod, as the plan reports."""
     made = plan(given(node("n1"), pod("a"), on_sale()), policy(), T0)
 
     assert made.decisions == ()
@@ -130,8 +130,8 @@ def test_room_that_is_there_is_not_bought_again() -> None:
 
 
 @pytest.mark.parametrize(("is_ordered", "is_launched"), [(False, False), (True, False), (True, True)])
-def test_a_node_on_its_way_is_room(*, is_ordered: bool, is_launched: bool) -> None:
-    """From the plan on, through order and launch, nobody buys for the same job twice."""
+def test_a_coming_node_is_capacity(*, is_ordered: bool, is_launched: bool) -> None:
+    """From plan through order and launch, the same job is not bought for twice."""
     order = bought(purchase("order"), is_ordered=is_ordered, is_launched=is_launched)
     state = given(job("train"), order, on_sale())
     made = plan(state, policy(), T0)
@@ -140,8 +140,8 @@ def test_a_node_on_its_way_is_room(*, is_ordered: bool, is_launched: bool) -> No
     assert held(made, "job/train", CapacityExpected).expected_at == T0 + 2 * MINUTE
 
 
-def test_a_node_whose_gpus_are_not_there_yet_is_room() -> None:
-    """The device plugin needs a while: registered is not usable, but coming."""
+def test_a_node_without_its_gpus_yet_is_coming_capacity() -> None:
+    """The device plugin needs time: registered is not usable, but coming."""
     state = given(node("n1", gpus_allocatable=0), pod("a", gpus=8), on_sale(), as_of=T0 + MINUTE)
     made = plan(state, policy(), T0 + MINUTE)
 
@@ -149,20 +149,20 @@ def test_a_node_whose_gpus_are_not_there_yet_is_room() -> None:
     assert held(made, "pod/uid-a", CapacityExpected).node == "n1"
 
 
-def test_a_node_past_its_deadline_is_no_room() -> None:
-    """What did not come in time is bought elsewhere, and given back."""
+def test_a_node_past_its_deadline_is_no_capacity() -> None:
+    """A late node is bought again elsewhere, and released."""
     state = given(job("train"), bought(purchase("order")), on_sale(), as_of=T0 + HOUR)
     made = plan(state, policy(), T0 + HOUR)
 
     assert [type(decision).__name__ for decision in made.decisions] == ["BuyNode", "ReleaseInstance"]
 
 
-def test_a_refused_offer_is_left_alone_until_its_time() -> None:
-    """The next plan goes elsewhere; with nothing else for sale it waits, and says until when."""
+def test_a_refused_offer_is_not_requested_during_its_back_off() -> None:
+    """The next plan uses another offer; without one it waits, with the end of the back-off."""
     refused = bought(purchase("order"), is_refused=True, retry_after=3 * MINUTE)
 
-    external = given(job("train"), refused, on_sale(A100, A100_ON_DEMAND))
-    assert offers(plan(external, policy(), T0)) == [A100_ON_DEMAND.key]
+    elsewhere = given(job("train"), refused, on_sale(A100, A100_ON_DEMAND))
+    assert offers(plan(elsewhere, policy(), T0)) == [A100_ON_DEMAND.key]
 
     nowhere = given(job("train"), refused, on_sale())
     made = plan(nowhere, policy(), T0)
@@ -180,7 +180,7 @@ def test_a_refused_offer_is_left_alone_until_its_time() -> None:
         ("region", "p4d.24xlarge/zone-a/on-demand"),
     ],
 )
-def test_a_refusal_reaches_as_far_as_it_says(scope: str, bought_instead: str) -> None:
+def test_a_refusal_applies_to_its_scope(scope: str, bought_instead: str) -> None:
     """An offer, its zone, or its family and capacity type in the whole region."""
     story: Story = bought(purchase("order"), is_refused=True)
     refused = tuple(
@@ -195,7 +195,7 @@ def test_a_refusal_reaches_as_far_as_it_says(scope: str, bought_instead: str) ->
     assert offers(plan(given(job("train"), refused, sale), policy(), T0)) == [bought_instead]
 
 
-def test_no_price_is_not_free() -> None:
+def test_an_unknown_price_is_not_free() -> None:
     """An offer of unknown price is not bought."""
     made = plan(given(job("train"), on_sale(offer(usd_per_hour=None))), policy(), T0)
 
@@ -203,20 +203,20 @@ def test_no_price_is_not_free() -> None:
     assert held(made, "job/train", PriceUnknown).offers == (A100.key,)
 
 
-def test_what_no_offer_has_is_said_in_words() -> None:
-    """Sixteen GPUs on one node are not for sale, however many nodes are bought."""
+def test_a_request_beyond_every_offer_is_explained() -> None:
+    """No offer has sixteen GPUs on one node."""
     made = plan(given(job("train", gpus=16), on_sale()), policy(), T0)
 
     assert held(made, "job/train", NoOfferFits).detail == "no offer has 16 GPUs on one node (most: 8)"
 
 
-def test_offers_that_were_never_listed_are_not_none() -> None:
-    """Without a list of offers nothing is known to be missing."""
+def test_a_missing_list_of_offers_is_not_an_empty_list() -> None:
+    """Without a list nothing is known to be missing."""
     assert held(plan(given(job("train")), policy(), T0), "job/train", WatchStale).source == "offers"
 
 
-def test_nothing_is_bought_on_an_old_picture() -> None:
-    """A node that came meanwhile would not be seen."""
+def test_nothing_is_bought_on_a_stale_list() -> None:
+    """A node that registered meanwhile would not be seen."""
     state = given(job("train"), on_sale())
     made = plan(state, policy(), T0 + HOUR)
 
@@ -224,30 +224,30 @@ def test_nothing_is_bought_on_an_old_picture() -> None:
     assert held(made, "job/train", WatchStale).source == "nodes"
 
 
-def test_spot_is_bought_first_and_never_for_what_may_not_be_interrupted() -> None:
-    """The cheaper spot node is only for preemptible work."""
+def test_spot_is_bought_only_for_preemptible_work() -> None:
+    """It is cheaper."""
     sale = on_sale(A100, A100_ON_DEMAND)
 
     assert offers(plan(given(job("a"), sale), policy(), T0)) == [A100.key]
     assert offers(plan(given(job("a", is_preemptible=False), sale), policy(), T0)) == [A100_ON_DEMAND.key]
 
 
-def test_the_model_asked_for_is_bought() -> None:
-    """A cheaper node of another model is no use."""
+def test_the_requested_model_is_bought() -> None:
+    """A cheaper node of another model is of no use."""
     assert offers(plan(given(job("a", gpus=1, model="A100"), on_sale(A100, T4)), policy(), T0)) == [A100.key]
     assert offers(plan(given(pod("a", model="A100"), on_sale(A100, T4)), policy(), T0)) == [A100.key]
 
 
 def test_work_without_gpus_gets_a_node_without_gpus() -> None:
-    """Even where a GPU node costs less; only where nothing else is for sale is it taken."""
+    """Even if a GPU node costs less; only without an alternative is it bought."""
     cheap_gpu = offer("cheap", gpus=1, usd_per_hour=0.01)
 
     assert offers(plan(given(pod("a", gpus=0), on_sale(cheap_gpu, CPU)), policy(), T0)) == [CPU.key]
     assert offers(plan(given(pod("a", gpus=0), on_sale(cheap_gpu)), policy(), T0)) == [cheap_gpu.key]
 
 
-def test_the_pool_of_higher_priority_is_asked_first_and_the_next_when_it_is_full() -> None:
-    """S68: pools by priority, each with a limit of its own."""
+def test_pools_are_filled_by_priority() -> None:
+    """Each pool has a limit of its own."""
     pools = (
         NodePool(name="spot", priority=10, capacity_types=(CapacityType.SPOT,), nodes_count_max=1),
         NodePool(name="rest", priority=5, capacity_types=(CapacityType.ON_DEMAND,)),
@@ -272,11 +272,11 @@ def test_a_pool_gives_its_nodes_labels_and_taints() -> None:
     (decision,) = purchases(made)
     assert ("team", "vision") in decision.labels
     assert decision.taints == (taint,)
-    assert held(made, "pod/uid-b", NoOfferFits).detail.startswith("no offer has the labels, taints")
+    assert held(made, "pod/uid-b", NoOfferFits).detail.startswith("no offer matches the requested labels, taints")
 
 
 def test_higher_priority_is_served_first() -> None:
-    """With room for one node more the higher priority gets it, though it came later."""
+    """With capacity for one more node the higher priority gets it, though it arrived later."""
     state = given(job("low", priority=100), job("high", priority=1000, at=T0 + MINUTE), on_sale(), as_of=T0 + MINUTE)
     made = plan(state, policy(nodes_count_max=1), T0 + MINUTE)
 
@@ -285,7 +285,7 @@ def test_higher_priority_is_served_first() -> None:
 
 
 def test_orders_in_flight_count_against_the_limit() -> None:
-    """A node that was only planned is counted like one that runs."""
+    """A planned node counts like a running one."""
     state = given(job("a", gpus=8), job("b", gpus=8), bought(purchase("order"), is_ordered=False), on_sale())
     made = plan(state, policy(nodes_count_max=1), T0)
 
@@ -296,8 +296,8 @@ def test_orders_in_flight_count_against_the_limit() -> None:
 @pytest.mark.parametrize(
     "unwanted", [{"is_gated": True}, {"deleting_since": T0}, {"owner_kind": "DaemonSet"}, {"unschedulable_since": None}]
 )
-def test_a_pod_that_nobody_wants_a_node_for_gets_none(unwanted: dict[str, object]) -> None:
-    """Gated, going, the node's own, or not judged by Kubernetes yet: no demand."""
+def test_pods_that_are_no_demand_get_no_node(unwanted: dict[str, object]) -> None:
+    """Gated, being deleted, the node's own, or not judged by Kubernetes yet."""
     story = pod("a")
     changed = tuple(
         msgspec.structs.replace(each, fact=msgspec.structs.replace(each.fact, **unwanted)) for each in story
@@ -306,8 +306,8 @@ def test_a_pod_that_nobody_wants_a_node_for_gets_none(unwanted: dict[str, object
     assert plan(given(changed, on_sale()), policy(), T0).decisions == ()
 
 
-def test_a_pod_on_its_way_keeps_its_room() -> None:
-    """A new pod that Kubernetes has not judged yet takes the free node; the waiting job buys its own."""
+def test_an_unjudged_pod_reserves_capacity() -> None:
+    """A new pod takes the free node; the waiting job buys its own."""
     arriving = tuple(
         msgspec.structs.replace(told, fact=msgspec.structs.replace(told.fact, unschedulable_since=None))
         for told in pod("new", gpus=8)
@@ -317,8 +317,8 @@ def test_a_pod_on_its_way_keeps_its_room() -> None:
     assert offers(plan(state, policy(), T0)) == [A100.key]
 
 
-def test_a_released_job_keeps_its_room_until_its_pods_are_there() -> None:
-    """Between release and pods the placement is the only word that the node is taken."""
+def test_a_released_job_reserves_capacity_until_its_pods_exist() -> None:
+    """Between release and pods only the placement shows that the node is taken."""
     state = given(node("n1"), job("first", placed_on=("n1",)), job("second"), on_sale())
 
     assert offers(plan(state, policy(), T0)) == [A100.key]
@@ -331,8 +331,8 @@ def test_the_pods_of_a_running_job_are_not_counted_twice() -> None:
     assert plan(state, policy(), T0).decisions == ()
 
 
-def test_a_frozen_policy_buys_nothing_and_says_so() -> None:
-    """What would have been bought is held back by the freeze."""
+def test_a_frozen_policy_buys_nothing() -> None:
+    """Purchases are deferred by the freeze."""
     made = plan(given(job("train"), on_sale()), policy(is_frozen=True), T0)
 
     assert made.decisions == ()
@@ -340,33 +340,33 @@ def test_a_frozen_policy_buys_nothing_and_says_so() -> None:
 
 
 def test_each_decision_has_an_id_of_its_own() -> None:
-    """The action id is the token that makes a second try harmless: it must never be shared."""
+    """The action id is the idempotency token and must never be shared."""
     made = plan(given(*(job(f"j{n}") for n in range(5)), on_sale()), policy(), T0)
 
     assert len({decision.action_id for decision in made.decisions}) == 5
 
 
-def test_a_gang_that_rides_on_another_gangs_node_stands_and_falls_with_it() -> None:
+def test_a_gang_that_shares_a_node_depends_on_its_transaction() -> None:
     """Five GPUs are left on the first gang's second node: the second gang buys one node and needs the other."""
     state = given(job("a", gpus=3, members=3), job("b", gpus=5, members=2), on_sale())
     covered = cover_demand(Draft.start(state, T0), state, policy())
 
-    assert [(each.transaction, each.needs) for each in covered.purchases] == [
+    assert [(each.transaction, each.depends_on) for each in covered.purchases] == [
         ("job/a", frozenset()),
         ("job/a", frozenset()),
         ("job/b", frozenset({"job/a"})),
     ]
 
 
-def test_a_foreign_node_that_never_was_usable_is_no_room() -> None:
-    """Nobody knows whether it will be."""
+def test_a_foreign_node_that_never_was_usable_is_no_capacity() -> None:
+    """Whether it will be is unknown."""
     state = given(node("n1", is_ours=False, is_ready=False), job("train"), on_sale())
 
     assert offers(plan(state, policy(), T0)) == [A100.key]
 
 
-def test_a_booting_node_has_the_room_that_was_promised() -> None:
-    """Its own pods were counted in the promise: they take nothing away."""
+def test_a_booting_node_has_its_promised_capacity() -> None:
+    """Its own pods were counted in the promise and subtract nothing."""
     daemon = pod("ds", on="n1", gpus=0, cpu=24, owner_kind="DaemonSet")
     state = given(node("n1", gpus_allocatable=0), daemon, pod("a", gpus=8, cpu=90), on_sale())
 

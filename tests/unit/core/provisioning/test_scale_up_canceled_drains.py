@@ -1,4 +1,4 @@
-"""Nodes that leave by choice and are kept for work that comes: where that costs no more, or nothing else can be had."""
+"""Drains by choice that are canceled for new work: where that costs no more, or nothing else is available."""
 
 import pytest
 from tests.support.stories import MINUTE, T0, drained, given, job, node, offer, on_sale, pod, policy
@@ -10,8 +10,8 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.drain import DemandReturned
 
 
-def test_demand_that_returns_stops_a_drain() -> None:
-    """Keeping a node that leaves by choice costs less than buying another."""
+def test_returning_demand_cancels_a_drain() -> None:
+    """Keeping a draining node costs less than buying another."""
     state = given(node("n1"), drained("n1"), job("train"), on_sale(), as_of=T0 + MINUTE)
     (decision,) = plan(state, policy(), T0 + MINUTE).decisions
 
@@ -28,8 +28,8 @@ def test_demand_that_returns_stops_a_drain() -> None:
         (offer("small", gpus=1, usd_per_hour=None), CancelDrain),
     ],
 )
-def test_a_dear_node_is_not_kept_for_what_is_had_for_less(sale: Offer, what: type) -> None:
-    """One GPU on a node of $10 an hour: a small one is bought, unless its boot makes it as dear, or nobody knows."""
+def test_an_expensive_node_is_not_kept_for_little_work(sale: Offer, what: type) -> None:
+    """One GPU on a node of $10 an hour: a small one is bought, unless its boot costs as much or it has no price."""
     state = given(node("n1"), drained("n1"), pod("a", gpus=1), on_sale(sale), as_of=T0 + MINUTE)
     made = plan(state, policy(), T0 + MINUTE)
 
@@ -37,8 +37,8 @@ def test_a_dear_node_is_not_kept_for_what_is_had_for_less(sale: Offer, what: typ
     assert check(made, state, policy()) == ()
 
 
-def test_a_dear_node_is_kept_where_a_limit_forbids_another() -> None:
-    """What costs less may not be bought: work does not wait for money that nobody may spend."""
+def test_an_expensive_node_is_kept_if_a_limit_forbids_another() -> None:
+    """A cheaper node may not be bought."""
     sale = on_sale(offer("small", gpus=1, usd_per_hour=1.0))
     state = given(node("n1"), drained("n1"), pod("a", gpus=1), sale, as_of=T0 + MINUTE)
     made = plan(state, policy(nodes_count_max=1), T0 + MINUTE)
@@ -48,7 +48,7 @@ def test_a_dear_node_is_kept_where_a_limit_forbids_another() -> None:
 
 
 def test_many_pods_keep_a_node_that_one_would_not() -> None:
-    """Eight small ones cost more than the node that leaves."""
+    """Eight small nodes cost more than the draining one."""
     sale = on_sale(offer("small", gpus=1, usd_per_hour=1.5))
     eight = [pod(f"p{number}", gpus=1) for number in range(8)]
     state = given(node("n1"), drained("n1"), *eight, sale, as_of=T0 + MINUTE)
@@ -56,15 +56,15 @@ def test_many_pods_keep_a_node_that_one_would_not() -> None:
     assert [type(each) for each in plan(state, policy(), T0 + MINUTE).decisions] == [CancelDrain]
 
 
-def test_a_drain_stops_when_its_pods_have_no_other_place() -> None:
-    """The room they were to move to is taken: the node stays."""
+def test_a_drain_is_canceled_when_its_pods_fit_nowhere_else() -> None:
+    """Their new capacity was taken: the node stays."""
     state = given(node("n1"), pod("a", on="n1"), drained("n1"), on_sale(), as_of=T0 + MINUTE)
     (decision,) = plan(state, policy(), T0 + MINUTE).decisions
 
     assert isinstance(decision, CancelDrain)
 
 
-def test_a_gang_that_cannot_be_completed_stops_no_drain() -> None:
+def test_an_incomplete_gang_cancels_no_drain() -> None:
     """Half a gang is no reason to keep a node."""
     state = given(node("n1"), drained("n1"), job("train", members=3), on_sale(), as_of=T0 + MINUTE)
 

@@ -1,4 +1,4 @@
-"""What is chosen to be bought: least expected cost, in the policy's order and mix, and never all in one place."""
+"""The selection of offers: least expected cost, in the policy's order and mix, spread over capacity pools."""
 
 from collections import Counter
 from datetime import timedelta
@@ -22,13 +22,13 @@ ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
 
 
 def spot(zone: str, usd_per_hour: float | None, *, taken_ratio: float | None = None, **changes: Any) -> Offer:  # noqa: ANN401
-    """A spot offer in this zone, of which the cloud says that so many are taken."""
+    """A spot offer in this zone with this published interruption ratio."""
     made = offer(zone=zone, usd_per_hour=usd_per_hour, **changes)
     return msgspec.structs.replace(made, interruption_ratio=taken_ratio)
 
 
 def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]:
-    """What the plan of now buys; the second opinion has nothing against it."""
+    """The purchases of the current plan, accepted by the plan check."""
     state = given(*stories)
     under = under or policy()
     made = plan(state, under, T0)
@@ -37,45 +37,45 @@ def bought(*stories: Story, under: ScalingPolicy | None = None) -> list[BuyNode]
 
 
 def one(*stories: Story, under: ScalingPolicy | None = None) -> tuple[str, RejectionCause | None]:
-    """The offer of the one node that is bought, and why not one of less price."""
+    """The offer of the one purchase, and why no cheaper one."""
     (buy,) = bought(*stories, under=under)
     assert isinstance(buy.reason, UnmetDemand | ReplacesAtRiskNode)
     return buy.offer.key, None if buy.reason.instead_of is None else buy.reason.instead_of.because
 
 
 def zones(buys: list[BuyNode]) -> Counter[str]:
-    """How many nodes are bought in each zone."""
+    """Number of nodes bought in each zone."""
     return Counter(buy.offer.zone for buy in buys)
 
 
 def waiting(count: int) -> tuple[Story, ...]:
-    """So many single pods that need a whole node each."""
+    """This many single pods that need a whole node each."""
     return tuple(pod(f"p{number}", gpus=8) for number in range(count))
 
 
-def test_the_cheapest_is_bought_and_nothing_is_passed_over() -> None:
-    """Without anything against it, the least price wins."""
+def test_the_cheapest_offer_is_bought() -> None:
+    """No cheaper one is reported as rejected."""
     assert one(pod("a"), on_sale(SPOT, ON_DEMAND)) == (SPOT.key, None)
 
 
-def test_what_interruptions_undo_is_part_of_the_cost() -> None:
-    """A cent more an hour where nothing is taken beats a place where one of eleven is."""
+def test_work_lost_to_interruptions_is_part_of_the_cost() -> None:
+    """A cent more an hour without interruptions beats a zone with one interruption in eleven."""
     taken, calm = spot("zone-a", 10.0, taken_ratio=0.09), spot("zone-b", 10.1, taken_ratio=0.0)
 
     assert one(pod("a"), on_sale(taken, calm)) == (calm.key, RejectionCause.EXPECTED_COST)
     assert one(pod("a"), on_sale(taken, spot("zone-b", 11.0, taken_ratio=0.0))) == (taken.key, None)
 
 
-def test_who_is_in_a_hurry_pays_for_a_faster_boot() -> None:
-    """Three minutes sooner are worth a tenth of the price to high priority, and not to low."""
+def test_high_priority_pays_for_a_faster_boot() -> None:
+    """Three minutes are worth a tenth of the price to high priority, and not to low."""
     slow, fast = offer(boot_seconds=240), offer(zone="zone-b", usd_per_hour=11.0, boot_seconds=60)
 
     assert one(job("a", priority=1000), on_sale(slow, fast)) == (fast.key, RejectionCause.EXPECTED_COST)
     assert one(job("a", priority=100), on_sale(slow, fast)) == (slow.key, None)
 
 
-def test_what_is_reserved_is_paid_already() -> None:
-    """It comes first, whatever its price and its pool's priority say."""
+def test_reserved_capacity_comes_first() -> None:
+    """Whatever its price and its pool's priority."""
     reserved = offer(capacity_type=CapacityType.RESERVED, usd_per_hour=20.0, zone="zone-b")
     pools = policy(pools=(NodePool(name="a", priority=5, zones=("zone-a",)), NodePool(name="b", zones=("zone-b",))))
 
@@ -84,7 +84,7 @@ def test_what_is_reserved_is_paid_already() -> None:
 
 
 def test_pools_of_higher_priority_come_before_cheaper_ones() -> None:
-    """The order of pools is the policy's word."""
+    """The order of pools is the policy's."""
     under = policy(
         pools=(
             NodePool(name="first", priority=10, capacity_types=(CapacityType.ON_DEMAND,)),
@@ -97,23 +97,23 @@ def test_pools_of_higher_priority_come_before_cheaper_ones() -> None:
 
 @pytest.mark.parametrize("work", [job("a", is_preemptible=False), pod("a", gpus=8, priority=2_000_000_000)])
 def test_work_that_must_not_be_interrupted_is_never_on_spot(work: Story) -> None:
-    """Neither a job that says so nor a pod that is critical to the cluster; the reason tells what it costs."""
+    """Neither a job that declares so nor a pod critical to the cluster; the reason reports the cost."""
     assert one(work, on_sale(SPOT, ON_DEMAND)) == (ON_DEMAND.key, RejectionCause.SPOT_NOT_ALLOWED)
 
 
-def test_the_reason_says_which_offer_was_passed_over() -> None:
-    """Its name, its price, and why, as one sentence more."""
+def test_the_reason_reports_the_rejected_offer() -> None:
+    """Its name, its price, and why."""
     (buy,) = bought(job("a", is_preemptible=False), on_sale(SPOT, ON_DEMAND))
     assert isinstance(buy.reason, UnmetDemand)
 
     assert buy.reason.instead_of == RejectedOffer(
         offer=SPOT.key, price_micro_usd_per_hour=10_000_000, because=RejectionCause.SPOT_NOT_ALLOWED
     )
-    assert buy.reason.sentence().endswith(f"{SPOT.key} at $10.00/h was not taken: this work must not be on spot.")
+    assert buy.reason.sentence().endswith(f"{SPOT.key} at $10.00/h was not selected: this work must not run on spot.")
 
 
 def test_an_offer_without_a_price_is_not_the_cheaper_one() -> None:
-    """What costs nobody knows what was neither passed over nor bought; what was bought tells the price that it has."""
+    """An unknown price is neither rejected nor bought; the purchase reports its own price."""
     unpriced = spot("zone-b", None)
     (buy,) = bought(job("a", is_preemptible=False), on_sale(unpriced, ON_DEMAND))
     assert isinstance(buy.reason, UnmetDemand)
@@ -125,8 +125,8 @@ def test_an_offer_without_a_price_is_not_the_cheaper_one() -> None:
 # ---- the mix
 
 
-def test_spot_has_its_share_where_on_demand_is_expected_to_cost_less() -> None:
-    """Nearly as dear and now and then taken, spot is no bargain: but the policy wants 60 % of it."""
+def test_spot_has_its_share_even_if_on_demand_is_expected_to_cost_less() -> None:
+    """Spot at a similar price with interruptions is no bargain, but the policy wants 60 % of it."""
     risky = spot("zone-a", 10.0, taken_ratio=0.09)
     spread = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=10.1)
     without = policy(spot=SpotPolicy(mix=MixPolicy(spot_ratio=0.0, on_demand_ratio=1.0, reserved_ratio=0.0)))
@@ -135,15 +135,15 @@ def test_spot_has_its_share_where_on_demand_is_expected_to_cost_less() -> None:
     assert one(pod("a"), on_sale(risky, spread), under=without) == (spread.key, RejectionCause.EXPECTED_COST)
 
 
-def test_the_floor_holds_only_where_spot_is_seldom_taken() -> None:
-    """At 11 % the floor is off, and the least expected cost wins."""
+def test_the_share_of_spot_applies_only_with_few_interruptions() -> None:
+    """At 11 % the least expected cost wins."""
     risky = spot("zone-a", 10.0, taken_ratio=0.11)
     spread = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=10.1)
 
     assert one(pod("a"), on_sale(risky, spread)) == (spread.key, RejectionCause.EXPECTED_COST)
 
 
-def test_on_demand_may_have_what_is_missing_of_the_reserved_share() -> None:
+def test_on_demand_may_fill_the_missing_reserved_share() -> None:
     """38 of 100 GPUs are on-demand: allowed while nothing is reserved, as 35 and 5 are 40."""
     fleet = [
         node("od", offer("big", gpus=30, capacity_type=CapacityType.ON_DEMAND)),
@@ -159,7 +159,7 @@ def test_on_demand_may_have_what_is_missing_of_the_reserved_share() -> None:
     assert one(*fleet, pod("a"), on_sale(risky, spread), under=tight)[0] == risky.key
 
 
-def test_a_mix_that_does_not_add_up_is_refused() -> None:
+def test_a_mix_that_does_not_add_up_is_invalid() -> None:
     """With the sum, and what to do."""
     under = policy(spot=SpotPolicy(mix=MixPolicy(spot_ratio=0.8)))
 
@@ -170,46 +170,46 @@ def test_a_mix_that_does_not_add_up_is_refused() -> None:
 # ---- storms
 
 
-def test_one_storm_takes_half_at_most() -> None:
-    """Of twelve nodes six are bought in the second zone, which costs little more; the reason says why."""
+def test_one_capacity_pool_has_at_most_half() -> None:
+    """Of twelve nodes six are bought in the second zone at little more cost, with the reason."""
     buys = bought(*waiting(12), on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5)))
     reasons = {buy.offer.zone: buy.reason.instead_of for buy in buys if isinstance(buy.reason, UnmetDemand)}
 
     assert zones(buys) == {"zone-a": 6, "zone-b": 6}
     assert reasons["zone-a"] is None
     assert reasons["zone-b"] is not None
-    assert reasons["zone-b"].because is RejectionCause.STORM_SHARE
+    assert reasons["zone-b"].because is RejectionCause.CAPACITY_POOL_SHARE
 
 
 def test_a_small_fleet_is_not_spread() -> None:
-    """Four nodes of eight GPUs are not too many in one place, as the policy counts."""
+    """Four nodes of eight GPUs are not too many for one capacity pool."""
     assert zones(bought(*waiting(4), on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5)))) == {"zone-a": 4}
 
 
-def test_spreading_costs_little_or_is_not_done() -> None:
-    """For a place that costs half as much again, or for on-demand, nothing is moved."""
+def test_the_fleet_is_spread_only_at_little_cost() -> None:
+    """Not for half as much again, nor for on-demand."""
     sale = on_sale(spot("zone-a", 10.0), spot("zone-b", 15.0), ON_DEMAND)
 
     assert zones(bought(*waiting(12), sale)) == {"zone-a": 12}
 
 
 def test_a_gang_is_not_spread() -> None:
-    """What loses one member loses all: half of it in another zone would be taken twice as often."""
+    """The loss of one member is the loss of all: two zones would double the interruptions."""
     buys = bought(job("train", members=12), on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5)))
 
     assert zones(buys) == {"zone-a": 12}
 
 
-def test_nodes_that_are_there_count() -> None:
-    """Six nodes in one zone: the next ones go to the other."""
+def test_existing_nodes_count_for_the_spread() -> None:
+    """Six nodes in one zone: the next ones are bought in the other."""
     there = [each for number in range(6) for each in (node(f"n{number}"), pod(f"r{number}", on=f"n{number}", gpus=8))]
     buys = bought(*there, *waiting(2), on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5)))
 
     assert zones(buys) == {"zone-b": 2}
 
 
-def stormy(count: int) -> list[Story]:
-    """So many spot nodes in zone a with work on them, all of them under notice."""
+def interrupted_zone(count: int) -> list[Story]:
+    """This many spot nodes with work in zone a, all under notice."""
     return [
         story
         for number in range(count)
@@ -221,26 +221,26 @@ def stormy(count: int) -> list[Story]:
     ]
 
 
-def test_where_much_is_taken_less_is_bought() -> None:
-    """Eight nodes are being taken in zone a: their replacements stand in for spot on on-demand, and say why."""
-    buys = bought(*stormy(8), on_sale(spot("zone-a", 10.0), ON_DEMAND))
+def test_fewer_nodes_are_bought_in_an_interrupted_zone() -> None:
+    """Eight nodes are interrupted in zone a: replacements on on-demand, with the reason."""
+    buys = bought(*interrupted_zone(8), on_sale(spot("zone-a", 10.0), ON_DEMAND))
     reasons = [buy.reason.instead_of for buy in buys if isinstance(buy.reason, ReplacesAtRiskNode)]
 
     assert {buy.offer.capacity_type for buy in buys} == {CapacityType.ON_DEMAND}
     assert [each and each.because for each in reasons] == [RejectionCause.INTERRUPTION_RATE] * 8
 
 
-def test_a_storm_goes_to_another_zone_before_on_demand() -> None:
-    """Spot elsewhere is calm and cheaper."""
-    buys = bought(*stormy(4), on_sale(spot("zone-a", 10.0), spot("zone-b", 12.0), ON_DEMAND))
+def test_spot_in_another_zone_precedes_on_demand() -> None:
+    """It has few interruptions and is cheaper."""
+    buys = bought(*interrupted_zone(4), on_sale(spot("zone-a", 10.0), spot("zone-b", 12.0), ON_DEMAND))
 
     assert zones(buys) == {"zone-b": 4}
 
 
-def test_a_storm_stays_within_the_money() -> None:
-    """Where on-demand would pass the limit of money, spot is better than nothing."""
+def test_replacements_stay_within_the_spend_limit() -> None:
+    """If on-demand would exceed the limit, spot is better than nothing."""
     fleet_micro_usd_per_hour = 4 * 10_000_000
     under = policy(price_micro_usd_per_hour_max=fleet_micro_usd_per_hour + 20_000_000)
-    buys = bought(*stormy(4), on_sale(spot("zone-a", 10.0), ON_DEMAND), under=under)
+    buys = bought(*interrupted_zone(4), on_sale(spot("zone-a", 10.0), ON_DEMAND), under=under)
 
     assert [buy.offer.capacity_type for buy in buys] == [CapacityType.SPOT] * 2

@@ -5,7 +5,7 @@ import pytest
 from tests.support.stories import T0, Story, Told, given, job, node, offer, on_sale, policy, record, request
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.explain.story import Teller
+from gpu_autoscaler.core.explain.story import StoryBuilder
 from gpu_autoscaler.core.intake.admission import Supply, admit
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
@@ -32,7 +32,7 @@ def asked(*models: str) -> JobSpec:
 
 
 def made(*stories: Story) -> Plan:
-    """The plan of now; the second opinion has nothing against it."""
+    """The plan of now; the plan check has nothing against it."""
     state = given(*stories)
     plan_now = plan(state, policy(), T0)
     assert check(plan_now, state, policy()) == ()
@@ -70,7 +70,7 @@ def test_of_equal_cost_the_first_named_is_bought(models: tuple[str, ...], best: 
     assert buy.reason.dropped == ()
 
 
-def test_the_cheaper_of_those_that_will_do_is_bought_and_the_best_is_told() -> None:
+def test_the_cheapest_accepted_model_is_bought_and_the_preferred_one_is_reported() -> None:
     """H100 first, but A100 costs less: the purchase says what would have kept the order."""
     dear = msgspec.structs.replace(H100, price_micro_usd_per_hour=30_000_000)
     buy = bought(job("a", gpu_models=("H100", "A100")), on_sale(A100, dear, L40S))
@@ -93,24 +93,24 @@ def test_on_nodes_that_are_there_the_best_model_is_taken() -> None:
     assert placed("L4", "T4") == []
 
 
-def test_a_purchase_of_another_model_is_a_mistake() -> None:
-    """The second opinion sees a node that will not do for its job."""
+def test_a_purchase_of_another_model_is_a_violation() -> None:
+    """The plan check sees a node that will not do for its job."""
     state = given(job("a", gpu_models=("H100", "A100")), on_sale(A100, H100, L40S))
     plan_now = plan(state, policy(), T0)
     (buy,) = plan_now.decisions
     wrong = msgspec.structs.replace(plan_now, decisions=(msgspec.structs.replace(buy, offer=L40S),))
 
-    assert any("only A100, H100 will do" in each for each in check(wrong, state, policy()))
+    assert any("accepts only A100, H100" in each for each in check(wrong, state, policy()))
 
 
-def test_a_purchase_of_the_second_model_at_the_price_of_the_first_is_a_mistake() -> None:
+def test_a_purchase_of_the_second_model_at_the_price_of_the_first_is_a_violation() -> None:
     """The order that the job gave decides where nothing else does."""
     state = given(job("a", gpu_models=("H100", "A100")), on_sale(A100, H100, L40S))
     plan_now = plan(state, policy(), T0)
     (buy,) = plan_now.decisions
     wrong = msgspec.structs.replace(plan_now, decisions=(msgspec.structs.replace(buy, offer=A100),))
 
-    assert check(wrong, state, policy()) == (f"{A100.key} is bought for job a, and {H100.key} is liked better",)
+    assert check(wrong, state, policy()) == (f"{A100.key} is bought for job a, and {H100.key} is preferred",)
 
 
 def test_the_pods_may_be_on_any_of_the_models_and_like_the_best() -> None:
@@ -134,9 +134,10 @@ def test_the_command_line_takes_names_between_commas() -> None:
     assert Request(gpu_type="H100, A100").body({}, ())["gpu_requirements"]["gpu_type"] == ["H100", "A100"]
 
 
-def test_the_words_about_a_request_name_all_models() -> None:
-    """Who reads the record sees what was asked for."""
-    said = request("a", gpu_requirements=GpuRequirements(gpu_count=8, gpu_type=("H100", "A100")))
-    teller = Teller(frozenset({"job/a"}))
+def test_the_story_of_a_request_names_all_models() -> None:
+    """The sentence shows every acceptable model."""
+    requested = request("a", gpu_requirements=GpuRequirements(gpu_count=8, gpu_type=("H100", "A100")))
+    builder = StoryBuilder(frozenset({"job/a"}), lambda key: key)
 
-    assert any("8 H100 or A100 GPUs" in line for each in record([Told(said, T0)]) for line in teller.tell(each))
+    (recorded,) = record([Told(requested, T0)])
+    assert any("8 H100 or A100 GPUs" in sentence for sentence in builder.sentences(recorded))

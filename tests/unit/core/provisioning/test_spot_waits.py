@@ -1,4 +1,4 @@
-"""Work that is spared spot because it was interrupted too often, and work that waits for spot because it can."""
+"""Work excluded from spot because it was interrupted too often, and work that waits for spot."""
 
 from datetime import datetime, timedelta
 
@@ -40,7 +40,7 @@ LOW = PRIORITY_NAMES["low"]
 
 
 def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> list[object]:
-    """Keys of the offers that are bought, and reasons for which work waits."""
+    """Keys of the offers bought, and reasons for which work waits."""
     state, under = given(*stories, as_of=at), under or policy()
     made = plan(state, under, at)
     assert check(made, state, under) == ()
@@ -49,7 +49,7 @@ def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = No
 
 
 def lost(times: int, job_id: str = "train") -> Story:
-    """The job has lost its place so often."""
+    """The job was interrupted this often."""
     fact = JobPreempted(job_id=JobId(job_id), attempt=times, cause="the cloud took its node", preempted_at=T0)
     return (Told(fact, T0),)
 
@@ -58,15 +58,15 @@ def lost(times: int, job_id: str = "train") -> Story:
 
 
 def test_a_job_before_its_last_retry_is_not_on_spot() -> None:
-    """Three retries are allowed: after the third loss the next place is one that nobody takes back."""
+    """Three retries are allowed: after the third interruption the next place is not on spot."""
     sale = on_sale(SPOT, ON_DEMAND)
 
     assert outcome(job("train"), lost(2), sale) == [SPOT.key]
     assert outcome(job("train"), lost(3), sale) == [ON_DEMAND.key]
 
 
-def test_fewer_losses_are_enough_where_the_policy_says_so_or_retries_are_few() -> None:
-    """The last retry is never left to spot."""
+def test_fewer_interruptions_suffice_by_policy_or_with_few_retries() -> None:
+    """The last retry never runs on spot."""
     sale = on_sale(SPOT, ON_DEMAND)
 
     assert outcome(job("train"), lost(1), sale, under=policy(spot=SpotPolicy(interruptions_count_max=1))) == [
@@ -75,8 +75,8 @@ def test_fewer_losses_are_enough_where_the_policy_says_so_or_retries_are_few() -
     assert outcome(job("train"), lost(1), sale, under=policy(job_retries_count_max=1)) == [ON_DEMAND.key]
 
 
-def test_spot_is_better_than_no_place() -> None:
-    """After half an hour without on-demand, and at once where the policy has only spot, the job goes on spot."""
+def test_spot_is_better_than_no_capacity() -> None:
+    """After half an hour without on-demand, and at once if the policy has only spot."""
     later = T0 + 30 * MINUTE
     only_spot = policy(pools=(NodePool(name="default", capacity_types=(CapacityType.SPOT,)),))
 
@@ -85,15 +85,15 @@ def test_spot_is_better_than_no_place() -> None:
     assert outcome(job("train"), lost(3), on_sale(SPOT, ON_DEMAND), under=only_spot) == [SPOT.key]
 
 
-def test_every_kind_leaves_spot() -> None:
-    """Those that can be held, and Volcano's Job, which is made anew."""
+def test_every_job_kind_leaves_spot() -> None:
+    """Kinds that can be suspended, and Volcano's Job, which is created again."""
     for runtime in Runtime:
         state = given(job("train", runtime=runtime, placed_on=("n1",), attempt=3), lost(3))
         assert must_leave_spot(state.jobs[JobId("train")], policy(), T0)
 
 
-def test_its_pods_are_spared_as_well() -> None:
-    """What Kubernetes made again of it counts on no spot, be it free."""
+def test_pods_of_the_job_are_excluded_as_well() -> None:
+    """Recreated pods use no spot, even if it is free."""
     stories = (job("train", placed_on=("n1",), attempt=3), lost(3), node("n1", SPOT), on_sale(SPOT, ON_DEMAND))
     waiting = pod("train-0", gpus=8, job_id="train", owner_kind="Job")
 
@@ -113,12 +113,12 @@ def test_the_scheduler_does_not_place_it_on_spot() -> None:
 
 
 def refused(*, at: datetime = T0, retry_after: timedelta = HOUR) -> Story:
-    """The cloud has no spot of the offer."""
+    """Spot of this offer is unavailable."""
     return bought(purchase("refused", SPOT, at=at), is_refused=True, retry_after=retry_after)
 
 
-def test_low_work_waits_for_spot_a_while() -> None:
-    """On-demand costs three times as much: it waits five minutes from when it came, and says until when."""
+def test_low_priority_work_waits_for_spot() -> None:
+    """On-demand costs three times as much: it waits five minutes after its arrival, and reports the end."""
     stories = (job("train", priority=LOW), refused(), on_sale(SPOT, ON_DEMAND))
     awaited = SpotAwaited(offers=(SPOT.key,), saving_ratio=1 - 10 / 32, until=T0 + 5 * MINUTE)
 
@@ -128,7 +128,7 @@ def test_low_work_waits_for_spot_a_while() -> None:
 
 
 def test_other_work_does_not_wait() -> None:
-    """Neither what is more urgent, nor what must not be on spot, nor where the policy says so."""
+    """Neither urgent work, nor work excluded from spot, nor with the setting off."""
     sale = (refused(), on_sale(SPOT, ON_DEMAND))
     at_once = policy(spot=SpotPolicy(low_priority_wait_seconds=0.0))
 
@@ -138,21 +138,21 @@ def test_other_work_does_not_wait() -> None:
 
 
 def test_a_small_saving_is_not_waited_for() -> None:
-    """Spot that costs a fifth less is not worth five minutes."""
+    """A fifth less is not worth five minutes."""
     near = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=12.5)
 
     assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, near)) == [near.key]
 
 
-def test_what_can_be_had_as_spot_is_not_waited_for() -> None:
+def test_available_spot_is_not_waited_for() -> None:
     """Another zone has some: it is bought."""
-    external = msgspec.structs.replace(SPOT, zone="zone-b")
+    elsewhere = msgspec.structs.replace(SPOT, zone="zone-b")
 
-    assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, external, ON_DEMAND)) == [external.key]
+    assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, elsewhere, ON_DEMAND)) == [elsewhere.key]
 
 
-def test_waiting_for_spot_holds_up_nobody_else() -> None:
-    """A pod that wants on-demand in the same plan gets it."""
+def test_waiting_for_spot_delays_no_other_work() -> None:
+    """A pod that needs on-demand in the same plan gets it."""
     steady = job("steady", priority=LOW, is_preemptible=False)
     found = outcome(job("train", priority=LOW), steady, refused(), on_sale(SPOT, ON_DEMAND))
 

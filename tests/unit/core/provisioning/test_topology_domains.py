@@ -1,4 +1,4 @@
-"""A gang that must be in one NVLink domain, rack or zone gets all its members inside one, or none of them."""
+"""A gang that needs one NVLink domain, rack or zone gets all its members inside one, or none."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ CLIQUE = "nvidia.com/gpu.clique"
 
 
 def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of the policy
-    """The plan, which the second opinion must find nothing wrong with."""
+    """The plan, accepted by the plan check."""
     state, under = given(*stories), policy(**rules)
     made = plan(state, under, T0)
     assert check(made, state, under) == ()
@@ -26,7 +26,7 @@ def planned(*stories: Story, **rules: Any) -> Plan:  # noqa: ANN401 - fields of 
 
 
 def bought(made: Plan) -> list[BuyNode]:
-    """The nodes that are bought."""
+    """The purchases."""
     return [decision for decision in made.decisions if isinstance(decision, BuyNode)]
 
 
@@ -35,8 +35,8 @@ def in_clique(name: str, clique: str) -> Story:
     return node(name, labels={CLIQUE: clique})
 
 
-def test_a_job_starts_in_the_clique_that_has_room_for_all() -> None:
-    """Three nodes would do; two of them share a clique."""
+def test_a_job_starts_in_the_clique_with_capacity_for_all() -> None:
+    """Three nodes fit; two of them share a clique."""
     there = (*in_clique("n1", "a"), *in_clique("n2", "b"), *in_clique("n3", "b"))
     state = given(there, job("train", members=2, within=CLIQUE))
     (placement,) = schedule(state, policy(), T0).placements
@@ -49,8 +49,8 @@ def test_a_job_starts_in_the_clique_that_has_room_for_all() -> None:
     assert {"key": CLIQUE, "operator": "In", "values": ["b"]} in term["matchExpressions"]
 
 
-def test_no_clique_with_room_for_all_starts_none_and_buys_none() -> None:
-    """Which clique a new node will be in is not known: nothing is bought in the hope."""
+def test_without_a_clique_for_all_nothing_starts_or_is_bought() -> None:
+    """The clique of a new node is unknown."""
     made = planned(in_clique("n1", "a"), in_clique("n2", "b"), job("train", members=2, within=CLIQUE), on_sale())
     assert bought(made) == []
     held = {each.subject: each.reason for each in made.deferred}
@@ -63,25 +63,23 @@ def in_zones(*limits: tuple[str, int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("rules", "zone"), [({}, "zone-b"), (in_zones(("zone-b", 1)), "zone-a")])
-def test_a_gang_is_bought_in_one_zone_and_in_the_next_where_a_limit_is_in_the_way(
-    rules: dict[str, Any], zone: str
-) -> None:
-    """The cheapest zone that can have all of them."""
+def test_a_gang_is_bought_in_the_cheapest_zone_within_limits(rules: dict[str, Any], zone: str) -> None:
+    """All of it in one zone."""
     sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
     made = planned(job("train", members=3, within=labels.ZONE), sale, **rules)
     assert [each.offer.zone for each in bought(made)] == [zone] * 3
 
 
-def test_without_the_demand_a_limit_spreads_the_gang_over_zones() -> None:
-    """The same job without it."""
+def test_without_a_domain_a_limit_spreads_the_gang_over_zones() -> None:
+    """The same job without the requirement."""
     sale = on_sale(offer(zone="zone-a"), offer(zone="zone-b", usd_per_hour=9.0))
     made = planned(job("train", members=3), sale, **in_zones(("zone-b", 1)))
     assert {each.offer.zone for each in bought(made)} == {"zone-a", "zone-b"}
 
 
 @pytest.mark.parametrize("key", labels.GANG_WITHIN)
-def test_pods_of_a_group_say_it_by_annotation(key: str) -> None:
-    """Ours, or Kueue's; what is there in the domain counts."""
+def test_pod_groups_request_a_domain_by_annotation(key: str) -> None:
+    """Ours, or Kueue's; existing nodes in the domain count."""
     named, near = {labels.POD_GROUP_LABELS[0]: "train"}, {key: "rack"}
     members = tuple(told for number in range(2) for told in pod(f"m{number}", gpus=8, labels=named, annotations=near))
     racks = (NodePool(name="r1", labels={"rack": "r1"}, nodes_count_max=1), NodePool(name="r2", labels={"rack": "r2"}))

@@ -1,4 +1,4 @@
-"""What the cloud would not sell is left alone for longer each time, and a quota until it has room again."""
+"""Refused offers have a growing back-off, and a quota until it has capacity again."""
 
 from datetime import datetime, timedelta
 
@@ -24,12 +24,12 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.provisioning.unavailable_offers import Unavailability, active_unavailability
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
-from gpu_autoscaler.model.offers import Bar, Offer
+from gpu_autoscaler.model.offers import Offer, UnavailabilityCause
 from gpu_autoscaler.model.reasons.defer import OffersUnavailable
 
 
 def refused(name: str, at: datetime, *, scope: str = "offer", of: Offer | None = None) -> Story:
-    """An order of this instant that the cloud refused, to be asked again after three minutes."""
+    """An order of this instant that the cloud refused, to retry after three minutes."""
     story = bought(purchase(name, of, at=at), at=at, is_refused=True)
     return tuple(
         Told(msgspec.structs.replace(each.fact, scope=scope), each.at)
@@ -40,7 +40,7 @@ def refused(name: str, at: datetime, *, scope: str = "offer", of: Offer | None =
 
 
 def the_one(*stories: Story, as_of: datetime) -> Unavailability:
-    """The one refusal that stands."""
+    """The one active refusal."""
     (found,) = active_unavailability(given(*stories, as_of=as_of), as_of).values()
     return found
 
@@ -57,13 +57,13 @@ def test_each_refusal_in_a_row_doubles_the_wait(tries: int, minutes: int) -> Non
 
 
 def test_orders_of_one_plan_are_one_try() -> None:
-    """Five nodes of one gang, refused at once, are no five tries."""
+    """Five nodes of one gang refused at once are one try."""
     stories = [refused(f"o{each}", T0) for each in range(5)]
 
     assert the_one(*stories, as_of=T0).until == T0 + 3 * MINUTE
 
 
-def test_what_is_sold_begins_anew() -> None:
+def test_a_launch_resets_the_back_off() -> None:
     """The next refusal waits as long as a first one."""
     sold = bought(purchase("sold", at=T0 + 10 * MINUTE), at=T0 + 10 * MINUTE)
     stories = (refused("a", T0), refused("b", T0 + 5 * MINUTE), sold, refused("c", T0 + 20 * MINUTE))
@@ -71,22 +71,22 @@ def test_what_is_sold_begins_anew() -> None:
     assert the_one(*stories, as_of=T0 + 20 * MINUTE).until == T0 + 23 * MINUTE
 
 
-def test_a_quota_reaches_its_family_and_capacity_type_in_the_whole_region() -> None:
-    """Other zones are no way around it; other families are."""
-    external, other = offer(zone="zone-b"), offer("g5.48xlarge", zone="zone-b", usd_per_hour=16.0)
+def test_a_quota_applies_to_its_family_and_capacity_type_in_the_region() -> None:
+    """Other zones are included, other families are not."""
+    elsewhere, other = offer(zone="zone-b"), offer("g5.48xlarge", zone="zone-b", usd_per_hour=16.0)
     full = refused("full", T0, scope="region")
-    state = given(full, on_sale(external), job("train"))
+    state = given(full, on_sale(elsewhere), job("train"))
     made = plan(state, policy(), T0)
     assert held(made, "job/train", OffersUnavailable).retry_at == T0 + 3 * MINUTE
 
-    state = given(full, on_sale(external, other), job("train"))
+    state = given(full, on_sale(elsewhere, other), job("train"))
     made = plan(state, policy(), T0)
     assert [bought.offer.key for bought in purchases(made)] == [other.key]
     assert check(made, state, policy()) == ()
 
 
-def test_a_quota_has_room_again_when_something_of_ours_ends() -> None:
-    """Nobody has to wait out what is not full any more."""
+def test_a_quota_is_available_again_when_an_instance_ends() -> None:
+    """The wait is over at once."""
     as_of = T0 + MINUTE
     old = instance(purchase("old"), state="terminated", at=T0 - timedelta(hours=1))
     gone = (Told(msgspec.structs.replace(old[0].fact, terminated_at=T0 + MINUTE / 2), as_of),)
@@ -99,19 +99,23 @@ def test_a_quota_has_room_again_when_something_of_ours_ends() -> None:
 
 @pytest.mark.parametrize(
     ("by", "code"),
-    [(None, "QuotaTooSmall"), (Bar.QUOTA, "QuotaTooSmall"), (Bar.RESERVATION, "ReservationUsedUp")],
+    [
+        (None, "QuotaTooSmall"),
+        (UnavailabilityCause.QUOTA, "QuotaTooSmall"),
+        (UnavailabilityCause.RESERVATION, "ReservationUsedUp"),
+    ],
 )
-def test_what_is_barred_says_by_what(by: Bar | None, code: str) -> None:
-    """A reservation that is used up is no quota; facts of before knew no other word."""
-    barred = msgspec.structs.replace(offer(), barred_because="it is full", barred_by=by)
+def test_a_barred_offer_reports_its_cause(by: UnavailabilityCause | None, code: str) -> None:
+    """A used-up reservation is no quota; older facts had no cause."""
+    barred = msgspec.structs.replace(offer(), unavailable_because="it is full", unavailable_by=by)
     (stands,) = active_unavailability(given(on_sale(barred)), T0).values()
     assert (stands.code, stands.message) == (code, "it is full")
 
 
-def test_what_a_quota_bars_is_not_asked_for_and_says_why() -> None:
-    """Before the cloud refuses it, and for as long as the samples say so; a plan that bought it would be found out."""
+def test_an_offer_beyond_its_quota_is_not_requested() -> None:
+    """Before the cloud refuses it, as of the last sample; the plan check rejects such a purchase."""
     why = "quota L-1 is 0 vCPUs"
-    barred = msgspec.structs.replace(offer(), barred_because=why)
+    barred = msgspec.structs.replace(offer(), unavailable_because=why)
     other = offer("g5.48xlarge", usd_per_hour=16.0)
     alone = plan(given(on_sale(barred), job("train")), policy(), T0)
     assert held(alone, "job/train", OffersUnavailable).offers == (barred.key,)

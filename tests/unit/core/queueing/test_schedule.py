@@ -1,4 +1,4 @@
-"""Which queued jobs start: whole gangs on usable nodes, by priority, and who may go around whom."""
+"""Schedule: gangs on usable nodes, by priority, with backfill."""
 
 from tests.support.stories import (
     HOUR,
@@ -37,7 +37,7 @@ def now(state: ClusterState) -> Schedule:
 
 
 def started(state: ClusterState) -> dict[str, tuple[str, ...]]:
-    """Nodes by the job that starts on them."""
+    """Nodes by started job."""
     return {placement.job_id: placement.node_names for placement in now(state).placements}
 
 
@@ -62,47 +62,47 @@ def test_a_job_starts_where_all_members_fit() -> None:
 
 
 def test_part_of_a_gang_never_starts() -> None:
-    """Room for one of two members is no room, and is said."""
+    """Capacity for one of two members; the reason has the counts."""
     state = given(node("n1"), job("train", gpus=8, members=2))
 
     assert started(state) == {}
     assert waits(state, "train") == GangIncomplete(job_id=JobId("train"), members_placed=1, members_count=2)
 
 
-def test_what_pods_hold_is_taken() -> None:
-    """Bound pods, and pods that Kubernetes is about to bind, keep their room."""
+def test_pods_use_capacity() -> None:
+    """Bound pods, and pods about to be bound."""
     assert started(given(node("n1"), pod("a", on="n1"), job("train"))) == {}
     assert started(given(node("n1"), pod("a", priority=1), job("train"))) == {}
 
 
-def test_a_released_job_holds_its_room_before_its_pods_exist() -> None:
-    """Two ticks in a row never give the same GPUs away twice."""
+def test_a_placed_job_reserves_capacity_before_its_pods_exist() -> None:
+    """Two ticks never assign the same GPUs."""
     assert started(given(node("n1"), job("first", placed_on=("n1",)), job("second"))) == {}
 
 
-def test_the_nodes_of_the_placement_are_those_that_are_taken() -> None:
-    """The released job sits where it was placed, not where it would fit best."""
+def test_a_placed_job_uses_the_nodes_of_its_placement() -> None:
+    """Not those where it would fit best."""
     tighter = node("n2", offer(gpus=4))
 
     assert started(given(node("n1"), tighter, job("first", gpus=4, placed_on=("n1",)), job("second", gpus=8))) == {}
 
 
 def test_higher_priority_goes_first() -> None:
-    """One place, two jobs."""
+    """Capacity for one of two jobs."""
     state = given(node("n1"), job("low", priority=100), job("high", priority=1000, at=T0))
 
     assert started(state) == {"high": ("n1",)}
 
 
-def test_small_jobs_go_around_one_that_has_no_room_in_sight() -> None:
-    """A gang that nothing is bought for idles no node."""
+def test_small_jobs_are_backfilled() -> None:
+    """A gang without expected capacity reserves nothing."""
     state = given(node("n1"), job("large", members=4, priority=1000), job("small"))
 
     assert started(state) == {"small": ("n1",)}
 
 
-def test_a_job_whose_nodes_are_coming_keeps_its_room() -> None:
-    """One of its two nodes is ready, one boots: the smaller job does not take the ready one."""
+def test_a_job_with_booting_nodes_reserves_its_ready_node() -> None:
+    """A smaller job does not use it."""
     state = given(node("n1"), bought(purchase("order")), job("large", members=2, priority=1000), job("small"))
 
     assert started(state) == {}
@@ -115,8 +115,8 @@ def test_a_cordoned_or_unready_node_starts_nothing() -> None:
     assert started(given(node("n1", gpus_allocatable=4), job("train"))) == {}
 
 
-def test_work_that_may_not_be_interrupted_never_starts_on_spot() -> None:
-    """Spot has room; it waits for on-demand."""
+def test_a_non_preemptible_job_does_not_start_on_spot() -> None:
+    """It waits for on-demand."""
     on_demand = offer(capacity_type=CapacityType.ON_DEMAND)
     state = given(node("n1"), node("n2", on_demand), job("train", is_preemptible=False))
 
@@ -124,7 +124,7 @@ def test_work_that_may_not_be_interrupted_never_starts_on_spot() -> None:
 
 
 def test_members_tolerate_the_gpu_taint_and_no_other() -> None:
-    """As Kubernetes adds it for pods that ask for GPUs."""
+    """As Kubernetes adds it to pods with GPUs."""
     gpu = Taint(key="nvidia.com/gpu", effect="NoSchedule", value="true")
     other = Taint(key="team", effect="NoSchedule", value="vision")
 
@@ -133,14 +133,14 @@ def test_members_tolerate_the_gpu_taint_and_no_other() -> None:
 
 
 def test_a_preempted_job_starts_again_as_its_next_attempt() -> None:
-    """The queue has it back."""
+    """It is queued again."""
     (placement,) = now(given(node("n2"), job("train", placed_on=("n1",)), preempted("train"))).placements
 
     assert (placement.attempt, placement.node_names) == (2, ("n2",))
 
 
-def test_a_preempted_job_whose_pods_came_back_is_where_they_are() -> None:
-    """Kubernetes bound them by itself: the placement says so."""
+def test_a_preempted_job_is_placed_where_its_pods_are() -> None:
+    """Kubernetes bound them."""
     lost = (job("train", members=2, gpus=4, placed_on=("n1", "n1")), preempted("train"))
     first, second = pod("p0", on="n1", gpus=4, job_id="train"), pod("p1", on="n2", gpus=4, job_id="train")
     waiting = pod("p1", gpus=8, job_id="train")
@@ -152,7 +152,7 @@ def test_a_preempted_job_whose_pods_came_back_is_where_they_are() -> None:
 
 
 def test_two_members_lost_with_one_node_are_one_attempt() -> None:
-    """The second one still sits on the node that goes: the job has no place before both have left it."""
+    """The second one is still on the leaving node: no placement until both are gone."""
     lost = (job("train", members=2, gpus=4, placed_on=("n1", "n1")), preempted("train"))
     back, staying = pod("p0", on="n2", gpus=4, job_id="train"), pod("p1", on="n1", gpus=4, job_id="train")
     doomed = (node("n1"), notice("n1"), node("n2"))
@@ -164,8 +164,8 @@ def test_two_members_lost_with_one_node_are_one_attempt() -> None:
     assert started(given(*doomed, *lost, back, moved)) == {"train": ("n2", "n2")}
 
 
-def test_a_job_whose_last_pod_is_still_going_has_no_place_yet() -> None:
-    """Its end would be taken for the loss of the place that the job got meanwhile."""
+def test_a_job_with_a_deleted_pod_is_not_placed() -> None:
+    """Its end would count as a loss of the new placement."""
     lost = (job("train", members=2, gpus=4, placed_on=("n1", "n1")), preempted("train"))
     going = pod("p1", on="n1", gpus=4, job_id="train", deleting_since=T0)
 
@@ -174,16 +174,16 @@ def test_a_job_whose_last_pod_is_still_going_has_no_place_yet() -> None:
     )
 
 
-def test_nothing_starts_on_an_old_picture() -> None:
-    """A node that is gone would be taken for room."""
+def test_nothing_starts_on_stale_lists() -> None:
+    """A deleted node would count as capacity."""
     late = schedule(given(node("n1"), job("train")), policy(), T0 + HOUR)
 
     assert late.placements == ()
     assert isinstance(late.deferred[0].reason, WatchStale)
 
 
-def test_of_equal_priority_the_earliest_start_goes_first() -> None:
-    """Before what waits longer, and never before a higher priority."""
+def test_of_equal_priority_the_earliest_start_deadline_goes_first() -> None:
+    """Before longer waiting jobs, after higher priority."""
     jobs = (
         *job("old", at=T0 - HOUR),
         *job("soon", start_by_at=T0 + HOUR),
@@ -196,20 +196,20 @@ def test_of_equal_priority_the_earliest_start_goes_first() -> None:
     assert waiting == ["important", "sooner", "soon", "old"]
 
 
-def test_pods_say_by_annotation_when_they_are_to_start() -> None:
-    """What cannot be read is no hurry."""
+def test_the_start_deadline_annotation_of_pods() -> None:
+    """An invalid value is ignored."""
     hurry = {labels.START_BY: (T0 + MINUTE).isoformat()}
     state = given(
         pod("old", gpus=8, at=T0 - HOUR),
         pod("odd", gpus=8, at=T0 - MINUTE, annotations={labels.START_BY: "soon"}),
         pod("sooner", gpus=8, annotations=hurry),
     )
-    found = [item.key for item in demand(state, node_views(state, T0), T0)]
-    assert found == ["pod/uid-sooner", "pod/uid-old", "pod/uid-odd"]
+    result = [item.key for item in demand(state, node_views(state, T0), T0)]
+    assert result == ["pod/uid-sooner", "pod/uid-old", "pod/uid-odd"]
 
 
-def test_a_job_at_its_last_attempt_is_not_placed_where_kubernetes_put_it() -> None:
-    """Bound to free spot or not, its pods have to stop first; then it is placed as others are, on no spot."""
+def test_a_job_at_its_last_attempt_leaves_spot() -> None:
+    """Its pods must stop first; then it is placed on other capacity."""
     worn = (job("train", placed_on=("n1",), attempt=3), preempted("train", 3))
     bound = pod("train-0", on="n1", gpus=8, job_id="train", owner_kind="Job")
     lasting = node("n2", offer(capacity_type=CapacityType.ON_DEMAND))
@@ -224,8 +224,8 @@ def test_a_job_at_its_last_attempt_is_not_placed_where_kubernetes_put_it() -> No
     }
 
 
-def test_a_held_job_of_which_a_member_has_done_its_part_is_placed_for_the_others() -> None:
-    """A held Job makes no pods: who waited for them would wait for ever, also when spot is no longer to be left."""
+def test_a_suspended_job_with_a_succeeded_member_is_placed() -> None:
+    """A suspended Job creates no pods, so waiting for them would never end."""
     worn = (job("train", members=3, gpus=4, placed_on=("n1", "n1", "n2"), attempt=3), preempted("train", 3))
     done = pod("train-0", on="n1", gpus=4, job_id="train", owner_kind="Job", phase="succeeded")
     lasting = node("n2", offer(capacity_type=CapacityType.ON_DEMAND))
@@ -239,8 +239,8 @@ def test_a_held_job_of_which_a_member_has_done_its_part_is_placed_for_the_others
     )
 
 
-def test_a_member_that_has_done_its_part_holds_no_room_and_no_place_for_those_at_work() -> None:
-    """While one of the others exists as a pod, Kubernetes has the Job, and makes and binds the rest by itself."""
+def test_a_succeeded_member_uses_no_capacity() -> None:
+    """While another pod exists, Kubernetes creates and binds the rest."""
     lost = (job("train", members=3, gpus=4, placed_on=("n1", "n1", "n2")), preempted("train"))
     done = pod("train-0", on="n1", gpus=4, job_id="train", owner_kind="Job", phase="succeeded")
     bound = pod("train-1", on="n1", gpus=4, job_id="train", owner_kind="Job")

@@ -1,4 +1,4 @@
-"""The ledger in the state: every span once, in any order, by day and month of UTC and by whose limit it counts."""
+"""The ledger in the state: every span once, by UTC day and month and by owner."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -18,58 +18,58 @@ from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
 
 
-def told(*stories: Story) -> ClusterState:
-    """The state after these words of the ledger."""
+def folded(*stories: Story) -> ClusterState:
+    """The state after these facts of the ledger."""
     return fold(EMPTY_STATE, record([each for story in stories for each in story]))
 
 
-def test_a_span_counts_for_its_owners_in_its_day_and_month() -> None:
-    """The cluster, the pool, the zone and the project that the node was bought for."""
-    state = told(ledger(), charged("n", to_at=T0 + HOUR, project="speech"))
+def test_a_span_counts_for_all_its_owners() -> None:
+    """Cluster, pool, zone and project of the node."""
+    state = folded(ledger(), charged("n", to_at=T0 + HOUR, project="speech"))
 
     owners = dict.fromkeys(("cluster", "pool/default", "zone/zone-a", "project/speech"), 10 * USD)
     assert state.spent == {"2026-11-21": owners, "2026-11": owners}
 
 
 def test_a_span_over_midnight_is_split_to_the_micro_dollar() -> None:
-    """Twenty minutes of it are for the old month, ten for the new one; together they are the whole."""
+    """Twenty minutes in the old month, ten in the new one; together the whole."""
     span = charged("n", from_at=MIDNIGHT - 20 * MINUTE, to_at=MIDNIGHT + 10 * MINUTE, usd_per_hour=10.000001)
-    state = told(ledger(), span)
+    state = folded(ledger(), span)
 
     assert state.spent["2026-11"]["cluster"] == state.spent["2026-11-30"]["cluster"] == 3_333_333
     assert state.spent["2026-12"]["cluster"] + state.spent["2026-11"]["cluster"] == 5_000_000
 
 
 def test_spans_count_once_in_any_order() -> None:
-    """A publisher that tries again may send a later span first; repeats add nothing."""
+    """A retrying publisher may send a later span first; repeats add nothing."""
     spans = [charged("n", from_at=T0 + each * MINUTE, to_at=T0 + (each + 1) * MINUTE) for each in range(4)]
-    whole = told(ledger(), *spans).spent
+    whole = folded(ledger(), *spans).spent
 
     for order in itertools.permutations(spans):
-        assert told(ledger(), *order, *order).spent == whole
+        assert folded(ledger(), *order, *order).spent == whole
 
 
-def test_what_was_charged_too_much_is_given_back_once() -> None:
-    """Billing had ended before what was thought: a negative span, whose repeat is none."""
+def test_a_refund_counts_once() -> None:
+    """Billing ended earlier than charged: a negative span."""
     back = charged("n", from_at=T0 + 2 * MINUTE, to_at=T0 + MINUTE, total_usd=-1 / 6)
-    state = told(ledger(), charged("n", to_at=T0 + 2 * MINUTE), back, back)
+    state = folded(ledger(), charged("n", to_at=T0 + 2 * MINUTE), back, back)
 
     assert state.spent["2026-11-21"]["cluster"] == 333_333 - 166_667
 
 
-def test_the_stores_sums_stand_for_what_the_stream_has_not() -> None:
-    """They are taken over once; spans that they have in them add nothing, later ones do."""
+def test_sums_of_the_store_are_imported_once() -> None:
+    """Spans included in them add nothing, later ones do."""
     known = ChargedUntil(provider_id=provider_id("buy-n"), until_at=T0 + HOUR)
     sums = ledger(spent(25.0), spent(300.0, period="2026-11"), charged=(known,), at=T0 + HOUR)
-    state = told(sums, charged("n", to_at=T0 + HOUR), charged("n", from_at=T0 + HOUR, to_at=T0 + 2 * HOUR), ledger())
+    state = folded(sums, charged("n", to_at=T0 + HOUR), charged("n", from_at=T0 + HOUR, to_at=T0 + 2 * HOUR), ledger())
 
     assert state.spent["2026-11-21"]["cluster"] == 35 * USD
     assert state.spent["2026-11"]["cluster"] == 310 * USD
 
 
-def test_what_a_job_cost_is_known() -> None:
+def test_the_cost_of_a_job_is_summed() -> None:
     """Over all its nodes and attempts."""
-    state = told(
+    state = folded(
         charged("a", to_at=T0 + HOUR, job_id="train"),
         charged("b", from_at=T0 + HOUR, to_at=T0 + 2 * HOUR, job_id="train"),
     )
@@ -77,19 +77,19 @@ def test_what_a_job_cost_is_known() -> None:
     assert {job_id: job.micro_usd for job_id, job in state.spent_by_job.items()} == {"train": 20 * USD}
 
 
-def test_old_periods_and_paid_instances_are_forgotten() -> None:
-    """The state stays as large as the cluster, and keeps the last month whole."""
+def test_old_periods_and_charges_are_pruned() -> None:
+    """The last month is kept."""
     late = T0 + 80 * 24 * HOUR
     more = (charged(name, from_at=late + hours * HOUR, to_at=late + hours * HOUR) for hours, name in enumerate("bc"))
-    state = told(ledger(), charged("a", to_at=T0 + HOUR), *more)
+    state = folded(ledger(), charged("a", to_at=T0 + HOUR), *more)
 
     assert sorted(state.spent) == ["2027-02", "2027-02-09"]
     assert sorted(state.charges) == [provider_id("buy-b"), provider_id("buy-c")]
 
 
 @for_all(start=st.integers(0, 86_400 * 70), seconds=st.integers(0, 86_400 * 3), price=st.integers(0, 100_000_000))
-def test_parts_of_a_span_add_up(start: int, seconds: int, price: int) -> None:
-    """Whatever the span, its days are the whole of it, and so are its months."""
+def test_days_and_months_of_a_span_add_up(start: int, seconds: int, price: int) -> None:
+    """Of any span."""
     from_at = T0 + timedelta(seconds=start)
     story = charged("n", from_at=from_at, to_at=from_at + timedelta(seconds=seconds), usd_per_hour=price / USD)
     span = story[0].fact
@@ -101,8 +101,8 @@ def test_parts_of_a_span_add_up(start: int, seconds: int, price: int) -> None:
 
 
 @pytest.mark.parametrize("at", [T0, MIDNIGHT, MIDNIGHT - timedelta(microseconds=1)])
-def test_periods_follow_each_other(at: datetime) -> None:
-    """The end of one is the beginning of the next, and has its name."""
+def test_periods_are_contiguous(at: datetime) -> None:
+    """The end of one is the start of the next."""
     for period in ("day", "month"):
         start, end = period_start(period, at), period_end(period, at)
         assert start <= at < end

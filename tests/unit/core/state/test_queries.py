@@ -1,4 +1,4 @@
-"""The states of all jobs at once are the states of each."""
+"""States of all jobs at once equal those of each job."""
 
 from tests.support.stories import T0, bought, given, job, node, purchase
 
@@ -7,8 +7,8 @@ from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 
 
-def test_all_states_at_once_are_those_of_each_job() -> None:
-    """Queued, expecting a node, placed and running jobs, whichever way they are asked for."""
+def test_all_job_states_equal_each_job_state() -> None:
+    """Queued, provisioning, placed and running jobs."""
     for_coming = UnmetDemand(demand=("job/coming", "job/runs"), offers_considered=1, price_micro_usd_per_hour=1)
     state = given(
         node("n1"),

@@ -1,4 +1,4 @@
-"""Job states by the eight names, and who is next in the queue."""
+"""Job states, and the order of the queue."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ STARTED_AGAIN: Story = (
     ),
 )
 REJECTED: Story = (
-    Told(JobRejected(request_id="r", job_id=TRAIN, mistakes=(Violation("job_id", "is taken"),)), T0 + MINUTE),
+    Told(JobRejected(request_id="r", job_id=TRAIN, violations=(Violation("job_id", "is taken"),)), T0 + MINUTE),
 )
 CANCEL: Story = (Told(JobCancelRequested(job_id=TRAIN), T0),)
 FOR_TRAIN = purchase(
@@ -32,7 +32,7 @@ FOR_TRAIN = purchase(
 
 
 def finished(outcome: str) -> Story:
-    """The job's end."""
+    """The end of the job."""
     return (Told(msgspec.convert({"job_id": "train", "outcome": outcome, "finished_at": T0}, JobFinished), T0),)
 
 
@@ -59,13 +59,13 @@ def finished(outcome: str) -> Story:
         ((), None),
     ],
 )
-def test_a_job_has_one_of_eight_states(story: Story, state: JobState | None) -> None:
-    """Each state follows from what was said; a refused or unknown job has none."""
+def test_every_job_state(story: Story, state: JobState | None) -> None:
+    """A rejected or unknown job has no state."""
     assert job_state(given(story), TRAIN) is state
 
 
-def test_the_queue_is_by_priority_then_by_time_then_by_name() -> None:
-    """Who waits: accepted, preempted; not those placed, cancelled, finished, or only asked for."""
+def test_the_queue_order() -> None:
+    """Accepted and preempted jobs, not placed, canceled or finished ones; by priority, time and id."""
     state = given(
         job("late", at=T0 + MINUTE),
         job("b"),
@@ -84,13 +84,13 @@ def test_the_queue_is_by_priority_then_by_time_then_by_name() -> None:
 
 
 @pytest.mark.parametrize("leaving", [CANCEL, finished("failed")])
-def test_a_job_that_ends_leaves_the_queue(leaving: Story) -> None:
-    """Nothing is bought for work that nobody wants any more."""
+def test_a_finished_job_leaves_the_queue(leaving: Story) -> None:
+    """Nothing is bought for it."""
     assert queue(given(ACCEPTED, leaving)) == ()
 
 
-def test_pods_are_found_by_node_and_by_job() -> None:
-    """Ended pods hold no room, but they are still the job's."""
+def test_pods_by_node_and_by_job() -> None:
+    """Finished pods use no capacity but belong to their job."""
     state = given(
         pod("b", on="n1", job_id="train"),
         pod("a", on="n1"),

@@ -1,4 +1,4 @@
-"""Ends that come long after they were: forgotten at once, and cheaply, however much else is remembered."""
+"""Late deletions: pruned at once, in constant time."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -15,16 +15,16 @@ from gpu_autoscaler.model.ids import FactId, PodUid
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-class NotLookedThrough(dict[str, datetime]):
-    """Fails where somebody looks at every entry."""
+class NotIterable(dict[str, datetime]):
+    """A mapping that fails when it is iterated."""
 
     def items(self) -> NoReturn:
-        """Not here."""
+        """Not allowed."""
         raise AssertionError("one end looks at every node there is")
 
 
-def gone(number: int, at: datetime) -> Recorded:
-    """A pod's end on a node."""
+def deleted(number: int, at: datetime) -> Recorded:
+    """The deletion of a pod on a node."""
     fact = PodGone(
         pod_uid=PodUid(f"p{number}"), namespace="n", name=f"p{number}", node_name="node-a", epoch=1, version=number
     )
@@ -33,12 +33,12 @@ def gone(number: int, at: datetime) -> Recorded:
     )
 
 
-def test_an_old_end_is_forgotten_without_a_look_at_all_others() -> None:
-    """After an outage such ends come by the thousand: each costs the same, on a cluster of any size."""
-    now = fold(EMPTY_STATE, [gone(1, NOON)])
-    known = replace(now, busy_until=NotLookedThrough(now.busy_until))
+def test_a_late_deletion_is_pruned_without_iteration() -> None:
+    """After an outage thousands arrive: each costs the same on any cluster."""
+    now = fold(EMPTY_STATE, [deleted(1, NOON)])
+    known = replace(now, busy_until=NotIterable(now.busy_until))
 
-    after = fold(known, [gone(2, NOON - timedelta(hours=8)), gone(3, NOON - timedelta(hours=200))])
+    after = fold(known, [deleted(2, NOON - timedelta(hours=8)), deleted(3, NOON - timedelta(hours=200))])
 
     assert {*chain.from_iterable(after.pods_gone.values())} == {PodUid("p1")}
     assert dict(after.busy_until) == {"node-a": NOON}

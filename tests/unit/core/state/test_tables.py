@@ -1,4 +1,4 @@
-"""Tombstones by the hour: found like those of one mapping, copied and forgotten by whole hours."""
+"""Tombstones by hour: equal to one mapping, copied and pruned by hour."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,24 +19,24 @@ HOUR = timedelta(hours=1)
 _STEPS = st.tuples(st.sampled_from(["set", "remove", "forget"]), st.sampled_from("abc"), st.integers(0, 5))
 
 
-def stone(hours: int) -> Tombstone:
-    """Of what went so many hours after noon."""
+def tombstone(hours: int) -> Tombstone:
+    """A tombstone this many hours after noon."""
     return Tombstone((1, hours), NOON + hours * HOUR)
 
 
 def recorded(fact: PodGone | PodObserved, sequence: int, at: datetime) -> Recorded:
-    """A pod's fact as the stream has it."""
+    """The recorded fact of a pod."""
     envelope = Envelope(id=FactId(str(sequence)), source="/tests", time=at, fact=fact)
     return Recorded(envelope=envelope, stream="POD", sequence=sequence)
 
 
-def gone(name: str, version: int) -> PodGone:
-    """The pod's end."""
+def deleted(name: str, version: int) -> PodGone:
+    """The deletion of the pod."""
     return PodGone(pod_uid=PodUid(name), namespace="n", name=name, epoch=1, version=version)
 
 
 def observed(name: str, version: int) -> PodObserved:
-    """The pod is there."""
+    """An observation of the pod."""
     return PodObserved(
         pod_uid=PodUid(name), namespace="n", name=name, phase="running", requests=Resources(), created_at=NOON,
         epoch=1, version=version,
@@ -44,8 +44,8 @@ def observed(name: str, version: int) -> PodObserved:
 
 
 @for_all(st.lists(_STEPS), st.integers(0, 30))
-def test_they_are_as_in_one_mapping(steps: list[tuple[str, str, int]], cut: int) -> None:
-    """Whatever is set, taken away and forgotten, in one batch or in two: each has its last stone, or none."""
+def test_buckets_equal_one_mapping(steps: list[tuple[str, str, int]], cut: int) -> None:
+    """Whatever is set, removed and pruned, in one batch or two."""
     graves: TombstoneBuckets[str] = TombstoneBuckets({})
     known: dict[str, Tombstone] = {}
     origin, before = graves.now, {}
@@ -55,41 +55,41 @@ def test_they_are_as_in_one_mapping(steps: list[tuple[str, str, int]], cut: int)
             graves = TombstoneBuckets(origin)
         if step == "set":
             graves.remove(key)
-            graves.set(key, stone(hours))
-            known[key] = stone(hours)
+            graves.set(key, tombstone(hours))
+            known[key] = tombstone(hours)
         elif step == "remove":
             graves.remove(key)
             known.pop(key, None)
         else:
             graves.forget(hour(NOON) + hours)
             known = {key: one for key, one in known.items() if one.gone_at >= NOON + hours * HOUR}
-        assert {key: found for key in "abc" if (found := graves.get(key)) is not None} == known
+        assert {key: result for key in "abc" if (result := graves.get(key)) is not None} == known
     assert sorted(one.gone_at for one in all_tombstones(graves.now)) == sorted(one.gone_at for one in known.values())
     assert all(graves.now.values()), "an hour without stones would make equal states differ"
     assert origin == before, "what was given is not changed"
 
 
-def test_a_batch_copies_the_hours_that_it_touches() -> None:
-    """Six hours of a busy day may hold hundreds of thousands: an end of now costs nothing for those of before."""
-    before = fold(EMPTY_STATE, [recorded(gone("a", 1), 1, NOON), recorded(gone("b", 2), 2, NOON + HOUR)])
-    after = fold(before, [recorded(gone("c", 3), 3, NOON + HOUR)])
+def test_a_batch_copies_only_changed_hours() -> None:
+    """A deletion now does not copy earlier hours."""
+    before = fold(EMPTY_STATE, [recorded(deleted("a", 1), 1, NOON), recorded(deleted("b", 2), 2, NOON + HOUR)])
+    after = fold(before, [recorded(deleted("c", 3), 3, NOON + HOUR)])
 
     assert after.pods_gone[hour(NOON)] is before.pods_gone[hour(NOON)]
     assert before.pods_gone[hour(NOON) + 1].keys() == {"b"}
     assert after.pods_gone[hour(NOON) + 1].keys() == {"b", "c"}
 
 
-def test_nothing_older_comes_back_whatever_the_hour_of_its_end() -> None:
-    """An end is found in each hour that is kept; one that is said again later, and newer, is the only one."""
-    ends = [recorded(gone(f"p{each}", 10), each + 1, NOON + each * HOUR) for each in range(6)]
+def test_a_tombstone_is_found_in_every_hour() -> None:
+    """A newer deletion replaces it."""
+    ends = [recorded(deleted(f"p{each}", 10), each + 1, NOON + each * HOUR) for each in range(6)]
     state = fold(EMPTY_STATE, ends)
     late = fold(state, [recorded(observed(f"p{each}", 9), 10 + each, NOON + 5 * HOUR) for each in range(6)])
     assert late == state
 
-    later = fold(state, [recorded(gone("p0", 11), 20, NOON + 5 * HOUR)])
-    found = tombstone_of(later.pods_gone, PodUid("p0"))
-    assert found is not None
-    assert (found.version, found.gone_at) == ((1, 11), NOON + 5 * HOUR)
+    later = fold(state, [recorded(deleted("p0", 11), 20, NOON + 5 * HOUR)])
+    result = tombstone_of(later.pods_gone, PodUid("p0"))
+    assert result is not None
+    assert (result.version, result.gone_at) == ((1, 11), NOON + 5 * HOUR)
     assert hour(NOON) not in later.pods_gone
 
     back = fold(later, [recorded(observed("p0", 12), 21, NOON + 5 * HOUR)])

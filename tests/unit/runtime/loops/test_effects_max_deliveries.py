@@ -8,8 +8,8 @@ from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.streams import (
     ADVISORY_ROOT,
     MAX_DELIVERIES_CONSUMER,
-    ConsumerSpec,
     BusDeclaration,
+    ConsumerSpec,
     consumers_of_process,
     streams,
 )
@@ -42,11 +42,11 @@ async def give_up(place: Place, count: int) -> None:
 
 def counted(runner: Runner) -> float | None:
     """Messages of JOB that this service set aside because the broker gave them up; None before it counts."""
-    labels = {"domain": "job", "reason": "given_up"}
+    labels = {"domain": "job", "reason": "max_deliveries"}
     return runner.metrics.registry.get_sample_value("gpu_autoscaler_dead_letters_total", labels)
 
 
-async def test_what_the_broker_gave_up_becomes_a_dead_letter_once() -> None:
+async def test_an_undeliverable_message_becomes_one_dead_letter() -> None:
     """Two services look; each message has one letter with its payload, and is counted by one of them."""
     place = Place()
     await give_up(place, 3)
@@ -63,11 +63,11 @@ async def test_what_the_broker_gave_up_becomes_a_dead_letter_once() -> None:
     assert all(letter.payload for letter in letters)
 
 
-@pytest.mark.parametrize("word", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}'])
-async def test_a_word_that_names_no_message_does_not_stop_the_others(word: bytes) -> None:
+@pytest.mark.parametrize("advisory", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}'])
+async def test_an_invalid_advisory_does_not_stop_the_others(advisory: bytes) -> None:
     """It is set aside itself, and the service stays ready."""
     place = Place()
-    await place.send(f"{ADVISORY_ROOT}.GONE.x-y-act", word, "nonsense")
+    await place.send(f"{ADVISORY_ROOT}.GONE.x-y-act", advisory, "nonsense")
     await give_up(place, 1)
 
     async def are_set_aside() -> bool:
@@ -77,12 +77,12 @@ async def test_a_word_that_names_no_message_does_not_stop_the_others(word: bytes
         await until(are_set_aside)
         assert runner.readiness.is_ready
     nonsense, _ = await place.dead_letters()
-    assert (nonsense.service, nonsense.payload) == ("dead_letters", word)
-    assert "names no message" in nonsense.reason
+    assert (nonsense.service, nonsense.payload) == ("dead_letters", advisory)
+    assert "invalid MAX_DELIVERIES advisory" in nonsense.reason
 
 
-async def test_it_is_counted_from_zero() -> None:
-    """A rate of what was given up works from the first one on."""
+async def test_the_counter_starts_at_zero() -> None:
+    """A rate of undeliverable messages includes the first one."""
     async with running(Place(), Consuming()) as runner:
         await until(lambda: counted(runner) == 0.0)
 

@@ -1,10 +1,10 @@
-"""What one node of an offer is filled with best: the pods that are worth most together for what it costs.
+"""Packing of one node of an offer: the pods that are together worth most for the node's cost.
 
-On a node with GPUs pods come by tiers, those first that cost there no more than they are worth, so that an offer that
-few may use is kept for those few; within a tier the biggest first, as small ones fit in anywhere. While GPUs are free,
-CPU and memory are kept back for the pods that will take them. On a node without GPUs comes first what asks most for
-that of which most is free, so that CPU and memory run out together (Panigrahy and others, "Heuristics for Vector Bin
-Packing", Microsoft Research 2011: the dot product).
+On a node with GPUs, pods come in tiers: first those that cost there no more than they are worth, so that an offer that
+few pods may use is kept for them. Within a tier the largest come first, as small pods fit anywhere. While GPUs are
+free, CPU and memory are kept back for the pods that will take them. On a node without GPUs, the pod comes first that
+asks most for the resource of which most is free, so that CPU and memory run out together (Panigrahy and others,
+"Heuristics for Vector Bin Packing", Microsoft Research 2011: the dot product).
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from gpu_autoscaler.core.placement.resources import CPU, GPU, MEMORY, Bools, Flo
 from gpu_autoscaler.core.provisioning.fleet.pricing import ShadowPrices
 from gpu_autoscaler.core.provisioning.fleet.problem import FleetProblem
 
-# Bounds between tiers, as worth over cost on the offer. Found by trial on pods drawn from the openb trace; their
-# neighbours do as well within one per cent.
+# Bounds between tiers, as worth over cost on the offer. Tuned on pods drawn from the openb trace; nearby values do as
+# well within one per cent.
 _TIERS = (0.97, 0.85, 0.6)
 # How much of the mean request beside a GPU is kept back for each GPU still free. All are tried: none is always best.
 _KEEP_BACK_RATIOS = (1.0, 0.8, 0.5, 0.0)
@@ -25,14 +25,14 @@ _BESIDE = [CPU, MEMORY]
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One node's load, and how much of its cost it is worth: 1 is as good as any fleet can be."""
+    """The load of one node, and how much of its cost it is worth: 1 is as good as any fleet can be."""
 
     value_ratio: float
     pods: tuple[tuple[int, int], ...]  # (class, pods of it), in the order of filling, each class once
 
 
 class NodePacker:
-    """Fills nodes of one offer from what is left."""
+    """Packs nodes of one offer from the remaining pods."""
 
     def __init__(
         self, problem: FleetProblem, shadow_prices: ShadowPrices, offer: int, classes: Ints, is_grouped: Bools
@@ -44,19 +44,19 @@ class NodePacker:
         fitness = _fitness(requests, shadow_prices.by_class[classes], shadow_prices.per_amount[offer])
         beside = requests[:, _BESIDE] / np.maximum(self._capacity[_BESIDE], 1)
         tier = sum((fitness < bound for bound in _TIERS), start=np.zeros(classes.size, dtype=np.int64))
-        # Of equals those first that may not stand together: each node takes but one of them.
+        # Of equals those with a group come first: a node takes only one of each group.
         freedom = ~is_grouped[classes]
         order = np.lexsort((classes, freedom, -beside.max(axis=1, initial=0.0), -gpu_parts(requests), tier))
         self._classes = classes[order]
         self._asked = np.ascontiguousarray(requests[order].T)
         self._is_grouped = is_grouped[self._classes]
         self._worth = shadow_prices.by_class[self._classes]
-        # What costs here more than it is worth has to be aligned the better.
+        # A pod that costs here more than it is worth has to be aligned better.
         self._pull = None if has_gpus else beside[order] * (fitness[order] ** 3)[:, None]
         self._ratios = _KEEP_BACK_RATIOS if has_gpus else (0.0,)
 
     def fill(self, left: Ints, grouped_max: int) -> NodeLoad | None:
-        """Return the load of one node that is worth most, of what is left; None: nothing that is left goes in.
+        """Return the load of one node that is worth most, of the remaining pods; None: none of them fits.
 
         Of pods with a group it takes `grouped_max` at most.
         """
@@ -94,16 +94,16 @@ def _fitness(requests: Ints, by_class: Floats, per_amount: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lot:
-    """What is left of the classes that the offer takes, in the order in which they are tried."""
+    """The remaining pods of the classes that the offer takes, in the order of trial."""
 
     asked: Ints  # (resources, rows)
     counts: Ints
     is_grouped: Bools
     grouped_max: int
-    pull: Floats | None  # (classes, CPU and memory): what it asks for where free room decides; None: order decides
+    pull: Floats | None  # (classes, CPU and memory): requests, if free amounts decide; None: the order decides
 
     def mean_beside_gpu(self) -> Floats:
-        """CPU and memory that pods with GPUs ask for, for each GPU they ask for; nothing where none asks."""
+        """Return the CPU and memory that pods with GPUs ask for, per GPU; zero if no pod asks for GPUs."""
         gpus = self.asked[GPU] * self.counts
         gpus_sum = int(gpus.sum())
         beside = (self.asked[_BESIDE] * (self.counts * (gpus > 0))).sum(axis=1)
@@ -111,7 +111,7 @@ class _Lot:
 
 
 class _Node:
-    """One node while it is filled."""
+    """One node while it is packed."""
 
     def __init__(self, lot: _Lot, capacity: Ints, per_gpu: Floats) -> None:
         """`per_gpu` is the CPU and memory to keep back for each GPU that stays free."""
@@ -122,7 +122,7 @@ class _Node:
         self._grouped_left = lot.grouped_max
         self._per_gpu: list[float] = per_gpu.tolist()
         self._is_keeping_back = any(self._per_gpu) and self._free[GPU] > 0
-        # What each row asks for beside its GPUs more than is kept back for them.
+        # What each row asks for in excess of what is kept back for its GPUs.
         self._more_than_kept = [
             lot.asked[resource] - lot.asked[GPU] * per_gpu
             for resource, per_gpu in zip(_BESIDE if self._is_keeping_back else (), self._per_gpu, strict=False)
@@ -158,7 +158,7 @@ class _Node:
         return int(np.where(fits, pull[:, 0] * cpu + pull[:, 1] * memory, -1.0).argmax())
 
     def _take(self, row: int) -> int:
-        """Take as many of the row as its turn allows; where free room decides, that changes with each pod."""
+        """Take as many pods of the row as its turn allows; where free amounts decide, that changes with each pod."""
         asked: list[int] = self._lot.asked[:, row].tolist()
         left = int(self._available[row])
         count = 1
@@ -178,7 +178,7 @@ class _Node:
         return count
 
     def _count_keeping_back(self, asked: list[int], count: int) -> int:
-        """Return how many such pods still leave enough beside the GPUs that stay free; at least the one that does."""
+        """Return how many such pods leave enough for the GPUs that stay free; at least one."""
         for resource, per_gpu in zip(_BESIDE, self._per_gpu, strict=True):
             more_than_mean = asked[resource] - asked[GPU] * per_gpu
             if more_than_mean > 0:

@@ -1,7 +1,7 @@
-"""What a fleet is chosen for, as arrays, and what the choice is.
+"""The fleet problem as arrays, and its solution.
 
-Figures are compared, added and multiplied one by one or summed in a stated order, never by a library's matrix product,
-whose rounding differs from one processor to the next: the same problem gives the same fleet on any machine.
+Figures are compared, added and multiplied one by one or summed in a fixed order, never by a library's matrix product,
+whose rounding differs between processors: the same problem gives the same fleet on any machine.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ NO_GROUP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetProblem:
-    """Classes of equal pods, and offers of which any number of nodes may be had."""
+    """Classes of equal pods, and offers of which any number of nodes can be bought."""
 
     requests: Ints  # (classes, resources): what one pod of the class asks for
     counts: Ints  # (classes,): how many such pods wait
-    groups: Ints  # (classes,): of one group a node takes one pod at most; NO_GROUP: as many as fit
-    accepts: Bools  # (classes, offers): labels, taints and models are right; says nothing about room
-    capacity: Ints  # (offers, resources): what a new node has for pods
-    cost: Floats  # (offers,): what a node costs, above zero, in any unit of money per time
+    groups: Ints  # (classes,): a node takes at most one pod of a group; NO_GROUP: as many as fit
+    accepts: Bools  # (classes, offers): labels, taints and models match; capacity is not considered
+    capacity: Ints  # (offers, resources): of a new node, for pods
+    cost: Floats  # (offers,): of a node, above zero, in any unit of money per time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Nodes that together take every pod that any offer can take."""
+    """Nodes that together take every pod that some offer can take."""
 
-    nodes: tuple[FleetNode, ...]  # those of best worth for their cost first
+    nodes: tuple[FleetNode, ...]  # those of most worth for their cost first
     floor: float  # below which no fleet takes these pods, in the unit of the offers' cost
     unserved: tuple[int, ...]  # classes that no offer takes, ascending
 
 
 def distinct_rows(rows: Ints | Bools) -> tuple[Ints, Ints]:
-    """Return the place of each distinct row's first occurrence, and for each row the number of its distinct one.
+    """Return the index of the first of each distinct row, and for each row the number of its distinct row.
 
     `numpy.unique` sorts whole rows, which takes a hundred times as long on rows of thousands of offers.
     """
@@ -55,7 +55,7 @@ def distinct_rows(rows: Ints | Bools) -> tuple[Ints, Ints]:
 
 
 def usable_offers(problem: FleetProblem) -> Bools:
-    """Return (classes, offers): a new node of the offer takes at least one pod of the class."""
+    """Return (classes, offers): whether a new node of the offer takes at least one pod of the class."""
     usable = problem.accepts.copy()
     for resource in range(problem.requests.shape[1]):
         usable &= problem.requests[:, resource, None] <= problem.capacity[None, :, resource]

@@ -1,4 +1,4 @@
-"""The choice of a fleet: the load of best worth for its cost is bought as often as pods last, then the next best."""
+"""The fleet solver: the load worth most for its cost is bought as often as pods last, then the next best."""
 
 import heapq
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from gpu_autoscaler.core.provisioning.fleet.pricing import shadow_prices, undomi
 from gpu_autoscaler.core.provisioning.fleet.problem import Fleet, FleetNode, FleetProblem, usable_offers
 from gpu_autoscaler.core.provisioning.fleet.reduction import ClassAssigner, ReducedProblem
 
-# Rounds in which groups may be in each other's way; each leaves a small part of the one before.
+# Rounds in which groups may conflict; each leaves a small part of the previous one.
 _ROUNDS_OF_GROUPS = 8
-# The share of the cost, from the worst loads up, that is taken apart and chosen for again.
+# The share of the cost, from the worst loads up, that is solved again.
 _SECOND_PASS_RATIO = 0.1
 
 Load = tuple[tuple[int, int], ...]  # (class, pods of it on one node)
 
 
 def cheapest_fleet(problem: FleetProblem) -> Fleet:
-    """Return nodes for all pods that any offer takes, at little more than the least cost.
+    """Return nodes for all pods that some offer takes, at close to the least cost.
 
     Time grows with classes times offers, hardly with pods.
     """
@@ -30,22 +30,22 @@ def cheapest_fleet(problem: FleetProblem) -> Fleet:
     nodes, by_class = _choose(problem, waiting)
     return Fleet(
         nodes=_with_second_pass(problem, nodes, by_class),
-        floor=sum(float(by_class[each]) * int(problem.counts[each]) for each in waiting),
-        unserved=tuple(int(each) for each in np.flatnonzero(~has_offer & (problem.counts > 0))),
+        floor=sum(float(by_class[number]) * int(problem.counts[number]) for number in waiting),
+        unserved=tuple(int(number) for number in np.flatnonzero(~has_offer & (problem.counts > 0))),
     )
 
 
 def _with_second_pass(problem: FleetProblem, nodes: list[FleetNode], by_class: Floats) -> tuple[FleetNode, ...]:
-    """Return the nodes, with the worst of them chosen anew where that is cheaper: last loads are what was left over."""
+    """Return the nodes, with the worst of them solved again if that is cheaper: the last loads are leftovers."""
 
     def value_ratio(node: FleetNode) -> float:
-        return sum(float(by_class[each]) for each in node.pods) / float(problem.cost[node.offer])
+        return sum(float(by_class[pod]) for pod in node.pods) / float(problem.cost[node.offer])
 
     ranked = sorted(nodes, key=value_ratio, reverse=True)
     cost = np.cumsum([problem.cost[node.offer] for node in reversed(ranked)])
     kept_count = len(nodes) - int((cost <= _SECOND_PASS_RATIO * cost[-1]).sum()) if nodes else 0
     kept, apart = ranked[:kept_count], ranked[kept_count:]
-    pods = np.array([each for node in apart for each in node.pods], dtype=np.int64)
+    pods = np.array([pod for node in apart for pod in node.pods], dtype=np.int64)
     counts = np.bincount(pods, minlength=problem.counts.size).astype(np.int64)
     again, _ = _choose(replace(problem, counts=counts), np.flatnonzero(counts))
     return (*kept, *(again if _cost(problem, again) < _cost(problem, apart) else apart))
@@ -56,7 +56,7 @@ def _cost(problem: FleetProblem, nodes: list[FleetNode]) -> float:
 
 
 def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floats]:
-    """Return nodes for all pods of these classes, and what a pod of each is worth; every one has an offer."""
+    """Return nodes for all pods of these classes, and the shadow price of each; every class has an offer."""
     if not waiting.size:
         return [], np.zeros(problem.counts.size)
     reduced = ReducedProblem.of(problem, waiting)
@@ -74,8 +74,8 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
         for offer in range(kept.size)
     ]
     assigner, nodes = ClassAssigner(reduced), []
-    # Pods whose groups were in each other's way are left over for the next round, in which fewer groups are left; in
-    # the last one each node takes one pod with a group, which is always possible.
+    # Pods whose groups conflict are left for the next round, in which fewer groups are left. In the last round each
+    # node takes one pod with a group, which is always possible.
     for rounds_left in reversed(range(_ROUNDS_OF_GROUPS)):
         left = assigner.left()
         if not left.any():
@@ -88,21 +88,21 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
 
 
 def _loads(packers: list[NodePacker], left: Ints, grouped_max: int) -> Iterator[tuple[int, Load]]:
-    """Yield one load after the other until nothing is left. Worth only falls as pods run out, so old bests wait."""
+    """Yield one load after the other until nothing is left. The worth of an offer only falls as pods run out."""
     heap: list[tuple[float, int, NodeLoad]] = []
 
     def look_at(offer: int) -> None:
-        filling = packers[offer].fill(left, grouped_max)
-        if filling is not None:
-            heapq.heappush(heap, (-filling.value_ratio, offer, filling))
+        load = packers[offer].fill(left, grouped_max)
+        if load is not None:
+            heapq.heappush(heap, (-load.value_ratio, offer, load))
 
     for offer in range(len(packers)):
         look_at(offer)
     while heap:
-        _, offer, filling = heapq.heappop(heap)
-        nodes_count = min(int(left[each]) // count for each, count in filling.pods)
-        for each, count in filling.pods:
-            left[each] -= count * nodes_count
+        _, offer, load = heapq.heappop(heap)
+        nodes_count = min(int(left[number]) // count for number, count in load.pods)
+        for number, count in load.pods:
+            left[number] -= count * nodes_count
         for _ in range(nodes_count):
-            yield offer, filling.pods
+            yield offer, load.pods
         look_at(offer)

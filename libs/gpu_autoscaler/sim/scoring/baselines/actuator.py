@@ -38,7 +38,7 @@ class UnkillableProcess:
 class NullObserver:
     """An observer that checks nothing."""
 
-    def launch_requested(self, order: Order, known_to: int) -> None:
+    def launch_requested(self, order: Order, reported_up_to: int) -> None:
         """Ignore: a repeated launch fails in the actuator itself."""
 
     def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:

@@ -26,7 +26,7 @@ class FixedFleet:
         self._fleet = fleet
         self._is_bought = False
 
-    def step(self, observation: Observation) -> Iterable[Action]:  # noqa: ARG002 - nothing that happens matters to it
+    def step(self, observation: Observation) -> Iterable[Action]:  # noqa: ARG002 - it ignores the cluster
         """Buy once."""
         if self._is_bought:
             return ()
@@ -41,7 +41,7 @@ def sized_for(scenario: Scenario, quantile: float = QUANTILE) -> tuple[Offer, ..
     until = scenario.hours * 3600.0
     instants = [step * STEP_SECONDS for step in range(int(until // STEP_SECONDS) + 1)]
     fleets = sorted(
-        (cheapest_fleet([pod for pod in pods if pod.is_wanted_at(at)], offers) for at in instants), key=price_of
+        (cheapest_fleet([pod for pod in pods if pod.is_running_at(at)], offers) for at in instants), key=price_of
     )
     fleet = list(fleets[min(len(fleets) - 1, int(quantile * len(fleets)))])
     for pod in sorted(pods, key=PodDemand.size, reverse=True):

@@ -1,5 +1,5 @@
--- The same tables as in SQLite: instants are microseconds since 1970 UTC, documents are JSON as it was published (text,
--- because a document must come back byte for byte). `number` is the order of arrival, and the cursor.
+-- The same tables as in SQLite: instants are microseconds since 1970 UTC, documents are published JSON (as text, to be
+-- returned byte for byte). `number` is the order of arrival, and the cursor.
 
 CREATE TABLE jobs (
     number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -35,10 +35,10 @@ CREATE TABLE ledger (
     UNIQUE (provider_id, from_at)
 );
 
--- What is not yet known to be on the stream: its own word coming back confirms it.
+-- Spans not yet confirmed to be on the stream.
 CREATE INDEX ledger_unconfirmed ON ledger (number) WHERE is_confirmed = 0;
 
--- Sums of the ledger, kept in the same transaction, so that a start does not read years of it.
+-- Sums of the ledger, updated in the same transaction, so that a start does not read years of it.
 CREATE TABLE charged_instances (
     provider_id TEXT PRIMARY KEY,
     from_at BIGINT NOT NULL,
@@ -51,7 +51,7 @@ CREATE TABLE charged_jobs (
     allocated_micro_usd BIGINT NOT NULL
 );
 
--- Collation C: names of days and months are compared and sorted by their characters, whatever the server's language.
+-- Collation C: names of days and months are compared and sorted by their characters, whatever the server's locale.
 CREATE TABLE charged_periods (
     period TEXT COLLATE "C" NOT NULL,
     owner TEXT COLLATE "C" NOT NULL,
@@ -62,17 +62,17 @@ CREATE TABLE charged_periods (
 CREATE TABLE requests (
     idempotency_key TEXT PRIMARY KEY,
     request_digest TEXT NOT NULL,
-    begun_at BIGINT NOT NULL,
+    started_at BIGINT NOT NULL,
     status INTEGER,
     answer BYTEA
 );
 
-CREATE INDEX requests_by_age ON requests (begun_at);
+CREATE INDEX requests_by_age ON requests (started_at);
 
--- The folded state, as the runtime wrote it. Label and body are the runtime's own: nothing is decided by them here.
+-- The folded state; the runtime encodes label and body.
 CREATE TABLE snapshots (
     number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kept_at BIGINT NOT NULL,
+    saved_at BIGINT NOT NULL,
     label BYTEA NOT NULL,
     body BYTEA NOT NULL
 );

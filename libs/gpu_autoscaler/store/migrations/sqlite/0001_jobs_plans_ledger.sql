@@ -33,10 +33,10 @@ CREATE TABLE ledger (
     UNIQUE (provider_id, from_at)
 );
 
--- What is not yet known to be on the stream: its own word coming back confirms it.
+-- Spans not yet confirmed to be on the stream.
 CREATE INDEX ledger_unconfirmed ON ledger (number) WHERE is_confirmed = 0;
 
--- Sums of the ledger, kept in the same transaction, so that a start does not read years of it.
+-- Sums of the ledger, updated in the same transaction, so that a start does not read years of it.
 CREATE TABLE charged_instances (
     provider_id TEXT PRIMARY KEY,
     from_at INTEGER NOT NULL,
@@ -52,9 +52,9 @@ CREATE TABLE charged_jobs (
 CREATE TABLE requests (
     idempotency_key TEXT PRIMARY KEY,
     request_digest TEXT NOT NULL,
-    begun_at INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
     status INTEGER,
     answer BLOB
 );
 
-CREATE INDEX requests_by_age ON requests (begun_at);
+CREATE INDEX requests_by_age ON requests (started_at);

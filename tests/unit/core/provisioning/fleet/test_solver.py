@@ -1,4 +1,4 @@
-"""The choice of a fleet: little problems whose best answer is known by hand."""
+"""The fleet solver: small problems whose optimum is known."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ def problem(
     groups: tuple[int, ...] | None = None,
     accepts: tuple[tuple[bool, ...], ...] | None = None,
 ) -> FleetProblem:
-    """So many pods of each class, and offers with their cost."""
+    """Classes with these pod counts, and offers with their cost."""
     return FleetProblem(
         requests=np.array([row for row, _ in classes], dtype=np.int64),
         counts=np.array([count for _, count in classes], dtype=np.int64),
@@ -41,7 +41,7 @@ def bought(fleet: Fleet) -> dict[int, int]:
     return dict(Counter(node.offer for node in fleet.nodes))
 
 
-def test_a_full_large_node_is_bought_where_it_is_cheaper_for_each_pod() -> None:
+def test_a_large_node_is_bought_when_it_is_cheaper_per_pod() -> None:
     """Sixteen pods fill two large nodes at 6 each; small ones would cost 16."""
     fleet = cheapest_fleet(problem((ONE_GPU, 16), offers=((SMALL, 1.0), (LARGE, 6.0))))
 
@@ -49,23 +49,23 @@ def test_a_full_large_node_is_bought_where_it_is_cheaper_for_each_pod() -> None:
     assert fleet.floor <= 12.0
 
 
-def test_a_large_node_is_not_bought_for_the_few() -> None:
+def test_a_large_node_is_not_bought_for_few_pods() -> None:
     """Three pods on small nodes cost 3, on the large one 6."""
     fleet = cheapest_fleet(problem((ONE_GPU, 3), offers=((SMALL, 1.0), (LARGE, 6.0))))
 
     assert bought(fleet) == {0: 3}
 
 
-def test_work_without_gpus_makes_no_fleet_of_dear_ones() -> None:
-    """CPU pods ride where room is left beside GPUs that are used, and buy CPU nodes for the rest."""
+def test_pods_without_gpus_buy_no_gpu_nodes() -> None:
+    """CPU pods use free capacity on GPU nodes, and CPU nodes are bought for the rest."""
     fleet = cheapest_fleet(problem((EIGHT_GPUS, 2), (CPU_ONLY, 40), offers=((LARGE, 8.0), (CPU_NODE, 1.0))))
 
     assert bought(fleet)[0] == 2
     assert bought(fleet)[1] <= 5
 
 
-def test_an_offer_is_taken_only_by_those_that_accept_it() -> None:
-    """What must not run on the cheap offer buys the dear one, and the rest stays cheap."""
+def test_an_offer_takes_only_classes_that_accept_it() -> None:
+    """Pods that exclude the cheap offer buy the expensive one; the others stay cheap."""
     fleet = cheapest_fleet(
         problem((ONE_GPU, 8), (ONE_GPU, 8), offers=((LARGE, 2.0), (LARGE, 6.0)), accepts=((True, True), (False, True)))
     )
@@ -73,14 +73,14 @@ def test_an_offer_is_taken_only_by_those_that_accept_it() -> None:
     assert bought(fleet) == {0: 1, 1: 1}
 
 
-def test_of_one_group_a_node_takes_one() -> None:
-    """Four pods that keep apart need four nodes, though one would hold them."""
+def test_a_node_takes_one_pod_of_a_group() -> None:
+    """Four pods with anti-affinity need four nodes, though one would hold them."""
     fleet = cheapest_fleet(problem((ONE_GPU, 4), offers=((LARGE, 6.0), (SMALL, 1.0)), groups=(0,)))
 
     assert bought(fleet) == {1: 4}
 
 
-def test_groups_share_nodes_with_each_other() -> None:
+def test_groups_share_nodes() -> None:
     """Two groups of four fill four nodes of two GPUs, one pod of each group on each."""
     two = (2, 8_000, 32_000, 0, 110)
     fleet = cheapest_fleet(problem((ONE_GPU, 4), (ONE_GPU, 4), offers=((two, 1.0),), groups=(0, 1)))
@@ -89,15 +89,15 @@ def test_groups_share_nodes_with_each_other() -> None:
     assert all(node.pods == (0, 1) for node in fleet.nodes)
 
 
-def test_what_no_offer_takes_is_named_and_stops_nothing() -> None:
-    """A pod too large for any node is unserved; the others get theirs."""
+def test_pods_that_fit_no_offer_are_unserved() -> None:
+    """A pod too large for any node is unserved; the others are served."""
     fleet = cheapest_fleet(problem(((16, 1, 1, 0, 1), 1), (ONE_GPU, 1), offers=((SMALL, 1.0),)))
 
     assert fleet.unserved == (0,)
     assert bought(fleet) == {0: 1}
 
 
-def test_nothing_waits_and_nothing_is_bought() -> None:
+def test_an_empty_problem_buys_nothing() -> None:
     """No pods, no nodes, no cost."""
     fleet = cheapest_fleet(problem((ONE_GPU, 0), offers=((SMALL, 1.0),)))
 
@@ -106,7 +106,7 @@ def test_nothing_waits_and_nothing_is_bought() -> None:
 
 
 def test_cpu_and_memory_run_out_together() -> None:
-    """Pods that need much CPU and pods that need much memory share nodes: half as many as apart."""
+    """CPU-heavy and memory-heavy pods share nodes: half as many as apart."""
     node = (0, 16_000, 64_000, 0, 110)
     fleet = cheapest_fleet(
         problem(((0, 7_000, 4_000, 0, 1), 20), ((0, 1_000, 28_000, 0, 1), 20), offers=((node, 1.0),))

@@ -1,4 +1,4 @@
-"""A local system that starts again goes on in the time of its record."""
+"""A local system that restarts continues the cluster time of its record."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.local.system import CLOCK_FILE, load_clock
 
 
-def test_time_goes_on_where_a_record_is(tmp_path: Path) -> None:
-    """The same origin, so that no fact of the last run lies in the future; a folder without a record begins now."""
+def test_clock_continues_from_the_record(tmp_path: Path) -> None:
+    """With the same origin, so that no recorded fact lies in the future; a new folder starts now."""
     first = load_clock(tmp_path / "new", 10.0)
     (tmp_path / CLOCK_FILE).write_text(first.to_text(), encoding="utf-8")
 
@@ -20,8 +20,8 @@ def test_time_goes_on_where_a_record_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kept", "words"), [("10.0@2026-11-21T12:00:00+00:00", "--clock-factor 10"), ("ten", "'ten'")])
-def test_a_record_of_another_pace_is_not_gone_on_with(tmp_path: Path, kept: str, words: str) -> None:
-    """Stamps of the broker would mean other instants than they did; the error says what to do."""
+def test_clock_of_another_factor_is_refused(tmp_path: Path, kept: str, words: str) -> None:
+    """The broker's timestamps would mean other instants; the error gives the next step."""
     (tmp_path / CLOCK_FILE).write_text(kept, encoding="utf-8")
 
     with pytest.raises(ConfigError, match=words):

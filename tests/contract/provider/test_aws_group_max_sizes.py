@@ -1,10 +1,10 @@
-"""The maximum of a group: written where the settings say that it is ours, before anything is bought; else left."""
+"""MaxSize of groups: written only for groups in aws.group_max_sizes, before a launch."""
 
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, order
 from tests.contract.provider.test_aws import AwsRig, rig_of
-from tests.contract.provider.test_aws_counted import counted
+from tests.contract.provider.test_aws_desired_capacity import counted
 from tests.contract.provider.test_aws_groups import make_group
 from tests.support.aws import Region
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.cloud("aws", calls=("UpdateA
 
 
 class MaximaRig(AwsRig):
-    """A group by LaunchInstances and one that is told a number, both of 10 instances at most, as a user made them."""
+    """A LaunchInstances group and a desired-capacity group, both with a max size of 10, as a user created them."""
 
     def __init__(self, region: Region) -> None:
         super().__init__(region)
@@ -68,8 +68,8 @@ rig = rig_of(MaximaRig)
 
 
 @pytest.mark.parametrize("name", ["launched", "counted"])
-async def test_the_maximum_is_ours_from_the_first_order_on(rig: MaximaRig, name: str) -> None:
-    """Written once, and then AWS's own refusal of more; looking at what is for sale writes nothing."""
+async def test_max_size_is_written_with_the_first_order(rig: MaximaRig, name: str) -> None:
+    """Written once, then AWS itself refuses more; listing offers writes nothing."""
     await rig.ours.offers()
     before = rig.most(name)
     for number in range(2):
@@ -79,8 +79,8 @@ async def test_the_maximum_is_ours_from_the_first_order_on(rig: MaximaRig, name:
     assert len(rig.fake.asked_of("UpdateAutoScalingGroup")) == 1
 
 
-async def test_a_group_without_a_maximum_of_ours_is_left_alone(rig: MaximaRig) -> None:
-    """And nobody asks for the right."""
+async def test_an_unconfigured_group_is_left_untouched(rig: MaximaRig) -> None:
+    """And its permission is not needed."""
     plain = rig.provider("counted=2")
     await rig.buy("launched", "a1", plain)
     await plain.close()
@@ -88,8 +88,8 @@ async def test_a_group_without_a_maximum_of_ours_is_left_alone(rig: MaximaRig) -
     assert not rig.fake.asked_of("UpdateAutoScalingGroup")
 
 
-async def test_a_maximum_that_somebody_moved_is_set_again(rig: MaximaRig) -> None:
-    """With the next order after the group was read again; raised as well as lowered."""
+async def test_a_changed_max_size_is_restored(rig: MaximaRig) -> None:
+    """With the next order after the group was read again; raised or lowered."""
     await rig.buy("launched", "a1")
     rig.fake.groups.get("launched").max_size = 50
     await rig.wait(301)
@@ -102,8 +102,8 @@ async def test_a_maximum_that_somebody_moved_is_set_again(rig: MaximaRig) -> Non
 
 
 @pytest.mark.parametrize("name", ["launched", "counted"])
-async def test_it_is_never_written_below_what_is_wanted(rig: MaximaRig, name: str) -> None:
-    """AWS would end instances for it: nothing is written, nothing is bought, and all of them live."""
+async def test_max_size_is_never_written_below_the_desired_capacity(rig: MaximaRig, name: str) -> None:
+    """AWS would terminate instances: nothing is written or bought, and all of them keep running."""
     wide = rig.provider()
     for number in range(4):
         await rig.buy(name, f"a{number}", wide)
@@ -114,8 +114,8 @@ async def test_it_is_never_written_below_what_is_wanted(rig: MaximaRig, name: st
     assert {instance.state for instance in await rig.ours.instances(OURS)} == {"running"}
 
 
-async def test_nothing_is_bought_while_it_cannot_be_written(rig: MaximaRig) -> None:
-    """By right, it is told which; a passing fault or a lost answer is tried again."""
+async def test_nothing_is_bought_while_max_size_cannot_be_written(rig: MaximaRig) -> None:
+    """A missing permission is named; a transient fault or a lost answer is retried."""
     rig.fake.faults.add(Fault(kind="refused", call="UpdateAutoScalingGroup", code="AccessDenied", left_count=1))
     with pytest.raises(LaunchRefused, match="allow autoscaling:UpdateAutoScalingGroup") as refused:
         await rig.buy("launched", "a1")
@@ -128,8 +128,8 @@ async def test_nothing_is_bought_while_it_cannot_be_written(rig: MaximaRig) -> N
     assert rig.most("launched") == 2
 
 
-async def test_doctor_says_how_each_maximum_stands(rig: MaximaRig) -> None:
-    """As it is, as it will be, and where it cannot be; it writes nothing."""
+async def test_doctor_reports_each_max_size(rig: MaximaRig) -> None:
+    """Current and future value, and conflicts; it writes nothing."""
     found = await rig.examined()
     plain = rig.provider("counted=10")
     others = await rig.examined(plain)
@@ -137,23 +137,23 @@ async def test_doctor_says_how_each_maximum_stands(rig: MaximaRig) -> None:
         await rig.buy("launched", f"a{number}", plain)
     await plain.close()
     full = await rig.examined()
-    assert "MaxSize is 10, and 2 with the first order" in found["aws.group_max_sizes launched"].message
-    assert "MaxSize is 10, and stays" in others["aws.group_max_sizes launched"].message
-    assert "as it is to be" in others["aws.group_max_sizes counted"].message
+    assert "MaxSize is 10 and becomes 2 with the first order" in found["aws.group_max_sizes launched"].message
+    assert "MaxSize is 10; it is written only" in others["aws.group_max_sizes launched"].message
+    assert "as configured" in others["aws.group_max_sizes counted"].message
     assert full["aws.group_max_sizes launched"].level == "warning"
-    assert "3 instances are wanted" in full["aws.group_max_sizes launched"].message
+    assert "desired capacity of 3" in full["aws.group_max_sizes launched"].message
     assert not rig.fake.asked_of("UpdateAutoScalingGroup")
 
 
-async def test_a_group_whose_least_is_above_it_sells_nothing(rig: MaximaRig) -> None:
-    """Told by doctor as well, before anything is ordered; a MaxSize of zero is no hindrance, as it is written."""
+async def test_a_min_size_above_max_size_rules_the_group_out(rig: MaximaRig) -> None:
+    """Reported by doctor before any order; a MaxSize of zero does not matter, as it is written."""
     rig.fake.groups.get("launched").min_size = 3
     rig.fake.groups.get("counted").max_size = 0
     asked = rig.provider("launched=2", "counted=2")
     faults = [one for one in await asked.preflight() if one.level == "error"]
     await asked.close()
     assert [fault.subject for fault in faults] == ["aws.groups launched"]
-    assert "MinSize of 3 is above" in faults[0].message
+    assert "MinSize of 3 exceeds" in faults[0].message
     await rig.buy("counted", "a1")
 
 
@@ -164,12 +164,12 @@ async def test_a_group_whose_least_is_above_it_sells_nothing(rig: MaximaRig) -> 
         ("launched=many", "is not group=instances"),
         ("launched=0", "is not group=instances"),
         ("launched=-1", "is not group=instances"),
-        ("gone=3", "is none of aws.groups and aws.desired_capacity_groups"),
+        ("gone=3", "is not in aws.groups or aws.desired_capacity_groups"),
     ],
 )
-def test_a_maximum_that_cannot_be_read_is_named(rig: MaximaRig, maximum: str, said: str) -> None:
+def test_an_invalid_max_size_is_named(rig: MaximaRig, maximum: str, said: str) -> None:
     """With the setting, at start."""
     with pytest.raises(ConfigError, match=said):
         rig.provider(maximum)
-    with pytest.raises(ConfigError, match="is named twice"):
+    with pytest.raises(ConfigError, match="is set twice"):
         rig.provider("launched=3", "launched=4")

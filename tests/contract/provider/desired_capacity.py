@@ -1,4 +1,4 @@
-"""What a provider promises besides where a group is told a number, and nobody can ask it for one machine by a token."""
+"""Contract of groups that are scaled by desired capacity, without launches of single instances by token."""
 
 from typing import Protocol, runtime_checkable
 
@@ -14,20 +14,20 @@ class Counted(Protocol):
     """A rig whose provider tells a group a number."""
 
     def wanted_count(self) -> int:
-        """What the group of the pool `default` is told."""
+        """Return the desired capacity of the group of pool `default`."""
         ...
 
 
-class CountedContract(ProviderContract):
+class DesiredCapacityContract(ProviderContract):
     """The promises of every provider, of which two are kept in another way."""
 
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
-        """Nobody knows whose it is until it shows: the order says "later" until then, and asks for no second one."""
+    async def test_an_instance_listed_late_is_not_launched_again(self, rig: Rig) -> None:
+        """Its order is unknown until it is listed: a retry raises TransientError and launches no second one."""
         assert isinstance(rig, Counted)
         wanted = await order(rig)
         await rig.show_after(60)
         for _ in range(3):
-            with pytest.raises(TransientError, match="does not show yet"):
+            with pytest.raises(TransientError, match="not listed yet"):
                 await rig.ours.launch(wanted)
         await rig.wait(90)
         made = await rig.ours.launch(wanted)
@@ -35,7 +35,7 @@ class CountedContract(ProviderContract):
         assert rig.wanted_count() == 1
 
     async def test_only_the_named_offer_is_refused(self, rig: Rig) -> None:
-        """Another pool's group sells meanwhile."""
+        """Another pool's group stays available."""
         wanted = await order(rig)
         await rig.refuse(wanted.offer.key)
         other = msgspec.structs.replace(await order(rig, "a2", index=1), pool="other")

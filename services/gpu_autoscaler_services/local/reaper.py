@@ -1,8 +1,8 @@
-"""Ends what a launcher started when the launcher itself is killed: nothing is left that nobody looks after.
+"""Stops the launcher's children when the launcher itself is killed.
 
-The launcher's children share a process group that one small process leads: the guard. It reads a pipe whose other end
-only the launcher has; the pipe's end means that the launcher is gone, however that came. Unlike a list of process ids,
-a group has no gap between starting a child and knowing of it, and its number is not given away while it has members.
+The children share a process group that one small process leads: the reaper. It reads a pipe whose other end only the
+launcher has; the end of the pipe means that the launcher is gone. Unlike a list of process ids, a group has no gap
+between starting a child and recording it, and its number is not reused while it has members.
 """
 
 import os
@@ -14,20 +14,20 @@ import time
 STOP_SECONDS_MAX = 5.0  # after this SIGTERM becomes SIGKILL
 
 
-class Guard:
-    """The launcher's hold on its guard."""
+class Reaper:
+    """The launcher's handle of its reaper process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def process_group(self) -> int:
-        """The group that children are to be started in."""
-        assert self._process is not None, "asked before the guard was started"  # noqa: S101 - a bug of the launcher
+        """The process group of the children."""
+        assert self._process is not None, "the reaper is not started"  # noqa: S101 - a bug of the launcher
         return self._process.pid
 
     def start(self) -> int:
-        """Start the guard; returns the group."""
+        """Start the reaper; return the group."""
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -37,7 +37,7 @@ class Guard:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the guard, and whatever is still in its group; children are stopped in order before."""
+        """Kill the reaper and whatever is left in its group; the children are stopped before, in order."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -48,9 +48,9 @@ class Guard:
 
 
 def main() -> None:
-    """Wait for the launcher's end, then end its group: by SIGTERM first, by force after STOP_SECONDS_MAX."""
+    """Wait for the launcher's end, then stop its group: SIGTERM, and SIGKILL after STOP_SECONDS_MAX."""
     if os.getpgrp() != os.getpid():
-        sys.exit("the guard is started by the launcher, as the leader of a process group of its own")
+        sys.exit("the reaper must lead its own process group; it is started by the launcher")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""The command line: data on stdout, words on stderr, and an exit code for each way to end."""
+"""The command line: data on stdout, messages on stderr, an exit code per outcome."""
 
 import asyncio
 import io
@@ -26,22 +26,21 @@ SUBMIT = ["jobs", "submit", "--name", "train", "--project", "research", "--image
 
 @pytest.fixture
 async def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Front]:
-    """A gateway that the commands find through the environment."""
+    """A gateway configured through the environment."""
     async with front(tmp_path) as opened:
         monkeypatch.setenv("GPU_AUTOSCALER_GATEWAY", opened.url)
         yield opened
 
 
 async def _run(*tokens: str) -> int:
-    """One command line. The commands wait without an event loop, so they run beside ours."""
+    """Run a command line in a thread, because commands block without an event loop."""
     return await asyncio.to_thread(run, tokens)
 
 
-async def test_a_job_goes_in_and_comes_out(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """Submitted from flags, shown as JSON; words stay off stdout."""
+async def test_a_job_is_submitted_and_shown(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """Submitted from options, shown as JSON; messages stay off stdout."""
     assert await _run(*SUBMIT, "--gpus", "2", "--gpu-type", "A100", "-o", "name", "--", "python", "train.py") == Exit.OK
-    said = capsys.readouterr()
-    job_id = said.out.strip()
+    job_id = capsys.readouterr().out.strip()
     assert job_id.startswith("job-")
 
     assert await _run("jobs", "show", job_id, "-o", "json") == Exit.OK
@@ -52,21 +51,21 @@ async def test_a_job_goes_in_and_comes_out(gate: Front, capsys: pytest.CaptureFi
     assert row.spec.command == ("python", "train.py")
 
 
-async def test_what_is_to_stand_on_the_pods_is_said_by_flags(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys have dots and slashes, values may be empty or hold an equals sign; what is no pair is named."""
-    marks = {"gpu-autoscaler.io/checkpointed-at": "", "example.com/note": "a=b"}
-    flags = [part for key, value in marks.items() for part in ("--annotation", f"{key}={value}")]
-    assert await _run(*SUBMIT, "--gpus", "1", *flags, "--label", "team=vision", "-o", "name") == Exit.OK
+async def test_annotations_and_labels_are_options(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys have dots and slashes, values may be empty or contain an equals sign; an invalid pair is named."""
+    annotations = {"gpu-autoscaler.io/checkpointed-at": "", "example.com/note": "a=b"}
+    options = [part for key, value in annotations.items() for part in ("--annotation", f"{key}={value}")]
+    assert await _run(*SUBMIT, "--gpus", "1", *options, "--label", "team=vision", "-o", "name") == Exit.OK
     row = await gate.model.store.job(JobId(capsys.readouterr().out.strip()))
     assert row is not None
-    assert (row.spec.pod_annotations, row.spec.pod_labels) == (marks, {"team": "vision"})
+    assert (row.spec.pod_annotations, row.spec.pod_labels) == (annotations, {"team": "vision"})
 
     assert await _run(*SUBMIT, "--gpus", "1", "--label", "team") == Exit.USAGE
-    assert "--label team: say KEY=VALUE" in capsys.readouterr().err
+    assert "--label team: expected KEY=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ['{"job_name": "from-file"}', "job_name: from-file\n"], ids=["json", "yaml"])
-async def test_flags_win_over_the_file(
+async def test_options_override_the_file(
     gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
 ) -> None:
     """A file may hold any part of the request, as JSON or YAML."""
@@ -78,7 +77,7 @@ async def test_flags_win_over_the_file(
     assert yaml.safe_load(capsys.readouterr().out)["job_name"] == "from-file"
 
 
-async def test_a_request_may_come_through_a_pipe(
+async def test_a_request_can_be_piped(
     gate: Front, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`-f -` reads stdin."""
@@ -91,29 +90,31 @@ async def test_a_request_may_come_through_a_pipe(
     assert row.spec.run_seconds == 300
 
 
-async def test_a_refused_request_names_its_mistakes_on_stderr(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 2: the caller's mistake, with field and reason; stdout stays empty."""
+async def test_a_refused_request_names_its_violations_on_stderr(
+    gate: Front, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, with field and reason; stdout stays empty."""
     assert await _run(*SUBMIT, "--gpus", "-1") == Exit.USAGE
 
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "gpu_requirements.gpu_count" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "gpu_requirements.gpu_count" in captured.err
 
 
-async def test_each_way_to_end_has_its_code(gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Not found, wrong usage, a file that is none, a gateway that is not there."""
+async def test_each_outcome_has_its_exit_code(gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Not found, invalid usage, a missing file, an unreachable gateway."""
     assert await _run("jobs", "show", "nobody") == Exit.NOT_FOUND
     assert await _run("why", "node", "nobody") == Exit.NOT_FOUND
     assert await _run("jobs", "show") == Exit.USAGE
     assert await _run("status", "--colour") == Exit.USAGE
     assert await _run(*SUBMIT, "-f", str(tmp_path / "missing")) == Exit.USAGE
     assert await _run("status", "--gateway", "http://127.0.0.1:1") == Exit.FAILURE
-    assert "start it" in capsys.readouterr().err
+    assert "cannot reach the gateway" in capsys.readouterr().err
     assert await _run("status", "--gateway", "nonsense") == Exit.USAGE
 
 
-async def test_waiting_ends_by_what_the_job_came_to(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 for completed, 1 for another end, 4 when the time is up."""
+async def test_wait_exits_by_the_jobs_outcome(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 for completed, 1 for another final state, 4 for a time-out."""
     await gate.tell(job("good"), job("bad"), job("slow"))
     ends = {"good": "completed", "bad": "failed"}
     for job_id, outcome in ends.items():
@@ -124,11 +125,11 @@ async def test_waiting_ends_by_what_the_job_came_to(gate: Front, capsys: pytest.
     assert await _run("jobs", "wait", "bad") == Exit.FAILURE
     assert await _run("jobs", "wait", "slow", "--timeout", "0.1") == Exit.TIME_OUT
     assert await _run("jobs", "wait", "nobody") == Exit.NOT_FOUND
-    assert "slow is still queued" in capsys.readouterr().err
+    assert "job slow is still queued" in capsys.readouterr().err
 
 
-async def test_cancelling_says_so(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
-    """The job is asked to end; one that has ended cannot be."""
+async def test_cancel_prints_the_job(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name output is the job id."""
     await gate.tell(job("j1"))
 
     assert await _run("jobs", "cancel", "j1", "-o", "name") == Exit.OK
@@ -139,8 +140,8 @@ async def test_cancelling_says_so(gate: Front, capsys: pytest.CaptureFixture[str
     "command",
     [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"], ["offers"], ["budget"]],
 )
-async def test_every_list_has_every_form(gate: Front, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    """The same data as a table, JSON, YAML and names; a pipe's table is cut off nowhere."""
+async def test_every_list_has_every_format(gate: Front, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """The same data as table, JSON, YAML and names; a piped table is not truncated."""
     await gate.tell(on_sale(), node("a-node-with-a-rather-long-name"), job("j1", placed_on=("n1",)))
     documents: list[Any] = []
     for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
@@ -154,18 +155,18 @@ async def test_every_list_has_every_form(gate: Front, capsys: pytest.CaptureFixt
         assert "\x1b[" not in out
 
 
-async def test_a_budget_without_limits_says_where_they_would_be(
+async def test_without_spend_budgets_the_policy_fields_are_named(
     gate: Front, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No empty table: the policy's fields that limit money are named, on stderr, as words are."""
+    """A message on stderr instead of an empty table."""
     await gate.tell(on_sale())
     assert await _run("budget") == Exit.OK
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "limits.spend" in shown.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "limits.spend" in captured.err
 
 
-async def test_a_long_list_is_fetched_page_by_page(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_long_list_is_fetched_in_pages(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
     """`--limit` counts jobs, not pages."""
     for number in range(3):
         await _run(*SUBMIT, "--gpus", "1", "--job-id", f"j{number}")
@@ -177,7 +178,7 @@ async def test_a_long_list_is_fetched_page_by_page(gate: Front, capsys: pytest.C
 
 
 async def test_followed_facts_are_lines(gate: Front) -> None:
-    """JSON lines as they arrive, for another program; it ends when its reader leaves."""
+    """JSON lines as they arrive, for other programs."""
     command = [
         sys.executable,
         "-m",
@@ -205,16 +206,16 @@ async def test_followed_facts_are_lines(gate: Front) -> None:
     assert [line["type"] for line in lines] == ["job.requested.v1", "job.queued.v1"]
 
 
-def test_help_is_quick_and_loads_little() -> None:
-    """`--help` imports no command: the bus, HTTP servers and tables stay unloaded."""
+def test_help_imports_no_command() -> None:
+    """Bus, HTTP servers and tables stay unloaded; commands are grouped by task."""
     code = (
         "import sys; from gpu_autoscaler_services.cli.main import run; run(['--help']); "
         "print([m for m in ('aiohttp', 'nats', 'gpu_autoscaler.core.plan') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.strip() == "[]"
-    for command in ("status", "jobs", "why", "recompute", "dead-letters", "up", "demo"):
-        assert command in done.stdout
+    for text in ("status", "jobs", "why", "dead-letters", "up", "Run jobs", "Understand decisions", "Operate"):
+        assert text in done.stdout
 
 
 def test_the_installed_command_exits_with_its_code() -> None:

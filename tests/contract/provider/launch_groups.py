@@ -1,4 +1,4 @@
-"""What a provider promises that makes several instances at once, or none. Inherited beside `ProviderContract`."""
+"""Contract of providers that launch several instances together or none. Inherited with `ProviderContract`."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ FIRST = ActionId("t1")
 
 
 async def gang(rig: Rig, count: int = 3, *, installation: str = OURS, first: int = 1) -> list[Order]:
-    """So many orders that differ in their names alone."""
+    """Return `count` orders that differ only by name."""
     model = await order(rig, installation=installation)
     return [msgspec.structs.replace(model, action_id=ActionId(f"t{number}")) for number in range(first, first + count)]
 
@@ -36,11 +36,11 @@ async def listed(rig: Rig) -> dict[str, str]:
     return names([instance for instance in await rig.ours.instances(OURS) if instance.state in ("pending", "running")])
 
 
-class TogetherContract:
+class LaunchGroupsContract:
     """The promises. A subclass has a fixture `rig`, whose settings let its first offer be bought so."""
 
-    async def test_all_are_made_and_each_is_one_order_s(self, rig: Rig) -> None:
-        """As ordered, one instance an order, in their order; the list shows each with its own order's name."""
+    async def test_all_are_launched_one_per_order(self, rig: Rig) -> None:
+        """As ordered, in the order of the orders; the list shows each with its action id."""
         wanted = await gang(rig)
         assert ours(rig).can_launch_group(wanted[0].pool, wanted[0].offer)
         made = list(await ours(rig).launch_group(FIRST, wanted))
@@ -59,8 +59,8 @@ class TogetherContract:
         assert await listed(rig) == names(made)
 
     @pytest.mark.parametrize("room_count", [0, 1, 2])
-    async def test_where_some_have_no_room_none_is_made(self, rig: Rig, room_count: int) -> None:
-        """One refusal for all; with room for all a next transaction is whole."""
+    async def test_without_capacity_for_all_none_is_launched(self, rig: Rig, room_count: int) -> None:
+        """One refusal for all; with capacity a next transaction is complete."""
         wanted = await gang(rig)
         await rig.leave_room(wanted[0].offer.key, room_count)
         with pytest.raises(LaunchRefused) as refused:
@@ -74,8 +74,8 @@ class TogetherContract:
         assert nothing == {}
         assert await listed(rig) == names(made)
 
-    async def test_as_many_as_there_is_room_for_are_made(self, rig: Rig) -> None:
-        """And not one more, together or alone."""
+    async def test_capacity_is_used_up_exactly(self, rig: Rig) -> None:
+        """Neither group nor single launches exceed it."""
         wanted = await gang(rig)
         await rig.leave_room(wanted[0].offer.key, 3)
         made = list(await ours(rig).launch_group(FIRST, wanted))
@@ -83,8 +83,8 @@ class TogetherContract:
             await rig.ours.launch(await order(rig))
         assert await listed(rig) == names(made)
 
-    async def test_one_transaction_is_made_once(self, rig: Rig) -> None:
-        """Asked again, in turn or at once, in another order or for some of it only: the same instances."""
+    async def test_a_transaction_is_launched_once(self, rig: Rig) -> None:
+        """Retries, in sequence or concurrent, reordered or partial, return the same instances."""
         wanted = await gang(rig)
         first = names(list(await ours(rig).launch_group(FIRST, wanted)))
         again = await asyncio.gather(*(ours(rig).launch_group(FIRST, wanted) for _ in range(3)))
@@ -97,8 +97,8 @@ class TogetherContract:
         assert await listed(rig) == first
 
     @pytest.mark.parametrize("kept_count", [3, 2, 1])
-    async def test_a_lost_answer_makes_no_more(self, rig: Rig, kept_count: int) -> None:
-        """They were made and nobody heard: asked again, for all or for what is still wanted, they are told."""
+    async def test_a_lost_answer_launches_no_more(self, rig: Rig, kept_count: int) -> None:
+        """The launch succeeded without an answer: a retry, complete or partial, returns the instances."""
         wanted = await gang(rig)
         await rig.lose_next_answer()
         with pytest.raises(TransientError):
@@ -109,8 +109,8 @@ class TogetherContract:
         assert made == {name: there[name] for name in sorted(made)}
         assert len(made) == kept_count
 
-    async def test_what_shows_up_late_is_not_made_again(self, rig: Rig) -> None:
-        """Made and not listed yet; asked again, for all or for some, nothing more is made."""
+    async def test_instances_listed_late_are_not_launched_again(self, rig: Rig) -> None:
+        """A retry, complete or partial, launches nothing more."""
         wanted = await gang(rig)
         await rig.show_after(60)
         made = names(list(await ours(rig).launch_group(FIRST, wanted)))
@@ -126,8 +126,8 @@ class TogetherContract:
         }
         assert await listed(rig) == made
 
-    async def test_a_transaction_that_is_over_makes_nothing(self, rig: Rig) -> None:
-        """After its instances have ended it returns the ended ones."""
+    async def test_a_finished_transaction_launches_nothing(self, rig: Rig) -> None:
+        """After its instances ended it returns the ended ones."""
         wanted = await gang(rig)
         made = list(await ours(rig).launch_group(FIRST, wanted))
         for one in made:
@@ -138,16 +138,16 @@ class TogetherContract:
         assert {one.state for one in again} == {"terminated"}
         assert await listed(rig) == {}
 
-    async def test_a_transaction_makes_no_others(self, rig: Rig) -> None:
-        """Orders that it did not have at first are a mistake, and are not made."""
+    async def test_a_transaction_has_a_fixed_set_of_orders(self, rig: Rig) -> None:
+        """Other orders are an error and are not launched."""
         wanted = await gang(rig, 4)
         await ours(rig).launch_group(FIRST, wanted[:3])
         with pytest.raises((PermanentError, TransientError)):
             await ours(rig).launch_group(FIRST, wanted)
         assert sorted(await listed(rig)) == ["t1", "t2", "t3"]
 
-    async def test_each_of_them_ends_alone(self, rig: Rig) -> None:
-        """An instance that was made with others is ended like any other."""
+    async def test_each_instance_is_terminated_separately(self, rig: Rig) -> None:
+        """An instance launched in a group is terminated like any other."""
         made = list(await ours(rig).launch_group(FIRST, await gang(rig)))
         await rig.wait(10)
         ended = await rig.ours.terminate(made[1].provider_id, now=rig.now())
@@ -155,8 +155,8 @@ class TogetherContract:
         assert ended.action_id == "t2"
         assert sorted(await listed(rig)) == ["t1", "t3"]
 
-    async def test_transactions_of_two_installations_are_two(self, rig: Rig) -> None:
-        """The same names, and nobody sees the other's."""
+    async def test_transactions_of_installations_are_separate(self, rig: Rig) -> None:
+        """With the same names, and invisible to each other."""
         theirs = rig.theirs
         assert isinstance(theirs, LaunchesGroups)
         made = list(await ours(rig).launch_group(FIRST, await gang(rig)))
@@ -165,8 +165,8 @@ class TogetherContract:
         counts = Counter(one.provider_id for one in (*made, *others))
         assert max(counts.values()) == 1
 
-    async def test_trouble_makes_nothing_for_good(self, rig: Rig) -> None:
-        """The call may be made again, and is then made once."""
+    async def test_a_failed_group_launch_can_be_retried(self, rig: Rig) -> None:
+        """It is then launched once."""
         wanted = await gang(rig)
         await rig.trouble("throttled")
         with pytest.raises(TransientError):

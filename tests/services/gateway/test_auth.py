@@ -1,4 +1,4 @@
-"""Tokens that Kubernetes knows: whose they are, and what their owner may do, asked once a minute."""
+"""Kubernetes tokens: owner and permissions, reviewed once a minute."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -13,15 +13,15 @@ from gpu_autoscaler_services.gateway.service import KEY_AGE_MAX, Gateway
 
 
 class Reviews:
-    """Kubernetes' two review APIs, for the users it is told of: token -> (name, verbs)."""
+    """Kubernetes' two review APIs for given users: token -> (name, verbs)."""
 
     def __init__(self, users: Mapping[str, tuple[str, frozenset[str]]]) -> None:
         self.users = users
-        self.asked_count = 0
+        self.reviews_count = 0
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer as the API server does (Kubernetes API reference, TokenReview and SubjectAccessReview)."""
-        self.asked_count += 1
+        self.reviews_count += 1
         spec = body["spec"]
         if path.endswith("/tokenreviews"):
             if spec["token"] not in self.users:
@@ -40,13 +40,13 @@ class Reviews:
         (frozenset({"create"}), None),
     ],
 )
-async def test_kubernetes_says_who_may_do_what(verbs: frozenset[str], caller: Caller | None) -> None:
-    """`get` lets in, `create` lets write; without `get` a caller is nobody here."""
+async def test_kubernetes_decides_what_a_caller_may_do(verbs: frozenset[str], caller: Caller | None) -> None:
+    """`get` grants reading, `create` writing; without `get` a caller is refused."""
     assert await TokenReviews(Reviews({"t": ("anna", verbs)})).caller("t") == caller
 
 
 async def test_a_token_is_reviewed_once_a_minute() -> None:
-    """Also one that nobody knows: guessing does not become Kubernetes' load."""
+    """Unknown tokens are cached too, so that guessing does not load the API server."""
     reviews = Reviews({"t": ("anna", frozenset({"get"}))})
     tokens = TokenReviews(reviews)
 
@@ -54,17 +54,17 @@ async def test_a_token_is_reviewed_once_a_minute() -> None:
         assert await tokens.caller("t") is not None
         assert await tokens.caller("guess") is None
 
-    assert reviews.asked_count == 4
+    assert reviews.reviews_count == 4
 
 
-async def test_keys_are_forgotten_after_a_day(tmp_path: Path) -> None:
-    """The tick drops old claims and keeps young ones."""
+async def test_keys_expire_after_a_day(tmp_path: Path) -> None:
+    """The tick deletes old keys and keeps recent ones."""
     async with front(tmp_path) as gate:
         store, now = gate.model.store, datetime(2026, 11, 21, tzinfo=UTC)
-        await store.begin_request("old", request_digest="d", begun_at=now - KEY_AGE_MAX - timedelta(seconds=1))
-        await store.begin_request("young", request_digest="d", begun_at=now)
+        await store.begin_request("old", request_digest="d", started_at=now - KEY_AGE_MAX - timedelta(seconds=1))
+        await store.begin_request("recent", request_digest="d", started_at=now)
 
         assert await Gateway(store).on_tick(now) == ()
 
-        assert await store.begin_request("old", request_digest="other", begun_at=now) is None
-        assert await store.begin_request("young", request_digest="other", begun_at=now) is not None
+        assert await store.begin_request("old", request_digest="other", started_at=now) is None
+        assert await store.begin_request("recent", request_digest="other", started_at=now) is not None

@@ -1,4 +1,4 @@
-"""The AWS driver keeps the promises also where a pool's group allows no LaunchInstances, and is told a number."""
+"""Provider contract of the AWS driver for groups that are scaled by desired capacity."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, order
-from tests.contract.provider.counted import CountedContract
+from tests.contract.provider.desired_capacity import DesiredCapacityContract
 from tests.contract.provider.test_aws import AwsRig, rig_of
 from tests.contract.provider.test_aws_groups import make_group
 from tests.support.aws import REGION, Region
@@ -35,7 +35,7 @@ def counted(region: Region, name: str, *, zone: int = 0, owner: str = OURS, **mo
     make_group(region, name, **(fitting | more))
 
 
-class CountedRig(AwsRig):
+class CapacityRig(AwsRig):
     """A group for each of two installations, which stands for the pool `default`; ours has another pool."""
 
     def __init__(self, region: Region) -> None:
@@ -52,7 +52,7 @@ class CountedRig(AwsRig):
         return self.region.provider(installation, launch_template=None, subnets=(), desired_capacity_groups=groups)
 
     def wanted_count(self, name: str = "workers") -> int:
-        """What the group is told."""
+        """Return the desired capacity of the group."""
         return int(self.fake.groups.get(name).desired_capacity)
 
     def remembered(self) -> list[str]:
@@ -72,7 +72,7 @@ class CountedRig(AwsRig):
         return ProviderId(f"aws:///{seen.zone}/{seen.instance_id}")
 
 
-rig = rig_of(CountedRig)
+rig = rig_of(CapacityRig)
 
 
 @pytest.mark.cloud(
@@ -80,12 +80,12 @@ rig = rig_of(CountedRig)
     calls=("SetDesiredCapacity", "DescribeScalingActivities", "CreateOrUpdateTags", "DeleteTags"),
     errors=("failed scaling activity",),
 )
-class TestAwsCounted(CountedContract):
+class TestAwsDesiredCapacity(DesiredCapacityContract):
     """The inherited promises; the fixture is the module's."""
 
 
-async def test_orders_at_once_are_one_instance_each(rig: CountedRig) -> None:
-    """Answers are lost, tags cannot be set at first: the number is that of the orders, and each has its instance."""
+async def test_concurrent_orders_launch_one_instance_each(rig: CapacityRig) -> None:
+    """Despite lost answers and late tags: the capacity matches the orders, and each has its instance."""
     orders = [await order(rig, f"a{number}") for number in range(5)]
     rig.fake.faults.add(Fault(kind="lost", call="SetDesiredCapacity", left_count=2))
     rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="RequestLimitExceeded", left_count=2))
@@ -98,8 +98,8 @@ async def test_orders_at_once_are_one_instance_each(rig: CountedRig) -> None:
     assert not "".join(rig.remembered())
 
 
-async def test_a_restart_finds_what_was_ordered(rig: CountedRig) -> None:
-    """Written down and not asked for yet, or asked for and the answer lost: another process buys once all the same."""
+async def test_a_restart_finds_pending_orders(rig: CapacityRig) -> None:
+    """Recorded and not requested yet, or requested with a lost answer: another process launches once."""
     rig.fake.faults.add(Fault(kind="refused", call="SetDesiredCapacity", code="ServiceUnavailable", left_count=1))
     rig.fake.faults.add(Fault(kind="lost", call="SetDesiredCapacity", left_count=1))
     wanted = await order(rig)
@@ -113,8 +113,8 @@ async def test_a_restart_finds_what_was_ordered(rig: CountedRig) -> None:
     assert (made.action_id, rig.wanted_count(), rig.fake.launches_count) == (wanted.action_id, 1, 1)
 
 
-async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: CountedRig) -> None:
-    """The group would go on trying: its number is lowered again and read back, the order forgotten, and then told."""
+async def test_a_refusal_is_reported_after_the_order_is_removed(rig: CapacityRig) -> None:
+    """The group would retry: its capacity is lowered and read back, the order removed, then the refusal raised."""
     first = await rig.ours.launch(await order(rig))
     await rig.refuse("*")
     with pytest.raises(LaunchRefused, match="sufficient capacity") as refused:
@@ -127,20 +127,20 @@ async def test_a_refusal_is_told_when_nothing_stands_any_more(rig: CountedRig) -
     assert [instance.provider_id for instance in await rig.ours.instances(OURS)] == [first.provider_id]
 
 
-async def test_an_old_failure_is_no_refusal(rig: CountedRig) -> None:
-    """What failed before the order says nothing of it: the cloud is slow, and asked again."""
+async def test_a_failure_before_the_order_is_no_refusal(rig: CapacityRig) -> None:
+    """Failures before the order say nothing about it: the cloud is slow, and the order is retried."""
     await rig.refuse("*")
     with pytest.raises(LaunchRefused):
         await rig.ours.launch(await order(rig))
     await rig.refuse_nothing()
     await rig.wait(1)
     await rig.show_after(60)
-    with pytest.raises(TransientError, match="does not show yet"):
+    with pytest.raises(TransientError, match="not listed yet"):
         await rig.ours.launch(await order(rig, "a2"))
 
 
-async def test_what_is_there_already_is_no_newcomer(rig: CountedRig) -> None:
-    """Instances of before the first order stay whose they are, and one more is made."""
+async def test_existing_instances_are_not_assigned_to_orders(rig: CapacityRig) -> None:
+    """Instances from before the first order stay foreign, and one more is launched."""
     rig.fake.groups.set_number("workers", 2)
     before = {seen.instance_id for seen in rig.fake.machines.seen()}
     made = await rig.ours.launch(await order(rig))
@@ -149,8 +149,8 @@ async def test_what_is_there_already_is_no_newcomer(rig: CountedRig) -> None:
     assert {instance.action_id for instance in await rig.ours.instances(OURS)} == {"a1", None}
 
 
-async def test_what_a_group_replaces_of_itself_serves_the_order_that_stands(rig: CountedRig) -> None:
-    """A member died and its successor is on its way: that one is the order's, and no third is bought."""
+async def test_a_group_s_own_replacement_serves_the_pending_order(rig: CapacityRig) -> None:
+    """A member died and its successor is coming: it is the order's, and no third one is launched."""
     first = await rig.ours.launch(await order(rig))
     rig.fake.machines.reclaim(first.provider_id.rpartition("/")[2])
     group = rig.fake.groups.get("workers")
@@ -162,8 +162,8 @@ async def test_what_a_group_replaces_of_itself_serves_the_order_that_stands(rig:
     assert "a2" in {each.action_id for each in alive}
 
 
-async def test_down_by_name_and_out_of_the_group_at_a_notice(rig: CountedRig) -> None:
-    """The number falls by the one that goes, and by the one that is taken; nobody else goes."""
+async def test_instances_are_terminated_by_id_and_detached_at_a_notice(rig: CapacityRig) -> None:
+    """The capacity falls by the terminated and by the detached one; no other ends."""
     assert isinstance(rig.ours, ReplacesInstances)
     made = [await rig.ours.launch(await order(rig, f"a{number}")) for number in range(3)]
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
@@ -173,8 +173,8 @@ async def test_down_by_name_and_out_of_the_group_at_a_notice(rig: CountedRig) ->
     assert (alive, rig.wanted_count()) == ({"a1", "a2"}, 1)
 
 
-async def test_a_group_s_maximum_is_ours(rig: CountedRig) -> None:
-    """No number above it is ever told, and the refusal names it."""
+async def test_a_group_s_max_size_limits_orders(rig: CapacityRig) -> None:
+    """No capacity above it is ever set, and the refusal names it."""
     rig.fake.groups.get("workers").max_size = 1
     await rig.ours.launch(await order(rig))
     asked_count = len(rig.fake.asked_of("SetDesiredCapacity"))
@@ -184,8 +184,8 @@ async def test_a_group_s_maximum_is_ours(rig: CountedRig) -> None:
     assert len(rig.fake.asked_of("SetDesiredCapacity")) == asked_count
 
 
-async def test_a_number_that_may_not_be_set_leaves_nothing_behind(rig: CountedRig) -> None:
-    """The right is missing: told with the right's name, and the order does not stand any more."""
+async def test_a_denied_capacity_change_removes_the_order(rig: CapacityRig) -> None:
+    """The refusal names the missing permission, and the order is not pending any more."""
     rig.fake.faults.add(Fault(kind="refused", call="SetDesiredCapacity", code="AccessDenied"))
     with pytest.raises((LaunchRefused, TransientError), match="autoscaling:SetDesiredCapacity"):
         await rig.ours.launch(await order(rig))
@@ -193,9 +193,8 @@ async def test_a_number_that_may_not_be_set_leaves_nothing_behind(rig: CountedRi
     assert not "".join(rig.remembered())
 
 
-async def test_few_rights_are_enough(rig: CountedRig, tmp_path: Path) -> None:
-    """Those that cluster-autoscaler's users grant, and to write tags: what a group buys is told by its tags, what that
-    costs by a file."""
+async def test_minimal_permissions_are_enough(rig: CapacityRig, tmp_path: Path) -> None:
+    """Those of cluster-autoscaler plus writing tags: the offer comes from tags, the price from a file."""
     granted = {
         "DescribeAutoScalingGroups",
         "SetDesiredCapacity",
@@ -235,8 +234,8 @@ async def test_few_rights_are_enough(rig: CountedRig, tmp_path: Path) -> None:
 
 
 @pytest.mark.cloud("aws", calls=("DescribeLaunchConfigurations",))
-async def test_a_group_with_a_launch_configuration_is_bought_from(rig: CountedRig) -> None:
-    """AWS launches nothing by order from it, so it is told a number; spot is what has a price for spot."""
+async def test_a_group_with_a_launch_configuration_is_usable(rig: CapacityRig) -> None:
+    """LaunchInstances does not support it, so it is sized by desired capacity; spot is derived from its spot price."""
     keys = {"aws_access_key_id": "fake", "aws_secret_access_key": "fake"}
     client = boto3.client("autoscaling", region_name=REGION, endpoint_url=rig.region.url, **keys)
     client.create_launch_configuration(
@@ -265,11 +264,13 @@ async def test_a_group_with_a_launch_configuration_is_bought_from(rig: CountedRi
     [
         ({"VPCZoneIdentifier": None}, "several zones"),
         ({"NewInstancesProtectedFromScaleIn": False}, "scale-in"),
-        ({"Tags": []}, "lacks the tag"),
+        ({"Tags": []}, "lacks tag"),
     ],
 )
-async def test_a_group_that_cannot_be_told_a_number_says_why(rig: CountedRig, more: dict[str, Any], words: str) -> None:
-    """It sells nothing, and an order for its pool is refused with the same words."""
+async def test_a_group_unfit_for_desired_capacity_gives_the_reason(
+    rig: CapacityRig, more: dict[str, Any], words: str
+) -> None:
+    """It has no offers, and orders for its pool are refused with the same reason."""
     if "VPCZoneIdentifier" in more:
         more = {"VPCZoneIdentifier": ",".join(rig.region.subnets)}
     counted(rig.region, "odd", **more)
@@ -282,15 +283,15 @@ async def test_a_group_that_cannot_be_told_a_number_says_why(rig: CountedRig, mo
     assert refused.value.kind == "configuration"
 
 
-async def test_an_instance_of_a_group_that_nobody_ordered_is_left_alone(rig: CountedRig) -> None:
-    """A provider id alone gives no right."""
+async def test_an_unordered_instance_of_a_group_is_left_untouched(rig: CapacityRig) -> None:
+    """A provider id alone gives no permission."""
     by_hand = await rig.stranger(await order(rig))
     with pytest.raises(PermanentError, match="left untouched"):
         await rig.ours.terminate(by_hand, now=rig.now())
 
 
-async def test_an_order_that_nobody_asks_for_any_more_buys_nothing(rig: CountedRig) -> None:
-    """It was given back while the group could neither make it nor say why; the next order takes its place."""
+async def test_an_abandoned_order_launches_nothing(rig: CapacityRig) -> None:
+    """Abandoned while the group could neither launch nor say why; the next order takes its place."""
     await rig.refuse("*")
     rig.fake.faults.add(Fault(kind="refused", call="DescribeScalingActivities", code="AccessDenied"))
     with pytest.raises(TransientError):
@@ -298,7 +299,7 @@ async def test_an_order_that_nobody_asks_for_any_more_buys_nothing(rig: CountedR
     await rig.refuse_nothing()
     await rig.wait(3601)
     wanted = await order(rig, "a2")
-    with pytest.raises(TransientError, match="does not show yet"):
+    with pytest.raises(TransientError, match="not listed yet"):
         await rig.ours.launch(wanted)
     rig.fake.groups.heal()
     made = await rig.ours.launch(wanted)

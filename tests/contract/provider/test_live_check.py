@@ -1,4 +1,4 @@
-"""`doctor --live` walks the contract with the real driver of each cloud, and ends what it bought whatever happens."""
+"""`doctor --live` runs the launch check with each driver and always terminates what it launched."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,26 +21,26 @@ from tests.support.gcp import served_project
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.providers.fake import FakeCapacity
-from gpu_autoscaler_services.cli.live_check import LiveCheck, LiveLimits, LiveReport
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, Order
 from gpu_autoscaler.providers.sim import SimCapacity
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcloud.faults import Fault
+from gpu_autoscaler_services.cli.live_check import LiveCheck, LiveLimits, LiveReport
 
 pytestmark = pytest.mark.timeout(240)
 
 STEPS = [
     "launch",
-    "same token again",
-    "in the list",
-    "asked for alone",
+    "repeat with the same token",
+    "listed",
+    "described by id",
     "price",
-    "out of its group",
-    "end",
-    "end again",
-    "told as ended",
-    "nothing left",
+    "detached from its group",
+    "terminate",
+    "repeat terminate",
+    "reported as terminated",
+    "no instance left",
 ]
 END_CALLS = ("TerminateInstance*", "VirtualMachines_Delete", "instanceGroupManagers.deleteInstances")
 
@@ -83,7 +83,7 @@ class Walk:
         return report
 
     def faults(self) -> dict[str, str]:
-        """Step that failed -> what was said."""
+        """Failed step -> its message."""
         return {one.subject.removeprefix("live: "): one.message for one in self.told if one.level == "error"}
 
     async def living(self) -> Sequence[Instance]:
@@ -132,8 +132,8 @@ async def _closed(rig: Rig) -> None:
 @pytest.mark.cloud("aws", errors=("doctor --live: a whole life",))
 @pytest.mark.cloud("azure", errors=("doctor --live: a whole life",))
 @pytest.mark.cloud("gcp", errors=("doctor --live: a whole life",))
-async def test_a_good_cloud_is_walked_through_and_left_empty(walk: Walk) -> None:
-    """Every step is fine and says how long it took; nothing lives afterwards, one instance was made."""
+async def test_a_working_cloud_passes_and_is_left_empty(walk: Walk) -> None:
+    """Every step succeeds and reports its duration; nothing runs afterwards, one instance was launched."""
     report = await walk.run()
     assert walk.faults() == {}
     assert [step.subject.removeprefix("live: ") for step in report.steps] == STEPS
@@ -143,27 +143,27 @@ async def test_a_good_cloud_is_walked_through_and_left_empty(walk: Walk) -> None
     assert len(await walk.rig.ours.instances(OURS)) <= 1  # Azure shows nothing of what ended
 
 
-async def test_others_of_the_installation_are_left_alone(walk: Walk) -> None:
-    """What the scaler bought runs on."""
+async def test_other_instances_of_the_installation_are_left_untouched(walk: Walk) -> None:
+    """The scaler's instances keep running."""
     bought = await walk.rig.ours.launch(msgspec.structs.replace(walk.wanted, action_id=ActionId("another")))
     await walk.run()
     assert walk.faults() == {}
     assert [one.provider_id for one in await walk.living()] == [bought.provider_id]
 
 
-async def test_a_refusal_is_told_and_nothing_is_there(walk: Walk) -> None:
-    """With the step that helps; the list is looked at all the same."""
+async def test_a_refusal_is_reported_and_leaves_nothing(walk: Walk) -> None:
+    """With its next step; the list is checked anyway."""
     await walk.rig.refuse(walk.wanted.offer.key)
     report = await walk.run()
     assert list(walk.faults()) == ["launch"]
     assert walk.rig.capacity_code in walk.faults()["launch"]
     assert "--offer" in report.steps[0].next_step
-    assert [step.subject for step in report.steps] == ["live: launch", "live: nothing left"]
+    assert [step.subject for step in report.steps] == ["live: launch", "live: no instance left"]
     assert not await walk.living()
 
 
-async def test_a_lost_answer_is_asked_again(walk: Walk) -> None:
-    """The launch was done and not told: the same token finds it."""
+async def test_a_lost_answer_is_retried(walk: Walk) -> None:
+    """The launch succeeded without an answer: the same token finds it."""
     await walk.rig.lose_next_answer()
     await walk.run()
     assert walk.faults() == {}
@@ -171,30 +171,30 @@ async def test_a_lost_answer_is_asked_again(walk: Walk) -> None:
     assert len(await walk.rig.ours.instances(OURS)) <= 1  # Azure shows nothing of what ended
 
 
-async def test_what_shows_up_late_is_waited_for(walk: Walk) -> None:
-    """The step says after how many seconds lists had it."""
+async def test_a_late_listing_is_waited_for(walk: Walk) -> None:
+    """The step reports after how many seconds it was listed."""
     await walk.rig.show_after(60)
     await walk.run()
-    (listed,) = [one for one in walk.told if one.subject == "live: in the list"]
+    (listed,) = [one for one in walk.told if one.subject == "live: listed"]
     assert walk.faults() == {}
-    assert any(f"{seconds} s after it was asked for" in listed.message for seconds in range(55, 90))
+    assert any(f"{seconds} s after the launch request" in listed.message for seconds in range(55, 90))
 
 
-async def test_what_never_shows_up_is_a_fault_and_is_ended(walk: Walk) -> None:
-    """At the limit of that step; absence from lists is not taken for an end, so it is ended once it is there."""
+async def test_a_missing_listing_is_an_error_and_terminated(walk: Walk) -> None:
+    """At the step's limit; absence from lists is no proof of an end, so it is terminated once it is listed."""
     await walk.rig.show_after(800)
     report = await walk.run()
-    assert "no list shows it with our tags within 300 s" in walk.faults()["in the list"]
+    assert "not listed with our tags within 300 s" in walk.faults()["listed"]
     await walk.rig.wait(900)
     assert not await walk.living()
     assert report.left == ()
 
 
-async def test_an_end_that_fails_at_first_is_asked_again(walk: Walk) -> None:
+async def test_a_failing_termination_is_retried(walk: Walk) -> None:
     """Throttled or down for a while: it ends in the same step."""
 
     def trouble(found: Finding) -> None:
-        if found.subject == "live: out of its group":
+        if found.subject == "live: detached from its group":
             _let_ends_fail(walk.rig, left_count=3)
 
     walk.on_step = trouble
@@ -204,28 +204,28 @@ async def test_an_end_that_fails_at_first_is_asked_again(walk: Walk) -> None:
     assert not await walk.living()
 
 
-async def test_an_end_that_never_comes_is_said_loudly(walk: Walk) -> None:
-    """With the instance's id; the walk comes to its end all the same."""
+async def test_a_missing_end_is_reported_prominently(walk: Walk) -> None:
+    """With the instance's id; the check finishes anyway."""
 
     def trouble(found: Finding) -> None:
-        if found.subject == "live: out of its group":
+        if found.subject == "live: detached from its group":
             _let_ends_fail(walk.rig, left_count=1000)
 
     walk.on_step = trouble
     report = await walk.run()
     (left,) = report.left
     assert left is not None
-    assert left in walk.faults()["NOT ENDED"]
-    assert "end" in walk.faults()
+    assert left in walk.faults()["NOT TERMINATED"]
+    assert "terminate" in walk.faults()
     assert [one.provider_id for one in await walk.living()] == [left]
 
 
 @pytest.mark.cloud("aws", errors=("doctor --live: interrupted",))
 @pytest.mark.cloud("azure", errors=("doctor --live: interrupted",))
 @pytest.mark.cloud("gcp", errors=("doctor --live: interrupted",))
-@pytest.mark.parametrize("after", ["launch", "in the list", "end"])
-async def test_an_interruption_ends_what_was_bought(walk: Walk, after: str) -> None:
-    """Wherever it comes: nothing lives, and the rest of the steps is left out."""
+@pytest.mark.parametrize("after", ["launch", "listed", "terminate"])
+async def test_an_interruption_terminates_the_instance(walk: Walk, after: str) -> None:
+    """At any step: nothing keeps running, and the remaining steps are skipped."""
 
     def interrupt(found: Finding) -> None:
         if found.subject == f"live: {after}":
@@ -235,13 +235,13 @@ async def test_an_interruption_ends_what_was_bought(walk: Walk, after: str) -> N
     report = await walk.run()
     assert report.is_interrupted
     assert report.left == ()
-    assert "told as ended" not in [step.subject.removeprefix("live: ") for step in report.steps]
-    assert [step.subject for step in report.steps[-2:]] == ["live: interrupted", "live: ended"]
+    assert "reported as terminated" not in [step.subject.removeprefix("live: ") for step in report.steps]
+    assert [step.subject for step in report.steps[-2:]] == ["live: interrupted", "live: terminated"]
     assert not await walk.living()
 
 
-async def test_an_interruption_while_answers_are_lost_finds_what_was_made(walk: Walk) -> None:
-    """Nobody told its name: it is found by its action id, and ended."""
+async def test_an_interruption_with_lost_answers_terminates_the_instance(walk: Walk) -> None:
+    """Its id is unknown: it is found by its action id."""
     await walk.rig.lose_next_answer()
     pause = walk.rig.wait
 
@@ -259,8 +259,8 @@ async def test_an_interruption_while_answers_are_lost_finds_what_was_made(walk: 
     assert {instance.state for instance in await walk.rig.ours.instances(OURS)} <= {"terminated"}
 
 
-async def test_a_bug_on_the_way_leaves_nothing(walk: Walk) -> None:
-    """What is no error of ours is raised, after the instance was ended."""
+async def test_an_unexpected_error_leaves_nothing_running(walk: Walk) -> None:
+    """It is raised after the instance was terminated."""
 
     def stumble(found: Finding) -> None:
         if found.subject == "live: price":
@@ -318,26 +318,26 @@ async def _broken(kind: type[FakeCapacity]) -> tuple[Walk, FakeCapacity]:
     return Walk(sim, lambda: cloud, await _order(sim)), cloud
 
 
-async def test_a_token_that_buys_twice_is_a_fault_and_both_are_ended() -> None:
-    """Nothing worse can be found: the step says so."""
+async def test_a_second_launch_by_one_token_is_an_error() -> None:
+    """Both instances are terminated."""
     walk, cloud = await _broken(Forgetful)
     report = await walk.run()
-    assert "bought another one" in walk.faults()["same token again"]
+    assert "bought a second instance" in walk.faults()["repeat with the same token"]
     assert report.left == ()
     assert [instance.state for instance in await cloud.instances(OURS)] == ["terminated", "terminated"]
 
 
-async def test_other_broken_promises_are_each_a_fault_of_their_step() -> None:
-    """Its tags, its price, an end that is asked for twice; the walk goes on after each."""
+async def test_each_violation_is_an_error_of_its_step() -> None:
+    """Tags, price, repeated termination; the check continues after each."""
     walk, cloud = await _broken(Renamed)
     report = await walk.run()
-    assert {"asked for alone", "price", "end again"} <= set(walk.faults())
+    assert {"described by id", "price", "repeat terminate"} <= set(walk.faults())
     assert report.left == ()
     assert [instance.state for instance in await cloud.instances(OURS)] == ["terminated"]
 
 
 def _let_ends_fail(rig: Rig, *, left_count: int) -> None:
-    """Let so many calls that end something fail, as the cloud fails when it is busy."""
+    """Fail the next `left_count` termination calls with the cloud's throttling error."""
     if isinstance(rig, SimRig):
         from gpu_autoscaler.simcluster.faults import Refusal  # noqa: PLC0415 - this rig's alone
 

@@ -1,5 +1,7 @@
-"""The Karpenter driver keeps the promises also where it writes the limits of NodePools, and Karpenter makes the claims:
-of real Karpenter, for pods that wait on a real API server."""
+"""Provider contract of the Karpenter driver in mode limits: it writes limits of NodePools, Karpenter makes the claims.
+
+Runs real Karpenter with pending pods on a real API server.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +27,7 @@ from tests.support.kube_proxy import proxied
 
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.karpenter import KarpenterOptions, LimitedCapacity
+from gpu_autoscaler.providers.karpenter import KarpenterOptions, LimitsModeCapacity
 from gpu_autoscaler.providers.karpenter.node_pools import ORDERS, OWNER, WRITTEN
 from gpu_autoscaler.providers.protocol import LaunchRefused, RefusalKind
 
@@ -57,14 +59,14 @@ def cluster() -> Iterator[Cluster]:
 class LimitsRig(KarpenterRig):
     """Two pools that are ours and one of another installation, and pods that any of them could take."""
 
-    capacity_code = "NoPodWaits"
-    ours: LimitedCapacity
-    theirs: LimitedCapacity
+    capacity_code = "NoPendingPod"
+    ours: LimitsModeCapacity
+    theirs: LimitsModeCapacity
 
-    def provider(self, installation: str, options: KarpenterOptions | None = None) -> LimitedCapacity:
+    def provider(self, installation: str, options: KarpenterOptions | None = None) -> LimitsModeCapacity:
         """A driver that writes to the pools of its installation."""
         limited = msgspec.structs.replace(options or self.options, mode="limits", node_pools=NAMES[installation])
-        return LimitedCapacity(limited, Connection(base_url=self.proxy.url), installation=installation, now=self.now)
+        return LimitsModeCapacity(limited, Connection(base_url=self.proxy.url), installation=installation, now=self.now)
 
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
         """No pod waits for it; or somebody has written to its pool."""
@@ -81,7 +83,7 @@ class LimitsRig(KarpenterRig):
             await self.pods(zone)
 
     async def pods(self, zone: str, count: int = WAITING_COUNT) -> None:
-        """Have so many that nobody can place."""
+        """Create `count` unschedulable pods."""
         for number in range(count):
             item = pod(f"{zone}-{number}", gpus=1, nodeSelector={"topology.kubernetes.io/zone": zone})
             item["spec"]["tolerations"] = [{"operator": "Exists"}]
@@ -140,30 +142,30 @@ async def rig(cluster: Cluster) -> AsyncIterator[LimitsRig]:
 
 
 @pytest.mark.cloud("karpenter", calls=("get NodePool", "patch NodePool"), errors=())
-class TestKarpenterLimits(ProviderContract):
+class TestKarpenterLimitsMode(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
-    async def test_a_large_fleet_is_listed_whole(self, rig: Rig) -> None:
-        """As with claims of our own, by the same code; over two pages."""
+    async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
+        """By the same code as claims of our own; over two pages."""
         await rig.stock(await order(rig), 600)
         assert len({instance.provider_id for instance in await rig.ours.instances(OURS)}) == 600
 
-    async def test_what_shows_up_late_is_not_bought_again(self, rig: Rig) -> None:
+    async def test_an_instance_listed_late_is_not_launched_again(self, rig: Rig) -> None:
         """Nothing shows up late in an API server: what is launched is listed at once."""
         made = await rig.ours.launch(await order(rig))
         assert (await shown(rig, made.provider_id)).action_id == "a1"
 
     @pytest.mark.parametrize("kind", ["capacity", "configuration"])
-    async def test_a_refusal_says_of_which_kind_it_is(self, rig: Rig, kind: RefusalKind) -> None:
-        """Nobody waits, or somebody else writes there. What its cloud says, Karpenter says of the claim alone."""
-        await super().test_a_refusal_says_of_which_kind_it_is(rig, kind)
+    async def test_a_refusal_has_its_kind(self, rig: Rig, kind: RefusalKind) -> None:
+        """No pending pod, or another writer. The cloud's refusals appear in the claim only."""
+        await super().test_a_refusal_has_its_kind(rig, kind)
 
 
 # ---- what this mode promises beside
 
 
-async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
-    """Raised by each order, at once too; lowered before each end, so that no successor comes for pods that wait on."""
+async def test_the_limit_is_claims_plus_pending_orders(rig: LimitsRig) -> None:
+    """Raised by each order; lowered before each deletion, so that pending pods get no replacement."""
     orders = [await order(rig, f"a{number}") for number in range(3)]
     made = await asyncio.gather(*map(rig.ours.launch, orders))
     assert (await rig.allowed(), len(await rig.claims())) == (3, 3)
@@ -180,8 +182,8 @@ async def test_the_limit_is_what_lives_and_what_stands(rig: LimitsRig) -> None:
     assert ended == {"a0": True, "a1": False, "a2": False}
 
 
-async def test_what_karpenter_ends_it_may_replace_and_that_is_ours_too(rig: LimitsRig) -> None:
-    """Within the limit that we wrote: an order of its own, in our list; the token of the first buys nothing more."""
+async def test_karpenter_s_own_replacement_becomes_an_order(rig: LimitsRig) -> None:
+    """Within our limit: an order of its own, in our list; the first token launches nothing more."""
     made = await rig.ours.launch(await order(rig))
     await rig.end_unexpectedly(made.provider_id)
 
@@ -205,7 +207,7 @@ def has_machine(claim: Json) -> bool:
     return "providerID" in claim.get("status", {})
 
 
-async def test_a_pool_that_lost_what_nobody_waits_for_is_lowered(rig: LimitsRig) -> None:
+async def test_the_limit_of_a_shrunken_pool_is_lowered(rig: LimitsRig) -> None:
     """At the next list."""
     made = await rig.ours.launch(await order(rig))
     await rig.refuse("*")
@@ -219,12 +221,12 @@ async def test_a_pool_that_lost_what_nobody_waits_for_is_lowered(rig: LimitsRig)
     await until_true(lowered)
 
 
-async def test_nothing_is_written_where_somebody_else_writes(rig: LimitsRig) -> None:
-    """Told by name; what is there can still be ended. Written back as we wrote it, it goes on."""
+async def test_a_limit_changed_by_others_is_not_overwritten(rig: LimitsRig) -> None:
+    """Refused by name; existing nodes can be terminated. Restored, it is used again."""
     made = await rig.ours.launch(await order(rig))
     await rig.allow("ours-a", 1000)
     wanted = await order(rig, "a2")
-    with pytest.raises(LaunchRefused, match="we wrote 1: somebody else writes there") as refused:
+    with pytest.raises(LaunchRefused, match="we wrote 1: somebody else writes it") as refused:
         await rig.ours.launch(wanted)
     assert (refused.value.code, refused.value.kind) == ("LimitsChanged", "configuration")
     await rig.ours.instances(OURS)
@@ -232,26 +234,26 @@ async def test_nothing_is_written_where_somebody_else_writes(rig: LimitsRig) -> 
     assert await rig.allowed() == 1000
 
 
-async def test_a_pool_is_handed_to_us_with_a_limit_of_what_it_has(rig: LimitsRig) -> None:
-    """No other: what it may have beside would be made for whoever waits, and not for our orders."""
+async def test_a_pool_is_handed_over_with_its_current_size_as_limit(rig: LimitsRig) -> None:
+    """More would be launched for any pod, and not for our orders."""
     await rig.refuse("*", "configuration")
-    with pytest.raises(LaunchRefused, match=r"to hand its limits to us, set spec\.limits"):
+    with pytest.raises(LaunchRefused, match=r"to hand its limits over, set spec\.limits"):
         await rig.ours.launch(await order(rig))
 
 
-async def test_one_pool_has_one_writer(rig: LimitsRig) -> None:
-    """Another installation that names the same pool is refused by the name of the first."""
+async def test_a_pool_has_one_writer(rig: LimitsRig) -> None:
+    """Another installation that names the same pool is refused with the first one's name."""
     await rig.ours.launch(await order(rig))
     limited = msgspec.structs.replace(rig.options, mode="limits", node_pools=("ours-a",))
-    other = LimitedCapacity(limited, Connection(base_url=rig.proxy.url), installation=THEIRS, now=rig.now)
-    with pytest.raises(LaunchRefused, match=f"is written to by installation {OURS}"):
+    other = LimitsModeCapacity(limited, Connection(base_url=rig.proxy.url), installation=THEIRS, now=rig.now)
+    with pytest.raises(LaunchRefused, match=f"are written by installation {OURS}"):
         await other.launch(await order(rig, "b1", installation=THEIRS))
     await other.close()
     assert await rig.allowed() == 1
 
 
-async def test_a_restart_finds_what_was_ordered(rig: LimitsRig) -> None:
-    """The order stands in the pool, written with the number: another process buys once."""
+async def test_a_restart_finds_pending_orders(rig: LimitsRig) -> None:
+    """The order is in the pool, written with the limit: another process launches once."""
     wanted = await order(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
@@ -264,8 +266,8 @@ async def test_a_restart_finds_what_was_ordered(rig: LimitsRig) -> None:
     await another.close()
 
 
-async def test_what_was_made_meanwhile_is_found_though_no_pod_waits_any_more(rig: LimitsRig) -> None:
-    """The answer was lost, Karpenter made the machine, and the pod runs there: the order has its instance."""
+async def test_a_launched_claim_is_found_without_a_pending_pod(rig: LimitsRig) -> None:
+    """The answer was lost, the machine was launched and the pod runs there: the order has its instance."""
     wanted = await order(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
@@ -280,8 +282,8 @@ async def test_what_was_made_meanwhile_is_found_though_no_pod_waits_any_more(rig
     assert (await rig.allowed(), len(await rig.claims())) == (1, 1)
 
 
-async def test_what_karpenter_does_not_make_is_taken_back(rig: LimitsRig) -> None:
-    """A pod waits that does not fit after all: the limit is low again, and read back, before the refusal is told."""
+async def test_an_order_that_karpenter_ignores_is_withdrawn(rig: LimitsRig) -> None:
+    """The pending pod does not fit after all: the limit is lowered and read back before the refusal."""
     await rig.refuse("*")
     item = pod("elsewhere", gpus=1, nodeSelector={"example.com/rack": "7"})
     await rig.kube.made(PODS, item)
@@ -290,13 +292,13 @@ async def test_what_karpenter_does_not_make_is_taken_back(rig: LimitsRig) -> Non
         await hasty.launch(await order(rig))
     await hasty.close()
     await rig.kube.send("DELETE", f"{PODS}/elsewhere", {"gracePeriodSeconds": 0})
-    assert refused.value.code == "NothingMade"
+    assert refused.value.code == "NothingLaunched"
     assert (await rig.allowed(), await rig.claims()) == (0, [])
     notes = (await rig.kube.read(f"{POOLS}/ours-a"))["metadata"]["annotations"]
     assert (notes[ORDERS], notes[WRITTEN]) == ("", "0")
 
 
-async def test_nodes_of_a_pool_have_to_be_what_was_ordered(rig: LimitsRig) -> None:
+async def test_a_pool_must_have_the_order_s_labels(rig: LimitsRig) -> None:
     """A label that its template lacks is named, and nothing is written."""
     wanted = msgspec.structs.replace(await order(rig), labels=(("team", "language"),))
     with pytest.raises(LaunchRefused, match="nodes of NodePool ours-a lack label team=language"):

@@ -1,4 +1,4 @@
-"""Gangs of Google Cloud by resize requests: all instances of a request or none, under names of its orders."""
+"""Google Cloud resize requests: all instances of a gang or none, named by their orders."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, order
+from tests.contract.provider.launch_groups import FIRST, LaunchGroupsContract, gang, listed, names
 from tests.contract.provider.test_gcp import GcpRig
-from tests.contract.provider.together import FIRST, TogetherContract, gang, listed, names
 from tests.support.gcp import Project, served_project
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -77,12 +77,12 @@ async def rig() -> AsyncIterator[TogetherRig]:
     ),
     errors=("resize request without room for all", "RESIZE_REQUEST_TIMED_OUT"),
 )
-class TestGcpTogether(TogetherContract):
+class TestGcpResizeRequests(LaunchGroupsContract):
     """The inherited promises; the fixture is the module's."""
 
 
-async def test_a_request_names_its_instances_and_how_long_they_run(rig: TogetherRig) -> None:
-    """One call for all; each is marked as ours and its order's, and with its node's labels, from its first moment."""
+async def test_a_request_has_instance_names_and_run_duration(rig: TogetherRig) -> None:
+    """One call for all; each has owner, order and node labels from its creation."""
     wanted = await gang(rig)
     made = await rig.ours.launch_group(FIRST, wanted)
     (asked,) = rig.fake.asked_of(f"{REQUESTS}.insert")
@@ -96,7 +96,7 @@ async def test_a_request_names_its_instances_and_how_long_they_run(rig: Together
     assert {mark["gpu-autoscaler-node-labels"] for mark in marks} == {"team=vision"}
 
 
-async def test_what_ends_by_itself_is_sold_with_its_end(rig: TogetherRig) -> None:
+async def test_offers_with_a_run_duration_have_an_end(rig: TogetherRig) -> None:
     """Work moves before it, as before the end of a capacity block."""
     offers = {offer.key: offer for offer in await rig.ours.offers()}
     sold = offers["g2-standard-4/europe-west4-a/on-demand"]
@@ -108,8 +108,8 @@ async def test_what_ends_by_itself_is_sold_with_its_end(rig: TogetherRig) -> Non
     assert not rig.ours.can_launch_group("default", offers["g2-standard-4/europe-west4-a/spot"])
 
 
-async def test_a_refused_request_leaves_nothing_standing(rig: TogetherRig) -> None:
-    """Cancelled, read back and deleted before it is told: with room again nothing comes of it."""
+async def test_a_refused_request_leaves_nothing_behind(rig: TogetherRig) -> None:
+    """Cancelled, read back and deleted before it is reported: nothing comes of it later."""
     await rig.leave_room("g2-standard-4/europe-west4-a/on-demand", 2)
     with pytest.raises(LaunchRefused) as refused:
         await rig.ours.launch_group(FIRST, await gang(rig))
@@ -122,8 +122,8 @@ async def test_a_refused_request_leaves_nothing_standing(rig: TogetherRig) -> No
     assert rig.fake.machines.launches_count == 0
 
 
-async def test_a_request_that_waits_in_silence_is_given_up(rig: TogetherRig) -> None:
-    """No attempt fails and none succeeds: it is one request until its limit, and then a refusal for capacity."""
+async def test_a_silently_waiting_request_times_out(rig: TogetherRig) -> None:
+    """No attempt fails or succeeds: one request until its limit, then a refusal for capacity."""
     rig.project.call_seconds_max = 4.0  # of a try, and of each of its calls
     hasty = rig.fresh()
     wanted = await gang(rig)
@@ -137,7 +137,7 @@ async def test_a_request_that_waits_in_silence_is_given_up(rig: TogetherRig) -> 
     with pytest.raises((LaunchRefused, TransientError)):
         await hasty.launch_group(FIRST, wanted)
     await hasty.close()
-    # Whoever asks next is told, if that one was too hasty to hear it.
+    # The next request reports the failure if the first one ended before it was known.
     rig.fake.resizes.waits_silently = False
     await rig.leave_room(wanted[0].offer.key, 0)
     with pytest.raises(LaunchRefused) as refused:
@@ -147,8 +147,8 @@ async def test_a_request_that_waits_in_silence_is_given_up(rig: TogetherRig) -> 
     assert rig.fake.machines.launches_count == 0
 
 
-async def test_a_request_that_nobody_asks_about_any_more_is_cancelled(rig: TogetherRig) -> None:
-    """The gang was given back: with the next lists its request goes too, once it is too old."""
+async def test_an_abandoned_request_is_cancelled(rig: TogetherRig) -> None:
+    """With the next lists, once it is too old."""
     rig.project.call_seconds_max = 4.0  # of a try, and of each of its calls
     hasty = rig.fresh()
     wanted = await gang(rig)
@@ -165,8 +165,8 @@ async def test_a_request_that_nobody_asks_about_any_more_is_cancelled(rig: Toget
     assert not any(group.wanted for group in rig.fake.machines.groups.values())
 
 
-async def test_requests_that_are_long_over_are_deleted(rig: TogetherRig) -> None:
-    """With the next one; those of others stay, and one that cannot be deleted keeps nobody from buying."""
+async def test_old_requests_are_deleted(rig: TogetherRig) -> None:
+    """With the next one; those of others stay, and a failed deletion blocks no launch."""
     await rig.ours.launch_group(FIRST, await gang(rig))
     await rig.theirs.launch_group(FIRST, await gang(rig, installation=THEIRS))
     (ours, theirs) = rig.request_names()
@@ -180,8 +180,8 @@ async def test_requests_that_are_long_over_are_deleted(rig: TogetherRig) -> None
     assert len(rig.request_names()) == 3
 
 
-async def test_a_driver_that_has_just_started_finds_what_was_made(rig: TogetherRig) -> None:
-    """Whoever asked is gone; some of the orders are not wanted any more."""
+async def test_a_restarted_driver_finds_launched_instances(rig: TogetherRig) -> None:
+    """Also when some of the orders are no longer wanted."""
     wanted = await gang(rig)
     await rig.lose_next_answer()
     with pytest.raises(TransientError):
@@ -196,8 +196,8 @@ async def test_a_driver_that_has_just_started_finds_what_was_made(rig: TogetherR
 
 
 @pytest.mark.parametrize("kind", ["quota", "permission", "configuration"])
-async def test_a_request_is_refused_for_other_reasons_too(rig: TogetherRig, kind: str) -> None:
-    """Of its kind, told once for all, and nothing stands."""
+async def test_a_request_has_every_kind_of_refusal(rig: TogetherRig, kind: str) -> None:
+    """Of its kind, raised once for all orders, and nothing stays."""
     wanted = await gang(rig)
     code = {"quota": "QUOTA_EXCEEDED", "permission": "forbidden", "configuration": "invalid"}[kind]
     rig.fake.faults.add(Fault(kind="refused", call=f"{REQUESTS}.insert", offer=wanted[0].offer.key, code=code))
@@ -207,8 +207,8 @@ async def test_a_request_is_refused_for_other_reasons_too(rig: TogetherRig, kind
     assert rig.request_names() == []
 
 
-async def test_google_s_own_client_asks_the_fake_for_all_at_once(rig: TogetherRig) -> None:
-    """Insert, get, list, cancel and delete; every answer has the form that Google describes."""
+async def test_google_s_own_client_makes_resize_requests(rig: TogetherRig) -> None:
+    """Insert, get, list, cancel and delete; every answer has the described form."""
     from google.oauth2.credentials import Credentials  # noqa: PLC0415 - dev only, and slow to load
     from googleapiclient.discovery import build  # noqa: PLC0415 - as above
     from googleapiclient.errors import HttpError  # noqa: PLC0415 - as above
@@ -254,19 +254,19 @@ async def test_google_s_own_client_asks_the_fake_for_all_at_once(rig: TogetherRi
     await rig.leave_room("g2-standard-4/europe-west4-a/on-demand", 1)
     answers = await asyncio.to_thread(drive)
     for name, told in answers:
-        assert description().mistakes_in_answer(description().named(name), told) == [], name
+        assert description().answer_violations(description().named(name), told) == [], name
     assert rig.request_names() == []
 
 
-async def test_one_alone_is_made_of_the_group_as_ever(rig: TogetherRig) -> None:
-    """By name, without a request."""
+async def test_single_orders_use_the_group_directly(rig: TogetherRig) -> None:
+    """By name, without a resize request."""
     made = await rig.ours.launch(await order(rig, "alone"))
     assert made.action_id == ActionId("alone")
     assert not rig.fake.asked_of(f"{REQUESTS}.insert")
 
 
-async def test_groups_that_cannot_be_asked_so_are_told(rig: TogetherRig) -> None:
-    """Of another type than the setting says, or of spot; settings that name no group or no type."""
+async def test_groups_unfit_for_resize_requests_are_reported(rig: TogetherRig) -> None:
+    """Of another type than the setting, or spot; settings without group or type."""
     wrong = (
         "europe-west4-a/g2-standard-4-on-demand=a3-highgpu-8g",
         "europe-west4-a/g2-standard-4-spot=g2-standard-4",
@@ -274,10 +274,12 @@ async def test_groups_that_cannot_be_asked_so_are_told(rig: TogetherRig) -> None
     provider = rig.project.provider(OURS, resize_request_groups=wrong)
     told = " ".join(f"{one.subject}: {one.message}" for one in await provider.preflight() if one.level == "error")
     await provider.close()
-    assert "gcp.groups europe-west4-a/g2-standard-4-on-demand: it makes g2-standard-4, and not a3-highgpu-8g" in told
-    assert "gcp.groups europe-west4-a/g2-standard-4-spot: resize requests take no spot" in told
-    options = GcpOptions(project="p", groups=("*=europe-west4-a/l4",), resize_request_groups=("europe-west4-a/l4", "x/y=z"))
+    assert "gcp.groups europe-west4-a/g2-standard-4-on-demand: it launches g2-standard-4, not a3-highgpu-8g" in told
+    assert "gcp.groups europe-west4-a/g2-standard-4-spot: resize requests do not support spot" in told
+    options = GcpOptions(
+        project="p", groups=("*=europe-west4-a/l4",), resize_request_groups=("europe-west4-a/l4", "x/y=z")
+    )
     with pytest.raises(ConfigError) as mistakes:
         validate_options(options)
-    assert len(mistakes.value.mistakes) == 2
+    assert len(mistakes.value.violations) == 2
     validate_options(msgspec.structs.replace(options, resize_request_groups=("europe-west4-a/l4=g2-standard-4",)))
