@@ -21,9 +21,8 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.sim.scoring import synthetic, traces
 from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutoscaler
-from gpu_autoscaler.sim.scoring.baselines.fixed import FixedFleet, sized_for
 from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
-from gpu_autoscaler.sim.scoring.baselines.omniscient import score_omniscient
+from gpu_autoscaler.sim.scoring.baselines.known_demand import FixedFleet, score_omniscient, sized_for
 from gpu_autoscaler.sim.scoring.baselines.protocol import Baseline
 from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
 from gpu_autoscaler.sim.scoring.metrics import Score

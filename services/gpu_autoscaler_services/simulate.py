@@ -15,9 +15,8 @@ from rich.console import Console
 from gpu_autoscaler.sim import simulation
 from gpu_autoscaler.sim.adapters.bundle import Roles
 from gpu_autoscaler.sim.shrink import with_only_faults
-from gpu_autoscaler.sim.simulation import HOURS, Result, Setting
+from gpu_autoscaler.sim.simulation import HOURS, Result, Setting, run_differential
 from gpu_autoscaler.sim.sweep import SweepLimits, parse_faults, print_summary, summarize, sweep, write
-from gpu_autoscaler.sim.tick_skipping.differential import run_differential
 from gpu_autoscaler_services.simulation import ROLES
 
 OUT = Path("out/sim.json")

@@ -17,6 +17,7 @@ from tests.bench import (
     deciding,
     decision,
     draining,
+    folding,
     holding,
     memory,
     noticing,
@@ -25,7 +26,6 @@ from tests.bench import (
     publishing,
     readiness,
     recovering,
-    reduced,
     sizing,
     starting,
     storm,
@@ -35,7 +35,7 @@ from tests.bench.line import Line
 from tests.bench.peers import side_by_side
 
 CASES: dict[str, Callable[[], list[Line]]] = {
-    "FOLD": reduced.measure,
+    "FOLD": folding.measure,
     "DECISION": decision.measure,
     "SNAPSHOT": starting.measure,
     "PLAN": planning.measure,

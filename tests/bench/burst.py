@@ -59,7 +59,7 @@ def _bought_during(case: Case, seconds: float) -> tuple[float, int]:
         if arrived < PODS_COUNT and (due_at is None or arrivals[arrived] <= due_at):
             at = T0 + timedelta(seconds=arrivals[arrived])
             state = fold(state, record(pod_story(case["pods"][arrived], at)))
-            urgency.came(1, arrivals[arrived])
+            urgency.record(1, arrivals[arrived])
             arrived += 1
             continue
         assert due_at is not None

@@ -207,7 +207,8 @@ async def _recorded(here: Ground) -> list[Recorded]:
             continue
         async for batch in await here.bus.projection(stream):
             recorded += [
-                Recorded(envelope=FACT_CATALOG.decode(one.payload), stream=stream, sequence=one.sequence) for one in batch
+                Recorded(envelope=FACT_CATALOG.decode(one.payload), stream=stream, sequence=one.sequence)
+                for one in batch
             ]
             if batch[-1].sequence >= last:
                 break
@@ -228,11 +229,11 @@ def _plans_again(recorded: list[Recorded]) -> list[PlanAgain]:
     """
     policy = msgspec.toml.decode(POLICY.encode(), type=ScalingPolicy)
     state: ClusterState = EMPTY_STATE
-    reduced_class, plans = 0, []
+    folded_count, plans = 0, []
     for number, one in enumerate(recorded):
         if isinstance(one.fact, ScalingPlanMade) and one.fact.plan.decisions:
-            state = fold(state, recorded[reduced_class:number])
-            reduced_class = number
+            state = fold(state, recorded[folded_count:number])
+            folded_count = number
             wall, processor = time.perf_counter(), time.process_time()
             plan(state, policy, one.envelope.time)
             plans.append(PlanAgain(time.perf_counter() - wall, time.process_time() - processor))

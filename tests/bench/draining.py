@@ -16,8 +16,8 @@ import msgspec
 import uvloop
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
-from tests.bench.line import Line
 from tests.bench.folding import history
+from tests.bench.line import Line
 from tests.bench.starting import Pods, publish_all
 
 from gpu_autoscaler.bus.nats.bus import NatsBus

@@ -39,7 +39,7 @@ def measure() -> list[Line]:
         ]
         batches = [recorded[start : start + BATCH_COUNT] for start in range(0, len(recorded), BATCH_COUNT)]
         fold_seconds.append(seconds_of(partial(fold_all, batches)))
-    ratio = statistics.median(reduced_class / decode for reduced_class, decode in zip(fold_seconds, decode_seconds, strict=True))
+    ratio = statistics.median(fold_s / decode_s for fold_s, decode_s in zip(fold_seconds, decode_seconds, strict=True))
     return [
         Line(
             case="FOLD rate",

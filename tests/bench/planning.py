@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from tests.bench.line import Line
 from tests.bench.folding import history
+from tests.bench.line import Line
 from tests.support.stories import T0, Story, given, job, node, offer, on_sale, pod, policy, record
 
 from gpu_autoscaler.core.intake.fold import fold

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvloop
 from nats.aio.client import Client
-from tests.bench.line import Line
 from tests.bench.folding import history
+from tests.bench.line import Line
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication

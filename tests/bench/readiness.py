@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from tests.bench.line import Line
 from tests.bench.folding import history
+from tests.bench.line import Line
 from tests.bench.scaler_process import ground
 from tests.bench.starting import publish_all
 

@@ -192,7 +192,7 @@ async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 def cluster(offers: tuple[Offer, ...], at: datetime, *, sized: Offer) -> Story:
-    """Return a thousand full nodes that must not be removed, ten thousand pods on them, available offers, full lists."""
+    """Return a thousand full nodes that must not be removed, ten thousand pods on them, offers, full lists."""
     gpus = sized.resources.gpu_count
     told: list[Told] = [*on_sale(*offers, at=at)]
     for number in range(NODES_COUNT):

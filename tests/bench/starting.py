@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import ClassVar
 
-from tests.bench.line import Line
 from tests.bench.folding import history
+from tests.bench.line import Line
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Publication
@@ -44,13 +44,13 @@ class Pods:
 def measure() -> list[Line]:
     """One start of each kind, on one server with file-backed streams, in one run."""
     with tempfile.TemporaryDirectory() as folder:
-        facts_count, whole_seconds, resumed_seconds, keep_seconds = asyncio.run(_measure(Path(folder)))
+        facts_count, whole_seconds, resumed_seconds, save_seconds = asyncio.run(_measure(Path(folder)))
     against = f"reading all {facts_count:,} facts; the snapshot has {1 - TAIL_RATIO:.0%} of them"
     ratio = whole_seconds / resumed_seconds
     return [
         Line(case="SNAPSHOT whole", value=whole_seconds, unit="s", against="without a snapshot"),
         Line(case="SNAPSHOT resumed", value=resumed_seconds, unit="s", against="with a snapshot and its tail"),
-        Line(case="SNAPSHOT keep", value=keep_seconds, unit="s", against="beside the loop"),
+        Line(case="SNAPSHOT keep", value=save_seconds, unit="s", against="beside the loop"),
         Line(
             case="SNAPSHOT", value=ratio, unit="x", against=against, target=f">= {RATIO_MIN}", met=ratio >= RATIO_MIN
         ),
@@ -73,13 +73,13 @@ async def _measure(folder: Path) -> tuple[int, float, float, float]:
         await publish_all(bus, envelopes[:-tail])
         snapshots, _ = await _start(bus, store, len(envelopes) - tail)
         began = time.perf_counter()
-        await snapshots.keep()
-        keep_seconds = time.perf_counter() - began
+        await snapshots.save()
+        save_seconds = time.perf_counter() - began
         await publish_all(bus, envelopes[-tail:])
         _, resumed_seconds = await _start(bus, store, len(envelopes))
         await store.delete_snapshots([row.number for row in await store.snapshots()])
         _, whole_seconds = await _start(bus, store, len(envelopes))
-    return len(envelopes), whole_seconds, resumed_seconds, keep_seconds
+    return len(envelopes), whole_seconds, resumed_seconds, save_seconds
 
 
 async def publish_all(bus: NatsBus, envelopes: list[Envelope]) -> None:

@@ -62,7 +62,9 @@ def _storm_seconds(ground: ClusterState, number: int) -> float:
     seconds = time.process_time() - began
     drains = [decision for decision in made.decisions if isinstance(decision, DrainNode)]
     assert {drain.node_name for drain in drains} == set(taken), "the plan drains what is taken, and nothing else"
-    assert any(isinstance(decision, BuyNode) for decision in made.decisions), "the plan launches replacements for reclaimed nodes"
+    assert any(isinstance(decision, BuyNode) for decision in made.decisions), (
+        "the plan launches replacements for reclaimed nodes"
+    )
     assert check(made, state, _POLICY) == (), "the plan check finds no violation"
     return seconds
 

@@ -19,7 +19,7 @@ from gpu_autoscaler_services.scaler.service import Scaler
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
-STARTED = "started from a snapshot"
+STARTED = "state restored from snapshot"
 REFUSED = "snapshot refused"
 
 
@@ -52,7 +52,7 @@ async def freeze_at_rest(cluster: Running, folder: Path) -> None:
         else:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError("the scaler has the store's lock in hand whenever one looks")
+    raise AssertionError("the scaler held the store's lock at every check")
 
 
 def last_kept(folder: Path) -> tuple[Label, ClusterState]:

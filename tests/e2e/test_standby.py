@@ -66,7 +66,7 @@ async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Call
         await until(partial(is_active, cluster, "scaler"))
         await until(partial(says, children["scaler"], "/metrics", "gpu_autoscaler_leader 1.0"))
         await until(partial(says, children[OTHER], "/metrics", "gpu_autoscaler_leader 0.0"))
-        await until(partial(says, children[OTHER], "/readyz?verbose", "stands by"))
+        await until(partial(says, children[OTHER], "/readyz?verbose", "standby"))
         cluster.freeze("scaler")  # so that the restart by the launcher is not first
         seconds = await decided_after(cluster, "job-0")
         record_property("decided_seconds", round(seconds, 2))

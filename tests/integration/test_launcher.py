@@ -106,7 +106,7 @@ def test_no_port_is_given_by_two_launchers(monkeypatch: pytest.MonkeyPatch) -> N
         assert other.stdout is not None
         theirs = int(other.stdout.readline())
         monkeypatch.setattr(child, "PORTS", range(theirs, theirs + 1))
-        with pytest.raises(TransientError, match="is left that was not in use before"):
+        with pytest.raises(TransientError, match="no free port of 127.0.0.1"):
             free_port()
         other.kill()
         other.wait()

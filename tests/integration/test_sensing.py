@@ -8,7 +8,7 @@ from tests.contract.provider.contract import order
 from tests.contract.provider.test_sim import SimRig
 
 from gpu_autoscaler.cloudmeta.aws import AwsMetadata
-from gpu_autoscaler.dcgm.scrape import Scraper
+from gpu_autoscaler.dcgm.exporter_pages import Scraper
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.simcluster.instances import Machine
 

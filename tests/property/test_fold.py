@@ -5,10 +5,10 @@ from datetime import timedelta
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
+from tests.support.node_transitions import TRANSITIONS
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.transitions import TRANSITIONS
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded

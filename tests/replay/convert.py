@@ -14,7 +14,7 @@ from tests.replay.histories_data import FOLDER
 
 UPGRADING = Path(__file__).resolve().parents[2] / "docs" / "upgrading.md"
 # Keys whose values are names of this project; elsewhere equal strings belong to users.
-VALUE_KEYS = frozenset({"because", "basis", "cause", "fault", "channel", "defer_reason"})
+VALUE_KEYS = frozenset({"because", "basis", "cause", "fault", "channel", "step"})
 Names = dict[str, dict[str, str]]
 
 
@@ -47,7 +47,7 @@ def _data(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
         return value
     renamed = {names["fact_field"].get(key, key): _data(item, names) for key, item in value.items()}
     for key, item in renamed.items():
-        if isinstance(item, str) and (key == "reason" or key == "defer_reason"):
+        if isinstance(item, str) and key in {"reason", "defer_reason"}:
             renamed[key] = names["reason_tag"].get(item, item)
         elif isinstance(item, str) and key in VALUE_KEYS:
             renamed[key] = names["fact_value"].get(item, item)
@@ -69,12 +69,14 @@ def main() -> None:
     """Convert every recorded history."""
     names = names_of(UPGRADING.read_text(encoding="utf-8"))
     for path in sorted(FOLDER.glob("*.jsonl.xz")):
-        lines = [json.loads(line) for line in lzma.open(path, "rt", encoding="utf-8")]
+        text = lzma.decompress(path.read_bytes()).decode()
+        lines = [json.loads(line) for line in text.splitlines()]
         new = [converted(line, names) for line in lines]
         if new != lines:
             text = "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in new)
             path.write_bytes(lzma.compress(text.encode(), preset=9))
-        sys.stdout.write(f"{path.name}: {sum(old != line for old, line in zip(lines, new, strict=True))} lines renamed\n")
+        count = sum(old != line for old, line in zip(lines, new, strict=True))
+        sys.stdout.write(f"{path.name}: {count} lines renamed\n")
 
 
 if __name__ == "__main__":

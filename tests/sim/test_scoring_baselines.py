@@ -8,10 +8,9 @@ from tests.support.scoring import HOUR, OFFERS, job, offer, played, scenario, se
 
 from gpu_autoscaler.sim.scoring.baselines import cluster_autoscaler, utilization
 from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutoscaler
-from gpu_autoscaler.sim.scoring.baselines.fixed import FixedFleet, sized_for
 from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
+from gpu_autoscaler.sim.scoring.baselines.known_demand import FixedFleet, score_omniscient, sized_for
 from gpu_autoscaler.sim.scoring.baselines.observation import Observation
-from gpu_autoscaler.sim.scoring.baselines.omniscient import score_omniscient
 from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Baseline
 from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
 from gpu_autoscaler.sim.scoring.metrics import ALL
@@ -157,7 +156,7 @@ def test_karpenter_does_not_move_protected_pods() -> None:
 # ---- all
 
 
-class Stumbling:
+class Failing:
     """Fails in its first step."""
 
     name = "stumbling"
@@ -170,8 +169,8 @@ class Stumbling:
 
 def test_a_failing_baseline_gives_no_score() -> None:
     """A bug of a baseline ends the run with its cause; it is never scored as a system that buys nothing."""
-    with pytest.raises(RuntimeError, match="stumbled"):
-        played(scenario(job("a", 0.0, 60.0), hours=1.0), Stumbling())
+    with pytest.raises(RuntimeError, match="the baseline failed"):
+        played(scenario(job("a", 0.0, 60.0), hours=1.0), Failing())
 
 
 # ---- omniscient

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_autoscaler.sim.faults.injection import KINDS
-from gpu_autoscaler.sim.simulation import Result, Setting
-from gpu_autoscaler.sim.tick_skipping.differential import PROMISE, run_differential
+from gpu_autoscaler.sim.invariants import SKIPPED_TICKS_CHANGE_NOTHING
+from gpu_autoscaler.sim.simulation import Result, Setting, run_differential
 from gpu_autoscaler_services.simulate import run_one, run_one_differential
 from gpu_autoscaler_services.simulation import ROLES
 
@@ -78,8 +78,8 @@ def test_a_wrongly_skipped_tick_is_reported_with_the_first_difference() -> None:
     """A scaler that skips every tick after an idle one violates the invariant, at a fact that both runs show."""
     forgetful = {**ROLES, "scaler": dataclasses.replace(ROLES["scaler"], tick_inputs=lambda *_: "nothing new")}
     result = run_differential(Setting(seed=2, hours=SHORT_HOURS), forgetful)
-    assert result.invariant == PROMISE
-    assert result.violations[0].startswith(f"{PROMISE}: fact ")
+    assert result.invariant == SKIPPED_TICKS_CHANGE_NOTHING
+    assert result.violations[0].startswith(f"{SKIPPED_TICKS_CHANGE_NOTHING}: fact ")
 
 
 def test_the_codec_changes_nothing() -> None:

@@ -6,18 +6,18 @@ from structlog.testing import capture_logs
 from gpu_autoscaler.sim.simulation import Setting, Simulation
 from gpu_autoscaler_services.simulation import ROLES
 
-SPOILT = ("snapshot_corrupt", "snapshot_of_old_version", "snapshot_of_other_stream")
+CORRUPTIONS = ("snapshot_corrupt", "snapshot_of_old_version", "snapshot_of_other_stream")
 KILLED_SECONDS = 300.0
 
 
 def test_a_start_uses_a_snapshot_and_discards_corrupted_ones() -> None:
     """Scaler and scheduler are killed constantly; each start gives the state of all facts, from any snapshot."""
     structlog.reset_defaults()
-    simulation = Simulation(Setting(seed=2, hours=1.5, kinds=SPOILT), ROLES)
+    simulation = Simulation(Setting(seed=2, hours=1.5, kinds=CORRUPTIONS), ROLES)
     for number in range(1, 18):
         simulation.loop.call_later(number * KILLED_SECONDS, simulation.process_pool.restart, ("scaler", "scheduler"))
     with capture_logs() as logs:
         result = simulation.run()
     assert result.violations == ()
     assert {"corrupt", "format_changed", "stream_changed"} <= {entry.get("reason") for entry in logs}
-    assert "started from a snapshot" in {entry["event"] for entry in logs}
+    assert "state restored from snapshot" in {entry["event"] for entry in logs}

@@ -76,7 +76,10 @@ async def _until_formed(cluster: NatsCluster) -> None:
         while True:
             try:
                 bus = await NatsBus.connect(
-                    cluster.urls, name="forming", declared=BusDeclaration(streams=()), timeouts=Timeouts(connect_seconds_max=10.0)
+                    cluster.urls,
+                    name="forming",
+                    declared=BusDeclaration(streams=()),
+                    timeouts=Timeouts(connect_seconds_max=10.0),
                 )
             except (TransientError, ConfigError):
                 await asyncio.sleep(0.2)

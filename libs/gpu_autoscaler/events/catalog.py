@@ -9,9 +9,29 @@ import msgspec
 from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, SPEC_VERSION, UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.upcasts import UPCASTS, Upcast
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId
+
+
+class Upcast:
+    """Converts the payload of `old_type` to `new_type`, one version up, by a pure function on its decoded object."""
+
+    def __init__(self, old_type: str, new_type: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.old_type = old_type
+        self.new_type = new_type
+        self._change = change
+
+    def lift(self, payload: bytes) -> tuple[str, bytes]:
+        """Return the new type and payload. Raises InvalidFact for an invalid payload."""
+        try:
+            lifted = self._change(msgspec.json.decode(payload, type=dict[str, Any]))
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as exc:
+            raise InvalidFact(f"cannot convert {self.old_type} to {self.new_type}: {exc!r}") from exc
+        return self.new_type, msgspec.json.encode(lifted)
+
+
+# No published fact has changed its meaning yet.
+UPCASTS: Mapping[str, Upcast] = {}
 
 OneJobFact = (
     job.JobRequested

@@ -45,7 +45,6 @@ class CostAccrued(Fact, frozen=True, kw_only=True):
         return f"cost_accrued/{self.provider_id}/{self.from_at.isoformat()}"
 
     def entity(self) -> str | None:
-        """The instance."""
         return f"instance/{self.provider_id}"
 
 

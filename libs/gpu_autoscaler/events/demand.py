@@ -24,5 +24,4 @@ class DemandReported(Fact, frozen=True, kw_only=True):
     note: str = ""  # for people
 
     def entity(self) -> str | None:
-        """The source."""
         return f"demand/{self.source}"

@@ -45,7 +45,6 @@ class Recorded(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def fact(self) -> Fact:
-        """The fact of the envelope."""
         return self.envelope.fact
 
 

@@ -42,7 +42,6 @@ class GpuNodeSampled(Fact, frozen=True, kw_only=True):
         return f"gpu_node_sampled/{self.node_uid}/{self.sampled_at.isoformat()}"
 
     def entity(self) -> str | None:
-        """The node."""
         return f"node/{self.node_uid}"
 
 
@@ -87,5 +86,4 @@ class GpuNodeSummarized(Versioned, frozen=True, kw_only=True):
         return f"gpu_node_summarised/{self.node_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
-        """The node."""
         return f"node/{self.node_uid}"

@@ -97,8 +97,5 @@ def _derived_envelope(subject: str, payload: bytes, message_id: str | None, arri
     if message_id is not None and len(message_id) > EVENT_ID_LENGTH_MAX:
         raise InvalidFact(f"Nats-Msg-Id has {len(message_id)} characters; at most {EVENT_ID_LENGTH_MAX} are allowed")
     return Envelope(
-        id=FactId(message_id or derive_id(subject, payload.hex())),
-        source=PUBLIC_SOURCE,
-        time=arrived_at,
-        fact=fact,
+        id=FactId(message_id or derive_id(subject, payload.hex())), source=PUBLIC_SOURCE, time=arrived_at, fact=fact
     )

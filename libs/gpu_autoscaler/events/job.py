@@ -53,7 +53,6 @@ class _AboutJob(Fact, frozen=True, kw_only=True):
     job_id: JobId
 
     def entity(self) -> str | None:
-        """The job."""
         return f"job/{self.job_id}"
 
 
@@ -125,7 +124,6 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
         return f"job_started/{self.job_id}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
-        """The job."""
         return f"job/{self.job_id}"
 
 

@@ -11,12 +11,7 @@ from gpu_autoscaler.model.scheduling import Taint, is_startup
 
 InstanceState = Literal["pending", "running", "terminating", "terminated"]
 # An instance only moves forward, so the order of its states serves as version.
-INSTANCE_STATE_VERSION: dict[InstanceState, int] = {
-    "pending": 1,
-    "running": 2,
-    "terminating": 3,
-    "terminated": 4,
-}
+INSTANCE_STATE_VERSION: dict[InstanceState, int] = {"pending": 1, "running": 2, "terminating": 3, "terminated": 4}
 
 
 class NodeObserved(Versioned, frozen=True, kw_only=True):
@@ -53,7 +48,6 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
         return f"node_observed/{self.node_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
-        """The node."""
         return f"node/{self.node_uid}"
 
 
@@ -69,7 +63,6 @@ class NodeGone(Versioned, frozen=True, kw_only=True):
         return f"node_gone/{self.node_uid}"
 
     def entity(self) -> str | None:
-        """The node."""
         return f"node/{self.node_uid}"
 
 
@@ -105,7 +98,6 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
         return f"node_instance_observed/{self.provider_id}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
-        """The instance."""
         return f"instance/{self.provider_id}"
 
 

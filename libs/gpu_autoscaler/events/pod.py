@@ -6,13 +6,7 @@ from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import (
-    NO_DEMANDS,
-    LabelRequirement,
-    NodeDemands,
-    PodAffinitySpec,
-    Preferences,
-)
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, PodAffinitySpec, Preferences
 
 PodPhase = Literal["pending", "running", "succeeded", "failed", "unknown"]
 
@@ -57,7 +51,6 @@ class PodObserved(Versioned, frozen=True, kw_only=True):
         return f"pod_observed/{self.pod_uid}/{self.epoch}/{self.version}"
 
     def entity(self) -> str | None:
-        """The pod."""
         return f"pod/{self.pod_uid}"
 
 
@@ -76,7 +69,6 @@ class PodGone(Versioned, frozen=True, kw_only=True):
         return f"pod_gone/{self.pod_uid}"
 
     def entity(self) -> str | None:
-        """The pod."""
         return f"pod/{self.pod_uid}"
 
 

@@ -16,7 +16,6 @@ class PolicyDirectiveGiven(Fact, frozen=True, kw_only=True):
     until: Instant  # expires then
 
     def entity(self) -> str | None:
-        """The directive."""
         return f"directive/{self.directive.key}"
 
 
@@ -29,7 +28,6 @@ class PolicyDirectiveLifted(Fact, frozen=True, kw_only=True):
     reason: str = ""
 
     def entity(self) -> str | None:
-        """The directive."""
         return f"directive/{self.key}"
 
 

@@ -29,7 +29,6 @@ class ScalingPlanMade(Fact, frozen=True, kw_only=True):
         return f"plan/{self.plan_id}"
 
     def entity(self) -> str | None:
-        """The plan."""
         return f"plan/{self.plan_id}"
 
 
@@ -56,7 +55,6 @@ class _Step(Fact, frozen=True, kw_only=True):
         return f"{self.subject_root()}/{self.action_id}"
 
     def entity(self) -> str | None:
-        """The action."""
         return f"action/{self.action_id}"
 
 
@@ -151,7 +149,6 @@ class ScalingPodEvicted(Fact, frozen=True, kw_only=True):
         return f"pod_evicted/{self.action_id}/{self.pod_uid}/{self.is_forced}"
 
     def entity(self) -> str | None:
-        """The pod."""
         return f"pod/{self.pod_uid}"
 
 
@@ -203,7 +200,6 @@ class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
         return f"{self.subject_root()}/{self.node_uid}"
 
     def entity(self) -> str | None:
-        """The node."""
         return f"node/{self.node_uid}"
 
 

@@ -31,5 +31,4 @@ class ShadowPlanMade(Fact, frozen=True, kw_only=True):
         return f"shadow_plan/{self.plan_id}"
 
     def entity(self) -> str | None:
-        """The plan."""
         return f"shadow_plan/{self.plan_id}"

@@ -32,7 +32,6 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
 
     @property
     def notice_id(self) -> str:
-        """Id of the notice."""
         return notice_id(self.provider_id, self.kind, self.provider_event)
 
     def condition(self) -> str | None:
@@ -45,7 +44,6 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
         return f"{self.notice_id}/{deadline}{back}"
 
     def entity(self) -> str | None:
-        """The instance."""
         return f"instance/{self.provider_id}"
 
 
@@ -60,7 +58,6 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
 
     @property
     def notice_id(self) -> str:
-        """Id of the withdrawn notice."""
         return notice_id(self.provider_id, self.kind, self.provider_event)
 
     def condition(self) -> str | None:
@@ -69,7 +66,6 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
         return f"{self.notice_id}/withdrawn{received}"
 
     def entity(self) -> str | None:
-        """The instance."""
         return f"instance/{self.provider_id}"
 
 
@@ -85,7 +81,6 @@ class SpotRebalanceRecommended(Fact, frozen=True, kw_only=True):
         return f"spot_rebalance/{self.provider_id}/{self.noticed_at.isoformat()}"
 
     def entity(self) -> str | None:
-        """The instance."""
         return f"instance/{self.provider_id}"
 
 

@@ -147,13 +147,7 @@ def compare(sign: str, left: Value, right: Value) -> bool | None:
 
 
 def _holds(sign: str, left: int, right: int) -> bool:
-    return {
-        "==": left == right,
-        "<": left < right,
-        "<=": left <= right,
-        ">": left > right,
-        ">=": left >= right,
-    }[sign]
+    return {"==": left == right, "<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[sign]
 
 
 def _is_same(left: Value, right: Value) -> bool | None:

@@ -206,8 +206,7 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="P4",
-        sizes=(GpuSize(memory_gib=8, gcp_accelerators=(Accelerator("nvidia-tesla-p4", "NVIDIA_P4_GPUS"),)),),
+        name="P4", sizes=(GpuSize(memory_gib=8, gcp_accelerators=(Accelerator("nvidia-tesla-p4", "NVIDIA_P4_GPUS"),)),)
     ),
     GpuModel(
         name="T4",
@@ -305,11 +304,8 @@ def max_slices(profiles: Sequence[MigProfile], name: str) -> int:
 @lru_cache(maxsize=1024)
 def _can_place(requested: tuple[MigProfile, ...], taken: int) -> bool:
     """Return whether all fit beside the taken memory slices, a bit mask."""
-    return not requested or any(
-        _can_place(requested[1:], taken | mask) for mask in _masks(requested[0]) if not mask & taken
-    )
-
-
-def _masks(profile: MigProfile) -> Iterator[int]:
-    for start in profile.starts:
-        yield ((1 << profile.memory_slices_count) - 1) << start
+    if not requested:
+        return True
+    mask = (1 << requested[0].memory_slices_count) - 1
+    starts = (start for start in requested[0].starts if not (mask << start) & taken)
+    return any(_can_place(requested[1:], taken | mask << start) for start in starts)

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -132,7 +132,7 @@ class _Rerunner:
 
     def run(self) -> Rerun:
         asyncio.set_event_loop(self._loop)
-        self._bus.listen(self._keep)
+        self._bus.listen(lambda recorded: self._facts.append(Stored(at=self._loop.now(), recorded=recorded)))
         processes = ProcessPool(
             self._loop,
             self._faults,
@@ -161,9 +161,6 @@ class _Rerunner:
     def _fails(self, what: str) -> None:
         self._failed.append(what)
         self._loop.stop()
-
-    def _keep(self, recorded: Recorded) -> None:
-        self._facts.append(Stored(at=self._loop.now(), recorded=recorded))
 
     def _close(self) -> None:
         self._loop.set_exception_handler(lambda *_: None)
@@ -264,10 +261,7 @@ def compare_policies(recording: Recording, policy: ScalingPolicy, roles: Roles) 
     """Compare this policy with the recorded one. Raises ConfigError if the recording has no offers."""
     script = script_of(recording)
     if not script.prices:
-        raise ConfigError(
-            "history",
-            ["it has no price list (spot.offers_sampled); record a longer interval"],
-        )
+        raise ConfigError("history", ["it has no price list (spot.offers_sampled); record a longer interval"])
     same, other = (rerun(script, each_policy, roles) for each_policy in (recording.head.policy, policy))
     divergence = _first_divergence(same.facts, other.facts)
     return PolicyComparison(

@@ -146,9 +146,7 @@ def outcome_of(
         waiting={name: _waiting(seconds) for name, seconds in sorted(waited.items(), key=_urgent_first)},
         nodes=nodes,
         queue=_steps(
-            [(max(job.queued_at, from_at), job.started_at or job.finished_at or to_at) for job in jobs],
-            from_at,
-            to_at,
+            [(max(job.queued_at, from_at), job.started_at or job.finished_at or to_at) for job in jobs], from_at, to_at
         ),
     )
 

@@ -106,8 +106,7 @@ def load(path: Path) -> Recording:
         raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); give an existing file"]) from exc
     except (lzma.LZMAError, ValueError) as exc:
         raise ConfigError(
-            str(path),
-            [f"is not a history: {str(exc) or 'it is empty'}; create one with: gpu-autoscaler replay --save"],
+            str(path), [f"is not a history: {str(exc) or 'it is empty'}; create one with: gpu-autoscaler replay --save"]
         ) from exc
     return Recording(head=_head(head, path), facts=tuple(_facts(lines, path)))
 

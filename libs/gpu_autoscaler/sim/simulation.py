@@ -7,9 +7,11 @@ import itertools
 import math
 import random
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
 from gpu_autoscaler.core.state.state import ClusterState
@@ -39,7 +41,7 @@ from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
 from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
-from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE
+from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE, SKIPPED_TICKS_CHANGE_NOTHING
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
@@ -148,37 +150,30 @@ class Simulation:
         self.monitor = self._new_monitor()
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._adapter_factory = AdapterFactory(
-            self.identity,
-            self.workloads,
-            self._replica_sets,
-            self.cloud,
-            self.monitor,
-            self.tables,
+            self.identity, self.workloads, self._replica_sets, self.cloud, self.monitor, self.tables,
             interruption_queue=self.interruption_queue,
-        )
+        )  # fmt: skip
         self.store_faults, self.watch_faults = self._adapter_factory.store_faults, self._adapter_factory.watch_faults
         tick_inputs = tick_inputs_of_roles(roles, lambda: self.policies.file, skips_ticks=setting.skips_ticks)
         self.process_pool = ProcessPool(
             self.loop, self.faults, self.bus, tick_inputs, self._compose, self._on_bug, snapshots=self._snapshots
         )
+        jobs_per_hour = setting.jobs_per_hour
+        if setting.is_large and not jobs_per_hour:
+            jobs_per_hour = large_clusters.JOBS_PER_HOUR
+        has_fractions = sharing is not None
         self.users = Users(
             self.loop,
             self.bus,
             self.faults,
             self._rng("users"),
-            jobs_per_hour=large_clusters.JOBS_PER_HOUR
-            if setting.is_large and not setting.jobs_per_hour
-            else setting.jobs_per_hour,
-            wants_fractions=sharing is not None,
+            jobs_per_hour=jobs_per_hour,
+            wants_fractions=has_fractions,
         )
         storage = VolumeController(self.workloads, self._rng("storage")) if has_volumes(setting.seed) else None
+        rngs = (self._rng("serving"), self._rng("company"))
         self.services = Services(
-            self.loop,
-            self._replica_sets,
-            self._rng("serving"),
-            self._rng("company"),
-            preferences_rng=self._rng("likes"),
-            storage=storage,
+            self.loop, self._replica_sets, *rngs, preferences_rng=self._rng("likes"), storage=storage
         )
         self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
         self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
@@ -257,6 +252,7 @@ class Simulation:
         self.monitor.lost_listeners.append(recovery.streams_lost)
 
     def _rng(self, of: str) -> random.Random:
+        """Return a generator of its own. These strings are part of each seed's meaning."""
         return random.Random(f"{self.setting.seed}/{of}")
 
     def _scheduler_state(self) -> ClusterState | None:
@@ -368,6 +364,29 @@ def run(setting: Setting, roles: Roles) -> Result:
     finally:
         if was_on:
             gc.enable()
+
+
+def run_differential(setting: Setting, roles: Roles) -> Result:
+    """Return the result of the run; different facts are its first violation."""
+    skipping, full = Simulation(setting, roles), Simulation(replace(setting, skips_ticks=False), roles)
+    result, second = skipping.run(), full.run()
+    if result.digest == second.digest:
+        return result
+    difference = f"{SKIPPED_TICKS_CHANGE_NOTHING}: {first_difference(skipping.bus.published, full.bus.published)}"
+    return replace(result, violations=(difference, *result.violations), invariant=SKIPPED_TICKS_CHANGE_NOTHING)
+
+
+def first_difference(skipping: list[Recorded], full: list[Recorded]) -> str:
+    """Describe the first difference of two records. Raises ValueError if there is none."""
+    for number, (first, second) in enumerate(zip_longest(skipping, full), start=1):
+        first_text, second_text = (
+            None if recorded is None else encode(recorded.envelope).decode() for recorded in (first, second)
+        )
+        if first_text != second_text:
+            return (
+                f"fact {number} is {first_text or 'none'} with ticks skipped, {second_text or 'none'} with all of them"
+            )
+    raise ValueError("the records are the same")
 
 
 def _fact_line(recorded: Recorded) -> str:

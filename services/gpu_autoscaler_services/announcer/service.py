@@ -84,8 +84,10 @@ class Announcer:
         self._written = {topic: written for topic, written in self._written.items() if topic in topics}
         # What was never written comes first, then what was written longest ago, so that nothing starves.
         new = [announcement for announcement in current if self._is_new(announcement, now)]
-        new.sort(key=lambda announcement: self._last_written_at(announcement, now))
-        for announcement in new[: self._allowed_count(now)]:
+        never = ("", datetime.min.replace(tzinfo=now.tzinfo))
+        new.sort(key=lambda announcement: self._written.get(announcement.topic, never)[1])
+        recent_count = sum(now - at < timedelta(seconds=TICK_SECONDS) for at in self._written_at)
+        for announcement in new[: EVENTS_PER_TICK_MAX - recent_count]:
             self._written_at.append(now)
             try:
                 await self._events.record(announcement, now)
@@ -96,14 +98,6 @@ class Announcer:
                 log.warning("event rejected", object=announcement.name, reason=announcement.reason, error=str(exc))
             self._written[announcement.topic] = (announcement.message, now)
         return ()
-
-    def _allowed_count(self, now: datetime) -> int:
-        recent = sum(now - at < timedelta(seconds=TICK_SECONDS) for at in self._written_at)
-        return EVENTS_PER_TICK_MAX - recent
-
-    def _last_written_at(self, announcement: Announcement, now: datetime) -> datetime:
-        never = ("", datetime.min.replace(tzinfo=now.tzinfo))
-        return self._written.get(announcement.topic, never)[1]
 
     def _is_new(self, announcement: Announcement, now: datetime) -> bool:
         message, at = self._written.get(announcement.topic, (None, None))

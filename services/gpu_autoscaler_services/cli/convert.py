@@ -13,7 +13,6 @@ from gpu_autoscaler_services.cli.output import print_message
 
 convert = App(
     name="convert",
-    help="Convert legacy configuration.",
     help_format="plaintext",
     help_epilogue="Examples:\n  gpu-autoscaler convert karpenter provisioners.yaml > nodepools.yaml",
 )

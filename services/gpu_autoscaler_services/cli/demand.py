@@ -14,7 +14,6 @@ HOUR_SECONDS = 3600.0
 
 demand = App(
     name="demand",
-    help="Report demand, so that capacity is free for work that is about to arrive.",
     help_format="plaintext",
     help_epilogue="""Examples:
   gpu-autoscaler demand report nightly-eval --count 4 --gpus 1 --seconds 7200

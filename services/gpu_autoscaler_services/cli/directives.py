@@ -69,12 +69,7 @@ def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HER
 
 
 def override(
-    *,
-    bounds: Bounds = Bounds(),
-    reason: Reason,
-    duration: For,
-    gateway: Gateway = HERE,
-    output: Output = "table",
+    *, bounds: Bounds = Bounds(), reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table"
 ) -> None:
     """Set a temporary minimum or maximum of nodes or GPUs."""
     _send(bounds.body(), reason, duration, gateway, output)

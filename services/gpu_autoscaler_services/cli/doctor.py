@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,21 +14,18 @@ from gpu_autoscaler.providers.azure.preflight import needed_role
 from gpu_autoscaler.providers.gcp.permissions import role_text
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.providers.karpenter.options import node_class_of, validate_options
-from gpu_autoscaler.providers.registry import ProviderOptions, run_preflight
+from gpu_autoscaler.providers.registry import run_preflight
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.doctor_live import LiveOptions, check_live, run_live
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import Output, print_message, show
+from gpu_autoscaler_services.cli.prices import Config, provider_options
 from gpu_autoscaler_services.registry import specs
-from gpu_autoscaler_services.wiring import connection_of
 
 
 def doctor(
     *,
-    config: Annotated[
-        Path | None,
-        Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it."),
-    ] = None,
+    config: Config = None,
     installation: Annotated[
         str, Parameter(help="UID of the namespace kube-system; selects the instances that belong to this cluster.")
     ] = "*",
@@ -53,16 +49,7 @@ def doctor(
         return _print_policy(settings)
     if live:
         check_live(settings.provider.name, installation)
-    options = ProviderOptions(
-        installation=installation,
-        url=settings.provider.url,
-        call_seconds_max=settings.provider.call_seconds_max,
-        aws=settings.aws,
-        karpenter=settings.karpenter,
-        kube=lambda: connection_of(settings.kube),
-        azure=settings.azure,
-        gcp=settings.gcp,
-    )
+    options = provider_options(settings, installation)
     findings = list(asyncio.run(run_preflight(settings.provider.name, options)))
     code = Exit.FAILURE if any(finding.level == "error" for finding in findings) else Exit.OK
     if live and code is Exit.OK:

@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,6 +13,10 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import PREFIX
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
+
+if TYPE_CHECKING:
+    from gpu_autoscaler.simcloud.azure.fake import AzureFake
+    from gpu_autoscaler.simcloud.gcp.fake import GcpFake
 
 FILES = Path("out/fake-cloud/azure")  # prefix of files that the printed settings refer to
 
@@ -30,9 +34,9 @@ def fake_cloud(
             case "aws":
                 _serve_aws(port, region, boot_seconds)
             case "azure":
-                asyncio.run(_serve_azure(port, boot_seconds))
+                asyncio.run(_serve(cloud, *_azure_fake(), port, boot_seconds))
             case "gcp":
-                asyncio.run(_serve_gcp(port, boot_seconds))
+                asyncio.run(_serve(cloud, *_gcp_fake(), port, boot_seconds))
     except ImportError as exc:
         raise ConfigError(
             f"fake-cloud {cloud}", [f"Python package {exc.name} is missing; install gpu-autoscaler[fakes]"]
@@ -56,43 +60,36 @@ def _serve_aws(port: int, region: str, boot_seconds: float) -> None:
         ended.wait()
 
 
-async def _serve_azure(port: int, boot_seconds: float) -> None:
+async def _serve(
+    cloud: str, fake: "AzureFake | GcpFake", settings: Mapping[str, str], port: int, boot_seconds: float
+) -> None:
+    from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
+
+    fake.machines.boot_seconds = boot_seconds
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with serving_rest(fake, port=port) as url:
+        _print_settings(cloud, url, settings)
+        await ended.wait()
+
+
+def _azure_fake() -> "tuple[AzureFake, dict[str, str]]":
     from gpu_autoscaler.simcloud.azure.fake import AzureFake  # noqa: PLC0415 - an extra, and slow to load
     from gpu_autoscaler.simcloud.azure.seeded import settings_of  # noqa: PLC0415 - an extra, and slow to load
-    from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
 
     fake = AzureFake()
-    fake.machines.boot_seconds = boot_seconds
     FILES.parent.mkdir(parents=True, exist_ok=True)
     settings = settings_of(fake, FILES)
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with serving_rest(fake, port=port) as url:
-        exported = {
-            "AZURE_SUBSCRIPTION": str(settings.subscription),
-            "AZURE_RESOURCE_GROUP": str(settings.resource_group),
-            "AZURE_REGION": str(settings.region),
-            "AZURE_SCALE_SET": str(settings.scale_set),
-            "AZURE_MACHINE_PATH": str(settings.machine_path),
-        }
-        _print_settings("azure", url, exported)
-        await ended.wait()
+    names = ("subscription", "resource_group", "region", "scale_set", "machine_path")
+    return fake, {f"AZURE_{name.upper()}": str(getattr(settings, name)) for name in names}
 
 
-async def _serve_gcp(port: int, boot_seconds: float) -> None:
+def _gcp_fake() -> "tuple[GcpFake, dict[str, str]]":
     from gpu_autoscaler.simcloud.gcp.fake import PROJECT, GcpFake  # noqa: PLC0415 - an extra, and slow to load
-    from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
 
     fake = GcpFake()
-    fake.machines.boot_seconds = boot_seconds
-    groups = fake.offer_everything()
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with serving_rest(fake, port=port) as url:
-        _print_settings("gcp", url, {"GCP_PROJECT": PROJECT, "GCP_GROUPS": ",".join(groups)})
-        await ended.wait()
+    return fake, {"GCP_PROJECT": PROJECT, "GCP_GROUPS": ",".join(fake.offer_everything())}
 
 
 def _print_settings(cloud: str, url: str, settings: Mapping[str, str]) -> None:

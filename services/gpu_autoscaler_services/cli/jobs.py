@@ -21,7 +21,6 @@ WAIT_TARGETS = Literal["final", "running", "completed"]
 
 jobs = App(
     name="jobs",
-    help="Submit, list, show, cancel and wait for jobs.",
     help_format="plaintext",
     help_epilogue="""Examples:
   gpu-autoscaler jobs submit --name train --project p1 --image IMAGE --gpus 8

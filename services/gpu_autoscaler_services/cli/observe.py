@@ -79,12 +79,7 @@ def observe(
         await can_read(kubeconfig, watching.clock)
         there = ExternalSystems(kubeconfig=kubeconfig, is_observe_only=True)
         system = LocalSystem(
-            folder,
-            clock=watching.clock,
-            policy=policy,
-            gateway_port=gateway_port,
-            offers=offers,
-            external=there,
+            folder, clock=watching.clock, policy=policy, gateway_port=gateway_port, offers=offers, external=there
         )
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -136,7 +131,6 @@ class Watching:
         self._printed: frozenset[str] = frozenset()
 
     def add(self, recorded: Recorded, stored_at: datetime) -> None:
-        """Add a fact."""
         self._has_dropped |= self._window.add(recorded, self.clock.at(stored_at))
         self._new.append(recorded)
 
@@ -164,7 +158,6 @@ class Watching:
         )
 
     def recording(self) -> Recording:
-        """Return the kept facts as a recording."""
         return self._window.recording(self._policy, self.clock.now())
 
     def compared(self) -> FleetComparison:

@@ -16,7 +16,6 @@ from gpu_autoscaler_services.cli.output import print_message
 HERE = Gateway()
 policy = App(
     name="policy",
-    help="Validate a policy file.",
     help_format="plaintext",
     help_epilogue="""Examples:
   gpu-autoscaler policy check policy.toml

@@ -21,15 +21,13 @@ from gpu_autoscaler_services.wiring import connection_of
 
 prices = App(
     name="prices",
-    help="Save the cloud's current prices or catalog to a file.",
     help_format="plaintext",
     help_epilogue="""Examples:
   gpu-autoscaler prices snapshot prices.json
   gpu-autoscaler prices catalog offers.json --config aws.toml""",
 )
 Config = Annotated[
-    Path | None,
-    Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it."),
+    Path | None, Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it.")
 ]
 
 
@@ -73,20 +71,22 @@ def catalog(file: Path, /, *, config: Config = None) -> int:
     return Exit.OK
 
 
-async def _offers(settings: Settings) -> list[Offer]:
-    provider = open_provider(
-        settings.provider.name,
-        ProviderOptions(
-            installation="*",
-            url=settings.provider.url,
-            call_seconds_max=settings.provider.call_seconds_max,
-            aws=settings.aws,
-            karpenter=settings.karpenter,
-            kube=lambda: connection_of(settings.kube),
-            azure=settings.azure,
-            gcp=settings.gcp,
-        ),
+def provider_options(settings: Settings, installation: str) -> ProviderOptions:
+    """Return the options of the provider in these settings, for instances tagged with this installation."""
+    return ProviderOptions(
+        installation=installation,
+        url=settings.provider.url,
+        call_seconds_max=settings.provider.call_seconds_max,
+        aws=settings.aws,
+        karpenter=settings.karpenter,
+        kube=lambda: connection_of(settings.kube),
+        azure=settings.azure,
+        gcp=settings.gcp,
     )
+
+
+async def _offers(settings: Settings) -> list[Offer]:
+    provider = open_provider(settings.provider.name, provider_options(settings, "*"))
     try:
         return list(await provider.offers())
     finally:

@@ -14,11 +14,12 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters, Resubmitted
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.replay.recompute import Recomputation, Verdict
+from gpu_autoscaler.replay.recompute import Verdict
 from gpu_autoscaler.replay.recompute import recompute as recompute_plan
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 from gpu_autoscaler_services.wiring import command_bus, command_store
@@ -62,6 +63,20 @@ def with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
     return asyncio.run(connect_and_use())
 
 
+def with_bus_and_store(settings: Settings, use: Callable[[Bus, Store | None], Awaitable[T]]) -> T:
+    """Return the result of `use` like `with_bus`; the store is None if its file does not exist."""
+
+    async def open_and_use(bus: Bus) -> T:
+        store = await command_store(settings)
+        try:
+            return await use(bus, store)
+        finally:
+            if store is not None:
+                await store.close()
+
+    return with_bus(settings, open_and_use)
+
+
 def recompute(
     plan_id: str,
     /,
@@ -80,16 +95,7 @@ def recompute(
     path = policy or (None if settings.policy.path is None else Path(settings.policy.path))
     known = load_policy(path)
     clock = Clock.from_environment()
-
-    async def recompute_from(bus: Bus) -> Recomputation:
-        store = await command_store(settings)
-        try:
-            return await recompute_plan(bus, plan_id, known, clock, store)
-        finally:
-            if store is not None:
-                await store.close()
-
-    result = with_bus(settings, recompute_from)
+    result = with_bus_and_store(settings, lambda bus, store: recompute_plan(bus, plan_id, known, clock, store))
     for line in result.difference:
         print(line)
     if result.verdict is Verdict.EQUAL:
@@ -101,7 +107,6 @@ def recompute(
 
 dead_letters = App(
     name="dead-letters",
-    help="List or resubmit messages that a service could not process.",
     help_format="plaintext",
     help_epilogue="""Examples:
   gpu-autoscaler dead-letters list

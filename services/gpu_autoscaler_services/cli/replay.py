@@ -12,7 +12,6 @@ import msgspec
 import structlog
 from cyclopts import Parameter
 
-from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.replay.chart import draw
 from gpu_autoscaler.replay.counterfactual import PolicyComparison, compare_policies, divergence_sentence
 from gpu_autoscaler.replay.recompute import Verdict
@@ -23,9 +22,8 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.figures import figures
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
-from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus
+from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus_and_store
 from gpu_autoscaler_services.simulation import ROLES
-from gpu_autoscaler_services.wiring import command_store
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -113,16 +111,9 @@ def _history(file: Path | None, from_: str | None, to: str | None, broker: Broke
     from_at, to_at = _instant(from_, "--from", _BEGINNING), _instant(to, "--to", clock.now())
     settings = broker.settings()
     policy = load_policy(None if settings.policy.path is None else Path(settings.policy.path))
-
-    async def read(bus: Bus) -> Recording | Missing:
-        store = await command_store(settings)
-        try:
-            return await collect(bus, store, clock, policy, from_at=from_at, to_at=to_at)
-        finally:
-            if store is not None:
-                await store.close()
-
-    return with_bus(settings, read)
+    return with_bus_and_store(
+        settings, lambda bus, store: collect(bus, store, clock, policy, from_at=from_at, to_at=to_at)
+    )
 
 
 def _instant(text: str | None, option: str, default: datetime) -> datetime:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
 
-from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved

@@ -1,7 +1,7 @@
 """The declaration of the DCGM ingest."""
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.dcgm.scrape import Scraper
+from gpu_autoscaler.dcgm.exporter_pages import Scraper
 from gpu_autoscaler.runtime.process import ProcessContext
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest

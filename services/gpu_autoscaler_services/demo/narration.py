@@ -44,7 +44,9 @@ class Narrator:
         """Return sentences for the fact, mostly none or one."""
         match fact:
             case ScalingPlanMade(plan=plan):
-                return _counted([decision_line(decision, self._name) for decision in plan.decisions])
+                return _counted(
+                    [decision_line(decision, lambda key: self._pods.get(key, key)) for decision in plan.decisions]
+                )
             case NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
             case PodObserved(pod_uid=uid):
@@ -53,9 +55,6 @@ class Narrator:
             case _:
                 line = _job_line(fact) or _scaling_line(fact)
                 return () if line is None else (line,)
-
-    def _name(self, key: str) -> str:
-        return self._pods.get(key, key)
 
     def _node_ready(self, node: NodeObserved) -> tuple[str, ...]:
         has_gpus = node.gpu_model is None or node.allocatable.gpu_count > 0

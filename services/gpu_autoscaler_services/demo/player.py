@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 import aiohttp
 import msgspec
@@ -66,7 +65,6 @@ class Player:
             await self.submit(as_request(pod, run_seconds=run_seconds, number=number), "nats")
 
     async def submit(self, request: JobRequested, input_: Input) -> None:
-        """Submit a job through this input."""
         if input_ == "nats":
             await self._publish(request)
         else:
@@ -74,7 +72,7 @@ class Player:
 
     async def _publish(self, fact: Fact) -> None:
         fact_id = FactId(fact.condition() or derive_id("demo", fact.type_name(), fact.entity()))
-        envelope = Envelope(id=fact_id, source=_SOURCE, time=self._now(), fact=fact)
+        envelope = Envelope(id=fact_id, source=_SOURCE, time=self._clock.now(), fact=fact)
         await self._bus.publish(fact.subject(), encode(envelope), message_id=envelope.id)
 
     async def _post(self, request: JobRequested) -> None:
@@ -98,6 +96,3 @@ class Player:
                 return
             await asyncio.sleep(_NOTICE_TRY_SECONDS)
         self._print_line("no busy spot node to reclaim")
-
-    def _now(self) -> datetime:
-        return self._clock.now()

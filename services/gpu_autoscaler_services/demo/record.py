@@ -20,7 +20,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fact(self) -> Fact:
-        """Return the fact."""
         return self.recorded.fact
 
 
@@ -31,7 +30,6 @@ class Record:
         self.seen: list[Seen] = []
 
     def add(self, seen: Seen) -> None:
-        """Add a fact."""
         self.seen.append(seen)
 
     def of(self, kind: type[FactT]) -> Iterator[tuple[FactT, Seen]]:
@@ -41,5 +39,4 @@ class Record:
                 yield seen.fact, seen
 
     def count(self, kind: type[Fact]) -> int:
-        """Return the number of facts of one type."""
         return sum(1 for _ in self.of(kind))

@@ -27,14 +27,7 @@ DEMO_POLICY = Path(__file__).with_name("policy.toml")
 CLOCK_FACTOR = 15.0
 QUIET_SECONDS_MAX = 120.0  # wall time until the cluster is empty, after the last job could have ended
 _POLL_SECONDS = 0.5
-_DEMO_FILES = (
-    "clock",
-    "cloud",
-    "logs",
-    "nats",
-    "report.json",
-    "store.db",
-)  # name prefixes of files that a demo leaves
+_DEMO_FILES = ("clock", "cloud", "logs", "nats", "report.json", "store.db")  # name prefixes of files that a demo leaves
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):

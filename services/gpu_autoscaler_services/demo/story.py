@@ -87,9 +87,7 @@ STORY: Sequence[Moment] = (
         for number in range(1, 7)
     ),
     Moment(
-        at_seconds=16,
-        line="job that will be canceled",
-        request=_job("typo-in-config", model="L4", gpus=1, run=3000),
+        at_seconds=16, line="job that will be canceled", request=_job("typo-in-config", model="L4", gpus=1, run=3000)
     ),
     Moment(at_seconds=20, line="cancellation of that job", cancel=JobId("typo-in-config")),
     Moment(at_seconds=26, line="the cloud reclaims a busy spot node", send_notice=True),

@@ -29,12 +29,7 @@ class Subscriber:
     """Follows all streams from their beginning; calls `on_seen` once per fact, in the order of its stream."""
 
     def __init__(
-        self,
-        bus: Bus,
-        clock: Clock,
-        on_seen: Callable[[Seen], None] = lambda _: None,
-        *,
-        is_kept: bool = True,
+        self, bus: Bus, clock: Clock, on_seen: Callable[[Seen], None] = lambda _: None, *, is_kept: bool = True
     ) -> None:
         """Unless `is_kept`, the record stays empty, so that memory stays bounded over weeks."""
         self.record = Record()

@@ -27,7 +27,6 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> "Scene":
-        """Return the scene of the state."""
         return cls(state=state, as_of=as_of, waiting=queue(state), estimates=Estimates(state, policy, as_of))
 
     def estimate(self, spec: JobSpec, status: JobState) -> Estimate | None:

@@ -22,7 +22,7 @@ _DESCRIPTION = (
 
 def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
     """Return the document as plain data, in a stable order."""
-    types = {declared for route in routes for declared in (*route.answers.values(), route.body) if declared is not None}
+    types = {declared for route in routes for declared in (route.answer, route.body) if declared is not None}
     ordered = sorted(types | {ProblemDocument}, key=lambda declared: declared.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     paths: dict[str, Any] = {}
@@ -73,11 +73,8 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    responses: dict[str, Any] = {}
-    for status, declared in route.answers.items():
-        responses[str(status.value)] = {"description": status.phrase}
-        if declared is not None:
-            responses[str(status.value)]["content"] = {route.media_type: {"schema": _ref(declared)}}
+    content = {route.media_type: {"schema": _ref(route.answer)}}
+    responses = {str(route.status.value): {"description": route.status.phrase, "content": content}}
     for status in sorted({*route.problems, *READ}):
         responses[str(status.value)] = {
             "description": status.phrase,

@@ -124,16 +124,13 @@ class Tail:
         return listener
 
     def forget(self, listener: Listener) -> None:
-        """Remove a listener."""
         self._listeners.discard(listener)
 
     @property
     def listeners_count(self) -> int:
-        """Return the number of listeners."""
         return len(self._listeners)
 
     def close(self, reason: str) -> None:
-        """Close every listener."""
         for listener in self._listeners:
             listener.close(reason)
 

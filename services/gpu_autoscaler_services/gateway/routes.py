@@ -12,21 +12,23 @@ from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.gateway.problems import Problem
 
 BODY_BYTES_MAX = 1 << 20
+INVALID = (HTTPStatus.UNPROCESSABLE_ENTITY,)
+UNAVAILABLE = (HTTPStatus.SERVICE_UNAVAILABLE,)
+MISSING = (HTTPStatus.NOT_FOUND,)
 READ = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
 JSON = "application/json"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation with its input and output."""
+class Route(msgspec.Struct, frozen=True):
+    """One operation with its input and output. Its name is the handler's, its summary the docstring's first line."""
 
     method: str
     path: str
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    summary: str
     tag: str
-    answers: Mapping[HTTPStatus, type | None]  # body of each success; None: no body
+    answer: type  # body of a success
     problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every route
     body: type | None = None
     query: type | None = None  # struct of the query parameters
@@ -38,6 +40,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     def operation_id(self) -> str:
         """Return the operation id: the handler's name."""
         return str(getattr(self.handler, "__name__", "")).removesuffix("_handler")
+
+    @property
+    def status(self) -> HTTPStatus:
+        """Return the status of a success: a write is accepted, and takes effect later."""
+        return HTTPStatus.OK if self.method == "GET" else HTTPStatus.ACCEPTED
+
+    @property
+    def summary(self) -> str:
+        """Return the first line of the handler's docstring."""
+        return (self.handler.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 def read_query(request: web.Request, query: type[T]) -> T:

@@ -28,7 +28,6 @@ class SubjectFilter:
         self._patterns = tuple(tuple(pattern.split(".")) for pattern in patterns or (">",))
 
     def matches(self, subject: str) -> bool:
-        """Return True if a pattern matches the subject."""
         tokens = subject.split(".")
         return any(_matches(pattern, tokens) for pattern in self._patterns)
 

@@ -26,7 +26,9 @@ class DeadLetterContract:
             durable=desk.consumer.durable, stream=desk.stream.name, subjects=desk.consumer.subjects,
             ack_wait_seconds=0.2, max_ack_pending=10, max_deliver=2,
         )  # fmt: skip
-        bus = await desk.bus(BusDeclaration(streams=(desk.stream, *aside), consumers=(impatient, MAX_DELIVERIES_CONSUMER)))
+        bus = await desk.bus(
+            BusDeclaration(streams=(desk.stream, *aside), consumers=(impatient, MAX_DELIVERIES_CONSUMER))
+        )
         return bus, DeadLetters(bus)
 
     async def test_a_dead_letter_keeps_message_and_reason(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:

@@ -261,9 +261,7 @@ async def test_pod_specs_do_not_change(kube: KubeHttp, namespace: str) -> None:
         ({"metadata": {"name": "b"}}, 400, "name in URL does not match name in Binding object"),
     ],
 )
-async def test_a_binding_names_its_node(
-    kube: KubeHttp, namespace: str, changes: Json, status: int, said: str
-) -> None:
+async def test_a_binding_names_its_node(kube: KubeHttp, namespace: str, changes: Json, status: int, said: str) -> None:
     """Without a node it is refused, with a bare 500 as its author did not think of it; and it names the pod."""
     await kube.made(pods(namespace), pod("a", schedulerName="nobody"))
     answer = await kube.send("POST", pods(namespace, "a") + "/binding", binding("a", "n") | changes)

@@ -110,7 +110,7 @@ async def test_a_binding_places_a_pod_once(kube: KubeHttp, namespace: str, nodes
     assert runs(await kube.until(f"{path}/p", runs))
 
 
-async def test_an_evicted_pod_has_a_disruption_condition_and_is_removed(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
+async def test_an_evicted_pod_gets_a_condition_and_is_removed(kube: KubeHttp, namespace: str, nodes: Nodes) -> None:
     """201 begins a graceful deletion; watchers see the reason before the pod is gone."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     item = await running(kube, namespace, await nodes.ready())

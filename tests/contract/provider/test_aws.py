@@ -195,7 +195,7 @@ async def test_an_exhausted_quota_refuses_its_family_until_an_instance_ends(rig:
     assert (refused.value.kind, refused.value.scope) == ("quota", "region")
 
 
-@pytest.mark.cloud("aws", calls=("ListServiceQuotas",), errors=("quota of zero", "quotas not told"))
+@pytest.mark.cloud("aws", calls=("ListServiceQuotas",), errors=("quota of zero", "quotas unreadable"))
 async def test_a_quota_below_one_instance_makes_offers_unavailable(rig: AwsRig) -> None:
     """Known before any order, with the quota's code; rechecked after ten minutes."""
     rig.fake.quota_vcpus["g*"] = 0

@@ -206,7 +206,7 @@ async def test_a_token_used_in_another_zone_is_reported(rig: GroupRig) -> None:
         await rig.ours.launch(await order(rig, index=1))
 
 
-@pytest.mark.cloud("aws", calls=("DetachInstances",), errors=("group replaces what was taken",))
+@pytest.mark.cloud("aws", calls=("DetachInstances",), errors=("group replaces interrupted instances",))
 @pytest.mark.parametrize("made_count", [1, 0], ids=["in its group", "detached"])
 async def test_an_interruption_has_one_successor(rig: GroupRig, made_count: int) -> None:
     """A group replaces its losses, and so do we: so the instance is detached at its notice."""

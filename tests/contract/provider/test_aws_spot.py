@@ -110,7 +110,7 @@ async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:
     return found
 
 
-@pytest.mark.cloud("aws", calls=("GetSpotPlacementScores",), errors=("scores not told",))
+@pytest.mark.cloud("aws", calls=("GetSpotPlacementScores",), errors=("scores unreadable",))
 async def test_a_low_placement_score_extends_the_back_off(rig: AwsRig) -> None:
     """Up to four times; spot only; requested once an hour, and only if configured."""
     subnets = rig.fake.machines.backend.get_default_subnets()

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, ProviderContract, Rig, Trouble
 from tests.contract.provider.launch_groups import LaunchGroupsContract
+from tests.support.fake_capacity import FakeCapacity
 
 from gpu_autoscaler.model.ids import ActionId, ProviderId
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.providers.protocol import Order, RefusalKind
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 

@@ -131,7 +131,7 @@ async def test_never_two_launches_for_one_token(rig: GcpRig) -> None:
     assert rig.fake.machines.launches_count == len(orders)
 
 
-@pytest.mark.cloud("gcp", errors=("group goes on trying",))
+@pytest.mark.cloud("gcp", errors=("group keeps retrying",))
 async def test_a_refused_launch_is_deleted_before_it_is_reported(rig: GcpRig) -> None:
     """The group would keep trying: when capacity is back, nothing is created."""
     wanted = await order(rig)
@@ -222,7 +222,7 @@ async def test_an_unreachable_zone_fails_the_list(rig: GcpRig) -> None:
     """The answer is a success with a warning."""
     made = await rig.ours.launch(await order(rig))
     rig.fake.unseen_zones.add(made.zone)
-    with pytest.raises(TransientError, match=f"zones/{made.zone} cannot be seen"):
+    with pytest.raises(TransientError, match=f"zones/{made.zone} unreachable"):
         await rig.ours.instances(OURS)
 
 

@@ -55,7 +55,7 @@ async def examined(project: Project, /, **changes: object) -> dict[str, Finding]
         ({"instanceTemplate": "https://x/global/instanceTemplates/gone"}, "template does not exist"),
     ],
 )
-@pytest.mark.cloud("gcp", errors=("group with an autoscaler", "group that repairs"))
+@pytest.mark.cloud("gcp", errors=("group with an autoscaler", "group with repair"))
 async def test_a_group_that_acts_on_its_own_is_not_used(
     project: Project, told: dict[str, object], problem: str
 ) -> None:

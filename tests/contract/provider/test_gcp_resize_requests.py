@@ -75,7 +75,7 @@ async def rig() -> AsyncIterator[TogetherRig]:
         "instanceGroupManagerResizeRequests.cancel",
         "instanceGroupManagerResizeRequests.delete",
     ),
-    errors=("resize request without room for all", "RESIZE_REQUEST_TIMED_OUT"),
+    errors=("resize request without capacity for all", "RESIZE_REQUEST_TIMED_OUT"),
 )
 class TestGcpResizeRequests(LaunchGroupsContract):
     """The inherited promises; the fixture is the module's."""

@@ -16,11 +16,11 @@ from tests.contract.provider.test_gcp import GcpRig
 from tests.contract.provider.test_sim import SimRig
 from tests.support.aws import served_region
 from tests.support.azure import served_group
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.gcp import served_project
 
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, Order
 from gpu_autoscaler.providers.sim import SimCapacity

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from tests.contract.provider.contract import OURS, THEIRS, ProviderContract, Rig, Trouble, order
 from tests.contract.provider.launch_groups import LaunchGroupsContract
+from tests.support.fake_capacity import CODES
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
-from gpu_autoscaler.providers.fake import CODES
 from gpu_autoscaler.providers.protocol import Order, RefusalKind
 from gpu_autoscaler.providers.sim import SimCapacity
 from gpu_autoscaler.simcluster.cloud import RefusalRule

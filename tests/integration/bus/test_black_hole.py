@@ -57,7 +57,7 @@ async def test_a_service_reports_the_outage_and_resumes_afterwards(server: NatsS
             way.restore()
             await until(lambda: len(set(service.handled)) == COUNT, "all handled")
             await until(lambda: runner.readiness.is_ready, "ready again")
-    assert any(line["event"] == "broker is silent, connecting anew" for line in lines)
+    assert any(line["event"] == "broker silent, reconnect started" for line in lines)
     assert await load.last_sequence("JOB") == 2 * COUNT, "each job is asked to end once, and ends once"
     for hand in (bus, load):
         await hand.close()

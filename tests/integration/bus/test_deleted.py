@@ -81,7 +81,7 @@ async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -
             counted = runner.metrics.loop_restarts.labels("interrupted")._value.get()
     assert len(service.handled) == 2 * COUNT, "nothing came a second time"
     assert counted == 1
-    (line,) = [line for line in lines if line["event"].startswith("consumer was deleted while it was in use")]
+    (line,) = [line for line in lines if line["event"].startswith("deleted consumer recreated")]
     assert (line["durable"], line["log_level"], line["after_sequence"] >= COUNT) == ("ender-job-act", "error", True)
 
     await bus.ensure()  # it is as declared, also for the next start
@@ -112,7 +112,7 @@ async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
         await load._link.call("STREAM.DELETE.JOB")
         assert await first.ended() == EXIT_FAILED
         assert "was deleted" in first.said or "stream JOB does not exist" in first.said
-        assert "the broker changed under us; start again" in first.said
+        assert "streams changed while running; restart the process" in first.said
 
         second = await enders.start()
         async with asyncio.timeout(60):

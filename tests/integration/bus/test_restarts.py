@@ -153,9 +153,9 @@ async def test_a_broker_that_stays_away_is_a_transient_error(server: NatsServer)
     was_connected = bus.is_connected
     await server.kill()
 
-    with pytest.raises(TransientError, match=r"'1' on work.asked and 0 after it were not confirmed within 1 s"):
+    with pytest.raises(TransientError, match=r"'1' on work.asked and 0 others were not confirmed within 1 s"):
         await asyncio.wait_for(bus.publish("work.asked", b"", message_id="1"), 60)
-    with pytest.raises(TransientError, match="no broker answers at 127"):
+    with pytest.raises(TransientError, match="broker at 127.* does not answer"):
         await asyncio.wait_for(consumer.fetch(1, 10), 60)
 
     assert (was_connected, bus.is_connected) == (True, False)
@@ -286,7 +286,7 @@ async def test_a_slow_reader_is_not_taken_for_a_silent_broker(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While there is so much to read that an answer's turn comes late, the connection carries, and stays."""
-    monkeypatch.setattr(link, "PROOF_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(link, "VERIFY_SECONDS_MAX", 0.1)
     bus, load = await connect("reader"), await connect("load")
     connections_count = bus._link.connections_count
     inbox = await bus._link.subscribe(Slow())

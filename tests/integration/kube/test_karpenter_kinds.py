@@ -26,7 +26,7 @@ def test_what_is_printed_is_accepted(plane: ControlPlane, tmp_path: Path, capsys
     path.write_text(PROVISIONERS, encoding="utf-8")
     assert run(["convert", "karpenter", str(path), "--role", "gpu-nodes"]) == 0
     said = capsys.readouterr()
-    assert "AWSNodeTemplate/gpu: spec.blockDeviceMappings[0].virtualName: no longer there, dropped" in said.err
+    assert "AWSNodeTemplate/gpu: spec.blockDeviceMappings[0].virtualName: no longer supported, dropped" in said.err
 
     plane.kubectl("apply", "--validate=strict", "-f", "-", text=said.out)
 
@@ -44,7 +44,7 @@ def test_an_invalid_file_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["convert", "karpenter", str(path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "AWSNodeTemplate/gpu: names no instanceProfile, and a class needs that or a role: give --role" in said.err
+    assert "AWSNodeTemplate/gpu: has no instanceProfile; a class needs one or a role: use --role" in said.err
 
 
 def holds(kept: object, printed: object) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import structlog
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import node
 from tests.support.stories import Told, given, offer, policy
 
@@ -24,7 +25,6 @@ from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.scaler.orphaned_nodes import ASKED_AGAIN_SECONDS, REFUSED_SECONDS, OrphanedNodes
 
@@ -107,9 +107,7 @@ async def test_a_kubelet_that_reports_in_between_keeps_its_node(plane: ControlPl
     assert (await kube.get(NODES, "", "ended")).metadata.finalizers == (TERMINATION_FINALIZER,)
 
 
-async def test_a_missing_permission_is_reported_once_with_the_command_that_grants_it(
-    plane: ControlPlane, kube: KubeClient
-) -> None:
+async def test_a_missing_permission_is_reported_once_with_its_remedy(plane: ControlPlane, kube: KubeClient) -> None:
     """An older Role: nothing is removed, and everything else goes on. With the right the node goes."""
     certificate, key = plane.authority.client("dora")
     path = plane.kubeconfig("dora", {"client-certificate": str(certificate), "client-key": str(key)})

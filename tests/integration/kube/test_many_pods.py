@@ -35,7 +35,9 @@ def used_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def test_pods_deleted_at_once_are_each_reported_once(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_pods_deleted_at_once_are_each_reported_once(
+    plane: ControlPlane, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Pods deleted by one call of a user: none is missed, none is reported twice, and nothing of them is kept."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     watcher = PodWatcher(kube, Cluster(installation="i", epoch=7))

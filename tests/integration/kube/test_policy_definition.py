@@ -55,7 +55,10 @@ def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> 
         ({"nodePools": [{"name": "a", "maxSize": 0}]}, "maxSize is 0"),
         ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
         ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "requires capacityType mixed"),
-        ({"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False}, "a pool has capacityType spot"),
+        (
+            {"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False},
+            "a pool has capacityType spot",
+        ),
         ({"nodePools": [{"name": "a", "labels": {"gpu-autoscaler.io/pool": "b"}}]}, "written by the autoscaler"),
         ({"nodePools": []}, "should have at least 1 items"),
         ({"scaleUpTreshold": 0.5}, "unknown field"),

@@ -129,7 +129,7 @@ async def test_a_definition_without_rules_lets_nonsense_in_that_is_refused(
     nonsense = policy("vision", maxNodes="many", nodePools=[{"name": "a"}])
     await running.until(lambda: not _fails(lambda: apply(plane, nonsense)))  # the stricter rules go a moment later
     await running.until(lambda: condition(plane, "vision").get("status") == "False")
-    assert "is its definition the one of this version?" in condition(plane, "vision")["message"]
+    assert "install the CustomResourceDefinition of this version" in condition(plane, "vision")["message"]
     assert running.active_policy.pools[1].nodes_count_max == 3
 
 

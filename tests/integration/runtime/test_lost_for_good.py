@@ -49,7 +49,7 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
     await asyncio.wait_for(run, 60)
     (letter,) = await letters.page()
     assert (letter.service, letter.message_id, letter.payload) == ("other", "poison", payload)
-    assert "was given it 2 times" in letter.reason
+    assert "delivered 2 times" in letter.reason
     await bus.close()
 
 
@@ -75,4 +75,4 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
                 await asyncio.sleep(0.02)
             await opened[0]._link.client._send_command(b"NONSENSE\r\n")
             assert await served == EXIT_FAILED
-    assert any(line["event"] == "connection to the broker is closed for good" for line in lines)
+    assert any(line["event"] == "broker connection closed for good" for line in lines)

@@ -10,7 +10,7 @@ from tests.support.stories import MINUTE, SECOND, T0, Told, given, node, on_sale
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, node_line
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.dcgm.parse import Page, parse_page
+from gpu_autoscaler.dcgm.exporter_pages import Page, parse_page
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
 from gpu_autoscaler.runtime.projection import StateView

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster, until
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json, budget, pod
 from tests.support.stories import Story, Told, given, offer, planned, purchase, record
 
@@ -35,7 +36,6 @@ from gpu_autoscaler.model.reasons.drain import (
     NodeUnderused,
     SpotReclaim,
 )
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.store.sqlite import SqliteStore

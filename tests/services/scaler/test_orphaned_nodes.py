@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json
 from tests.support.stories import Story, Told, given, offer, policy, purchase
 
@@ -18,7 +19,6 @@ from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.objects import set_condition

@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 import pytest
 from tests.services.spot_watcher.test_service import DEADLINE, facts_of
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.stories import MINUTE, SECOND, T0, given, node, offer, record
 from tests.support.told import Told
 
@@ -13,7 +14,6 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.provisioning_settings import SpotPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.stories import MINUTE, SECOND, T0, Story, given, node, offer, provider_id, record
 from tests.support.told import Told
 
@@ -21,7 +22,6 @@ from gpu_autoscaler.events.spot import (
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.fake import FakeCapacity
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, OwnNodePoller

@@ -15,7 +15,7 @@ CONSUMER = ConsumerSpec(durable="worker-work-act", stream="WORK", subjects=("wor
 
 
 class Hands:
-    """A clock that moves when it is told to, and wakes who sleeps by then."""
+    """A clock that advances by hand and wakes the sleepers that are due."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 5, 4, tzinfo=UTC)
@@ -90,7 +90,7 @@ async def test_a_fetch_ends_when_its_time_is_over() -> None:
 
 
 async def test_a_stream_forgets_by_age_and_by_size() -> None:
-    """The oldest go first; a reader that was told an earlier place goes on with what is left."""
+    """The oldest go first; a reader at an earlier sequence continues with the remaining messages."""
     hands = Hands()
     bus = await bus_with(hands)
     await bus.publish("work.asked", b"", message_id="old")

@@ -85,7 +85,7 @@ async def test_maintenance_is_a_notice_with_its_event_and_start(ec2: Ec2, metada
 
 
 async def test_a_maintenance_date_that_cannot_be_read_is_no_all_clear(ec2: Ec2, metadata: AwsMetadata) -> None:
-    """It is told as an error, with the text."""
+    """It is an error that contains the text."""
     ec2.texts[MAINTENANCE] = '[{"NotBefore": "soon", "EventId": "e", "State": "active"}]'
     with pytest.raises(TransientError, match="'soon' is not an EC2 date"):
         await metadata.reclaim_notices()

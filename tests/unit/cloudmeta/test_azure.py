@@ -1,4 +1,4 @@
-"""Azure's Scheduled Events: what names this machine counts, what is blank was said before, and events start once."""
+"""Azure's Scheduled Events: only events of this machine count, blank deadlines keep their value, events start once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -104,7 +104,7 @@ async def test_events_of_other_machines_are_not_ours(machine: Machine, metadata:
 
 
 async def test_a_deadline_that_becomes_blank_keeps_its_earlier_value(machine: Machine, metadata: AzureMetadata) -> None:
-    """Once started there is none in the list: the earliest that was told stands."""
+    """A started event has no deadline in the list: the earliest reported one is kept."""
     machine.show()
     await metadata.reclaim_notices()
     machine.events[0] |= {"EventStatus": "Started", "NotBefore": ""}

@@ -5,7 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpu_autoscaler.cloudmeta.eventbridge import Irrelevant, Ending, RebalanceRecommendation, LifecycleHook, Notices, Unparsed, read_event
+from gpu_autoscaler.cloudmeta.eventbridge import (
+    Ending,
+    Irrelevant,
+    LifecycleHook,
+    Notices,
+    RebalanceRecommendation,
+    Unparsed,
+    read_event,
+)
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
 
 AT = datetime(2026, 11, 22, 10, tzinfo=UTC)
@@ -40,7 +48,9 @@ def test_a_reservation_s_warning_carries_its_own_deadline() -> None:
 
 def test_a_recommendation_is_a_hint() -> None:
     """With the event's instant."""
-    assert read_event(event("EC2 Instance Rebalance Recommendation", {"instance-id": "i-1"})) == RebalanceRecommendation("i-1", AT)
+    assert read_event(
+        event("EC2 Instance Rebalance Recommendation", {"instance-id": "i-1"})
+    ) == RebalanceRecommendation("i-1", AT)
 
 
 @pytest.mark.parametrize(

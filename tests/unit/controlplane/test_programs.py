@@ -1,4 +1,4 @@
-"""Where the control plane's programs come from, and what is said where they cannot."""
+"""Sources of the control plane's programs, and the errors when one is unavailable."""
 
 import contextlib
 import subprocess
@@ -46,7 +46,7 @@ def test_what_is_built_is_found_again_by_its_pins(tmp_path: Path, monkeypatch: p
 
 
 def test_the_pinned_version_is_passed_to_the_linker() -> None:
-    """Without it the server would say v0.0.0-master, and clients believe what they are told."""
+    """Without it the server would report v0.0.0-master, and clients trust the reported version."""
     major, minor, _ = programs.version().removeprefix("v").split(".")
 
     assert f"gitVersion={programs.version()} " in programs.link_flags() + " "

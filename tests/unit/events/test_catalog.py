@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gpu_autoscaler.events.catalog import FACT_CATALOG, FACTS, FactCatalog
+from gpu_autoscaler.events.catalog import FACT_CATALOG, FACTS, FactCatalog, Upcast
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.upcasts import Upcast
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -22,7 +21,7 @@ class LampLit(Fact, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 2
 
     brightness_ratio: float
-    colour: str = "white"
+    color: str = "white"
 
 
 def _lift(old: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +55,10 @@ def test_an_unknown_field_is_ignored() -> None:
 
 
 def test_a_new_field_has_a_default() -> None:
-    """An older publisher does not know the field `colour`."""
+    """An older publisher does not know the field `color`."""
     fact = LAMPS.decode(event()).fact
     assert isinstance(fact, LampLit)
-    assert fact.colour == "white"
+    assert fact.color == "white"
 
 
 def test_an_unknown_type_is_distinct_from_an_invalid_fact() -> None:

@@ -1,4 +1,4 @@
-"""Pods with a hook are told to save by HTTP as well. A real server plays the pod, and a cluster holds it."""
+"""Pods with a hook get the checkpoint notice by HTTP as well. A real server acts as the pod."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def hooked(hook: str, address: str | None = "127.0.0.1") -> Pod:
 
 @contextlib.asynccontextmanager
 async def listening(seconds: float = 0.0) -> AsyncIterator[tuple[int, list[Any]]]:
-    """A pod's own server: its port, and what it was told."""
+    """Run a pod's server; yield its port and the received notices."""
     heard: list[Any] = []
 
     async def save(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""How a cluster is found, and what is said of a kubeconfig that cannot be used. No server is asked."""
+"""Discovery of the cluster, and errors of an unusable kubeconfig. No server is called."""
 
 from pathlib import Path
 
@@ -45,7 +45,9 @@ async def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert await connection.credentials.header() == "Bearer secret"
 
 
-async def test_a_pod_without_a_token_is_reported_with_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_without_a_token_is_reported_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not mounted is a setting of the pod; and outside of a pod nothing is read at all."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
@@ -90,7 +92,10 @@ async def test_a_token_file_that_is_away_is_an_outage(tmp_path: Path) -> None:
             ("token: secret", "exec: {apiVersion: v1, command: sh, interactiveMode: Always}"),
             r"plugin sh needs interactive input",
         ),
-        (("http://127.0.0.1:1/", 'https://x", certificate-authority: "/nowhere'), r"/nowhere contains no readable certificates"),
+        (
+            ("http://127.0.0.1:1/", 'https://x", certificate-authority: "/nowhere'),
+            r"/nowhere contains no readable certificates",
+        ),
         (
             ("http://127.0.0.1:1/", 'https://x", certificate-authority-data: "bm8='),
             r"certificate-authority-data contains no readable certificates",

@@ -1,4 +1,4 @@
-"""What claims of devices come to. The plain case is read; everything else is told, and never guessed."""
+"""GPU demand of device claims. The simple case is read; everything else is reported as unsupported, never guessed."""
 
 import json
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ LARGE = ("A100", "B200", "H100", "H200", "L40S")
         (PRODUCT, ("H100",), None),
         (f"{PRODUCT} && device.attributes['gpu.nvidia.com'].type == 'gpu'", ("H100",), None),
         ('device.driver == "gpu.nvidia.com"', (), None),
-        # Of the A100 there are some with 40 GB, and whether a driver counts 40Gi there nobody knows before.
+        # Some A100s have 40 GB, and it is unknown whether their driver reports 40Gi.
         (memory(">=", "40Gi"), LARGE, 43.2),
         (memory(">=", "60Gi"), ("A100", "B200", "H100", "H200"), 72.0),
         (memory(">=", "100Gi"), ("B200", "H200"), None),
@@ -222,7 +222,10 @@ def test_several_requests_add_up_and_a_look_at_others_costs_nothing() -> None:
             claims(request(selectors=[{"cel": {"expression": memory(">=", "80Gi") + " && " + PRODUCT}}])),
             "selectors: the matching GPUs",
         ),
-        (claims(request(selectors=[{"cel": {"expression": attribute("driverVersion", " == '1'")}}])), "the matching GPUs"),
+        (
+            claims(request(selectors=[{"cel": {"expression": attribute("driverVersion", " == '1'")}}])),
+            "the matching GPUs",
+        ),
         (claims(request(selectors=[{"cel": {"expression": "device.attributes.exists(a, true)"}}])), ".exists"),
         (claims(request(), classes={}), "DeviceClass gpu.nvidia.com does not exist"),
         (claims(request(allocationMode="All")), "allocationMode: All requests"),
@@ -247,7 +250,7 @@ def test_an_unsupported_claim_is_reported(known: Claims, says: str) -> None:
 
 
 def test_alternatives_that_come_to_the_same_are_read() -> None:
-    """Whichever it gets, it is so many GPUs of that model."""
+    """Every alternative is the same number of GPUs of that model."""
     h100 = [{"cel": {"expression": PRODUCT}}]
     both = alternatives(one(2, selectors=h100), one(2, selectors=[*h100, {"cel": {"expression": PRODUCT}}]))
     assert claimed(NAMED, claims(both)) == Claimed(gpu_count=2, gpu_models=("H100",))

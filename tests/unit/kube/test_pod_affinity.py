@@ -37,7 +37,7 @@ def observed(**spec: Any) -> PodObserved:  # noqa: ANN401 - JSON
 
 
 def test_a_required_spread_is_read_and_a_preferred_one_is_not() -> None:
-    """Kinds of revisions are told apart by the label that matchLabelKeys names."""
+    """The label named by matchLabelKeys distinguishes revisions."""
     hard = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
     soft = {**hard, "whenUnsatisfiable": "ScheduleAnyway"}
     said = observed(topologySpreadConstraints=[{**hard, "matchLabelKeys": ["hash"]}, soft]).pod_affinity

@@ -81,7 +81,9 @@ def test_a_volume_that_waits_for_the_pod_binds_the_zones_of_its_class() -> None:
     """And none where its class allows all."""
     waits = storage_class("WaitForFirstConsumer", "zone-a", "zone-b", is_default=True)
     both = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-a", "zone-b")),))
-    assert related_objects(POD, storage(claim(), waits), Claims(), version=1, group_count_min=None).alternatives == ((both,),)
+    assert related_objects(POD, storage(claim(), waits), Claims(), version=1, group_count_min=None).alternatives == (
+        (both,),
+    )
     anywhere = storage_class("WaitForFirstConsumer")
     assert (
         related_objects(
@@ -96,9 +98,9 @@ def test_a_volume_made_by_hand_is_one_of_those_that_are_free() -> None:
     by_hand = storage_class("WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner")
     asked = claim(storageClassName="fast")
     free = volume(labels.ZONE, "zone-b", phase="Available", storage_class="fast")
-    assert related_objects(POD, storage(asked, by_hand, free), Claims(), version=1, group_count_min=None).alternatives == (
-        (ZONE_B,),
-    )
+    assert related_objects(
+        POD, storage(asked, by_hand, free), Claims(), version=1, group_count_min=None
+    ).alternatives == ((ZONE_B,),)
     taken = volume(labels.ZONE, "zone-b", storage_class="fast")
     assert (
         "storage class fast has no available one"

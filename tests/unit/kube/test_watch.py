@@ -87,7 +87,7 @@ async def test_first_everything_then_every_change(here: RunningCluster) -> None:
 
 
 async def test_a_cut_connection_goes_on_where_it_was(here: RunningCluster) -> None:
-    """No second list: what happened while the connection was down is told as changes."""
+    """No second list: changes during the outage arrive as events."""
     async with watching(here) as watched:
         assert names(await watched.next()) == []
         waiting = asyncio.create_task(watched.next())
@@ -100,7 +100,7 @@ async def test_a_cut_connection_goes_on_where_it_was(here: RunningCluster) -> No
 
 
 async def test_lost_history_is_listed_again() -> None:
-    """A watch that is told 410, as a status or as an ERROR line, begins with a new list."""
+    """A watch that receives 410, as a status or as an ERROR line, starts with a new list."""
     async with running_cluster(clock_factor=1.0, history_changes_max=8) as here, watching(here) as watched:
         assert names(await watched.next()) == []
         here.world.faults.refuse(Refusal(method="GET", path_prefix="/api/v1/pods", status=410, left_count=1))

@@ -13,7 +13,7 @@ from gpu_autoscaler.providers.protocol import LaunchRefused
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
-# CHECKLIST, Decisions, "prices": what these types really carry.
+# GPUs of these types: model, count, GB per GPU (docs/decisions.md#prices).
 CARRIES = {
     "p4d.24xlarge": ("A100", 8, 40),
     "p4de.24xlarge": ("A100", 8, 80),

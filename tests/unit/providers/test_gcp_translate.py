@@ -102,7 +102,7 @@ def test_a_launch_refusal_has_its_kind(code: str) -> None:
 @pytest.mark.cloud("gcp", errors=PASSING)
 @pytest.mark.parametrize("code", PASSING)
 def test_errors_that_the_group_retries_are_not_refusals(code: str) -> None:
-    """Cancelling the order would waste the instance that is about to be created."""
+    """Canceling the order would waste the instance that is about to be created."""
     assert is_passing(code)
 
 

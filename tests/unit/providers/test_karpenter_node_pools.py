@@ -93,7 +93,7 @@ def test_earlier_claims_are_foreign() -> None:
 
 
 def test_an_order_with_a_claim_is_not_pending() -> None:
-    """Also if a process was killed after it labelled the claim and before it removed the order."""
+    """Also if a process was killed after it labeled the claim and before it removed the order."""
     seen = look(pool(4, standing("a1")), claim("x", action="a1"))
     assert (seen.newly_assigned, seen.ledger.pending, due(seen)) == ({}, (), 4)
     assert seen.claim_of(ActionId("a1")) is not None

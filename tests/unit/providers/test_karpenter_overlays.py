@@ -19,7 +19,7 @@ POOL = "karpenter.sh/nodepool"
 
 
 def offer(instance_type: str, zone: str = "a", *, usd: float | None = 1.0, gpus: int = 1) -> Offer:
-    """One that is on sale."""
+    """Return an available offer."""
     return Offer(
         instance_type=instance_type,
         zone=zone,

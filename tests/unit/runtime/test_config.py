@@ -1,4 +1,4 @@
-"""Settings and policy are read from file and environment, and every mistake is told at once."""
+"""Settings and policy are read from file and environment, and all errors are reported at once."""
 
 import re
 from pathlib import Path
@@ -61,7 +61,10 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     ("variables", "message"),
     [
         ({"GATEWAY_HOST": "0.0.0.0"}, "gateway.host: 0.0.0.0 is reachable from other machines"),  # noqa: S104 - refused here
-        ({"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"}, "kube: url and is_in_cluster exclude each other; keep one"),
+        (
+            {"KUBE_URL": "http://a", "KUBE_IS_IN_CLUSTER": "true"},
+            "kube: url and is_in_cluster exclude each other; keep one",
+        ),
         ({"KUBE_URL": "a:1"}, "kube.url: 'a:1' must start with http"),
         ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// or postgresql:// (got 'mysql')"),
         ({"SENSING_ROLE": "node"}, "sensing.node_name: required"),

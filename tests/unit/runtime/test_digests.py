@@ -1,4 +1,4 @@
-"""The core digest covers the code that decides and nothing that explains; requests keep their digest across versions."""
+"""The core digest covers the code that decides and nothing that explains; requests keep theirs across versions."""
 
 import pytest
 from tests.support.stories import request

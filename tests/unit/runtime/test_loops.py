@@ -172,7 +172,7 @@ async def test_an_unreadable_message_stored_during_downtime_becomes_a_dead_lette
 
 
 async def has_letters(place: Place, count: int) -> bool:
-    """True when so many messages were set aside."""
+    """Return whether there are `count` dead letters."""
     return len(await place.dead_letters()) == count
 
 
@@ -222,7 +222,7 @@ async def test_a_tick_that_fails_is_loud_and_comes_again() -> None:
 
 
 async def test_facts_wait_for_the_state_to_hold_them() -> None:
-    """A door that is given a fact reads a state that has it already."""
+    """An input that gets a fact reads a state that contains it."""
 
     class Both(Reader):
         consumes = (JobCancelRequested,)

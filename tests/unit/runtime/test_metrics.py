@@ -1,4 +1,4 @@
-"""The names that boards of the field know are all there, to the letter (CHECKLIST S121 to S124, S174)."""
+"""All metric names that existing dashboards use are exported unchanged (docs/decisions.md#metric-names)."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from gpu_autoscaler.core.provisioning.forecast_step import NO_FORECAST, ForecastGauges
 from gpu_autoscaler.runtime.metrics import Metrics
 
-# S121's DCGM_* come from exporters themselves, S123's `up` and `kube_*` from Prometheus and kube-state-metrics.
+# DCGM_* come from the exporters, `up` and `kube_*` from Prometheus and kube-state-metrics.
 NAMES = (
     *(f"gpu_autoscaler_{name}" for name in (
         "scaling_actions_total", "scaling_duration_seconds_bucket", "nodes", "node_count", "desired_node_count",
@@ -22,7 +22,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_that_boards_know_is_exported(name: str) -> None:
-    """Labelled by direction and capacity type where S174 says so; what is not known is NaN and there all the same."""
+    """Labels for direction and capacity type where dashboards use them; an unknown value is exported as NaN."""
     metrics = Metrics("scaler")
     metrics.scaling_duration.labels("up").observe(1)
     samples = [sample for family in metrics.registry.collect() for sample in family.samples if sample.name == name]

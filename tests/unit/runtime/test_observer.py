@@ -1,4 +1,4 @@
-"""What metrics say follows from facts and state, and each figure is told by one service."""
+"""Metrics follow from facts and state, and one service exports each of them."""
 
 import math
 from datetime import datetime
@@ -38,7 +38,7 @@ def placed(attempt: int = 1) -> JobPlaced:
 
 
 def test_the_wait_in_the_queue_ends_with_the_first_placement() -> None:
-    """From request to placement (S157); a second attempt is no second wait."""
+    """From request to placement; a second attempt is no second wait."""
     watch, metrics = observer("scheduler", job("a"))
     watch.published(placed())
     watch.published(placed(attempt=2))
@@ -47,7 +47,7 @@ def test_the_wait_in_the_queue_ends_with_the_first_placement() -> None:
 
 
 def test_the_time_to_gpu_ends_when_all_members_run() -> None:
-    """From request to running (S156), told by the scheduler alone, and once for each job."""
+    """From request to running, reported by the scheduler alone, and once for each job."""
     started = JobStarted(epoch=1, version=1, job_id=JobId("a"), kube_job="x/a", started_at=T0 + 3 * MINUTE)
     news = record([Told(started, T0 + 3 * MINUTE)])
     for service, expected in (("scheduler", 1), ("gateway", 0)):
@@ -58,7 +58,7 @@ def test_the_time_to_gpu_ends_when_all_members_run() -> None:
 
 
 def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
-    """From decision to allocatable GPUs (S158): a Ready node without its GPUs is not there yet."""
+    """From decision to allocatable GPUs: a Ready node without its GPUs is not there yet."""
     before = given(node("n", gpus_allocatable=0))
     watch, metrics = observer("scaler", node("n", gpus_allocatable=0))
     told = node("n", version=2)[-1]
@@ -68,7 +68,7 @@ def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
 
 
 def test_deferred_reasons_of_a_plan_are_labels() -> None:
-    """The last plan's reasons, counted; what the plan before held back is gone."""
+    """The reasons of the last plan, counted; those of the plan before are gone."""
     watch, metrics = observer("scaler")
     held = (
         Deferred(step="release_idle", subject="node/n", reason=Cooldown(remaining_seconds=30.0)),
@@ -115,7 +115,7 @@ def test_a_fleet_is_estimated_for_a_month() -> None:
 
 
 def test_a_node_without_a_price_is_not_free() -> None:
-    """Nobody knows what its kind costs a month; the other kinds are told."""
+    """The monthly cost of its kind is unknown; the other kinds are exported."""
     watch, metrics = observer("scaler", node("n1", offer(usd_per_hour=None)))
     watch.ticked(T0 + SECOND)
     told = [figure(metrics, "estimated_monthly_cost_usd", capacity_type=name) for name in ("spot", "on-demand")]
@@ -123,7 +123,7 @@ def test_a_node_without_a_price_is_not_free() -> None:
 
 
 def test_what_is_not_known_any_more_is_not_shown_as_it_was() -> None:
-    """A fleet that fell silent, or is gone, has no utilisation and saves nothing; a notice said again stands again."""
+    """A fleet that fell silent, or is gone, has no utilization and saves nothing; a notice said again stands again."""
     summary = GpuNodeSummarized(
         epoch=1, version=1, node_uid=NodeUid("uid-n"), node_name="n", window_started_at=T0, window_seconds=60.0,
         scrapes_expected_count=6, scrapes_answered_count=6,

@@ -1,4 +1,4 @@
-"""The policy file is followed while a service runs; a bad one changes nothing and is told."""
+"""The policy file is followed while a service runs; an invalid one changes nothing and is reported."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_an_initially_invalid_file_prevents_the_start(tmp_path: Path) -> None:
 async def test_the_service_gets_each_policy_and_readyz_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An invalid file does not make the process unready: the last valid policy stays active, and /readyz shows the error."""
+    """An invalid file does not make the process unready: the last valid policy stays active, with the error shown."""
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     path, registry = tmp_path / "policy.toml", CollectorRegistry()
     path.write_text("nodes_count_max = 5\n")

@@ -135,7 +135,7 @@ async def test_a_start_that_hangs_can_be_stopped(logs: io.StringIO) -> None:
 
 
 async def test_an_invalid_setting_is_reported_and_ends_the_process(logs: io.StringIO) -> None:
-    """All mistakes at once, no traceback, exit code 2; adapters that were opened are closed."""
+    """All errors at once, no traceback, exit code 2; opened adapters are closed."""
     closed: list[str] = []
 
     async def compose(place: ProcessContext) -> tuple[Service, Bus]:
@@ -198,14 +198,14 @@ def test_every_reason_and_outcome_starts_at_zero() -> None:
 
 
 def test_what_is_not_known_is_not_zero() -> None:
-    """A utilisation that nobody measured is no number."""
+    """An unmeasured utilization is NaN."""
     text = generate_latest(Metrics("scaler").registry).decode()
     for name in ("cluster_utilization", "predicted_utilization", "spot_savings_percentage"):
         assert f"gpu_autoscaler_{name} NaN" in text
 
 
 def test_names_and_labels_are_those_that_dashboards_know() -> None:
-    """The names of S122 with the alias, one prefix, labels from the closed list."""
+    """The contract's names with the alias, one prefix, labels from the closed list."""
     metrics = Metrics("scaler")
     metrics.declare_domain("job")
     families = {
@@ -261,7 +261,7 @@ def test_waits_grow_to_their_limit_and_honour_what_is_asked() -> None:
 
 
 def test_broker_stamps_become_cluster_time() -> None:
-    """With a clock that runs faster, an arrival of wall time is told in cluster time."""
+    """With a faster clock, an arrival in wall time is converted to cluster time."""
     clock = Clock(10.0)
     wall = clock.origin + (clock.wall_now() - clock.origin)
     assert clock.at(wall) - clock.origin == (wall - clock.origin) * 10

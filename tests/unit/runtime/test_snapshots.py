@@ -224,7 +224,7 @@ async def test_nothing_new_is_not_kept_again() -> None:
 
 
 async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
-    """It is told and counted; the next one is kept."""
+    """The failure is logged and counted; the next snapshot is saved."""
     desk, service = Desk(), Folder()
     store = FullStore(desk.tables)
     bus = await desk.place.bus(Folder)
@@ -242,7 +242,7 @@ async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
 
 
 async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> None:
-    """Every so many seconds what is new, and the last word at a clean end."""
+    """Changes are saved periodically, and the final state at a clean exit."""
     desk, service = Desk(), Folder()
     snapshots = await desk.snapshots(service)
     await snapshots.resume()
@@ -349,7 +349,7 @@ def test_a_week_of_snapshots_has_its_limit() -> None:
 
 
 async def test_a_snapshot_of_other_streams_is_a_seed_and_no_state() -> None:
-    """The streams were made anew: nothing of it is folded onto, but what it knew can be asked for."""
+    """The streams were recreated: the state is not resumed, but its contents are available."""
     desk = Desk()
     state, _ = await desk.live("a", "b")
     desk.place = Place()

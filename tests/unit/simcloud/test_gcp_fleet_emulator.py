@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(self, project: Project, driver: GcpCapacity) -> None:
         from gpu_autoscaler.simcloud.gcp.catalog import TYPES  # noqa: PLC0415 - needs googleapiclient
-        from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpFleet  # noqa: PLC0415 - as the catalogue
+        from gpu_autoscaler.simcloud.gcp.fleet_emulator import GcpFleet  # noqa: PLC0415 - as the catalog
 
         self.project = project
         self.driver = driver

@@ -29,7 +29,7 @@ class StillClock:
 
 
 class Cluster:
-    """A world, and the verbs that stories are told with."""
+    """A simulated cluster with the actions of test stories."""
 
     def __init__(self, *, history_changes_max: int = 20_000) -> None:
         self.clock = StillClock()

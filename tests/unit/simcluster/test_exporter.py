@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.kube_objects import pod
 from tests.unit.simcluster.conftest import NOON
 
-from gpu_autoscaler.dcgm.parse import parse_page
+from gpu_autoscaler.dcgm.exporter_pages import parse_page
 from gpu_autoscaler.simcluster.exporter import COUNTERS, Sickness, Telemetry
 from gpu_autoscaler.simcluster.objects import Json
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG

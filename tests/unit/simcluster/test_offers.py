@@ -83,7 +83,7 @@ def test_a_catalog_is_read_from_a_file(tmp_path: Path) -> None:
     [
         ('[{"name": "a"}]', "vcpu_count"),
         ('[{"name": "a", "vcpu_count": -1, "memory_gib": 1}]', "vcpu_count"),
-        ('[{"name": "a", "vcpu_count": 1, "memory_gib": 1, "colour": 1}]', "colour"),
+        ('[{"name": "a", "vcpu_count": 1, "memory_gib": 1, "color": 1}]', "color"),
         ('[{"name": "a", "vcpu_count": 1, "memory_gib": 1, "gpu_count": 2}]', "a: gpu_model"),
         ('[{"name": "a", "vcpu_count": 1, "memory_gib": 1}, {"name": "a", "vcpu_count": 1, "memory_gib": 1}]', "twice"),
         ("{", "not a list of instance types"),

@@ -195,9 +195,7 @@ def _reported_items(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
 
 
 @cached_by_identity(4)
-def _unbound_and_members(
-    pods: Mapping[PodUid, PodObserved],
-) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
+def _unbound_and_members(pods: Mapping[PodUid, PodObserved]) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
     """Return the pods without a node, and the number of members of each job that exist."""
     members = Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod))
     return tuple(pod for pod in pods.values() if pod.node_name is None), members

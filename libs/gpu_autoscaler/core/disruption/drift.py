@@ -1,4 +1,4 @@
-"""Step `renew`: nodes that are unhealthy, expired, drifted, recommended for rebalance or failed to boot are replaced.
+"""Step `replace_drifted`: nodes that are unhealthy, expired, drifted, recommended for rebalance or failed to boot are replaced.
 
 Their work moves to nodes that are ready. Without capacity, a replacement is bought and awaited first. Drift and expiry
 respect protected work, expiry for its grace period; health and failed boots do not. Force is used only at the drain's
@@ -165,7 +165,7 @@ def _order_difference(view: NodeView, pool: NodePool) -> str | None:
     return None if set(decision.taints) == set(pool.taints) else f"pool {pool.name} now has other taints"
 
 
-_STEP = "renew"
+_STEP = "replace_drifted"
 
 
 class _Due(msgspec.Struct, frozen=True):
@@ -177,7 +177,7 @@ class _Due(msgspec.Struct, frozen=True):
     is_forced: bool
 
 
-def renew(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+def replace_drifted(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Drain each due node, wait for its replacement, or defer it with the reason."""
     leaving = draft.leaving_nodes()
     due = [candidate for candidate in _due(draft, state, policy) if candidate.view.name not in leaving]

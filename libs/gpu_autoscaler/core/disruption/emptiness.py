@@ -244,10 +244,7 @@ def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance 
     if bin_key(view) in draft.claimed or draft.pods.get(view.name):
         return None
     return ReleaseInstance(
-        action_id=draft.next_action_id(),
-        provider_id=view.provider_id,
-        order_action_id=view.action_id,
-        reason=abandoned,
+        action_id=draft.next_action_id(), provider_id=view.provider_id, order_action_id=view.action_id, reason=abandoned
     )
 
 

@@ -1,4 +1,4 @@
-"""Step `replace_dear`: work moves from nodes to fewer or cheaper ones, once those are ready.
+"""Step `replace_expensive`: work moves from nodes to fewer or cheaper ones, once those are ready.
 
 Only if the saving over the policy's payback time exceeds the cost of the move: both nodes run while the new one boots
 and the old ones drain, and work since the last checkpoint may be repeated. A node bought for its price stays for that
@@ -63,13 +63,13 @@ def leaves_for_risky_spot(
     return any(rate_of(purchase.decision.offer, ends) > policy.spot.interruption_ratio_max for purchase in purchases)
 
 
-_STEP = "replace_dear"
+_STEP = "replace_expensive"
 _HOUR_SECONDS = 3600.0
 # Groups and nodes that are priced in one plan; bounds its time. Source: our own.
 _TRIES_COUNT_MAX = 8
 
 
-def replace_dear(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Drain at most one node onto its replacement, or buy one replacement; only while nothing else moves."""
     is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and not draft.purchases
     if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
@@ -103,11 +103,7 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
 
 
 def _may_be_replaced(
-    view: NodeView,
-    bought: Mapping[NodeUid, Replacement],
-    draft: Draft,
-    state: ClusterState,
-    policy: ScalingPolicy,
+    view: NodeView, bought: Mapping[NodeUid, Replacement], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> bool:
     """True if it is old enough, was not tried recently, and neither it nor its work is protected."""
     rules = policy.removal
@@ -189,11 +185,7 @@ def _move_micro_usd(
 
 
 def _onto_replacement(
-    view: NodeView,
-    bought: Mapping[NodeUid, Replacement],
-    draft: Draft,
-    state: ClusterState,
-    policy: ScalingPolicy,
+    view: NodeView, bought: Mapping[NodeUid, Replacement], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> DrainNode | None:
     """Return the drain of a node whose replacement is ready, decided again with current data."""
     if view.node_uid is None:

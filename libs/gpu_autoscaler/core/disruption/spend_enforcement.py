@@ -1,4 +1,4 @@
-"""Step `keep_solvent`: before the running nodes exceed a hard spend budget, nodes are removed, cheapest to lose first.
+"""Step `enforce_spend_budgets`: before the running nodes exceed a hard spend budget, nodes are removed, cheapest to lose first.
 
 Work keeps the spend reserved for it in the order of the cost of its loss, as far as the budget reaches. The other nodes
 run on the rest, and are removed while each can still be drained in time. Protected work is never removed: if it exceeds
@@ -32,7 +32,7 @@ from gpu_autoscaler.model.decisions import Deferred, ReleaseInstance
 from gpu_autoscaler.model.reasons.defer_limits import SpendEnforcementBlocked
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
-_STEP = "keep_solvent"
+_STEP = "enforce_spend_budgets"
 # From one plan to the next, with a margin: nothing can be decided in between.
 _REACTION_SECONDS = 60.0
 _SECONDS_PER_HOUR = 3600
@@ -58,7 +58,7 @@ class _NodeAtRisk(NamedTuple):
         return self.micro_usd(self.leaving_seconds)
 
 
-def keep_solvent(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+def enforce_spend_budgets(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Remove in time the nodes that a hard spend budget cannot pay for; report protected ones."""
     hard = [cap for cap in spend_caps(policy) if cap.is_hard]
     if not hard:

@@ -1,4 +1,4 @@
-"""GPU utilization, as far as telemetry is reliable; and step `answer_use`: what high utilization may cause.
+"""GPU utilization, as far as telemetry is reliable; and step `react_to_utilization`: what high utilization may cause.
 
 By default utilization alone moves no node: high utilization buys only through waiting work or a confident forecast, and
 low utilization makes a node a candidate, which is removed if all its work fits elsewhere. Missing samples, unchanged
@@ -33,7 +33,7 @@ from gpu_autoscaler.model.reasons.drain import NodeUnderused
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
-_STEP = "answer_use"
+_STEP = "react_to_utilization"
 
 
 class FleetUtilization(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ def utilization_cooldown(state: ClusterState, policy: ScalingPolicy, as_of: date
 # ---- high utilization
 
 
-def answer_use(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+def react_to_utilization(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Report high utilization; with the trigger `direct` buy one node per cooldown for it, within the limits."""
     is_direct = policy.utilization_trigger == "direct"
     if not is_direct and not state.telemetry_history:

@@ -129,8 +129,7 @@ def fold_directive(batch: Batch, fact: PolicyFact) -> None:
         case PolicyDirectiveGiven():
             key = fact.directive.key
             known = records.get(key)
-            is_newer = known is None or fact.given_at > known.given.given_at
-            if is_newer and not violations_of(fact):
+            if (known is None or fact.given_at > known.given.given_at) and not violations_of(fact):
                 records.set(key, DirectiveRecord(given=fact))
                 _limit_count(batch)
         case PolicyDirectiveLifted():

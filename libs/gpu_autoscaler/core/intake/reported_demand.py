@@ -50,14 +50,7 @@ def _parse(fact: DemandReported) -> JobSpec | tuple[Violation, ...]:
         resources=ResourceRequest(cpu=shape.cpu, memory=shape.memory, ephemeral_storage=shape.ephemeral_storage),
         preemptible=fact.preemptible,
     )
-    result = admit(
-        request,
-        event_id="",
-        at=fact.until,
-        now=fact.until,
-        policy=DEFAULT_POLICY,
-        supply=UNKNOWN_SUPPLY,
-    )
+    result = admit(request, event_id="", at=fact.until, now=fact.until, policy=DEFAULT_POLICY, supply=UNKNOWN_SUPPLY)
     if isinstance(result, JobSpec):
         return result
     return tuple(Violation(_field(violation.field), violation.reason) for violation in result)

@@ -70,8 +70,7 @@ def _fit_limits(
     Some were refused, and their replacements count already; which ones is unknown. Beyond a limit none is launched
     again: existing instances will show, and the others are released when they are late.
     """
-    seen = [past for past in decisions if past.decision.action_id not in unseen]
-    known = _with_orders(seen, state)
+    known = _with_orders([past for past in decisions if past.decision.action_id not in unseen], state)
     views = node_views(known, as_of)
     spend = spend_snapshot_of(known, views, pods_by_node(known), policy, as_of) if spend_caps(policy) else None
     usage = LimitUsage(views, policy, spend=spend)

@@ -115,8 +115,7 @@ class OverrideUsage:
         """Add nodes of the offer; a negative count takes them back."""
         kind = (pool, offer.gpu_model)
         before = self._counts.get(kind, Count())
-        after = Count(before.nodes + count, before.gpus + count * offer.resources.gpu_count)
-        self._counts[kind] = after
+        self._counts[kind] = Count(before.nodes + count, before.gpus + count * offer.resources.gpu_count)
 
     def excess(self, pool: str, offer: Offer) -> PoolPaused | OverrideReached | None:
         """Return the directive that forbids one more node of the offer; None: none does."""

@@ -247,12 +247,7 @@ class SpendSnapshot:
     """What every owner of a spend budget has spent and reserved at one instant. Read only."""
 
     def __init__(
-        self,
-        state: ClusterState,
-        views: tuple[NodeView, ...],
-        pods: PodsByNode,
-        policy: ScalingPolicy,
-        as_of: datetime,
+        self, state: ClusterState, views: tuple[NodeView, ...], pods: PodsByNode, policy: ScalingPolicy, as_of: datetime
     ) -> None:
         self.caps = spend_caps(policy)
         self.counted_at = counted_at(as_of)

@@ -2,7 +2,7 @@
 
 A phase is never stored. It is derived from the records of all streams (order, instance, Kubernetes node, drain), so it
 does not depend on the order of arrival. A late stream may make a node skip phases, but never move against the arrows
-(`core/nodes/transitions.py`).
+(`tests/support/node_transitions.py`).
 
     planned ──► ordered ──► launched ──► registered ──► ready ◄──► lost
        │           │            │            │         ▲     │

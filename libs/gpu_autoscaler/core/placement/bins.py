@@ -86,10 +86,7 @@ def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
     total, free = view.allocatable, free_resources(view, pods)
     if total.has_gpus:
         return max(1 - _count(free, name) / count for name, count in ((None, total.gpu_count), *total.slices) if count)
-    shares = (
-        (total.cpu_milli, free.cpu_milli),
-        (total.memory_bytes, free.memory_bytes),
-    )
+    shares = ((total.cpu_milli, free.cpu_milli), (total.memory_bytes, free.memory_bytes))
     return max((1 - left / whole for whole, left in shares if whole), default=1.0)
 
 
@@ -153,11 +150,7 @@ def slices_in(pool: NodePool, offer: Offer) -> Slices:
 
 def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: str | None = None) -> dict[str, str]:
     """Return the labels that the node must carry when it registers."""
-    ours = {
-        labels.ACTION_ID: action_id,
-        labels.POOL: pool.name,
-        labels.CAPACITY_TYPE: str(offer.capacity_type),
-    }
+    ours = {labels.ACTION_ID: action_id, labels.POOL: pool.name, labels.CAPACITY_TYPE: str(offer.capacity_type)}
     model = {} if offer.gpu_model is None else {labels.GPU_MODEL: offer.gpu_model}
     payer = {} if project is None else {labels.PROJECT_ID: project}
     shared = {} if pool.sharing is None else sharing_labels(pool.sharing, offer)

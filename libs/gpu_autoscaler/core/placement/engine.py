@@ -114,8 +114,7 @@ class FreeCapacity:
             if self._places.setdefault(entry.key, place) != place:
                 raise ValueError(f"bin {entry.key} added twice")
         self._bins += added
-        free = self._in_own_columns(columns)
-        self._free = np.concatenate((self._free, free))
+        self._free = np.concatenate((self._free, self._in_own_columns(columns)))
         self._readiness = np.concatenate((self._readiness, columns.readiness))
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
@@ -188,8 +187,7 @@ class FreeCapacity:
         if not keys:
             return ()
         places = [self._places[key] for key in keys]
-        accepted = self._accepted(shape)[places]
-        members = members_that_fit(shape, self._free[places], accepted, self._kinds)
+        members = members_that_fit(shape, self._free[places], self._accepted(shape)[places], self._kinds)
         placed: list[str] = []
         for key, place, fitting in zip(keys, places, members.tolist(), strict=True):
             taken = min(counts[key], fitting)
@@ -319,8 +317,7 @@ class FreeCapacity:
         """Return sort keys of the shape's preferences, the least significant first."""
         if has_no_preference(shape, self._matchers):
             return ()
-        preferred = bin_keys(shape, self._matchers, self._topology, self._is_there)
-        return tuple(key[places] for key in preferred)
+        return tuple(key[places] for key in bin_keys(shape, self._matchers, self._topology, self._is_there))
 
     def _fill(self, place: int, shape: Shape, count: int) -> None:
         self._add(place, shape, count)

@@ -90,8 +90,7 @@ def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
     """Return the rules of all unfinished pods, each once, in order of their first pod's uid."""
     with_rules = [pod for pod in pods.values() if pod.pod_affinity is not None or pod.preferences is not None]
     alive = (pod for pod in with_rules if pod.phase not in ("succeeded", "failed"))
-    in_order = sorted(alive, key=lambda pod: pod.pod_uid)
-    tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, in_order)))
+    tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, sorted(alive, key=lambda pod: pod.pod_uid))))
     if not tallies:
         return NO_RULES
     by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}

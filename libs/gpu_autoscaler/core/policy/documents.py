@@ -141,8 +141,7 @@ def _mix(mix: MixPolicy, documents: Sequence[PolicyDocument], most: int) -> MixP
             if pool.capacity_type is None and document.is_spot_allowed:
                 size = pool.nodes_count_max or document.nodes_count_max or most
                 weighted.append((spot_ratio, float(size)))
-    is_tiered = _first(documents, "is_multi_tier", default=True)
-    reserved = mix.reserved_ratio if is_tiered else 0.0
+    reserved = mix.reserved_ratio if _first(documents, "is_multi_tier", default=True) else 0.0
     total = sum(size for _, size in weighted)
     spot = sum(ratio * size for ratio, size in weighted) / total if total else mix.spot_ratio
     if spot == mix.spot_ratio and reserved == mix.reserved_ratio:

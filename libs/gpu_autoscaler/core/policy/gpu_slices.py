@@ -127,10 +127,7 @@ def shares_on(node: NodeObserved) -> Iterator[Share]:
             memory_bytes = _mig_gigabytes(resource) * GIBIBYTE
         if memory_bytes and whole:
             yield Share(
-                resource=resource,
-                gpu_model=node.gpu_model,
-                memory_bytes=memory_bytes,
-                gpu_ratio=memory_bytes / whole,
+                resource=resource, gpu_model=node.gpu_model, memory_bytes=memory_bytes, gpu_ratio=memory_bytes / whole
             )
 
 

@@ -138,8 +138,7 @@ class CheaperOfferings:
         prices = catalog.prices_micro_usd_per_hour
         anywhere = msgspec.structs.replace(shape, resources=load, is_spot_allowed=True)
         is_cheaper = (prices < prices[taken]) & (prices != UNKNOWN_PRICE)
-        would_do = is_cheaper & (catalog.members_if_available(anywhere) > 0)
-        places = np.flatnonzero(would_do)
+        places = np.flatnonzero(is_cheaper & (catalog.members_if_available(anywhere) > 0))
         return int(places[prices[places].argmin()]) if places.size else None
 
 
@@ -458,8 +457,7 @@ class Basket:
         reason = self._common_excess(buyer.billing_scope)
         if reason is not None:
             return None, reason
-        preferred = self._exchange.keys(buyer.shape)
-        for place in self._selector.ranked(buyer, members, missing, preferred).tolist():
+        for place in self._selector.ranked(buyer, members, missing, self._exchange.keys(buyer.shape)).tolist():
             excess = self._excess(place, buyer.billing_scope)
             if excess is None:
                 return place, None

@@ -90,8 +90,7 @@ def fully_packed_nodes(fleet: Sequence[FleetNode], accepts: Bools, members: Ints
 
     Such a node is full, and no larger node that takes such pods costs less per pod.
     """
-    takes = accepts & (members > 0)
-    cost_of_pod = np.where(takes, costs / np.maximum(members, 1), np.inf)
+    cost_of_pod = np.where(accepts & (members > 0), costs / np.maximum(members, 1), np.inf)
     return [
         node
         for node in fleet

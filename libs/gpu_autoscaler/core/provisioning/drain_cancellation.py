@@ -91,8 +91,7 @@ class CancelableDrains:
         if view.price_micro_usd_per_hour is None or not sold.size or not horizon_seconds:
             return True
         overhead = policy.node_overhead_micro_usd_per_hour
-        nodes = -(-count // members[sold])
-        hourly = (catalog.prices_micro_usd_per_hour[sold] + overhead) * nodes
+        hourly = (catalog.prices_micro_usd_per_hour[sold] + overhead) * (-(-count // members[sold]))
         replaced = hourly * (1.0 + catalog.boot_seconds[sold] / horizon_seconds)
         return bool(view.price_micro_usd_per_hour + overhead <= replaced.min())
 

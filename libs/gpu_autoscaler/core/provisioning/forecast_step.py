@@ -80,12 +80,7 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     if missing_count <= 0:
         return draft
     item = DemandItem(
-        key="cluster",
-        source=DemandSource.MINIMUM,
-        shape=_ANY_GPU_NODE,
-        member_count=1,
-        priority=0,
-        since=draft.as_of,
+        key="cluster", source=DemandSource.MINIMUM, shape=_ANY_GPU_NODE, member_count=1, priority=0, since=draft.as_of
     )
     reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     for _ in range(missing_count):

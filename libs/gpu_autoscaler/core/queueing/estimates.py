@@ -177,8 +177,7 @@ class Estimates:
         order = view.order
         if order is None or order.decision is None or order.planned_at is None:
             return max(view.expected_at or self._as_of, self._as_of)
-        boot = timedelta(seconds=order.decision.offer.boot_seconds * ratio)
-        return max(order.planned_at + boot, self._as_of)
+        return max(order.planned_at + timedelta(seconds=order.decision.offer.boot_seconds * ratio), self._as_of)
 
     def _ratios(self) -> tuple[float, float, float]:
         """Boot times as ratios of those promised: early, median and late."""

@@ -143,8 +143,7 @@ def confidence_ratio(scores: Iterable[Score], hour: int, policy: ForecastPolicy)
     ratio = policy.long_rise_quantile_ratio
     coverage = 1.0 if kept >= ratio * minutes else kept / (ratio * minutes)
     missed = sum(score.missed_gpu_minutes for score in recent)
-    unused = sum(score.unused_gpu_minutes for score in recent)
-    loss = ratio * missed + (1 - ratio) * unused
+    loss = ratio * missed + (1 - ratio) * sum(score.unused_gpu_minutes for score in recent)
     loss_without = ratio * sum(score.rise_gpu_minutes for score in recent)
     benefit = 1.0 if loss <= loss_without else loss_without / loss
     return min(coverage, benefit)
@@ -155,8 +154,7 @@ def confidence_ratio(scores: Iterable[Score], hour: int, policy: ForecastPolicy)
 
 def _ended_hours(levels: tuple[tuple[int, int], ...], minute: int) -> range:
     """Hours of the levels whose rises are complete at this minute."""
-    first = levels[0][0] // _MINUTES_AN_HOUR
-    return range(first, (minute - LONG_HORIZON_MINUTES) // _MINUTES_AN_HOUR)
+    return range(levels[0][0] // _MINUTES_AN_HOUR, (minute - LONG_HORIZON_MINUTES) // _MINUTES_AN_HOUR)
 
 
 def _hourly_rises(number: int, levels: tuple[tuple[int, int], ...]) -> HourlyRises | None:

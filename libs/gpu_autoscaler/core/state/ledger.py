@@ -89,8 +89,7 @@ def fold_cost(batch: Batch, fact: CostAccrued | CostLedgerReported | CostBudgetC
 
 
 def _accrued(batch: Batch, fact: CostAccrued, at: datetime) -> None:
-    before = batch.charges.get(fact.provider_id)
-    after = _charged(before, fact, at)
+    after = _charged(batch.charges.get(fact.provider_id), fact, at)
     if after is None:
         return
     batch.charges.set(fact.provider_id, after)

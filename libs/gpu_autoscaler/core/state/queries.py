@@ -15,11 +15,7 @@ from gpu_autoscaler.model.resources import NO_RESOURCES
 # Owners of pods that belong to a node, not to a workload.
 _NODE_BOUND_OWNERS = frozenset({"DaemonSet", "Node"})  # "Node" owns mirror pods, the shadows of static pods
 _FINISHED_PHASES = frozenset({"succeeded", "failed"})
-_OUTCOMES = {
-    "completed": JobState.COMPLETED,
-    "failed": JobState.FAILED,
-    "cancelled": JobState.CANCELLED,
-}
+_OUTCOMES = {"completed": JobState.COMPLETED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
 
 
 # ---- pods

@@ -11,7 +11,7 @@ from typing import Protocol
 from gpu_autoscaler.cloudmeta.protocol import EventQueue, InstanceMetadata
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.kube.protocol import Cluster, KubeApi
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.clock import Clock

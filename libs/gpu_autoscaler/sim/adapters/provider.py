@@ -6,7 +6,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
-from gpu_autoscaler.dcgm.parse import Page
+from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.gpu import GpuSample
 from gpu_autoscaler.model.errors import PermanentError, TransientError

@@ -93,6 +93,7 @@ class ScoringRun:
         asyncio.set_event_loop(None)
 
     def _rng(self, of: str) -> random.Random:
+        """Return a generator of its own. These strings are part of each seed's meaning."""
         return random.Random(f"{self.scenario.seed}/{of}")
 
 

@@ -1,7 +1,7 @@
 """Instants at which the core's comparisons with `as_of` change, as long as no new fact arrives.
 
 They mirror the core's comparisons; a new one must be added here. A superfluous instant costs one tick; a missing one is
-found by differential runs (`differential.py`).
+found by differential runs (`simulation.run_differential`).
 """
 
 from bisect import bisect_left

@@ -2,7 +2,7 @@
 
 State is compared by identity, as `fold` keeps unchanged parts; telemetry by what a plan derives from it, as every
 window differs. Time is compared by the next instant at which a comparison changes (`deadlines.py`). Differential runs
-with and without skipping verify equal facts (`differential.py`) and reveal forgotten inputs.
+with and without skipping verify equal facts (`simulation.run_differential`) and reveal forgotten inputs.
 """
 
 from abc import ABC, abstractmethod

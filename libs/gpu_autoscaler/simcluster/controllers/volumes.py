@@ -1,7 +1,7 @@
 """PersistentVolumeClaims: bound immediately in some zone, or with their first pod; and their effect on scheduling.
 
-One zone per volume, as cloud disks. Source: Kubernetes documentation, "Storage Classes", volume binding mode; wording of
-the refusals: kube-scheduler's volumebinding plugin (read 2026-11-21).
+One zone per volume, as cloud disks. Source: Kubernetes documentation, "Storage Classes", volume binding mode; wording
+of the refusals: kube-scheduler's volumebinding plugin (read 2026-11-21).
 """
 
 from collections.abc import Iterator

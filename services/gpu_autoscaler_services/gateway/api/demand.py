@@ -21,7 +21,7 @@ _DEMAND = "/api/v1/demand"
 
 
 async def report_demand_handler(request: web.Request) -> web.Response:
-    """Accept a demand report."""
+    """Report demand, so that capacity is free for work that is about to arrive."""
     model = request.app[READ_MODEL]
     report = await read_body(request, DemandReported)
     if violations := violations_of(report, model.clock.now()):
@@ -32,7 +32,7 @@ async def report_demand_handler(request: web.Request) -> web.Response:
 
 
 async def list_demand_handler(request: web.Request) -> web.Response:
-    """List active demand reports by source."""
+    """List active demand reports."""
     model = request.app[READ_MODEL]
     as_of, planned = model.clock.now(), model.status_view().planned
     items = []
@@ -57,22 +57,6 @@ def _demand(report: DemandReported, message: str) -> schema.Demand:
 
 
 ROUTES = (
-    Route(
-        method="POST",
-        path=_DEMAND,
-        handler=report_demand_handler,
-        summary="Report demand, so that capacity is free for work that is about to arrive",
-        tag="demand",
-        answers={HTTPStatus.ACCEPTED: schema.Demand},
-        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
-        body=DemandReported,
-    ),
-    Route(
-        method="GET",
-        path=_DEMAND,
-        handler=list_demand_handler,
-        summary="List active demand reports",
-        tag="demand",
-        answers={HTTPStatus.OK: schema.DemandList},
-    ),
+    Route("POST", _DEMAND, report_demand_handler, "demand", schema.Demand, BODY_PROBLEMS, body=DemandReported),
+    Route("GET", _DEMAND, list_demand_handler, "demand", schema.DemandList),
 )

@@ -18,7 +18,7 @@ from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, UNAVAILABLE, Route, answer, read_query
 
 LOCAL_USER = "a user on the gateway's machine"  # without tokens the gateway listens on loopback only
 _DIRECTIVES = "/api/v1/directives"
@@ -42,7 +42,7 @@ class LiftQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def give_directive_handler(request: web.Request) -> web.Response:
-    """Accept a directive."""
+    """Override the policy temporarily: freeze, pause a pool, or set a minimum or maximum of nodes or GPUs."""
     model = request.app[READ_MODEL]
     body = await read_body(request, DirectiveRequest)
     given = PolicyDirectiveGiven(
@@ -60,13 +60,13 @@ async def give_directive_handler(request: web.Request) -> web.Response:
 
 
 async def list_directives_handler(request: web.Request) -> web.Response:
-    """List active directives by key."""
+    """List active directives: who set each, why, and until when."""
     model = request.app[READ_MODEL]
     return answer(request, schema.DirectiveList(as_of=model.clock.now(), items=active_directives(model)))
 
 
 async def lift_directive_handler(request: web.Request) -> web.Response:
-    """End a directive early; the policy applies again."""
+    """End a directive early."""
     model, query = request.app[READ_MODEL], read_query(request, LiftQuery)
     key = request.match_info["key"]
     directives = {directive.key: directive for directive in active_directives(model)}
@@ -98,31 +98,22 @@ def directive_of(given: PolicyDirectiveGiven) -> schema.Directive:
 
 ROUTES = (
     Route(
-        method="POST",
-        path=_DIRECTIVES,
-        handler=give_directive_handler,
-        summary="Override the policy temporarily: freeze, pause a pool, or set a minimum or maximum of nodes or GPUs",
-        tag="directives",
-        answers={HTTPStatus.ACCEPTED: schema.Directive},
-        problems=(*BODY_PROBLEMS, HTTPStatus.SERVICE_UNAVAILABLE),
+        "POST",
+        _DIRECTIVES,
+        give_directive_handler,
+        "directives",
+        schema.Directive,
+        BODY_PROBLEMS,
         body=DirectiveRequest,
     ),
+    Route("GET", _DIRECTIVES, list_directives_handler, "directives", schema.DirectiveList),
     Route(
-        method="GET",
-        path=_DIRECTIVES,
-        handler=list_directives_handler,
-        summary="List active directives: who set each, why, and until when",
-        tag="directives",
-        answers={HTTPStatus.OK: schema.DirectiveList},
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        handler=lift_directive_handler,
-        summary="End a directive early",
-        tag="directives",
-        answers={HTTPStatus.ACCEPTED: schema.Directive},
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+        "DELETE",
+        _ONE,
+        lift_directive_handler,
+        "directives",
+        schema.Directive,
+        (*MISSING, *INVALID, *UNAVAILABLE),
         query=LiftQuery,
     ),
 )

@@ -19,7 +19,7 @@ from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
-from gpu_autoscaler_services.gateway.routes import Route, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, UNAVAILABLE, Route, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 HEARTBEAT_SECONDS = 15.0  # proxies close connections that are silent for a minute; wall time
@@ -44,7 +44,7 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def events_handler(request: web.Request) -> web.StreamResponse:
-    """Send matching facts until the client disconnects, falls behind, or the gateway stops."""
+    """Stream facts as Server-Sent Events with CloudEvents in structured JSON."""
     query = read_query(request, EventsQuery)
     tail = request.app[READ_MODEL].tail
     subjects = SubjectFilter(query.subject)
@@ -153,13 +153,12 @@ def read_last_event_id(text: str) -> Positions:
 
 ROUTES = (
     Route(
-        method="GET",
-        path="/api/v1/events",
-        handler=events_handler,
-        summary="Stream facts as Server-Sent Events with CloudEvents in structured JSON",
-        tag="facts",
-        answers={HTTPStatus.OK: str},
-        problems=(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+        "GET",
+        "/api/v1/events",
+        events_handler,
+        "facts",
+        str,
+        (*INVALID, *UNAVAILABLE),
         query=EventsQuery,
         headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},
         media_type="text/event-stream",

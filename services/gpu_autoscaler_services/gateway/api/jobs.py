@@ -28,7 +28,16 @@ from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
 from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import JSON, Route, answer, is_text, read_query
+from gpu_autoscaler_services.gateway.routes import (
+    INVALID,
+    JSON,
+    MISSING,
+    UNAVAILABLE,
+    Route,
+    answer,
+    is_text,
+    read_query,
+)
 
 QUEUE_RETRY_SECONDS = 30.0  # a queue of 1,000 jobs changes slowly
 KEY_LENGTH_MAX = 255
@@ -42,7 +51,7 @@ _ONE = f"{_JOBS}/{{job_id}}"
 
 
 async def submit_handler(request: web.Request) -> web.Response:
-    """Accept a job."""
+    """Submit a job."""
     model = request.app[READ_MODEL]
     job = await read_body(request, JobRequested)
     key = request.headers.get(_KEY)
@@ -65,12 +74,13 @@ async def submit_handler(request: web.Request) -> web.Response:
     return response
 
 
-# Errors of request bodies.
+# Errors of requests with a body.
 BODY_PROBLEMS = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
+    *INVALID,
+    *UNAVAILABLE,
 )
 
 
@@ -171,7 +181,7 @@ async def list_handler(request: web.Request) -> web.Response:
 
 
 async def show_handler(request: web.Request) -> web.Response:
-    """Show one job."""
+    """Show a job."""
     row, status = await _find(request)
     model = request.app[READ_MODEL]
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
@@ -179,7 +189,10 @@ async def show_handler(request: web.Request) -> web.Response:
 
 
 async def cancel_handler(request: web.Request) -> web.Response:
-    """Request a job's cancellation. Repeating it changes nothing; a job that completed or failed is a conflict."""
+    """Cancel a job.
+
+    Repeating it changes nothing; a job that completed or failed is a conflict.
+    """
     model = request.app[READ_MODEL]
     row, status = await _find(request)
     if status in FINAL_STATES and status is not JobState.CANCELLED:
@@ -208,51 +221,25 @@ async def _find(request: web.Request) -> tuple[JobRow, JobState]:
 
 ROUTES = (
     Route(
-        method="POST",
-        path=_JOBS,
+        "POST",
+        _JOBS,
+        submit_handler,
+        "jobs",
+        schema.Job,
+        (*BODY_PROBLEMS, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
         aliases=("/jobs",),
-        handler=submit_handler,
-        summary="Submit a job",
-        tag="jobs",
-        answers={HTTPStatus.ACCEPTED: schema.Job},
-        problems=(
-            *BODY_PROBLEMS,
-            HTTPStatus.CONFLICT,
-            HTTPStatus.TOO_MANY_REQUESTS,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-        ),
         body=JobRequested,
         headers={_KEY: "Requests with the same key and body submit one job and get the same answer, for one day"},
     ),
+    Route("GET", _JOBS, list_handler, "jobs", schema.JobPage, INVALID, aliases=("/jobs",), query=JobsQuery),
+    Route("GET", _ONE, show_handler, "jobs", schema.Job, MISSING, aliases=("/jobs/{job_id}",)),
     Route(
-        method="GET",
-        path=_JOBS,
-        aliases=("/jobs",),
-        handler=list_handler,
-        summary="List jobs, newest first",
-        tag="jobs",
-        answers={HTTPStatus.OK: schema.JobPage},
-        problems=(HTTPStatus.UNPROCESSABLE_ENTITY,),
-        query=JobsQuery,
-    ),
-    Route(
-        method="GET",
-        path=_ONE,
+        "DELETE",
+        _ONE,
+        cancel_handler,
+        "jobs",
+        schema.Job,
+        (*MISSING, *UNAVAILABLE, HTTPStatus.CONFLICT),
         aliases=("/jobs/{job_id}",),
-        handler=show_handler,
-        summary="Show a job",
-        tag="jobs",
-        answers={HTTPStatus.OK: schema.Job},
-        problems=(HTTPStatus.NOT_FOUND,),
-    ),
-    Route(
-        method="DELETE",
-        path=_ONE,
-        aliases=("/jobs/{job_id}",),
-        handler=cancel_handler,
-        summary="Cancel a job",
-        tag="jobs",
-        answers={HTTPStatus.ACCEPTED: schema.Job},
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE),
     ),
 )

@@ -1,7 +1,5 @@
 """Spend budgets and available offers over REST."""
 
-from http import HTTPStatus
-
 import msgspec
 from aiohttp import web
 
@@ -63,7 +61,7 @@ class OfferList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def budget_handler(request: web.Request) -> web.Response:
-    """Show each spend budget in its current period."""
+    """Show each spend budget: limit, spent, reserved and left."""
     model = request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
     spend = spend_snapshot_of(state, node_views(state, as_of), pods_by_node(state), model.policy, as_of)
@@ -87,7 +85,7 @@ async def budget_handler(request: web.Request) -> web.Response:
 
 
 async def offers_handler(request: web.Request) -> web.Response:
-    """List offers, with the back-off of those that the cloud refused."""
+    """List offers with prices and availability."""
     model = request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
     unavailable, sample = active_unavailability(state, as_of), state.offers
@@ -118,20 +116,6 @@ async def offers_handler(request: web.Request) -> web.Response:
 
 
 ROUTES = (
-    Route(
-        method="GET",
-        path="/api/v1/budget",
-        handler=budget_handler,
-        summary="Show each spend budget: limit, spent, reserved and left",
-        tag="spend",
-        answers={HTTPStatus.OK: BudgetList},
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/offers",
-        handler=offers_handler,
-        summary="List offers with prices and availability",
-        tag="decisions",
-        answers={HTTPStatus.OK: OfferList},
-    ),
+    Route("GET", "/api/v1/budget", budget_handler, "spend", BudgetList),
+    Route("GET", "/api/v1/offers", offers_handler, "decisions", OfferList),
 )

@@ -1,7 +1,6 @@
 """Differences between the shadow policy and the active one over REST."""
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
@@ -14,7 +13,7 @@ from gpu_autoscaler.model.decisions import Side
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
-from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 LIMIT_DEFAULT = 10
@@ -26,13 +25,12 @@ class ShadowQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Query of the differences."""
 
     limit: Annotated[
-        int,
-        msgspec.Meta(ge=0, le=RING_COUNT_MAX, description="Number of past differences, newest first."),
+        int, msgspec.Meta(ge=0, le=RING_COUNT_MAX, description="Number of past differences, newest first.")
     ] = LIMIT_DEFAULT
 
 
 async def shadow_handler(request: web.Request) -> web.Response:
-    """Show current and past differences of the shadow policy."""
+    """Show where the shadow policy decides differently from the active one."""
     query, model = read_query(request, ShadowQuery), request.app[READ_MODEL]
     facts = [
         fact
@@ -88,15 +86,4 @@ def _side(side: Side) -> schema.ShadowSide:
     return schema.ShadowSide(outcome=side.what, reason=side.reason, sentence=side.sentence)
 
 
-ROUTES = (
-    Route(
-        method="GET",
-        path="/api/v1/shadow",
-        handler=shadow_handler,
-        summary="Show where the shadow policy decides differently from the active one",
-        tag="decisions",
-        answers={HTTPStatus.OK: schema.Shadow},
-        problems=(HTTPStatus.UNPROCESSABLE_ENTITY,),
-        query=ShadowQuery,
-    ),
-)
+ROUTES = (Route("GET", "/api/v1/shadow", shadow_handler, "decisions", schema.Shadow, INVALID, query=ShadowQuery),)

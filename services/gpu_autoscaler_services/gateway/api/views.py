@@ -28,7 +28,7 @@ from gpu_autoscaler_services.gateway.api.directives import active_directives
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
-from gpu_autoscaler_services.gateway.routes import Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, UNAVAILABLE, Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 LIMIT_DEFAULT = 50
@@ -91,14 +91,14 @@ async def _active_scaler(model: ReadModel) -> str | None:
 
 
 async def nodes_handler(request: web.Request) -> web.Response:
-    """List nodes that are not gone."""
+    """List nodes, from order to termination."""
     model = request.app[READ_MODEL]
     as_of = model.clock.now()
     return answer(request, schema.NodeList(as_of=as_of, items=status_views.nodes(model.view.state, as_of)))
 
 
 async def plans_handler(request: web.Request) -> web.Response:
-    """List the newest plans."""
+    """List the newest plans: decisions and deferred actions, with reasons."""
     query = read_query(request, PlansQuery)
     model = request.app[READ_MODEL]
     names = names_in_state(model.view.state)
@@ -164,7 +164,7 @@ def _subject(decision: decisions.AnyDecision) -> str:
 
 
 async def facts_handler(request: web.Request) -> web.Response:
-    """List the newest matching facts."""
+    """List the newest facts."""
     query = read_query(request, FactsQuery)
     entries = request.app[READ_MODEL].tail.recent(SubjectFilter(query.subject), query.limit)
     return answer(
@@ -192,7 +192,7 @@ async def cost_handler(request: web.Request) -> web.Response:
 
 
 async def why_handler(request: web.Request) -> web.Response:
-    """Explain a node, pod or job from all facts that the streams still hold."""
+    """Explain a node, pod or job back to its first cause."""
     kind, name = request.match_info["kind"], request.match_info["name"]
     explain_kind = _EXPLAIN.get(kind)
     if explain_kind is None:
@@ -227,71 +227,13 @@ _EXPLANATORY = tuple(
     if fact.domain() in {"job", "pod", "node", "spot", "demand", "scaling"}
     and fact not in {JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed}
 )
-_INVALID_QUERY = (HTTPStatus.UNPROCESSABLE_ENTITY,)
 
 ROUTES = (
-    Route(
-        method="GET",
-        path="/api/v1/status",
-        handler=status_handler,
-        summary="Show the cluster in numbers",
-        tag="cluster",
-        answers={HTTPStatus.OK: schema.Status},
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/nodes",
-        handler=nodes_handler,
-        summary="List nodes, from order to termination",
-        tag="cluster",
-        answers={HTTPStatus.OK: schema.NodeList},
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/plans",
-        handler=plans_handler,
-        summary="List the newest plans: decisions and deferred actions, with reasons",
-        tag="decisions",
-        answers={HTTPStatus.OK: schema.PlanList},
-        problems=_INVALID_QUERY,
-        query=PlansQuery,
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/plans/{plan_id}",
-        handler=plan_handler,
-        summary="Show a plan",
-        tag="decisions",
-        answers={HTTPStatus.OK: schema.Plan},
-        problems=(HTTPStatus.NOT_FOUND,),
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/facts",
-        handler=facts_handler,
-        summary="List the newest facts",
-        tag="facts",
-        answers={HTTPStatus.OK: schema.FactList},
-        problems=_INVALID_QUERY,
-        query=FactsQuery,
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/cost",
-        handler=cost_handler,
-        summary="Show spend by time and by project",
-        tag="spend",
-        answers={HTTPStatus.OK: schema.Cost},
-        problems=(*_INVALID_QUERY, HTTPStatus.SERVICE_UNAVAILABLE),
-        query=CostQuery,
-    ),
-    Route(
-        method="GET",
-        path="/api/v1/why/{kind}/{name}",
-        handler=why_handler,
-        summary="Explain a node, pod or job back to its first cause",
-        tag="decisions",
-        answers={HTTPStatus.OK: schema.Why},
-        problems=(HTTPStatus.NOT_FOUND,),
-    ),
+    Route("GET", "/api/v1/status", status_handler, "cluster", schema.Status),
+    Route("GET", "/api/v1/nodes", nodes_handler, "cluster", schema.NodeList),
+    Route("GET", "/api/v1/plans", plans_handler, "decisions", schema.PlanList, INVALID, query=PlansQuery),
+    Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, MISSING),
+    Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, INVALID, query=FactsQuery),
+    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, (*INVALID, *UNAVAILABLE), query=CostQuery),
+    Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, MISSING),
 )

@@ -1,4 +1,4 @@
-"""What the acknowledgement subject of a delivery says."""
+"""Metadata in the acknowledgment subject of a delivery."""
 
 from datetime import UTC, datetime
 

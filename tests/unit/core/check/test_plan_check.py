@@ -55,7 +55,7 @@ RECLAIM = SpotReclaim(notice_id="n", kind="terminate", reclaim_at=None)
 def mistakes(
     state: ClusterState, *decisions: AnyDecision, under: ScalingPolicy | None = None, held: tuple[str, ...] = ()
 ) -> str:
-    """What the plan check says of a plan of these decisions, in one text; `held` are subjects held back."""
+    """Return the violations of a plan of these decisions as one text; `held` are deferred subjects."""
     made = Plan(
         as_of=NOW,
         parent_sequence=state.last_plan_sequence,
@@ -86,7 +86,7 @@ def drain(name: str = "n1", reason: DrainReason = IDLE, **changes: Any) -> Drain
 
 
 def world(*stories: Story) -> ClusterState:
-    """The stories an hour later, with the usual offer for sale."""
+    """Return the state of the stories an hour later, with the default offer."""
     return given(*stories, on_sale(), as_of=NOW)
 
 

@@ -67,7 +67,7 @@ def bought(made: Plan) -> list[BuyNode]:
 
 def held(made: Plan, subject: str) -> object:
     """The reason for which the step held this back."""
-    (found,) = [each.reason for each in made.deferred if each.subject == subject and each.step == "renew"]
+    (found,) = [each.reason for each in made.deferred if each.subject == subject and each.step == "replace_drifted"]
     return found
 
 

@@ -37,7 +37,7 @@ def going(made: Plan) -> list[str]:
 
 
 def training(saved: bool = True, **changes: object) -> tuple[Story, Story]:  # noqa: FBT001, FBT002 - reads as a word
-    """A job's pod on n1, of which it is told whether it can save."""
+    """Return a job's pod on n1, with or without checkpoint support."""
     told = SAVES if saved else {}
     return (
         job("train", gpus=1, placed_on=("n1",), is_running=True, **changes),  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_a_move_to_save_cost_includes_the_work_at_risk() -> None:
         told = {labels.CHECKPOINTED_AT: saved_at.isoformat()}
         work = pod("a", on="n1", gpus=4, annotations=told)
         made = plan(given(node("n1", big), work, on_sale(big, small), as_of=later), policy(), later)
-        found = [each.reason for each in made.deferred if each.step == "replace_dear"]
+        found = [each.reason for each in made.deferred if each.step == "replace_expensive"]
         assert bool(made.decisions) != any(isinstance(each, SavingTooSmall) for each in found)
         return bool(made.decisions)
 

@@ -63,7 +63,7 @@ def drained_nodes(state: ClusterState, **changes: object) -> list[str]:
 
 
 def held(made: Plan, subject: str, reason: type[R]) -> R:
-    """The one reason for which this was held back."""
+    """Return the only reason why the subject was deferred."""
     (found,) = [each.reason for each in made.deferred if each.subject == subject]
     assert isinstance(found, reason)
     return found

@@ -1,4 +1,4 @@
-"""A month in which work comes and goes, with telemetry: no node goes and comes again unless something new was said.
+"""A month of changing work with telemetry: no node is removed and replaced without a new fact.
 
 A loop of the core alone (facts, state, plan, facts), ten minutes a step, so that a month takes minutes; what services
 and faults make of it is the simulator's. The test takes days, `python -m tests.unit.core.test_hysteresis 30` a month.
@@ -69,7 +69,7 @@ class LivingWorld(CalmWorld):
 
 
 def lived(days: float, *, seed: int, rules: ScalingPolicy = RULES) -> LivingWorld:
-    """The world after so many days."""
+    """Return the world after `days` days."""
     world = LivingWorld(rules, seed=seed)
     while world.now < T0 + timedelta(days=days):
         world.step()
@@ -99,7 +99,7 @@ def _is_new(decision: BuyNode, went_at: datetime, at: datetime, world: LivingWor
         return True  # another one is too old as well
     if not isinstance(decision.reason, UnmetDemand):
         return False
-    # Be it for the work that came, or for work whose room that has taken.
+    # Either for new work, or for work whose capacity the new work has taken.
     return any(went_at < came_at <= at for came_at in world.arrived.values())
 
 

@@ -166,7 +166,7 @@ class CalmWorld:
 
 
 def lived(days: float, *, wavering: float, **changes: object) -> CalmWorld:
-    """The world after so many days."""
+    """Return the world after `days` days."""
     world = CalmWorld(policy(disruption_ratio_max=0.3, **changes), wavering=wavering)
     while world.now < T0 + timedelta(days=days):
         world.step()

@@ -25,7 +25,7 @@ FATAL: dict[str, Mapping[str, Any]] = {
 
 
 def story(sick: Mapping[str, Any], *more: Story, lasting: int = 15) -> Plan:
-    """Two nodes with room for each other's work; GPU 3 of n1 has been sick for so many minutes."""
+    """Two nodes with capacity for each other's work; GPU 3 of n1 has been unhealthy for `lasting` minutes."""
     well = 60 - lasting
     told = (
         node("n1"), node("n2"), on_sale(), minutes("n2", 60),
@@ -67,7 +67,7 @@ def test_a_degraded_gpu_respects_protection(sick: Mapping[str, Any]) -> None:
     """Hot, or due for a reset: its work moves when it may."""
     protected = pod("a", on="n1", gpus=4, annotations={"karpenter.sh/do-not-disrupt": "true"})
     (drain,) = drains(story(sick, WORK))
-    (held,) = [each.reason for each in story(sick, protected).deferred if each.step == "renew"]
+    (held,) = [each.reason for each in story(sick, protected).deferred if each.step == "replace_drifted"]
 
     assert drain.is_voluntary
     assert isinstance(held, PodProtected)

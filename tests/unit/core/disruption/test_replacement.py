@@ -124,7 +124,7 @@ def test_a_small_saving_is_not_worth_a_move() -> None:
     made = made_of(state)
 
     assert made.decisions == ()
-    (held,) = [each.reason for each in made.deferred if each.step == "replace_dear"]
+    (held,) = [each.reason for each in made.deferred if each.step == "replace_expensive"]
     assert isinstance(held, SavingTooSmall)
 
 
@@ -174,7 +174,7 @@ def test_a_recently_removed_type_is_not_bought_to_save_cost(ago: timedelta, *, i
     there = (*gone, *instance(purchase("buy-n0", SMALL), state="terminated", at=NOW - ago + MINUTE))
     state = given(node("n1", BIG), pod("a", on="n1", gpus=2), SALE, there, as_of=NOW)
     made = made_of(state)
-    held = [each.reason for each in made.deferred if each.step == "replace_dear"]
+    held = [each.reason for each in made.deferred if each.step == "replace_expensive"]
 
     assert bool(bought(made)) == is_bought
     assert is_bought or held == [Cooldown(remaining_seconds=300.0)]

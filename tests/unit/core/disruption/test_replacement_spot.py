@@ -64,7 +64,7 @@ LATER = T0 + 31 * MINUTE
 
 
 def storm(count: int, at: datetime = T0) -> list[Story]:
-    """So many spot machines of the offer were taken then."""
+    """Return interruptions of `count` spot instances of the offer at this instant."""
     found: list[Story] = []
     for number in range(count):
         (told,) = instance(purchase(f"taken-{number}", SPOT), state="terminated", at=at)

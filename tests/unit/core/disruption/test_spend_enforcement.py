@@ -23,7 +23,7 @@ from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, HOSTNAME
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, SpendEnforcementBlocked, SpendLimit
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
-# A node of 10 USD an hour that is told to go costs 720 s more, which are 2 USD; a minute that nobody decides in 0.17.
+# A node of 10 USD/h costs another 720 s after its drain starts, which are 2 USD; a minute without a plan costs 0.17.
 WAY_OUT = 2.0
 
 
@@ -41,7 +41,7 @@ def leaving(made: Plan) -> list[str]:
 
 
 def crossing(made: Plan) -> list[Deferred]:
-    """Nodes of which it is said that they pass the limit."""
+    """Return deferrals of nodes that exceed the limit."""
     return [held for held in made.deferred if isinstance(held.reason, SpendEnforcementBlocked)]
 
 

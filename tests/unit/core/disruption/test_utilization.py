@@ -49,7 +49,7 @@ def made_of(state: ClusterState, rules: ScalingPolicy | None = None, as_of: date
 
 def reason_of(made: Plan, subject: str = "cluster") -> list[object]:
     """Why the plan did nothing for it."""
-    return [each.reason for each in made.deferred if each.subject == subject and each.step == "answer_use"]
+    return [each.reason for each in made.deferred if each.subject == subject and each.step == "react_to_utilization"]
 
 
 def busy(*more: Story, **figures: Any) -> ClusterState:  # noqa: ANN401 - those of `minutes`

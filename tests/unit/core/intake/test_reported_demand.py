@@ -20,7 +20,7 @@ from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 
-# With a disk, of which a wish asks for a little by default.
+# With a disk: reported demand requests a small one by default.
 SPOT = msgspec.structs.replace(
     offer(), resources=msgspec.structs.replace(offer().resources, ephemeral_storage_bytes=100 * GIBIBYTE)
 )

@@ -16,7 +16,7 @@ LARGE = offer("large", gpus=8, cpu=96, memory_gib=512)
 
 
 def placed(name: str, *members: int, nodes: Sequence[tuple[str, bool]]) -> list[str]:
-    """Where jobs of one GPU go, so many members each; nodes by name, True for a large one."""
+    """Return the nodes of one-GPU jobs with these member counts; nodes by name, True for a large one."""
     stories = [node(each, LARGE if is_large else SMALL) for each, is_large in nodes]
     stories += [job(f"j{number}", gpus=1, members=count) for number, count in enumerate(members)]
     made = schedule(given(*stories), policy(placement=name), T0)

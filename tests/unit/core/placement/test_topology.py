@@ -19,7 +19,7 @@ from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 
 PODS_COUNT = 400
-# What the fleet alone is told of spread pods is a zone each by their number; the plan takes the cheapest that is even.
+# The fleet alone gets a zone for each spread pod by its number; the plan takes the cheapest even spread.
 DEARER_MAX = 1.01
 LATER = timedelta(seconds=10)
 NOBODY_LIMITED = policy(nodes_count_max=10 * PODS_COUNT)

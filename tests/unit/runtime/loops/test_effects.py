@@ -1,4 +1,4 @@
-"""Consumed facts: outputs are stored before the acknowledgement, and every failure has its own way out."""
+"""Consumed facts: outputs are stored before the acknowledgment, and every kind of failure is handled."""
 
 import asyncio
 from collections.abc import Sequence
@@ -170,7 +170,11 @@ async def test_never_means_a_dead_letter_and_the_next_fact() -> None:
     ("payload", "told", "label"),
     [
         (b"{", "not a CloudEvent", "invalid_fact"),
-        (b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v9","data":{}}', "unknown to this version", "unknown_type"),
+        (
+            b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v9","data":{}}',
+            "unknown to this version",
+            "unknown_type",
+        ),
         (b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v1","data":{}}', "job_id", "invalid_fact"),
         (
             (
@@ -240,7 +244,7 @@ async def test_a_fact_may_be_asked_for_again() -> None:
 
 
 async def test_an_input_that_hangs_times_out() -> None:
-    """No call of a door lasts longer than the limit; the fact is tried again."""
+    """No call of an input lasts longer than the limit; the fact is retried."""
 
     async def hang_at_first(_: Recorded) -> Outputs:
         if len(service.given) == 1:
@@ -275,7 +279,7 @@ async def test_facts_are_handled_one_at_a_time_in_order() -> None:
 
 
 async def test_a_service_may_handle_several_facts_at_once() -> None:
-    """So many and no more, where it says so: a slow call does not hold up the rest."""
+    """At most the declared number: a slow call does not delay the others."""
     inside, most = 0, 0
 
     async def look(_: Recorded) -> Outputs:
@@ -371,7 +375,7 @@ async def test_a_program_without_our_package_may_ask() -> None:
 
     place, service = Place(), Reader()
     body = (
-        b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"container":{"image":"i"},"colour":"red"}'
+        b'{"job_name":"t","project_id":"p","gpu_requirements":{"gpu_count":1},"container":{"image":"i"},"color":"red"}'
     )
     async with running(place, service):
         await place.send("job.requested", body, "mine-1")

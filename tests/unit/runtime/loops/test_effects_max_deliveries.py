@@ -63,7 +63,9 @@ async def test_an_undeliverable_message_becomes_one_dead_letter() -> None:
     assert all(letter.payload for letter in letters)
 
 
-@pytest.mark.parametrize("advisory", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}'])
+@pytest.mark.parametrize(
+    "advisory", [b"no json", b'{"stream":"GONE","consumer":"x-y-act","stream_seq":1,"deliveries":2}']
+)
 async def test_an_invalid_advisory_does_not_stop_the_others(advisory: bytes) -> None:
     """It is set aside itself, and the service stays ready."""
     place = Place()

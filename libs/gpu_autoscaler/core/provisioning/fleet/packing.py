@@ -169,8 +169,7 @@ class _Node:
         self._available[row] = left - count
         self._is_left[row] = left > count
         if self._lot.is_grouped[row]:
-            over = max(count - self._grouped_left, 0)
-            count -= over
+            count -= max(count - self._grouped_left, 0)
             self._grouped_left -= count
             if not self._grouped_left:
                 self._is_left &= ~self._lot.is_grouped

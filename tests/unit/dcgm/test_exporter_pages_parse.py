@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_autoscaler.dcgm.parse import MEBIBYTE, parse_page
+from gpu_autoscaler.dcgm.exporter_pages import MEBIBYTE, parse_page
 from gpu_autoscaler.events.gpu import GpuSample
 from gpu_autoscaler.simcluster.exporter import Telemetry
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG

@@ -1,4 +1,4 @@
-"""Streams that were made anew under a running process: it ends, so that its next start says everything again."""
+"""Streams recreated under a running process: it exits, so that its next start publishes everything again."""
 
 import asyncio
 from datetime import timedelta

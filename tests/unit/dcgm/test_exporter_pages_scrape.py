@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from tests.support.small_servers import serving
 
-from gpu_autoscaler.dcgm.scrape import PAGE_BYTES_MAX, Scraper
+from gpu_autoscaler.dcgm.exporter_pages import PAGE_BYTES_MAX, Scraper
 
 PAGE = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1"} 50\n'
 
@@ -45,7 +45,9 @@ async def url_and_exporters() -> AsyncIterator[tuple[str, Exporters]]:
         yield url, exporters
 
 
-async def test_an_exporter_without_answer_gives_none_and_does_not_affect_others(url_and_exporters: tuple[str, Exporters]) -> None:
+async def test_an_exporter_without_answer_gives_none_and_does_not_affect_others(
+    url_and_exporters: tuple[str, Exporters],
+) -> None:
     """Each name is in the answer: a page for the one that works, None for every other."""
     url, _ = url_and_exporters
     scraper = Scraper(scrape_seconds_max=0.3)
