@@ -1,7 +1,6 @@
 """The users of the broker: one per service, and those for clients and people.
 
-`make schemas` writes `deploy/nats/users.conf`, `make secrets` the passwords, which the server reads from its
-environment. The local system (`local/system.py`) runs with the same users.
+`make schemas` writes `deploy/nats/users.conf`, `make secrets` the passwords, read from the environment.
 """
 
 import secrets

@@ -1,7 +1,6 @@
 """The declaration of a service: its class, composition, Kubernetes rights, broker extras and processes.
 
-Each service folder declares `SPEC` in its `spec.py`. Broker users, chart files and the launcher are made from the
-declarations; compose file, chart templates, README and import contracts are tested against them.
+Each service folder declares `SPEC` in its `spec.py`; broker users, chart files and the launcher are made from them.
 """
 
 from typing import Any, Literal

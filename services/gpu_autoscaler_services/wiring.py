@@ -50,11 +50,7 @@ async def command_store(settings: Settings) -> Store | None:
 
 
 async def _connected(
-    nats: NatsSettings,
-    *,
-    name: str,
-    consumers: tuple[ConsumerSpec, ...],
-    on_closed: Callable[[], None] | None = None,
+    nats: NatsSettings, *, name: str, consumers: tuple[ConsumerSpec, ...], on_closed: Callable[[], None] | None = None
 ) -> NatsBus:
     return await NatsBus.connect(
         [url.strip() for url in nats.url.split(",")],

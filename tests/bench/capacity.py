@@ -76,7 +76,7 @@ def _of_fleet(name: str, kind: str, case: Case, peer: scheduler.Answer | None) -
     nodes: list[Node] = [(*offers[each.offer], [waiting[number].pop() for number in each.pods]) for each in fleet.nodes]
     assert not mistakes(case, nodes), mistakes(case, nodes)[:5]
     lines = [
-        Line(case=f"{name} floor", value=_usd_per_hour(nodes) / fleet.floor, unit="x", against="a floor by duality"),
+        Line(case=f"{name} floor", value=_usd_per_hour(nodes) / fleet.floor, unit="x", against="a floor by duality")
     ]
     if peer is not None and not case["nodes"]:
         lines += _beside(f"{name} fleet", kind, peer, _usd_per_hour(nodes), seconds, cpu_seconds)

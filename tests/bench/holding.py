@@ -56,13 +56,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure() -> list[Line]:
-    """One run on a control plane of its own; nothing where none is built."""
+    """One run on its own control plane; None if none is built."""
     if not CONTROL_PLANE.folder().is_dir():
         return [Line(case="HELD", value=0.0, unit="-", against="no control plane: `make controlplane`")]
-    with (
-        tempfile.TemporaryDirectory(prefix="plane-") as folder,
-        running_plane(Path(folder) / "plane", _PARTS) as plane,
-    ):
+    with tempfile.TemporaryDirectory(prefix="plane-") as folder, running_plane(Path(folder) / "plane", _PARTS) as plane:
         held = asyncio.run(_measure(Path(folder), plane))
     size = f"{NODES_COUNT:,} nodes and {PODS_COUNT:,} pods on a real API server"
     return [
@@ -134,9 +131,7 @@ async def _filled(plane: ControlPlane) -> AsyncIterator[KubeHttp]:
 
 
 @asynccontextmanager
-async def _broker(
-    folder: Path,
-) -> AsyncIterator[tuple[NatsServer, Callable[[str, str], Coroutine[Any, Any, int]]]]:
+async def _broker(folder: Path) -> AsyncIterator[tuple[NatsServer, Callable[[str, str], Coroutine[Any, Any, int]]]]:
     """A broker, and how many messages of a subject a stream holds."""
     (folder / "nats").mkdir()
     server = NatsServer(folder / "nats")

@@ -10,7 +10,7 @@ import uvloop
 from tests.bench.line import Line
 from tests.bench.scaler_process import NODES_COUNT, PODS_PER_NODE, Ground, ScalerProcess, ground
 from tests.support.stories import job, node, on_sale, pod, synced
-from tests.support.told import EPOCH, SECOND, Told
+from tests.support.timed_facts import EPOCH, SECOND, TimedFact
 
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.pod import PodGone
@@ -46,7 +46,7 @@ async def _measure(folder: Path) -> tuple[float, float]:
         monday = now - timedelta(hours=WEEK_HOURS)
         offers = await here.offers()
         sized = max(offers, key=lambda offer: (offer.resources.gpu_count, offer.key))
-        living: list[Told] = [*on_sale(*offers, at=monday)]
+        living: list[TimedFact] = [*on_sale(*offers, at=monday)]
         for number in range(NODES_COUNT):
             name = f"node-{number}"
             living += node(name, sized, is_ours=False, at=monday)
@@ -63,7 +63,7 @@ async def _measure(folder: Path) -> tuple[float, float]:
     return begun, after
 
 
-def _an_hour(hour: int, at: datetime) -> Iterator[Told]:
+def _an_hour(hour: int, at: datetime) -> Iterator[TimedFact]:
     """Jobs that are asked for, run on a node and end, evenly."""
     for number in range(PODS_PER_HOUR):
         began = at + number * (3600 / PODS_PER_HOUR) * SECOND
@@ -75,8 +75,8 @@ def _an_hour(hour: int, at: datetime) -> Iterator[Told]:
             pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, node_name=on, epoch=EPOCH, version=2,
             phase="succeeded", job_id=JobId(name),
         )  # fmt: skip
-        yield Told(gone, ended)
-        yield Told(JobFinished(job_id=JobId(name), outcome="completed", finished_at=ended), ended)
+        yield TimedFact(gone, ended)
+        yield TimedFact(JobFinished(job_id=JobId(name), outcome="completed", finished_at=ended), ended)
 
 
 async def _at_rest(here: Ground, scaler: ScalerProcess) -> float:

@@ -143,7 +143,7 @@ async def _known(scaler: ScalerProcess) -> None:
 
 
 async def _notices(here: Ground, names: set[str]) -> dict[str, float]:
-    """Give each node its notice, at an instant of its own; returns when each was there to be read."""
+    """Give each node its notice at a different instant; return when each was readable."""
     chance = random.Random(1)  # noqa: S311 - a fixed order of gaps, nothing secret
     served: dict[str, float] = {}
     gaps = [chance.expovariate(NODES_COUNT / SPREAD_SECONDS) for _ in names]

@@ -71,7 +71,7 @@ async def _measure(folder: Path) -> tuple[Start, Start]:
         await publish_all(here.bus, dense[:-tail])
         async with here.scaler() as scaler:
             whole = Start(scaler.ready_seconds, scaler.processor_seconds())
-        # Told to stop, it has kept a snapshot.
+        # It has saved a snapshot on SIGTERM.
         await publish_all(here.bus, dense[-tail:])
         async with here.scaler() as scaler:
             resumed = Start(scaler.ready_seconds, scaler.processor_seconds())

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 from tests.bench.starting import publish_all
 from tests.support.stories import node, on_sale, pod, synced
-from tests.support.told import Story, Told, record
+from tests.support.timed_facts import Story, TimedFact, record
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.server import NatsServer
@@ -66,7 +66,7 @@ class Ground:
         finally:
             await provider.close()
 
-    async def say(self, story: Iterable[Told]) -> None:
+    async def say(self, story: Iterable[TimedFact]) -> None:
         """Publish facts; those of this process have ids of their own."""
         self._tellings_count += 1
         own = f"bench-{self._tellings_count}"
@@ -132,7 +132,7 @@ class ScalerProcess:
         return processor_seconds(self._process.pid)
 
     async def figures(self) -> dict[str, float]:
-        """What it says on `/metrics`."""
+        """Return the text of `/metrics`."""
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/metrics") as answer:
             lines = [line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in lines}
@@ -194,7 +194,7 @@ async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
 def cluster(offers: tuple[Offer, ...], at: datetime, *, sized: Offer) -> Story:
     """Return a thousand full nodes that must not be removed, ten thousand pods on them, offers, full lists."""
     gpus = sized.resources.gpu_count
-    told: list[Told] = [*on_sale(*offers, at=at)]
+    told: list[TimedFact] = [*on_sale(*offers, at=at)]
     for number in range(NODES_COUNT):
         name = f"node-{number}"
         told += node(name, sized, is_ours=False, at=at)
@@ -203,6 +203,6 @@ def cluster(offers: tuple[Offer, ...], at: datetime, *, sized: Offer) -> Story:
     return (*told, *synced(told, as_of=at))
 
 
-def envelopes(story: Iterable[Told]) -> list[Envelope]:
+def envelopes(story: Iterable[TimedFact]) -> list[Envelope]:
     """The facts as they are published."""
     return [msgspec.structs.replace(one.envelope, source="/bench") for one in record(story)]

@@ -199,7 +199,7 @@ def foreseen(trace: Trace, policy: ForecastPolicy) -> Wanted:
 
 
 def run(trace: Trace, places: range, wanted: Wanted) -> Point:
-    """Size the fleet minute by minute: what is ordered comes after five minutes, what is given up goes at once."""
+    """Size the fleet minute by minute: launched nodes start after five minutes, removed ones end at once."""
     fleet, on_the_way, scale_ups = trace.active[places[0]], 0, 0
     arriving: deque[int] = deque([0] * PROVISIONING_MINUTES, maxlen=PROVISIONING_MINUTES)
     node_minutes = short_minutes = 0

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900
 
 NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
 INSTALL_SECONDS_MAX = "120s"
-EARLIER = ROOT / "tests" / "upgrade" / "2026-11-21-chart.tgz"
+EARLIER = ROOT / "tests" / "upgrade" / "2026-11-23-chart.tgz"
 
 
 @pytest.fixture(scope="module")

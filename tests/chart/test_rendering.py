@@ -300,10 +300,7 @@ def test_an_invalid_value_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "phrase"),
-    [
-        ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage requires capacityType mixed"),
-    ],
+    ("pool", "phrase"), [("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage requires capacityType mixed")]
 )
 def test_an_invalid_pool_is_refused(pool: str, phrase: str) -> None:
     """With its name and the conflicting value."""

@@ -31,7 +31,7 @@ def linted(tools: Path, text: str) -> tuple[int, str]:
 
 
 def problems(tools: Path, document: Any) -> list[str]:  # noqa: ANN401 - YAML
-    """What the Compose Specification's schema says against a document."""
+    """Return the violations of the Compose Specification's schema in a document."""
     schema = json.loads((tools / "compose-spec.json").read_text(encoding="utf-8"))
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
 
@@ -42,8 +42,7 @@ def test_buildkit_reads_the_dockerfile(tools: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("FROM a\nRUNS b\n", "unknown instruction"), ("FROM a\nMAINTAINER b\n", "MaintainerDeprecated")],
+    ("text", "words"), [("FROM a\nRUNS b\n", "unknown instruction"), ("FROM a\nMAINTAINER b\n", "MaintainerDeprecated")]
 )
 def test_a_dockerfile_that_is_wrong_is_found(tools: Path, text: str, words: str) -> None:
     """The check can fail."""

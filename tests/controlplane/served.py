@@ -35,10 +35,7 @@ def real_kubernetes() -> Iterator[Served]:
     if given:
         yield asyncio.run(_of_kubeconfig(given))
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="plane-") as folder,
-        running_plane(Path(folder), EVERYTHING) as plane,
-    ):
+    with tempfile.TemporaryDirectory(prefix="plane-") as folder, running_plane(Path(folder), EVERYTHING) as plane:
         yield Served(url=plane.url, token=plane.admin_token, tls=plane.tls)
 
 

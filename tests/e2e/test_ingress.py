@@ -305,6 +305,6 @@ async def test_the_gateway_accepts_a_request_once(cluster: Running) -> None:
     assert (first.status, again.status) == (202, 202)
     assert first.body["job_id"] == again.body["job_id"]
     assert (other.status, conflict.status) == (409, 409)
-    assert "was used for another request" in other.body["detail"]
+    assert "was used for a different request" in other.body["detail"]
     assert first.body["job_id"] in conflict.body["detail"]
     assert (await ask(cluster, "GET", f"{JOBS}/{first.body['job_id']}")).status == 200

@@ -44,10 +44,7 @@ async def is_active(cluster: Running, name: str) -> bool:
 
 async def says(child: Child, path: str, words: str) -> bool:
     """Return whether the process reports this text."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(child.ready_url.replace("/readyz", path)) as answer,
-    ):
+    async with aiohttp.ClientSession() as session, session.get(child.ready_url.replace("/readyz", path)) as answer:
         return words in await answer.text()
 
 

@@ -19,12 +19,7 @@ from tests.support.running import Running, followed, started
 
 from gpu_autoscaler.events.job import JobFinished, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.events.scaling import (
-    ScalingLaunchRefused,
-    ScalingNodeLaunched,
-    ScalingNodeOrdered,
-    ScalingPlanMade,
-)
+from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType

@@ -39,7 +39,7 @@ asyncio.run(main())
 
 
 def is_alive(pid: int) -> bool:
-    """True while the process runs; one that ended and that nobody has asked about yet does not."""
+    """Return whether the process runs; an ended, unreaped one does not."""
     if Path("/proc/self/stat").exists():  # a slim Linux has no `ps`
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -98,7 +98,7 @@ def test_no_port_is_given_twice() -> None:
 
 
 def test_no_port_is_given_by_two_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nobody listens yet on the other's; it is free again when that one is gone."""
+    """Also before the other listens on its port; the port is free again after the other exits."""
     given = "from gpu_autoscaler_services.local.child import free_port; print(free_port(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -106,7 +106,7 @@ def test_no_port_is_given_by_two_launchers(monkeypatch: pytest.MonkeyPatch) -> N
         assert other.stdout is not None
         theirs = int(other.stdout.readline())
         monkeypatch.setattr(child, "PORTS", range(theirs, theirs + 1))
-        with pytest.raises(TransientError, match="no free port of 127.0.0.1"):
+        with pytest.raises(TransientError, match=r"no free port of 127\.0\.0\.1"):
             free_port()
         other.kill()
         other.wait()

@@ -1,4 +1,4 @@
-"""A process that cannot work says why and what to do, and ends with status 2 instead of trying for ever."""
+"""A misconfigured process reports reason and remedy and exits with status 2 instead of retrying forever."""
 
 import socket
 import sys
@@ -84,7 +84,7 @@ async def test_a_broker_that_is_too_old_is_refused(old_nats: str) -> None:
 
 
 async def test_an_address_of_something_else_is_refused() -> None:
-    """A slip that would otherwise look like a broker that is away."""
+    """A typo that would otherwise look like an unreachable broker."""
     refused(await serve("gateway", NATS_URL="http://127.0.0.1:4222"), "is no NATS address", "nats://")
 
 

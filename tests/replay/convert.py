@@ -60,7 +60,7 @@ def _policy(value: Any, fields: dict[str, str], prefix: str) -> Any:  # noqa: AN
     if not isinstance(value, dict):
         return value
     return {
-        fields.get(f"{prefix}{key}", key).rpartition(".")[2]: _policy(item, fields, f"{prefix}{key}.")
+        str(fields.get(f"{prefix}{key}", key)).rpartition(".")[2]: _policy(item, fields, f"{prefix}{key}.")
         for key, item in value.items()
     }
 

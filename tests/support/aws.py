@@ -43,12 +43,7 @@ class Region:
 
     def options(self, **changes: object) -> AwsOptions:
         """Settings that fit the region."""
-        fitting = {
-            "region": REGION,
-            "launch_template": "gpu",
-            "subnets": tuple(self.subnets),
-            "instance_types": TYPES,
-        }
+        fitting = {"region": REGION, "launch_template": "gpu", "subnets": tuple(self.subnets), "instance_types": TYPES}
         return AwsOptions(**(fitting | changes))  # type: ignore[arg-type]
 
     def provider(self, installation: str, **changes: object) -> AwsCapacity:

@@ -1,8 +1,8 @@
-"""Sees to it that a test makes the calls that its mark says it makes: `docs/clouds.md` is written from these marks.
+"""Verify that a marked test makes the cloud calls of its mark; `docs/clouds.md` is generated from these marks.
 
-A pytest plugin. Every fake of a cloud tells here what it is asked while a marked test runs. A mark may stand on a test,
-a class or a module, and speaks for all tests below: it is held against them when the last of them is over. That needs
-all of them to have passed here, so a run of some of them (`-k`, one by its name, on several workers) claims nothing.
+A pytest plugin. Every fake cloud reports its requests here while a marked test runs. A mark on a class or module covers
+all its tests, and is checked after the last of them. All of them must have passed in this process, so a partial run
+(`-k`, a single test, several workers) checks nothing.
 """
 
 import importlib
@@ -20,7 +20,7 @@ _FAKES = {
 
 
 class _Told(deque[Any]):
-    """What a fake was asked, told to whoever listens as well."""
+    """Requests of a fake, also passed to its listeners."""
 
     def __init__(self, asked: deque[Any], heard: set[str]) -> None:
         super().__init__(asked, asked.maxlen)
@@ -60,7 +60,7 @@ class Claims:
             self._left.get(owner, set()).discard(item.nodeid)
 
     def broken(self, item: pytest.Item) -> list[str]:
-        """Return what a mark of this test claims and nobody has asked, once all tests of the mark are over."""
+        """Return the claimed but uncalled methods of this test's mark, once all tests of the mark are over."""
         return [
             f"{owner} is marked with the call {name} of {cloud}, which nobody made; correct the mark, or the test"
             for owner, cloud, calls in claims_of(item)

@@ -48,7 +48,7 @@ class RunningCluster:
         return dict(self.world.api.create(_SERVED[kind], None if kind in _CLUSTERS else namespace, item).object)
 
     def add_node(self, name: str, **how: Any) -> Json:  # noqa: ANN401 - as `kube_objects.node`
-        """Add a ready node that no cloud stands behind."""
+        """Add a ready node without a cloud instance."""
         self.add("nodes", node(name, **how))
 
         def ready(item: Json) -> None:

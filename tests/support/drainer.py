@@ -29,7 +29,7 @@ def kept(connection: sqlite3.Connection) -> Kept:
 
 
 async def drain(url: str, path: str, last: int) -> None:
-    """Go on where the row says, until the last message is in it."""
+    """Resume at the row's sequence and run until the last message is in it."""
     connection = sqlite3.connect(path, isolation_level=None)
     bus = await NatsBus.connect(url, name="drainer", declared=BusDeclaration(streams=streams()))
     sequence, count, chain = kept(connection)

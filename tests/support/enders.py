@@ -10,7 +10,7 @@ from gpu_autoscaler_services.local.child import free_port
 
 
 class EnderProcess:
-    """One process and what it said."""
+    """One process and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, port: int) -> None:
         self.process = process

@@ -56,12 +56,7 @@ class FakeCapacity:
         self.group_launch_count = 0  # calls that launched several at once
 
     def refuse(
-        self,
-        pattern: str,
-        kind: RefusalKind = "capacity",
-        *,
-        retry_after_seconds: float = 180.0,
-        passed_count: int = 0,
+        self, pattern: str, kind: RefusalKind = "capacity", *, retry_after_seconds: float = 180.0, passed_count: int = 0
     ) -> None:
         """Refuse offers whose key matches, after the first `passed_count` instances, until `refuse_nothing`."""
         self._refused.append(_Refusal(pattern, kind, retry_after_seconds, passed_count))

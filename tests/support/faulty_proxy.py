@@ -1,4 +1,4 @@
-"""A way to an API server on which things go wrong as they do on real ones: refusals, cuts, half a line, silence."""
+"""A proxy to an API server with realistic faults: refusals, cuts, partial lines, silence."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A gateway on a broker of this process and a store of its own: facts told go over the bus, as they do in real life."""
+"""A gateway on an in-process broker with its own store: published facts go over the bus, as in production."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.support.told import Story, record
+from tests.support.memory_bus import MemoryBus
+from tests.support.timed_facts import Story, record
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Projection, Publication
 from gpu_autoscaler.bus.streams import BusDeclaration, streams
@@ -30,24 +30,24 @@ from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.server import make_app, serving
-from gpu_autoscaler_services.gateway.service import Gateway
+from gpu_autoscaler_services.gateway.spec import Gateway
 
 SETTLE_SECONDS_MAX = 60.0
 
 
 class LossyBus(MemoryBus):
-    """A bus whose broker can be away: what is published then is refused for now, as by a real one."""
+    """A bus whose broker can be down: publishing then fails with a transient error, as with a real one."""
 
     is_away = False
     unreadable: frozenset[str] = frozenset()  # streams that cannot be read now
 
     async def publish_many(self, publications: Sequence[Publication]) -> Sequence[Ack]:
-        """As the bus does, unless the broker is away."""
+        """As the bus does, unless the broker is down."""
         self._answer()
         return await super().publish_many(publications)
 
     async def publish(self, subject: str, payload: bytes, **more: Any) -> Ack:  # noqa: ANN401 - as the bus takes them
-        """As the bus does, unless the broker is away."""
+        """As the bus does, unless the broker is down."""
         self._answer()
         return await super().publish(subject, payload, **more)
 

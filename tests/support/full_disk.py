@@ -1,7 +1,7 @@
 """A disk of a few megabytes under a server's store, to be filled and freed.
 
-In this order: a small file system of its own, where this machine may mount one; else a limit on how far the server's
-files may grow, which gives it the same errors from the same calls.
+A small separate file system if this machine may mount one; else a size limit on the server's files, which causes the
+same errors in the same calls.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class SmallFileSystem:
                         pass
 
     def free(self, server: NatsServer) -> None:  # noqa: ARG002
-        """The file goes."""
+        """Remove the file."""
         self._filler.unlink()
 
 

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 from hypothesis import strategies as st
 from tests.support import stories
-from tests.support.stories import EPOCH, T0, Told, record
+from tests.support.stories import EPOCH, T0, TimedFact, record
 
 from gpu_autoscaler.events import gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.envelope import Recorded
@@ -78,9 +78,7 @@ def _node_life(name: str, rng: Random) -> list[Fact]:
         )
         return [*life, *_facts(stories.planned(release, plan_id=f"plan-{name}")), *_end(name, release.action_id)]
     life += _facts(
-        stories.node(name, is_ready=False)[-1:],
-        stories.node(name, gpus_allocatable=0)[-1:],
-        stories.node(name)[-1:],
+        stories.node(name, is_ready=False)[-1:], stories.node(name, gpus_allocatable=0)[-1:], stories.node(name)[-1:]
     )
     life.append(_summary(name))
     if rng.random() < 0.5:
@@ -229,7 +227,7 @@ def histories(draw: st.DrawFn) -> tuple[Recorded, ...]:
     lives += [_job_life(f"job-{number}", rng) for number in range(rng.randrange(3))]
     rows = [row for row in lives if row]
     at, version = T0, 0
-    told: list[Told] = []
+    told: list[TimedFact] = []
     said: list[Fact] = []
     while rows:
         at, version = at + rng.choice(_GAPS), version + 1
@@ -239,14 +237,14 @@ def histories(draw: st.DrawFn) -> tuple[Recorded, ...]:
         for fact in facts:
             stamped = _stamped(fact, at, version)
             said.append(stamped)
-            told.append(Told(stamped, at))
+            told.append(TimedFact(stamped, at))
     return record(told)
 
 
 @st.composite
 def retellings(draw: st.DrawFn, history: tuple[Recorded, ...]) -> list[list[Recorded]]:
-    """The same history as another reader may get it: streams interleaved in another way, facts told again up to six
-    hours of their stream's time later, and all of it cut into batches."""
+    """The same history for another reader: streams interleaved differently, facts repeated up to six hours of their
+    stream's time later, and all of it split into batches."""
     rng = draw(st.randoms(use_true_random=False))
     streams: dict[str, list[Recorded]] = {}
     for each in history:

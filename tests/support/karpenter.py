@@ -33,7 +33,7 @@ TYPES: list[dict[str, Any]] = [
 
 
 def needed_karpenter() -> None:
-    """Skips the test, and says why, where Karpenter is not built."""
+    """Skip the test with a reason if Karpenter is not built."""
     if not KARPENTER.folder().is_dir():
         pytest.skip(f"NOT RUN: no Karpenter: {KARPENTER.missing() or 'it is not built yet'}; `make controlplane`")
 

@@ -1,9 +1,9 @@
-"""Recorded answers of a real kube-apiserver, and how a server's answers are compared with them.
+"""Recorded answers of a real kube-apiserver, and their comparison with a server's answers.
 
-Compared are the status code and the shape: every field that the real server sent and that somebody reads, with its
-JSON type; for refusals also reason, code and causes. Times, versions, uids and field managers differ by nature.
+Status code and shape are compared: every used field that the real server sent, with its JSON type; for refusals also
+reason, code and causes. Times, versions, uids and field managers always differ.
 
-The recordings are found by GPU_AUTOSCALER_CAPTURES, else in `../shared/captures` beside the repository.
+The recordings are in GPU_AUTOSCALER_CAPTURES, else in `../shared/captures` beside the repository.
 """
 
 import json

@@ -28,11 +28,7 @@ class KubeHttp:
     """Sends requests to one API server."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        self, session: aiohttp.ClientSession, url: str, token: str | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self._session = session
         self._url = url

@@ -1,4 +1,4 @@
-"""An API server behind a proxy that misbehaves on demand. What stands behind it is the real one."""
+"""A real API server behind a proxy that misbehaves on demand."""
 
 import json
 from collections.abc import AsyncIterator, Callable

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.cluster import RunningCluster, running_cluster, until
+from tests.support.memory_bus import MemoryBus
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, consumers_of_process, streams
 from gpu_autoscaler.core.intake.fold import fold
@@ -76,7 +76,7 @@ class Line:
         return said
 
     async def said(self, kind: type[FactT], holds: Callable[[FactT], object] = lambda _: True) -> list[FactT]:
-        """Facts of this type that were said, in order."""
+        """Return the published facts of this type, in order."""
         return [one.fact for one in await self.record() if isinstance(one.fact, kind) and holds(one.fact)]
 
     async def wait_for(

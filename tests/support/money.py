@@ -1,9 +1,9 @@
-"""What the ledger told, in one line each."""
+"""Facts of the ledger, in one line each."""
 
 from datetime import datetime, timedelta
 
 from tests.support.purchases import provider_id
-from tests.support.told import T0, Story, Told
+from tests.support.timed_facts import T0, Story, TimedFact
 
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -16,8 +16,8 @@ USD = MICRO_USD_PER_USD
 
 
 def ledger(*spent: Spent, charged: tuple[ChargedUntil, ...] = (), at: datetime = T0) -> Story:
-    """The store's sums are known: nothing yet, unless told."""
-    return (Told(CostLedgerReported(spent=spent, charged=charged, jobs=(), reported_at=at), at),)
+    """The store's sums are known: zero by default."""
+    return (TimedFact(CostLedgerReported(spent=spent, charged=charged, jobs=(), reported_at=at), at),)
 
 
 def spent(usd: float, *, period: str = "2026-11-21", owner: str = "cluster") -> Spent:
@@ -60,7 +60,7 @@ def charged(
         zone=zone,
         bought_for=project,
     )
-    return (Told(fact, to_at),)
+    return (TimedFact(fact, to_at),)
 
 
 def at_most(*, day: float | None = None, month: float | None = None, is_hard: bool = True) -> SpendPolicy:

@@ -10,7 +10,7 @@ import msgspec
 from tests.support.money import charged, clusters, ledger
 from tests.support.purchases import instance, on_sale, provider_id
 from tests.support.stories import job, node, pod
-from tests.support.told import EPOCH, T0, Story, Told, record
+from tests.support.timed_facts import EPOCH, T0, Story, TimedFact, record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
@@ -87,7 +87,7 @@ class MoneyWorld:
         self._state = fold(self._state, record(told))
 
     def _fact(self, fact: Fact) -> Story:
-        return (Told(fact, self.now),)
+        return (TimedFact(fact, self.now),)
 
     def _number(self) -> int:
         self._numbers += 1

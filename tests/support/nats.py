@@ -1,6 +1,6 @@
 """A real NATS server for tests: the one named in the environment, the binary of this machine, or a container.
 
-Where none can be had, tests that need one are skipped with a sentence that says what to install.
+If none is available, tests that need one are skipped with the package to install.
 """
 
 import asyncio

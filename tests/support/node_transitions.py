@@ -72,7 +72,7 @@ TRANSITIONS: Mapping[NodePhase, frozenset[NodePhase]] = {
     ),
     _P.DRAINED: frozenset(
         {
-            _P.TERMINATING,  # the instance is being terminated
+            _P.TERMINATING  # the instance is being terminated
         }
     ),
     _P.FAILED: frozenset(

@@ -1,4 +1,4 @@
-"""What stands outside a running system and speaks to it as users do: programs, the command line, NATS, HTTP."""
+"""Clients outside a running system: programs, the command line, NATS, HTTP."""
 
 import asyncio
 import io
@@ -22,7 +22,7 @@ PROGRAM_SECONDS_MAX = 120.0  # some wait a minute themselves
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a program said and how it ended."""
+    """Output and exit code of a program."""
 
     code: int
     out: str

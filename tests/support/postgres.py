@@ -1,6 +1,6 @@
-"""A real PostgreSQL for tests: the one named in the environment, the or the binary of this machine.
+"""A real PostgreSQL for tests: the one named in the environment, or the binary of this machine.
 
-Where none can be had, tests that need one are skipped with a sentence that says what to install.
+If none is available, tests that need one are skipped with the package to install.
 """
 
 import os

@@ -3,13 +3,9 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from tests.support.told import MINUTE, T0, Story, Told, resources
+from tests.support.timed_facts import MINUTE, T0, Story, TimedFact, resources
 
-from gpu_autoscaler.events.node import (
-    INSTANCE_STATE_VERSION,
-    InstanceState,
-    NodeInstanceObserved,
-)
+from gpu_autoscaler.events.node import INSTANCE_STATE_VERSION, InstanceState, NodeInstanceObserved
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -63,7 +59,7 @@ def on_sale(*offers: Offer, at: datetime = T0) -> Story:
     fact = SpotOffersSampled(
         epoch=1, version=int(at.timestamp()), provider="sim", offers=offers or (offer(),), sampled_at=at
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 # ---- plans and orders
@@ -73,7 +69,7 @@ def planned(*decisions: AnyDecision, plan_id: str = "plan-1", at: datetime = T0)
     """A plan that decided this."""
     plan = Plan(as_of=at, parent_sequence=0, decisions=decisions)
     fact = ScalingPlanMade(plan_id=PlanId(plan_id), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def purchase(
@@ -129,7 +125,7 @@ def bought(
         gang=decision.gang,
         slices=decision.slices,
     )
-    story = (*story, Told(ordered, at))
+    story = (*story, TimedFact(ordered, at))
     if is_refused:
         refused = ScalingLaunchRefused(
             action_id=action_id,
@@ -141,7 +137,7 @@ def bought(
             refused_at=at,
             retry_at=at + retry_after,
         )
-        return (*story, Told(refused, at))
+        return (*story, TimedFact(refused, at))
     if not is_launched:
         return story
     launched = ScalingNodeLaunched(
@@ -154,7 +150,7 @@ def bought(
         price_micro_usd_per_hour=decision.offer.price_micro_usd_per_hour,
         launched_at=at,
     )
-    return (*story, Told(launched, at), *instance(decision, at=at))
+    return (*story, TimedFact(launched, at), *instance(decision, at=at))
 
 
 def provider_id(name: str) -> ProviderId:
@@ -177,7 +173,7 @@ def instance(decision: BuyNode, *, state: InstanceState = "running", at: datetim
         launched_at=at,
         terminated_at=at if state == "terminated" else None,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def drained(
@@ -218,7 +214,7 @@ def drained(
         started_at=at,
     )
     if cancelled_at is None:
-        return (*story, Told(started, at))
+        return (*story, TimedFact(started, at))
     cancelled = ScalingDrainCancelled(
         action_id=action,
         plan_id=PlanId(f"plan-{action}"),
@@ -228,7 +224,7 @@ def drained(
         cancelled_at=cancelled_at,
         abandoned_because=abandoned_because,
     )
-    return (*story, Told(started, at), Told(cancelled, cancelled_at))
+    return (*story, TimedFact(started, at), TimedFact(cancelled, cancelled_at))
 
 
 def evicted(name: str, *, off: str, is_forced: bool = False, at: datetime = T0) -> Story:
@@ -243,7 +239,7 @@ def evicted(name: str, *, off: str, is_forced: bool = False, at: datetime = T0) 
         is_forced=is_forced,
         evicted_at=at,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def notice(name: str, *, reclaim_at: datetime | None = None, at: datetime = T0, event: str = "1") -> Story:
@@ -256,4 +252,4 @@ def notice(name: str, *, reclaim_at: datetime | None = None, at: datetime = T0, 
         node_name=name,
         received_at=at,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)

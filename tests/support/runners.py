@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
+from tests.support.memory_bus import MemoryBus
+
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication
 from gpu_autoscaler.bus.streams import BusDeclaration, consumers_of_process, streams
@@ -38,7 +39,7 @@ QUICK = Limits(
 
 
 class Away(MemoryBus):
-    """A bus whose broker can be made to go away: nothing is stored, nothing is fetched."""
+    """A bus whose broker can be stopped: nothing is stored, nothing is fetched."""
 
     is_away = False
 
@@ -99,7 +100,7 @@ class Place:
 
 
 class Probe:
-    """A service that does what a test says, and remembers what it was given. Subclasses say what goes in and out."""
+    """A service that does what a test defines and records its input. Subclasses define input and output."""
 
     name: ClassVar[str] = "probe"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
@@ -120,12 +121,12 @@ class Probe:
         self._on_tick = on_tick
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
-        """Remember the fact and do what the test says."""
+        """Record the fact and do what the test defines."""
         self.given.append(recorded)
         return () if self._on_fact is None else await self._on_fact(recorded)
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Remember the tick and do what the test says."""
+        """Record the tick and do what the test defines."""
         self.ticks.append(now)
         return () if self._on_tick is None else await self._on_tick(now)
 

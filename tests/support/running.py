@@ -53,7 +53,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
             raise AssertionError(f"not seen within {seconds_max:g} s: {what}") from None
 
     def freeze(self, process: str) -> int:
-        """Stop a process where it stands (SIGSTOP); returns its pid."""
+        """Freeze a process (SIGSTOP); return its pid."""
         pid = self.system.children[process].pid
         assert pid is not None, f"{process} does not run"
         os.kill(pid, signal.SIGSTOP)
@@ -70,7 +70,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
         await child.wait_ready()
 
     async def unacknowledged_count(self, stream: str, durable: str) -> int:
-        """Messages of a durable consumer that nobody has acknowledged: delivered or still to come."""
+        """Return the unacknowledged messages of a durable consumer: delivered or pending."""
         connection = Client()
         await connection.connect(self.system.nats_url)
         try:
@@ -98,8 +98,8 @@ async def started(
     external: ExternalSystems | None = None,
     code: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[LocalSystem]:
-    """A system with the demo's policy and a fast clock, if not told otherwise; all of it is ended afterwards. `code`:
-    the processes that run another version, and where it is."""
+    """Run a system, by default with the demo's policy and a fast clock; stop it afterwards. `code`: the path of another
+    version, by process."""
     system = LocalSystem(
         folder,
         clock=Clock(clock_factor),

@@ -1,4 +1,4 @@
-"""Small HTTP servers for tests: whatever a handler says, on a free port of loopback."""
+"""Small HTTP servers for tests: a handler on a free loopback port."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

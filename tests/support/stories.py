@@ -1,7 +1,7 @@
 """Whole situations in one line each: `given(node("n1"), pod("train-0", on="n1", gpus=8), as_of=T0 + HOUR)`.
 
-Builders return facts with the instants at which they were said; `given` folds them through the real `fold`, after
-which both watches are complete and fresh at `as_of`. Nothing here knows how state is laid out.
+Builders return facts with the instants of their publication; `given` folds them with the real `fold`, after which
+both watches are complete and fresh at `as_of`. The builders do not depend on the structure of the state.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,13 @@ from tests.support.purchases import (
     provider_id,
     purchase,
 )
-from tests.support.told import EPOCH, HOUR, LIST_VERSION, MINUTE, SECOND, T0, Story, Told, record, resources
+from tests.support.timed_facts import EPOCH, HOUR, LIST_VERSION, MINUTE, SECOND, T0, Story, TimedFact, record, resources
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued, JobRequested, JobStarted
-from gpu_autoscaler.events.node import (
-    NodeInstanceListed,
-    NodeInstanceObserved,
-    NodeListed,
-    NodeObserved,
-)
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetListed, PodBudgetObserved, PodListed, PodObserved
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec
@@ -47,7 +42,7 @@ __all__ = [
     "SECOND",
     "T0",
     "Story",
-    "Told",
+    "TimedFact",
     "bought",
     "budget",
     "drained",
@@ -77,7 +72,7 @@ def given(*stories: Story, as_of: datetime = T0, is_synced: bool = True) -> Clus
     return fold(EMPTY_STATE, record([*told, *(synced(told, as_of=as_of) if is_synced else ())]))
 
 
-def synced(told: Iterable[Told], *, as_of: datetime) -> Story:
+def synced(told: Iterable[TimedFact], *, as_of: datetime) -> Story:
     """Whole lists of everything that the story observed, read at `as_of`."""
     facts = [each.fact for each in told]
     pods = tuple(fact.pod_uid for fact in facts if isinstance(fact, PodObserved))
@@ -85,10 +80,10 @@ def synced(told: Iterable[Told], *, as_of: datetime) -> Story:
     budgets = tuple(fact.budget_uid for fact in facts if isinstance(fact, PodBudgetObserved))
     instances = tuple(fact.provider_id for fact in facts if isinstance(fact, NodeInstanceObserved))
     return (
-        Told(PodListed(epoch=EPOCH, version=LIST_VERSION, pod_uids=pods, listed_at=as_of), as_of),
-        Told(PodBudgetListed(epoch=EPOCH, version=LIST_VERSION, budget_uids=budgets, listed_at=as_of), as_of),
-        Told(NodeListed(epoch=EPOCH, version=LIST_VERSION, node_uids=nodes, listed_at=as_of), as_of),
-        Told(NodeInstanceListed(provider_ids=instances, listed_at=as_of), as_of),
+        TimedFact(PodListed(epoch=EPOCH, version=LIST_VERSION, pod_uids=pods, listed_at=as_of), as_of),
+        TimedFact(PodBudgetListed(epoch=EPOCH, version=LIST_VERSION, budget_uids=budgets, listed_at=as_of), as_of),
+        TimedFact(NodeListed(epoch=EPOCH, version=LIST_VERSION, node_uids=nodes, listed_at=as_of), as_of),
+        TimedFact(NodeInstanceListed(provider_ids=instances, listed_at=as_of), as_of),
     )
 
 
@@ -117,9 +112,9 @@ def node(
     version: int = 1,
     deleting_since: datetime | None = None,
 ) -> Story:
-    """A node of this offer, ready since `at` unless told; one of ours comes with the purchase `buy-<name>`.
+    """A node of this offer, ready since `at` by default; one of ours comes with the purchase `buy-<name>`.
 
-    `gpus_allocatable` is for a node whose GPUs are not (all) there yet, `slices` for one whose GPUs are cut.
+    `gpus_allocatable` is for a node whose GPUs are not all allocatable yet, `slices` for one with MIG slices.
     """
     of, cut = of or offer(), tuple(sorted((slices or {}).items()))
     decision = purchase(f"buy-{name}", of, pool=pool, at=at, labels=labels, taints=taints)
@@ -149,7 +144,7 @@ def node(
         taints=taints,
         action_id=decision.action_id if is_ours else None,
     )
-    return (*(bought(decision, at=at) if is_ours else ()), Told(fact, at))
+    return (*(bought(decision, at=at) if is_ours else ()), TimedFact(fact, at))
 
 
 # ---- pods and jobs
@@ -176,7 +171,7 @@ def pod(
     version: int = 1,
     **changes: Any,  # noqa: ANN401 - further fields of PodObserved
 ) -> Story:
-    """A pod: running on a node, or pending (and then unschedulable since `at` unless told)."""
+    """A pod: running on a node, or pending (and then unschedulable since `at` by default)."""
     fact = PodObserved(
         epoch=EPOCH,
         version=version,
@@ -201,7 +196,7 @@ def pod(
         owner_kind=owner_kind,
         job_id=None if job_id is None else JobId(job_id),
     )
-    return (Told(msgspec.structs.replace(fact, **changes), at),)
+    return (TimedFact(msgspec.structs.replace(fact, **changes), at),)
 
 
 def budget(
@@ -217,7 +212,7 @@ def budget(
         match_labels=match,
         disruptions_allowed=disruptions_allowed,
     )
-    return (Told(fact, T0),)
+    return (TimedFact(fact, T0),)
 
 
 def request(job_id: str | None = "train", **changes: Any) -> JobRequested:  # noqa: ANN401 - fields of JobRequested
@@ -269,12 +264,12 @@ def job(
         requested_at=at,
     )
     queued = JobQueued(job_id=name, spec=msgspec.structs.replace(spec, **changes), queued_at=at)
-    story: Story = (Told(request(job_id), at), Told(queued, at))
+    story: Story = (TimedFact(request(job_id), at), TimedFact(queued, at))
     if placed_on:
         nodes = tuple(NodeUid(f"uid-{each}") for each in placed_on)
         placed = JobPlaced(job_id=name, attempt=attempt, node_uids=nodes, node_names=placed_on, placed_at=at)
-        story = (*story, Told(placed, at))
+        story = (*story, TimedFact(placed, at))
     if is_running:
         started = JobStarted(epoch=EPOCH, version=1, job_id=name, kube_job=f"jobs/{job_id}", started_at=at)
-        story = (*story, Told(started, at))
+        story = (*story, TimedFact(started, at))
     return story

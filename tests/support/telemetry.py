@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from tests.support.told import MINUTE, T0, Story, Told
+from tests.support.timed_facts import MINUTE, T0, Story, TimedFact
 
 from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.model.ids import NodeUid
@@ -60,7 +60,7 @@ def minute(
         scrapes_answered_count=0 if is_silent else 6,
         gpus=summaries,
     )
-    return (Told(fact, at + MINUTE),)
+    return (TimedFact(fact, at + MINUTE),)
 
 
 def minutes(name: str, count: int, *, start: datetime = T0, **figures: Any) -> Story:  # noqa: ANN401 - those of `minute`

@@ -47,8 +47,8 @@ def chart_schema() -> dict[str, Any]:
 
 
 def test_each_service_folder_is_registered() -> None:
-    """A folder with a service.py is one line of the registry, under the name of its class."""
-    assert sorted(NAMES) == sorted(path.parent.name for path in SERVICES.glob("*/service.py"))
+    """A folder with a spec.py is one line of the registry, under the name of its class."""
+    assert sorted(NAMES) == sorted(path.parent.name for path in SERVICES.glob("*/spec.py"))
     assert tuple(spec.name for spec in specs()) == NAMES
 
 

@@ -3,8 +3,8 @@
 import tarfile
 from pathlib import Path
 
-EARLIER = Path(__file__).with_name("2026-11-21.tar.xz")
-RECORDED = Path(__file__).with_name("2026-11-21-left.tar.xz")
+EARLIER = Path(__file__).with_name("2026-11-23.tar.xz")
+RECORDED = Path(__file__).with_name("2026-11-23-left.tar.xz")
 # As a rollout would: what others wait for first.
 PROCESSES = (
     "pod-watcher",

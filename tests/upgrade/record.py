@@ -40,7 +40,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def story(cluster: Running) -> None:
-    """Jobs that are over, cancelled, run, and one that nobody has read; a node that was taken back; money spent."""
+    """Jobs that are over, canceled, running, and one not yet read; a reclaimed node; costs."""
     player = cluster.player
     await player.submit(request("done", run_seconds=20.0), "nats")
     await player.submit(request("cancelled", run_seconds=9000.0), "nats")
@@ -114,6 +114,31 @@ def _compact(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def pack_code(path: Path) -> None:
+    """Pack today's services and their libraries, without simulators and texts."""
+    root = Path(__file__).resolve().parents[2]
+    left_out = {"sim", "simcluster", "simcloud", "simulate.py", "simulation.py", "score.py", "score_page.py"}
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        parts = Path(member.name).parts
+        is_left_out = "__pycache__" in parts or (len(parts) > 1 and parts[1] in left_out) or parts[-1] == "README.md"
+        member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+        return None if is_left_out else member
+
+    with tarfile.open(path, "w:xz") as archive:
+        for package in (root / "libs" / "gpu_autoscaler", root / "services" / "gpu_autoscaler_services"):
+            archive.add(package, arcname=package.name, filter=kept)
+
+
+def pack_chart(path: Path) -> None:
+    """Pack today's chart as `helm package` does."""
+    chart = Path(__file__).resolve().parents[2] / "deploy" / "charts" / "gpu-autoscaler"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(chart, arcname=chart.name)
+
+
 if __name__ == "__main__":
+    pack_code(EARLIER)
+    pack_chart(EARLIER.with_name(EARLIER.name.replace(".tar.xz", "-chart.tgz")))
     asyncio.run(record(RECORDED))
     sys.stdout.write(f"{RECORDED} ({RECORDED.stat().st_size:,} bytes)\n")

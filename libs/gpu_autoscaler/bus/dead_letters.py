@@ -57,7 +57,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A resubmitted letter, and the acknowledgement of the stream."""
+    """A resubmitted letter, and the acknowledgment of the stream."""
 
     letter: DeadLetter
     ack: Ack

@@ -1,6 +1,7 @@
 """A broker in this process: streams, durable consumers, redelivery by the server's rules, without threads or clock.
 
-Every call passes the time. `bus/memory.py` implements the bus protocol on it, for tests and the simulator.
+Every call passes the time. `tests/support/memory_bus.py` implements the bus protocol on it, for tests and the
+simulator.
 """
 
 from collections import OrderedDict

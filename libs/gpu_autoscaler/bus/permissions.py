@@ -77,7 +77,7 @@ def of_service(
 
 
 def of_ingress(published: Iterable[type[Fact]]) -> Permissions:
-    """Return the permissions of clients: publish these facts and receive their acknowledgements."""
+    """Return the permissions of clients: publish these facts and receive their acknowledgments."""
     return Permissions(publish=_sorted(map(subject_filter, published)), subscribe=(STOCK_INBOXES,))
 
 

@@ -3,7 +3,7 @@
 - a *projection* reads whole streams strictly in order, has no effects, and belongs to one process;
 - an *effect* consumer is durable, shared by replicas, and acknowledges after the outputs are stored.
 
-Implemented by `bus/nats/bus.py` and `bus/memory.py`; both pass `tests/contract/bus`.
+Implemented by `bus/nats/bus.py` and `tests/support/memory_bus.py`; both pass `tests/contract/bus`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

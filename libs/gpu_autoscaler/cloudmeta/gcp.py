@@ -1,9 +1,8 @@
 """Google Cloud's instance metadata: preemption, and host maintenance.
 
 Two keys, each a value that may change and change back. A read waits briefly for a change; a change between two reads
-is detected by its ETag. Source: Compute Engine, "View and query VM metadata" (wait_for_change),
-"Preemptible VM instances", "Handle GPU host maintenance events"; GKE, "Spot VMs" (user pods have 15 of the 30 s);
-read 2026-11-21.
+is detected by its ETag. Source: Compute Engine, "View and query VM metadata" (wait_for_change), "Preemptible VM
+instances", "Handle GPU host maintenance events"; GKE, "Spot VMs" (user pods have 15 of the 30 s); read 2026-11-21.
 """
 
 import asyncio

@@ -43,10 +43,7 @@ RULES_OF_POLICY = (
 RULES_OF_POOL = (
     ("!has(self.maxSize) || self.minSize <= self.maxSize", "minSize is above maxSize; lower it, or raise maxSize"),
     ("!has(self.maxSize) || self.maxSize > 0", "maxSize is 0; raise it, or remove the pool"),
-    (
-        "!has(self.spotPercentage) || self.capacityType == 'mixed'",
-        "spotPercentage requires capacityType mixed",
-    ),
+    ("!has(self.spotPercentage) || self.capacityType == 'mixed'", "spotPercentage requires capacityType mixed"),
     (
         "self.labels.all(key, !key.startsWith('gpu-autoscaler.io/'))",
         "labels with prefix gpu-autoscaler.io/ are written by the autoscaler; remove them",

@@ -1,7 +1,6 @@
 """Caches keyed by the identity of their arguments, for queries that repeat on every tick.
 
-Records are frozen and `fold` replaces only records that a fact changed, so an identical object has identical content.
-Values are never compared: that would cost as much as computing the result.
+Records are frozen and `fold` replaces only changed ones: an identical object has identical content.
 """
 
 from collections.abc import Callable, Hashable, Mapping

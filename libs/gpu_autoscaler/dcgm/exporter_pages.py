@@ -153,10 +153,7 @@ class Scraper:
     """Scrapes exporters. None means no answer, so that its GPUs are unknown."""
 
     def __init__(
-        self,
-        *,
-        scrape_seconds_max: float = SCRAPE_SECONDS_MAX,
-        concurrent_scrapes_max: int = CONCURRENT_SCRAPES_MAX,
+        self, *, scrape_seconds_max: float = SCRAPE_SECONDS_MAX, concurrent_scrapes_max: int = CONCURRENT_SCRAPES_MAX
     ) -> None:
         self._timeout = aiohttp.ClientTimeout(total=scrape_seconds_max)
         self._slots = asyncio.Semaphore(concurrent_scrapes_max)

@@ -264,12 +264,7 @@ class KubeClient:
 
     async def _delete(self, kind: Kind[Any], thing: core.Object, options: Mapping[str, Any]) -> bool:
         namespace, name = thing.metadata.namespace, thing.metadata.name
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": thing.metadata.uid},
-            **options,
-        }
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": thing.metadata.uid}, **options}
         try:
             await self._call(
                 "DELETE", kind.path(namespace, name), f"delete {kind.plural} {namespace}/{name}", body=body

@@ -1,8 +1,7 @@
 """Reads kubeconfig files like kubectl: which cluster, as which user. Used by `connection`; makes no calls.
 
-Unsupported settings are errors: to ignore one could mean acting as another user.
-Source: Kubernetes documentation, "kubeconfig (v1)" and "Organizing Cluster Access Using kubeconfig Files"
-(read 2026-11-21).
+Unsupported settings are errors: to ignore one could mean acting as another user. Source: Kubernetes documentation,
+"kubeconfig (v1)" and "Organizing Cluster Access Using kubeconfig Files" (read 2026-11-21).
 """
 
 import os

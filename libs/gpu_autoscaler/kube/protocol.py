@@ -86,10 +86,7 @@ DEVICE_TEMPLATES = Kind(
 DEVICE_CLASSES = Kind(plural="deviceclasses", api=_DEVICES, type=devices.DeviceClass, is_optional=True)
 DEVICE_SLICES = Kind(plural="resourceslices", api=_DEVICES, type=devices.ResourceSlice, is_optional=True)
 POLICIES = Kind(
-    plural=policy.PLURAL,
-    api=f"/apis/{policy.GROUP}/{policy.VERSION}",
-    type=policy.Policy,
-    is_optional=True,
+    plural=policy.PLURAL, api=f"/apis/{policy.GROUP}/{policy.VERSION}", type=policy.Policy, is_optional=True
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=core.Object)
 SERVICES = Kind(plural="services", api="/api/v1", type=core.Object)

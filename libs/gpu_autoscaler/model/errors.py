@@ -1,13 +1,5 @@
 """The exception tree. Adapters raise only these and keep the cause (`raise ... from exc`).
 
-    AutoscalerError
-    ├── TransientError      later: the message is delivered again after `retry_after_seconds`
-    ├── PermanentError      not retried: the message becomes a dead letter with this reason
-    │   └── InvalidFact     a message that is not a valid fact: names field and reason
-    │       └── UnknownType a well-formed event of a type that this version does not know
-    ├── ConfigError         refuse to start; lists all violations at once
-    └── StalePlan           the plan's parent is no longer the latest plan: plan again
-
 Any other exception is our bug: the message is retried up to the limit, then becomes a dead letter.
 """
 

@@ -44,11 +44,7 @@ class RestClient:
     """One connection pool for one cloud. `is_throttled` recognizes the cloud's own forms of throttling."""
 
     def __init__(
-        self,
-        token: Token | None,
-        *,
-        call_seconds_max: float,
-        is_throttled: Callable[[Answer], bool] = _by_status,
+        self, token: Token | None, *, call_seconds_max: float, is_throttled: Callable[[Answer], bool] = _by_status
     ) -> None:
         """Without `token` calls are anonymous, for public data."""
         self._token = token

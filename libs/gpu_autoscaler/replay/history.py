@@ -1,6 +1,7 @@
 """Which facts do the streams hold? Reads them in order, up to the last one stored. Used by `replay/` and `why`."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -8,6 +9,7 @@ from gpu_autoscaler.bus.protocol import Bus, Message
 from gpu_autoscaler.bus.streams import subject_filter
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.clock import Clock
@@ -36,25 +38,12 @@ class History:
         after: int = 0,
         last: int | None = None,
         aside: frozenset[tuple[str, int]] = frozenset(),
-    ) -> AsyncIterator[list[Recorded]]:
+    ) -> AsyncIterator[list[Stored]]:
         """Yield batches of facts of these types with `after` < sequence <= `last` (None: the current last).
 
         Omits dead letters given in `aside`. Ends early if the rest has expired. Raises TransientError if the broker is
         unreachable.
         """
-        async for batch in self.stored(stream, facts, after=after, last=last, aside=aside):
-            yield [stored.recorded for stored in batch]
-
-    async def stored(
-        self,
-        stream: str,
-        facts: Sequence[type[Fact]],
-        *,
-        after: int = 0,
-        last: int | None = None,
-        aside: frozenset[tuple[str, int]] = frozenset(),
-    ) -> AsyncIterator[list[Stored]]:
-        """Yield like `read`, with the time at which the stream stored each fact."""
         if last is None:
             last = await self._bus.last_sequence(stream)
         if last <= after:
@@ -76,6 +65,15 @@ class History:
                     return
         finally:
             await projection.close()
+
+    async def first_plan(self, is_sought: Callable[[ScalingPlanMade, datetime], bool]) -> ScalingPlanMade | None:
+        """Return the first plan for which `is_sought`, called with the plan and its storage time, is true."""
+        async for batch in self.read(ScalingPlanMade.stream(), [ScalingPlanMade]):
+            for stored in batch:
+                fact = stored.recorded.fact
+                if isinstance(fact, ScalingPlanMade) and is_sought(fact, stored.at):
+                    return fact
+        return None
 
     async def is_from_the_beginning(self, stream: str) -> bool:
         """Return False if the first facts of the stream have expired."""

@@ -71,7 +71,7 @@ async def recompute(
     without a snapshot in `store` are a verdict only if the plans differ; otherwise they did not matter.
     """
     history = History(bus, clock)
-    recorded = await _recorded_plan(history, PlanId(plan_id))
+    recorded = await history.first_plan(lambda fact, _: fact.plan_id == plan_id)
     if recorded is None:
         return await _missing_plan(bus, plan_id, store)
     core = core_digest()
@@ -124,14 +124,6 @@ async def _compare(history: History, start: Start, recorded: ScalingPlanMade, po
         difference=tuple(_difference(recorded.plan, recomputed)),
         facts_count=facts_count,
     )
-
-
-async def _recorded_plan(history: History, plan_id: PlanId) -> ScalingPlanMade | None:
-    async for batch in history.read(ScalingPlanMade.stream(), [ScalingPlanMade]):
-        for recorded in batch:
-            if isinstance(recorded.fact, ScalingPlanMade) and recorded.fact.plan_id == plan_id:
-                return recorded.fact
-    return None
 
 
 async def find_start(bus: Bus, history: History, recorded: ScalingPlanMade, store: Store | None) -> Start:
@@ -202,7 +194,7 @@ async def _state_at(history: History, start: Start, cut: Cut) -> tuple[ClusterSt
     for stream, last in cut.last_sequences:
         after = start.sequences.get(stream, 0)
         async for batch in history.read(stream, folded_facts(stream), after=after, last=last, aside=aside):
-            state = fold(state, batch)
+            state = fold(state, [stored.recorded for stored in batch])
             facts_count += len(batch)
     return state, facts_count
 

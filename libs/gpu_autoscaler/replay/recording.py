@@ -144,16 +144,16 @@ async def collect(
     The initial state is the nearest snapshot that the streams continue, else the oldest facts are included.
     """
     history = History(bus, clock)
-    first = await _first_plan(history, from_at, to_at)
+    first = await history.first_plan(lambda _, at: from_at <= at <= to_at)
     if first is None:
         interval = f"{from_at.isoformat()} and {to_at.isoformat()}"
         return Missing(sentence=f"no plan between {interval}; list plans with: gpu-autoscaler plans")
-    start = await _start(bus, store, first)
+    start = await _start(bus, store, first.cut)
     if isinstance(start, Missing):
         return start
     facts: list[Stored] = []
     for stream in STREAMS:
-        async for batch in history.stored(stream, folded_facts(stream), after=start.sequences.get(stream, 0)):
+        async for batch in history.read(stream, folded_facts(stream), after=start.sequences.get(stream, 0)):
             facts += [stored for stored in batch if stored.at <= to_at]
     facts.sort(key=lambda stored: (stored.at, stored.recorded.stream, stored.recorded.sequence))
     head = Head(
@@ -165,14 +165,6 @@ async def collect(
         state=start.state,
     )
     return Recording(head=head, facts=tuple(facts))
-
-
-async def _first_plan(history: History, from_at: datetime, to_at: datetime) -> Cut | None:
-    async for batch in history.stored(ScalingPlanMade.stream(), [ScalingPlanMade]):
-        for stored in batch:
-            if isinstance(stored.recorded.fact, ScalingPlanMade) and from_at <= stored.at <= to_at:
-                return stored.recorded.fact.cut
-    return None
 
 
 async def _start(bus: Bus, store: Store | None, first: Cut) -> Start | Missing:

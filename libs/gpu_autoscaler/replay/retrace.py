@@ -1,8 +1,7 @@
 """Which decisions of a recorded history would this code make differently, and why?
 
 Plans again at each recorded plan and at each tick between two of them. The state follows the recording, so a difference
-concerns one decision at a time; `replay/counterfactual.py` answers what another decision would have led to. Called by
-`gpu-autoscaler replay` and by the tests of recorded histories.
+concerns one decision at a time; `replay/counterfactual.py` answers what another decision would have led to.
 """
 
 from bisect import bisect_right

@@ -60,11 +60,7 @@ class HealthServer:
         """Start listening and return the port. Raises ConfigError when the address is in use."""
         app = web.Application()
         app.add_routes(
-            [
-                web.get("/healthz", self._healthz),
-                web.get("/readyz", self._readyz),
-                web.get("/metrics", self._metrics),
-            ]
+            [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -74,8 +70,7 @@ class HealthServer:
         except OSError as exc:
             await runner.cleanup()
             raise ConfigError(
-                "http",
-                [f"cannot listen on {host}:{port} ({exc.strerror}); free the port or set http.port"],
+                "http", [f"cannot listen on {host}:{port} ({exc.strerror}); free the port or set http.port"]
             ) from exc
         self._runner = runner
         return int(runner.addresses[0][1])

@@ -173,9 +173,7 @@ class Metrics:
             "underutilized_nodes", "Nodes with a mean GPU utilization below 20 %; NaN: unknown."
         )
         self.dcgm_up = Gauge(
-            "dcgm_up",
-            "1: every DCGM exporter answered the last scrape; NaN: none was scraped.",
-            registry=self.registry,
+            "dcgm_up", "1: every DCGM exporter answered the last scrape; NaN: none was scraped.", registry=self.registry
         )
         self.dcgm_up.set(_NAN)
         self.spot_interruptions = self._counter("spot_interruptions", "Interruption notices received.")

@@ -47,8 +47,7 @@ def configure_logs(settings: LogSettings, *, service: str, instance: str, stream
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail]
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
@@ -93,7 +92,8 @@ class _StopRequested(Exception):
     """The process was stopped before the service was composed."""
 
 
-Compose = Callable[[ProcessContext], Coroutine[Any, Any, tuple[Service, Bus]]]
+Composed = tuple[Service, Bus]
+Compose = Callable[[ProcessContext], Coroutine[Any, Any, Composed]]
 T = TypeVar("T")
 
 
@@ -163,13 +163,7 @@ async def _compose_with_retries(
         try:
             service, bus = await _unless_stopped(stop, compose(process))
             runner = Runner(
-                service,
-                bus,
-                view=view,
-                clock=clock,
-                metrics=metrics,
-                readiness=readiness,
-                instance=settings.instance,
+                service, bus, view=view, clock=clock, metrics=metrics, readiness=readiness, instance=settings.instance
             )
         except TransientError as exc:
             await closing.aclose()

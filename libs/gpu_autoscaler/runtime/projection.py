@@ -36,10 +36,7 @@ class StateView:
         return self._cut
 
     def advance(
-        self,
-        state: ClusterState,
-        last_sequences: Mapping[str, int],
-        set_aside: Iterable[tuple[str, int]] = (),
+        self, state: ClusterState, last_sequences: Mapping[str, int], set_aside: Iterable[tuple[str, int]] = ()
     ) -> None:
         """Replace the state by one that is folded up to these sequences (by stream; other streams keep theirs)."""
         for stream, sequence in last_sequences.items():

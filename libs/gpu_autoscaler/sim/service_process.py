@@ -328,7 +328,7 @@ class Process:
         again_seconds = await self._attempt(recorded, key)
         del self._in_progress[key]
         if self._faults.strikes("message_repeated", self.role):
-            again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgement was lost
+            again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgment was lost
         if again_seconds is None:
             self._tries.pop(key, None)
             consumer.complete(sequence)

@@ -52,8 +52,7 @@ from gpu_autoscaler.sim.process_pool import ProcessPool
 from gpu_autoscaler.sim.service_process import BUG, Process
 from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
 
-# Demand history of the day before, for large clusters with a forecast: on a first day nothing could be
-# forecast.
+# Demand history of the day before, for large clusters with a forecast: on a first day nothing could be forecast.
 
 HISTORY_HOURS = 4  # from midnight on
 STEPS = (-9, 0, 0, 10)  # change per minute

@@ -1,9 +1,7 @@
 """Admin API of a fake cloud: faults, and the calls it received.
 
-GET    /admin/asked    calls, oldest first, with their parameters
-GET    /admin/faults   active faults
-POST   /admin/faults   a `Fault`; 400 with the reason if it is invalid
-DELETE /admin/faults   clear all faults
+GET    /admin/asked    calls, oldest first, with their parameters GET    /admin/faults   active faults POST
+/admin/faults   a `Fault`; 400 with the reason if it is invalid DELETE /admin/faults   clear all faults
 """
 
 from collections.abc import Iterable

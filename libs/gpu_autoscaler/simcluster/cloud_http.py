@@ -1,6 +1,6 @@
 """The cloud's doors: the capacity API under /cloud, what nodes serve under /nodes, its own books under /admin.
 
-    GET    /cloud/offers                          everything for sale
+    GET    /cloud/offers                          all offers
     POST   /cloud/instances                       an `Order`; 200 instance, 409 refusal
     POST   /cloud/instances/together              `GroupOrder`: all of them or none; 200 instances, 409 refusal
     GET    /cloud/instances?installation=UID      that installation's instances
@@ -15,7 +15,7 @@
     DELETE /admin/refusals                        refuse nothing more
     POST   /admin/prices                          {"offer", "ratio"}: times the usual price
     POST   /admin/notices                         {"node" or first busy spot node, "kind", "seconds", "after_seconds"};
-                                                  notice so many seconds of wall time ahead, whatever the clock
+                                                  notice SECONDS of wall time ahead, at any clock
     DELETE /admin/notices/NODE                    take the notice back
     POST   /admin/rebalances                      {"node", "after_seconds"}
     POST   /admin/telemetry                       {"node", "fault": silent, frozen, zero, absurd, or null}
@@ -111,7 +111,7 @@ def attach_cloud(
 ) -> tuple[Cloud, Extension]:
     """Let a cloud sell nodes to `world`; returns it and the routes to serve it with."""
     cloud = Cloud(world.api, types, seed=seed)
-    # Heartbeats come before they are missed: a process that stood still, on a fast clock, is no cluster of dead nodes.
+    # Heartbeats run before they are missed: after a pause of the process on a fast clock, nodes are not taken for dead.
     world.add_controller(cloud, is_first=True)
     return cloud, partial(_add_routes, cloud=cloud, world=world)
 

@@ -88,13 +88,7 @@ def event_as_new_group(event: Json) -> Json:
 NAMESPACES = Kind(group="", kind="Namespace", plural="namespaces", namespaced=False, has_status=True)
 NODES = Kind(group="", kind="Node", plural="nodes", namespaced=False, has_status=True, fields=("spec.unschedulable",))
 PODS = Kind(
-    group="",
-    kind="Pod",
-    plural="pods",
-    has_status=True,
-    has_generation=True,
-    returns_deleted=True,
-    fields=POD_FIELDS,
+    group="", kind="Pod", plural="pods", has_status=True, has_generation=True, returns_deleted=True, fields=POD_FIELDS
 )
 SERVICES = Kind(group="", kind="Service", plural="services", has_status=True, returns_deleted=True)
 EVENTS = Kind(group="", kind="Event", plural="events", fields=EVENT_FIELDS)
@@ -117,18 +111,10 @@ BUDGETS = Kind(
     unconditional_update=False,
 )
 LEASES = Kind(
-    group="coordination.k8s.io",
-    kind="Lease",
-    plural="leases",
-    unconditional_update=False,
-    create_on_update=True,
+    group="coordination.k8s.io", kind="Lease", plural="leases", unconditional_update=False, create_on_update=True
 )
 PRIORITY_CLASSES = Kind(
-    group="scheduling.k8s.io",
-    kind="PriorityClass",
-    plural="priorityclasses",
-    namespaced=False,
-    has_generation=True,
+    group="scheduling.k8s.io", kind="PriorityClass", plural="priorityclasses", namespaced=False, has_generation=True
 )
 
 CLAIMS = Kind(group="", kind="PersistentVolumeClaim", plural="persistentvolumeclaims", has_status=True)

@@ -81,7 +81,7 @@ def _fault_middleware(world: World) -> Middleware:
             failure(
                 refusal.status,
                 "InternalError" if refusal.status >= 500 else "TooManyRequests",
-                f"simcluster was told to answer {refusal.status} here",
+                f"simcluster is configured to answer {refusal.status} here",
                 {},
                 retry_after_seconds=refusal.retry_after_seconds,
             )
@@ -100,9 +100,7 @@ async def start(
 ) -> tuple[web.AppRunner, str]:
     """Serve `world`; return the runner to clean up with and the base URL. Port 0 takes a free one."""
     runner = web.AppRunner(
-        create_app(world, token=token, extensions=extensions),
-        access_log=None,
-        shutdown_timeout=SHUTDOWN_SECONDS_MAX,
+        create_app(world, token=token, extensions=extensions), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX
     )
     await runner.setup()
     try:

@@ -53,10 +53,7 @@ ON CONFLICT DO NOTHING RETURNING started_at
 
 def accept_job(spec: JobSpec, request_digest: str, accepted_at: datetime) -> Operation[Acceptance]:
     """Add the job's row unless its id is taken; return whether by the same request."""
-    added = yield (
-        _ADD_JOB,
-        (spec.job_id, spec.project_id, request_digest, document(spec), number_of(accepted_at)),
-    )
+    added = yield (_ADD_JOB, (spec.job_id, spec.project_id, request_digest, document(spec), number_of(accepted_at)))
     if added:
         return "accepted"
     ((known,),) = yield "SELECT request_digest FROM jobs WHERE job_id = ?", (spec.job_id,)
@@ -109,10 +106,7 @@ def _charge_one(span: CostAccrued) -> Operation[int]:
 
 def begin_request(key: str, request_digest: str, started_at: datetime) -> Operation[RequestRow | None]:
     """Claim the key; return None when it was free, otherwise the request that holds it."""
-    added = yield (
-        _ADD_REQUEST,
-        (key, request_digest, number_of(started_at)),
-    )
+    added = yield (_ADD_REQUEST, (key, request_digest, number_of(started_at)))
     if added:
         return None
     ((digest, started, status, answer),) = yield (

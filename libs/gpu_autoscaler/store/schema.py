@@ -42,8 +42,7 @@ def _apply(connection: sqlite3.Connection, path: str) -> None:
     (current,) = connection.execute("PRAGMA user_version").fetchone()
     if current > newest:
         raise ConfigError(
-            "store",
-            [f"{path} has schema {current}, this version supports {newest}; run a newer version"],
+            "store", [f"{path} has schema {current}, this version supports {newest}; run a newer version"]
         )
     for number, script in known:
         if number > current:

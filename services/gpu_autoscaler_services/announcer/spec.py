@@ -1,15 +1,13 @@
 """The declaration of the announcer."""
 
-from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.kube.event_recorder import EventRecorder
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.announcer.service import Announcer
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
 from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_kube, policy_file
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     policies = policy_file(context)
     kube, _ = await open_kube(context)

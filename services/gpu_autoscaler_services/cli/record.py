@@ -78,19 +78,13 @@ def with_bus_and_store(settings: Settings, use: Callable[[Bus, Store | None], Aw
 
 
 def recompute(
-    plan_id: str,
+    plan_id: Annotated[str, Parameter(help="Id of the plan; see `plans`.")],
     /,
     *,
     policy: Annotated[Path | None, Parameter(help="Policy file. Default: the setting policy.path.")] = None,
     broker: Broker = HERE,
 ) -> int:
-    """Recompute a recorded plan from its facts and compare.
-
-    Parameters
-    ----------
-    plan_id: str
-        Id of the plan; see `plans`.
-    """
+    """Recompute a recorded plan from its facts and compare."""
     settings = broker.settings()
     path = policy or (None if settings.policy.path is None else Path(settings.policy.path))
     known = load_policy(path)

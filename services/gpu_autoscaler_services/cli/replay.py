@@ -29,7 +29,9 @@ _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def replay(
-    file: Path | None = None,
+    file: Annotated[
+        Path | None, Parameter(help="Recorded history. Default: read the running system, see --from and --to.")
+    ] = None,
     /,
     *,
     from_: Annotated[str | None, Parameter(name="--from", help="Start, RFC 3339, e.g. 2026-11-21T08:00:00Z.")] = None,
@@ -44,13 +46,7 @@ def replay(
     broker: Broker = HERE,
     output: Output = "table",
 ) -> int:
-    """Plan a recorded history again and list the differences, or compare policies.
-
-    Parameters
-    ----------
-    file: Path
-        Recorded history. Default: read the running system, see --from and --to.
-    """
+    """Plan a recorded history again and list the differences, or compare policies."""
     other = None if policy is None else load_policy(policy)
     history = _history(file, from_, to, broker)
     if isinstance(history, Missing):

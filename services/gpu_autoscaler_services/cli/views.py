@@ -201,17 +201,14 @@ def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
 
 
 def why(
-    kind: Literal["node", "pod", "job"], name: str, /, *, gateway: Gateway = HERE, output: Output = "table"
+    kind: Annotated[Literal["node", "pod", "job"], Parameter(help="Kind of object.")],
+    name: Annotated[str, Parameter(help="Name or id; namespace/name for a pod.")],
+    /,
+    *,
+    gateway: Gateway = HERE,
+    output: Output = "table",
 ) -> None:
-    """Explain a node, pod or job.
-
-    Parameters
-    ----------
-    kind: Literal["node", "pod", "job"]
-        Kind of object.
-    name: str
-        Name or id; namespace/name for a pod.
-    """
+    """Explain a node, pod or job."""
     document = gateway.read(f"why/{kind}/{path_segment(name)}")
     if output == "table":
         if document["now"]:

@@ -113,17 +113,14 @@ class Bills:
     def all(self) -> tuple[Bill, ...]:
         """Return every bill, in order of launch."""
         if self._in_order is None:
-            self._in_order = self._sorted()
+            bills = (
+                bill
+                if bill.terminated_at is not None
+                else msgspec.structs.replace(bill, terminated_at=self._ends.get(bill.provider_id))
+                for bill in self._bills.values()
+            )
+            self._in_order = tuple(sorted(bills, key=lambda bill: (bill.launched_at, bill.provider_id)))
         return self._in_order
-
-    def _sorted(self) -> tuple[Bill, ...]:
-        bills = (
-            bill
-            if bill.terminated_at is not None
-            else msgspec.structs.replace(bill, terminated_at=self._ends.get(bill.provider_id))
-            for bill in self._bills.values()
-        )
-        return tuple(sorted(bills, key=lambda bill: (bill.launched_at, bill.provider_id)))
 
     def shape(self, provider_id: ProviderId) -> NodeShape | None:
         """Return the node of the instance; None if it never registered."""

@@ -1,14 +1,12 @@
 """The declaration of the cost tracker."""
 
-from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.service_spec import Process, ServiceSpec
 from gpu_autoscaler_services.wiring import open_bus, open_process_store
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     store = await open_process_store(context)
     service = CostTracker(context.view, store, instances_without_price=context.metrics.instances_without_price)

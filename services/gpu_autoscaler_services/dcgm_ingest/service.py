@@ -60,7 +60,9 @@ class DcgmIngest:
 
     async def on_tick(self, now: datetime) -> Outcome:
         """Scrape when it is due; close the minutes that have passed."""
-        facts: list[Fact] = self._close_windows(window_start(now))
+        # Summaries of the minutes that have passed, also of nodes that are gone.
+        ended = [uid for uid, window in self._windows.items() if window.started_at < window_start(now)]
+        facts: list[Fact] = [self._windows.pop(uid).summary() for uid in sorted(ended)]
         if self._due_at is None or now >= self._due_at:
             self._due_at = now + self._interval
             facts += await self._scrape(now)
@@ -68,7 +70,8 @@ class DcgmIngest:
         return Outcome(facts=tuple(facts), next_tick_seconds=max((due_at - now).total_seconds(), REST_SECONDS_MIN))
 
     async def _scrape(self, now: datetime) -> list[Fact]:
-        nodes = {node.node_uid: node for node in self._view.state.nodes.values() if _has_exporter(node)}
+        ready = [node for node in self._view.state.nodes.values() if node.is_ready]
+        nodes = {node.node_uid: node for node in ready if node.allocatable.has_gpus}
         urls = {str(uid): url for uid, node in nodes.items() if (url := self._url.of(node)) is not None}
         facts: list[Fact] = []
         pages = await self._exporters.scrape(urls)
@@ -90,13 +93,3 @@ class DcgmIngest:
                     )
                 )
         return facts
-
-    def _close_windows(self, current: datetime) -> list[Fact]:
-        """Return the summaries of minutes before `current`, also of nodes that are gone."""
-        ended = [uid for uid, window in self._windows.items() if window.started_at < current]
-        return [self._windows.pop(uid).summary() for uid in sorted(ended)]
-
-
-def _has_exporter(node: NodeObserved) -> bool:
-    """Return True for a ready node with GPUs."""
-    return node.is_ready and node.allocatable.has_gpus

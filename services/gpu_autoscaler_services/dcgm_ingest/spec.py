@@ -1,15 +1,13 @@
 """The declaration of the DCGM ingest."""
 
-from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.dcgm.exporter_pages import Scraper
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.service_spec import Process, ServiceSpec
 from gpu_autoscaler_services.wiring import open_bus
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     sensing = context.settings.sensing
     scraper = Scraper()

@@ -48,7 +48,7 @@ class Player:
         if moment.request is not None:
             await self.submit(moment.request, moment.input)
         if moment.refuse is not None:
-            await self._world.refuse_next(moment.refuse)
+            await self._world.refuse(moment.refuse)
         if moment.cancel is not None:
             await self._publish(JobCancelRequested(job_id=moment.cancel, requested_by="demo"))
         if moment.send_notice:

@@ -1,34 +1,66 @@
-"""The declaration of the gateway."""
+"""The declaration of the gateway. `server.py` serves HTTP, the handlers are in `api/`."""
 
-from gpu_autoscaler.bus.protocol import Bus
+from datetime import datetime, timedelta
+from typing import ClassVar
+
 from gpu_autoscaler.bus.streams import LEASES
 from gpu_autoscaler.events.catalog import FACTS
-from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.shadow import ShadowPlanMade
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.runtime.runner import instance_name
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.service import Outputs
+from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.server import make_app, serving
-from gpu_autoscaler_services.gateway.service import Gateway
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
-from gpu_autoscaler_services.wiring import (
-    follow_policy,
-    open_bus,
-    open_kube,
-    open_process_store,
-    policy_file,
-    resumed_snapshots,
-)
+
+# Not folded: the tail (`recent_facts.py`) reads them.
+_NOT_FOLDED = frozenset({GpuNodeSampled, ShadowPlanMade})
+# Validity of an Idempotency-Key: clients do not retry after a day.
+KEY_AGE_MAX = timedelta(days=1)
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+class Gateway:
+    """REST entry point: shows the recorded state, and publishes requests of people and programs."""
+
+    name: ClassVar[str] = "gateway"
+    consumes: ClassVar[tuple[type[Fact], ...]] = ()
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact not in _NOT_FOLDED)
+    publishes: ClassVar[tuple[type[Fact], ...]] = (
+        JobRequested,
+        JobCancelRequested,
+        DemandReported,
+        PolicyDirectiveGiven,
+        PolicyDirectiveLifted,
+    )
+    urgent: ClassVar[tuple[type[Fact], ...]] = ()
+    tick_seconds: ClassVar[float | None] = 3600.0
+    starts_from_snapshot: ClassVar[bool] = True  # tail and ledger read their streams separately
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def on_tick(self, now: datetime) -> Outputs:
+        """Delete expired Idempotency-Keys. Publishes nothing."""
+        await self._store.delete_requests(now - KEY_AGE_MAX)
+        return ()
+
+
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service with its HTTP server."""
-    policies = policy_file(context)
-    ledger, bus, store = Ledger(), await open_bus(context, Gateway), await open_process_store(context)
-    await resumed_snapshots(context, Gateway, store, bus)
+    policies = wiring.policy_file(context)
+    ledger, bus, store = Ledger(), await wiring.open_bus(context, Gateway), await wiring.open_process_store(context)
+    await wiring.resumed_snapshots(context, Gateway, store, bus)
     model = ReadModel(
         view=context.view,
         tail=Tail(bus, context.clock, observers={"COST": ledger.observe}),
@@ -46,7 +78,7 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
         policy_file=policies.now,
         clock=context.clock,
     )
-    await follow_policy(context, policies, model.use_policy)
+    await wiring.follow_policy(context, policies, model.use_policy)
     app = make_app(model, authenticators=await _authenticators(context), readiness=context.readiness)
     await context.closing.enter_async_context(serving(app, context.settings.gateway))
     return Gateway(store), bus
@@ -56,7 +88,7 @@ async def _authenticators(context: ProcessContext) -> list[Authenticator]:
     settings = context.settings.gateway
     authenticators: list[Authenticator] = [SharedTokens(settings.tokens)] if settings.tokens else []
     if settings.is_token_review_enabled:
-        authenticators.append(TokenReviews((await open_kube(context))[0]))
+        authenticators.append(TokenReviews((await wiring.open_kube(context))[0]))
     return authenticators
 
 

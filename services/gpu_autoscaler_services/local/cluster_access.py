@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpu_autoscaler.kube.api_errors import granting
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
@@ -38,14 +40,10 @@ async def check_access(path: Path, rights: Iterable[Right], jobs_namespace: str)
 
 def _merged(rights: Iterable[Right]) -> list[Right]:
     """Return the rights of all services, each resource once: here one user runs them all."""
-    verbs: dict[tuple[str, str, str, bool], dict[str, None]] = {}
+    verbs: dict[Right, dict[str, None]] = {}  # by the right without its verbs
     for right in rights:
-        known = verbs.setdefault((right.group, right.resource, right.name, right.is_for_jobs), {})
-        known.update(dict.fromkeys(right.verbs))
-    return [
-        Right(verbs=tuple(merged), group=group, resource=resource, name=name, is_for_jobs=is_for_jobs)
-        for (group, resource, name, is_for_jobs), merged in verbs.items()
-    ]
+        verbs.setdefault(replace(right, verbs=()), {}).update(dict.fromkeys(right.verbs))
+    return [replace(right, verbs=tuple(merged)) for right, merged in verbs.items()]
 
 
 async def _served(kube: KubeClient, rights: list[Right]) -> list[Right]:
@@ -62,31 +60,18 @@ async def _missing(kube: KubeClient, rights: list[Right], jobs_namespace: str) -
     for (right, verb), is_allowed in zip(checks, answers, strict=True):
         if not is_allowed:
             refused[right] = (*refused.get(right, ()), verb)
-    return [
-        Right(verbs=verbs, group=right.group, resource=right.resource, name=right.name, is_for_jobs=right.is_for_jobs)
-        for right, verbs in refused.items()
-    ]
+    return [replace(right, verbs=verbs) for right, verbs in refused.items()]
 
 
 async def _is_allowed(kube: KubeClient, right: Right, verb: str, jobs_namespace: str) -> bool:
     resource, _, subresource = right.resource.partition("/")
-    attributes = {
-        "verb": verb,
-        "group": right.group,
-        "resource": resource,
-        "subresource": subresource,
-        "name": right.name,
-    }
+    attributes = {"verb": verb, "group": right.group, "resource": resource, "subresource": subresource}
+    attributes["name"] = right.name
     if right.is_for_jobs:
         attributes["namespace"] = jobs_namespace
-    review = await kube.create(
-        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-        {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        },
-    )
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    spec = {"resourceAttributes": attributes}
+    review = await kube.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {**body, "spec": spec})
     return bool(review.get("status", {}).get("allowed", False))
 
 

@@ -1,8 +1,6 @@
 """Stops the launcher's children when the launcher itself is killed.
 
-The children share a process group that one small process leads: the reaper. It reads a pipe whose other end only the
-launcher has; the end of the pipe means that the launcher is gone. Unlike a list of process ids, a group has no gap
-between starting a child and recording it, and its number is not reused while it has members.
+The reaper leads their process group and reads a pipe from the launcher; its end means that the launcher is gone.
 """
 
 import os
@@ -29,10 +27,7 @@ class Reaper:
     def start(self) -> int:
         """Start the reaper; return the group."""
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            process_group=0,
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
         )
         return self._process.pid
 

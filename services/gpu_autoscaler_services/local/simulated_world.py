@@ -36,11 +36,7 @@ class SimulatedWorld:
     ) -> None:
         await self._session.close()
 
-    async def refuse_next(self, offer: str) -> None:
-        """Refuse the next launch of an offer that matches (a pattern of type/zone/capacity type): no capacity."""
-        await self._call("POST", "/admin/refusals", {"offer": offer, "times": 1})
-
-    async def refuse(self, offer: str, *, times: int) -> None:
+    async def refuse(self, offer: str, *, times: int = 1) -> None:
         """Refuse the next launches of offers that match (a pattern of type/zone/capacity type): no capacity."""
         await self._call("POST", "/admin/refusals", {"offer": offer, "times": times})
 

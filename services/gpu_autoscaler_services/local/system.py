@@ -102,7 +102,7 @@ class LocalSystem:
         self.simcluster_url = f"http://127.0.0.1:{free_port()}"
         external = external or ExternalSystems()
         self.cloud = external.cloud
-        self._cloud_url = self.simcluster_url if self.cloud == "sim" else f"http://127.0.0.1:{free_port()}"
+        self.cloud_url = self.simcluster_url if self.cloud == "sim" else f"http://127.0.0.1:{free_port()}"
         self.gateway_url = f"http://127.0.0.1:{gateway_port or free_port()}"
         self.children: dict[str, Child] = {}
         self.code: dict[str, Path] = {}  # process -> folder of another version to run instead of this one
@@ -118,11 +118,6 @@ class LocalSystem:
     def nats_url(self) -> str:
         """The address of the NATS server."""
         return self.nats.url
-
-    @property
-    def cloud_url(self) -> str:
-        """The address of the cloud's API."""
-        return self._cloud_url
 
     def nats_url_of(self, user: str) -> str:
         """Return the server's address with the credentials of one of its users (`permissions.py`)."""
@@ -177,7 +172,7 @@ class LocalSystem:
                 "--cloud",
                 self.cloud,
                 "--cloud-port",
-                self._cloud_url.rsplit(":", 1)[1],
+                self.cloud_url.rsplit(":", 1)[1],
                 "--settings",
                 str(self._cloud_settings),
             ]
@@ -247,7 +242,7 @@ class LocalSystem:
         return Settings(
             nats=NatsSettings(url=self.nats_url_of(service)),
             kube=self._kube(service),
-            provider=ProviderSettings(name="karpenter" if self._karpenter else self.cloud, url=self._cloud_url),
+            provider=ProviderSettings(name="karpenter" if self._karpenter else self.cloud, url=self.cloud_url),
             aws=self._options_of("aws", AwsOptions),
             azure=self._options_of("azure", AzureOptions),
             gcp=self._options_of("gcp", GcpOptions),

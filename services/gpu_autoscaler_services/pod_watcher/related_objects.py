@@ -1,7 +1,6 @@
 """Volume and device claims, volumes, classes and pod groups that affect pods.
 
-Facts of such a pod carry the version up to which its related objects were seen, so that a change of them is a new
-version of the pod: the API server counts one version for all objects.
+Facts of such a pod carry the version up to which its related objects were seen: a change of them is a new version.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from gpu_autoscaler.kube.protocol import (
     Deleted,
     Kind,
     Listed,
+    ObjectT,
     WatchItem,
 )
 from gpu_autoscaler.kube.translate.common import group_name
@@ -32,7 +32,7 @@ from gpu_autoscaler.kube.translate.related_objects import (
     claims_of,
     related_objects,
 )
-from gpu_autoscaler.kube.wire import core, devices, storage
+from gpu_autoscaler.kube.wire import core, storage
 
 STORAGE_KINDS: tuple[Kind[Any], ...] = (CLAIMS, VOLUMES, CLASSES)
 DEVICE_KINDS: tuple[Kind[Any], ...] = (DEVICE_CLAIMS, DEVICE_TEMPLATES, DEVICE_CLASSES)
@@ -132,38 +132,28 @@ class RelatedObjectsCache:
                 return group.spec.min_member
         return None
 
+    def _known_of(self, kind: Kind[ObjectT]) -> dict[tuple[str, str], ObjectT]:
+        """Return the known objects of the kind, by namespace and name."""
+        return {key: obj for key, obj in self._objects.get(kind.path(), {}).items() if isinstance(obj, kind.type)}
+
     def _storage(self) -> Storage:
-        claims, volumes, classes = (self._objects.get(kind.path(), {}) for kind in STORAGE_KINDS)
         return Storage(
-            claims={key: claim for key, claim in claims.items() if isinstance(claim, storage.Claim)},
-            volumes={key[1]: volume for key, volume in volumes.items() if isinstance(volume, storage.PersistentVolume)},
-            classes={
-                key[1]: storage_class
-                for key, storage_class in classes.items()
-                if isinstance(storage_class, storage.StorageClass)
-            },
+            claims=self._known_of(CLAIMS),
+            volumes={name: volume for (_, name), volume in self._known_of(VOLUMES).items()},
+            classes={name: storage_class for (_, name), storage_class in self._known_of(CLASSES).items()},
         )
 
     def _claims(self) -> Claims:
         """Return all device claims; recomputed only after a change."""
         if self._known is None:
-            claims, templates, classes = (self._objects.get(kind.path(), {}) for kind in DEVICE_KINDS)
-            all_claims = {key: claim for key, claim in claims.items() if isinstance(claim, devices.ResourceClaim)}
+            claims = self._known_of(DEVICE_CLAIMS)
             self._known = Claims(
-                claims=all_claims,
-                templates={
-                    key: template
-                    for key, template in templates.items()
-                    if isinstance(template, devices.ResourceClaimTemplate)
-                },
-                classes={
-                    key[1]: device_class
-                    for key, device_class in classes.items()
-                    if isinstance(device_class, devices.DeviceClass)
-                },
+                claims=claims,
+                templates=self._known_of(DEVICE_TEMPLATES),
+                classes={name: device_class for (_, name), device_class in self._known_of(DEVICE_CLASSES).items()},
                 made={
                     (owner.uid, name): claim
-                    for claim in all_claims.values()
+                    for claim in claims.values()
                     if (name := claim.metadata.annotations.get(POD_CLAIM_NAME)) is not None
                     for owner in claim.metadata.owner_references
                 },

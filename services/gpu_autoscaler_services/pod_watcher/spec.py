@@ -1,8 +1,6 @@
 """The declaration of the pod watcher."""
 
-from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, JOB_KINDS, LIST_WATCH, Process, Right, ServiceSpec
 from gpu_autoscaler_services.wiring import open_bus, open_kube
@@ -10,7 +8,7 @@ from gpu_autoscaler_services.wiring import open_bus, open_kube
 _DEVICES = ("resourceclaims", "resourceclaimtemplates", "resourceslices", "deviceclasses")
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     kube, cluster = await open_kube(context)
     return PodWatcher(kube, cluster), await open_bus(context, PodWatcher)

@@ -1,7 +1,6 @@
 """The policy watcher: decides which AutoscalingPolicy objects are active, and writes their status.
 
-The published documents are what all services decide by. Only the deletion of a policy, while its definition exists,
-deactivates it: an unreadable object or a missing definition does not.
+Only its deletion, while its definition exists, deactivates a policy: an unreadable object does not.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -51,13 +51,9 @@ class CheckpointNotices:
             self._refused.add(name)
 
     async def _tell_pod(self, pod: core.Pod, since: datetime) -> None:
-        deadline_at = _ends_at(pod, since)
+        # Karpenter evicts at once and waits for the pod's grace period only; the deletion timestamp is its end.
+        grace = timedelta(seconds=pod.spec.termination_grace_period_seconds)
+        deadline_at = pod.metadata.deletion_timestamp or since + grace
         is_there = await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
         if is_there and self._hooks is not None:
             await self._hooks.notify([pod], deadline_at)
-
-
-def _ends_at(pod: core.Pod, since: datetime) -> datetime:
-    """Return when the pod is killed: Karpenter evicts at once and waits for the pod's grace period only."""
-    ends_at = pod.metadata.deletion_timestamp  # the end of the grace period
-    return ends_at or since + timedelta(seconds=pod.spec.termination_grace_period_seconds)

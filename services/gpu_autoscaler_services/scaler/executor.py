@@ -1,7 +1,6 @@
 """Executes plans step by step: one fact in, one call out, one fact back. Decides nothing.
 
-After a crash redelivery resumes the work: the plan holds the offer, the deadline and the idempotency token, and each
-step first checks whether it was already taken.
+After a crash redelivery resumes the work, so each step first checks whether it was already taken.
 """
 
 from collections.abc import Sequence
@@ -61,7 +60,8 @@ class Executor:
             case ScalingPlanMade() as made:
                 return await self._begin(made, made_at=recorded.envelope.time)
             case ScalingDecisionsRestored() as restored:
-                return await self._resume(restored)
+                open_decisions = (past for past in restored.past if not past.is_only_counted)
+                return await self._begin_all([(past.decision, past.plan_id) for past in open_decisions], [])
             case ScalingNodeOrdered() as ordered:
                 return await self._purchases.launch(ordered)
             case ScalingDrainStarted() as started:
@@ -86,11 +86,6 @@ class Executor:
         except TransientError as exc:
             failures.append(exc)  # does not delay the decisions: interruption handling must not wait for a full disk
         return await self._begin_all([(decision, made.plan_id) for decision in made.plan.decisions], failures)
-
-    async def _resume(self, restored: ScalingDecisionsRestored) -> Outcome:
-        """Begin the decisions again that were open when the stream was lost."""
-        open_decisions = (past for past in restored.past if not past.is_only_counted)
-        return await self._begin_all([(past.decision, past.plan_id) for past in open_decisions], [])
 
     async def _begin_all(
         self, decisions: Sequence[tuple[AnyDecision, PlanId]], failures: list[AutoscalerError]

@@ -1,7 +1,6 @@
 """Adds and removes our finalizer on nodes, as `core/disruption/deleted_nodes.py` finds due.
 
-Each write carries the resource version that was read, so that the finalizers of others are kept. The state says what is
-due, so nothing of this is recorded.
+Each write carries the resource version that was read, so that the finalizers of others are kept.
 """
 
 import asyncio
@@ -39,7 +38,12 @@ class Finalizers:
         """
         due = finalizer_changes(state, policy, now)
         if is_late_only:
-            due = tuple(change for change in due if not change.is_wanted or _is_old(change, now))
+            new_since = now - _NEW_FOR
+            due = tuple(
+                change
+                for change in due
+                if not change.is_wanted or change.view.node is None or change.view.node.created_at <= new_since
+            )
         due = due[:GUARDS_PER_TICK_MAX]
         for first in range(0, len(due), _AT_ONCE_COUNT):
             written = await asyncio.gather(*(self._apply(change) for change in due[first : first + _AT_ONCE_COUNT]))
@@ -82,8 +86,3 @@ class Finalizers:
             log.info(
                 "finalizer removed", node=change.view.name, is_deleted=node.metadata.deletion_timestamp is not None
             )
-
-
-def _is_old(change: FinalizerChange, now: datetime) -> bool:
-    node = change.view.node
-    return node is None or node.created_at <= now - _NEW_FOR

@@ -1,8 +1,6 @@
 """Deletes orphaned nodes: Kubernetes nodes whose instance is gone, as `core/disruption/orphaned_nodes.py` finds due.
 
-The cloud is asked for that instance and must report it gone twice, ASKED_AGAIN_SECONDS apart. The node must have the
-same UID, still be not ready, and is deleted at the resource version that was read. A restart forgets the first answer,
-which costs a minute. Only the removal is recorded.
+The cloud must report that instance gone twice, ASKED_AGAIN_SECONDS apart; a restart forgets the first answer.
 """
 
 import asyncio
@@ -49,16 +47,14 @@ class OrphanedNodes:
         if not isinstance(provider, DescribesInstance):
             return []
         due = orphaned_nodes(state, policy, now)
-        self._retain({orphan.node_uid for orphan in due})
-        due = tuple(orphan for orphan in due if self._retry_at.get(orphan.node_uid, now) <= now)[:NODES_PER_TICK_MAX]
-        results = await asyncio.gather(*(self._remove(orphan, provider, now) for orphan in due))
-        return [removed for removed in results if removed is not None]
-
-    def _retain(self, uids: set[NodeUid]) -> None:
+        uids = {orphan.node_uid for orphan in due}
         for instants in (self._gone_since, self._retry_at):
             for uid in instants.keys() - uids:
                 del instants[uid]
         self._refused &= uids
+        due = tuple(orphan for orphan in due if self._retry_at.get(orphan.node_uid, now) <= now)[:NODES_PER_TICK_MAX]
+        results = await asyncio.gather(*(self._remove(orphan, provider, now) for orphan in due))
+        return [removed for removed in results if removed is not None]
 
     async def _remove(
         self, orphan: OrphanedNode, provider: DescribesInstance, now: datetime

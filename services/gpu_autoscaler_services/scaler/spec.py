@@ -1,13 +1,12 @@
 """The declaration of the scaler."""
 
-from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.kube.leases import LeaseMirror, mirroring
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.lease import Lease
-from gpu_autoscaler.runtime.process import ProcessContext
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler.runtime.runner import instance_name
-from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import saving_periodically
+from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
@@ -18,31 +17,21 @@ from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
-from gpu_autoscaler_services.wiring import (
-    follow_policy,
-    open_bus,
-    open_hooks,
-    open_kube,
-    open_process_store,
-    open_provider_of,
-    policy_file,
-    resumed_snapshots,
-)
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service. It folds the whole state, so it is the one that saves snapshots."""
-    policies = policy_file(context)
-    bus, store = await open_bus(context, Scaler), await open_process_store(context)
+    policies = wiring.policy_file(context)
+    bus, store = await wiring.open_bus(context, Scaler), await wiring.open_process_store(context)
     lease = Lease(bus, Scaler.name, instance_name(context.settings.instance), context.clock.monotonic_seconds)
-    kube, _ = await open_kube(context, before_write=lease.require)
+    kube, _ = await wiring.open_kube(context, before_write=lease.require)
     if context.settings.kube.is_lease_mirrored:
         shown = LeaseMirror(kube, context.settings.kube.namespace, f"gpu-autoscaler-{Scaler.name}")
         await context.closing.enter_async_context(mirroring(shown, lease, context.clock.now))
-    provider, installation = await open_provider_of(context)
-    snapshots = await resumed_snapshots(context, Scaler, store, bus)
+    provider, installation = await wiring.open_provider_of(context)
+    snapshots = await wiring.resumed_snapshots(context, Scaler, store, bus)
     await context.closing.enter_async_context(saving_periodically(snapshots, context.settings.store.snapshot_seconds))
-    hooks = open_hooks(context)
+    hooks = wiring.open_hooks(context)
     executor = Executor(
         Purchases(context.view, provider, installation, context.clock.now),
         Drains(context.view, kube, context.clock, hooks),
@@ -61,7 +50,7 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
         metrics=context.metrics,
         lease=lease,
     )
-    await follow_policy(context, policies, lambda policy: service.use_policy(policy, str(policies.path)))
+    await wiring.follow_policy(context, policies, lambda policy: service.use_policy(policy, str(policies.path)))
     return service, bus
 
 

@@ -1,6 +1,5 @@
 """How the attempts of a placed job end. Pure; `core/queueing/schedule.py` begins the next one, README.md explains."""
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from gpu_autoscaler.core.demand.sources import is_member
@@ -63,21 +62,14 @@ def _is_elastic(job: JobRecord) -> bool:
 
 
 def _is_under_way(job: JobRecord) -> bool:
-    return job.placed is not None and not is_preempted(job) and _goes_on(job)
-
-
-def _goes_on(job: JobRecord) -> bool:
-    return job.queued is not None and job.finished is None and job.cancel_requested is None
+    is_over = job.queued is None or job.finished is not None or job.cancel_requested is not None
+    return job.placed is not None and not is_preempted(job) and not is_over
 
 
 def _why(state: ClusterState, gone: PodGone) -> str:
     """Return the reason of the drain that evicted the pod; empty if there is none."""
-    for drain in _drains_of(state, gone):
-        reason = getattr(drain, "reason", None)
-        if reason is not None:
+    for drain in state.drains.values():
+        reason = getattr(drain.decision, "reason", None)
+        if gone.pod_uid in drain.evicted and reason is not None:
             return f": its node was drained ({reason.tag()})"
     return ""
-
-
-def _drains_of(state: ClusterState, gone: PodGone) -> Iterable[object]:
-    return (drain.decision for drain in state.drains.values() if gone.pod_uid in drain.evicted)

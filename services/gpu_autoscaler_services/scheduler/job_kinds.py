@@ -1,8 +1,6 @@
 """Manifests of third-party job kinds: JobSet, PyTorchJob, RayJob and Volcano's Job. Pure; used by `binder.py`.
 
-In each, the kind's own controller starts all members of a gang or none, gives them stable names, replaces an evicted
-member, and ends the job if the work fails. Source: definitions, Go types and webhooks of JobSet 0.8, Training Operator
-1.8, KubeRay 1.3 and Volcano 1.10 (read 2026-11-21).
+Source: definitions, Go types and webhooks of JobSet 0.8, Training Operator 1.8, KubeRay 1.3, Volcano 1.10 (2026-11-21).
 """
 
 import shlex
@@ -190,6 +188,8 @@ def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -
     failed. The others may then fail for lack of it, which looks like any failure, so all restart first. Exit by signal
     is no reason to restart: a timeout looks the same. Source: v1.10.0, `job_controller_handler.go`, `state/running.go`.
     """
+    template = pod_template(spec, state, node_names=node_names)
+    template["spec"]["activeDeadlineSeconds"] = seconds_max(spec)  # Volcano's Job has no time limit of its own
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
@@ -205,20 +205,9 @@ def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -
             ],
             "maxRetry": VOLCANO_RETRIES_COUNT,
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
-            "tasks": [
-                {
-                    "name": "member",
-                    "replicas": spec.member_count,
-                    "template": _with_deadline(pod_template(spec, state, node_names=node_names), spec),
-                }
-            ],
+            "tasks": [{"name": "member", "replicas": spec.member_count, "template": template}],
         },
     }
-
-
-def _with_deadline(template: dict[str, Any], spec: JobSpec) -> dict[str, Any]:
-    """Limit the pods' time: Volcano's Job has no time limit of its own."""
-    return {**template, "spec": {**template["spec"], "activeDeadlineSeconds": seconds_max(spec)}}
 
 
 def _without_restart(template: dict[str, Any]) -> dict[str, Any]:

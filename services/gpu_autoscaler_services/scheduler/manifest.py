@@ -53,9 +53,7 @@ def members(spec: JobSpec) -> dict[str, Any]:
         # that no member runs twice.
         "backoffLimit": 0,
         "podFailurePolicy": {
-            "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ],
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
         },
         "podReplacementPolicy": "Failed",
     }
@@ -77,11 +75,7 @@ def gang_service(spec: JobSpec, job: core.Job) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": gang_name(spec), "labels": job_labels(spec), "ownerReferences": [owner]},
-        "spec": {
-            "clusterIP": "None",
-            "selector": {labels.JOB_ID: spec.job_id},
-            "publishNotReadyAddresses": True,
-        },
+        "spec": {"clusterIP": "None", "selector": {labels.JOB_ID: spec.job_id}, "publishNotReadyAddresses": True},
     }
 
 
@@ -174,7 +168,9 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
 
 def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
     """Return the job's node requirements as required affinity; its placement and best GPUs as preferred affinity."""
-    groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), _domain(spec, state, node_names)]
+    value = domain(spec, state, node_names)
+    within: list[_Term] = [] if spec.within is None or value is None else [(_in(spec.within, [value]),)]
+    groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), within]
     terms = [
         {"matchExpressions": [condition for part in parts for condition in part]}
         for parts in product(*(group for group in groups if group))
@@ -182,7 +178,11 @@ def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> d
     node_affinity: dict[str, Any] = {}
     if any(groups):
         node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
-    preferences = _preferred_models(spec)
+    # The GPU models, best first, for replaced pods; the last model needs no weight.
+    preferences = [
+        (max(1, PREFERENCE_WEIGHT // 2 - number), _in(labels.GPU_MODEL, [model]))
+        for number, model in enumerate(spec.models[:-1])
+    ]
     if node_names:
         preferences.insert(0, (PREFERENCE_WEIGHT, _in(labels.HOSTNAME, sorted(set(node_names)))))
     if preferences:
@@ -190,14 +190,6 @@ def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> d
             {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in preferences
         ]
     return {"nodeAffinity": node_affinity}
-
-
-def _preferred_models(spec: JobSpec) -> list[tuple[int, dict[str, Any]]]:
-    """Return weights of the GPU models, best first, for replaced pods; the last model needs none."""
-    return [
-        (max(1, PREFERENCE_WEIGHT // 2 - number), _in(labels.GPU_MODEL, [model]))
-        for number, model in enumerate(spec.models[:-1])
-    ]
 
 
 def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:
@@ -239,7 +231,7 @@ def _memories(spec: JobSpec, state: ClusterState) -> list[_Term]:
 
 
 def _capacity_types(spec: JobSpec) -> list[_Term]:
-    """Return terms that exclude spot for non-preemptible work: nodes labelled with another capacity type."""
+    """Return terms that exclude spot for non-preemptible work: nodes labeled with another capacity type."""
     if spec.is_preemptible:
         return []
     lasting: Mapping[str, list[str]] = {
@@ -260,12 +252,6 @@ def domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> str
         if key == spec.within
     }
     return values.pop() if len(values) == 1 else None
-
-
-def _domain(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> list[_Term]:
-    """Return the term of the placement's topology domain; none before the placement."""
-    value = domain(spec, state, node_names)
-    return [] if spec.within is None or value is None else [(_in(spec.within, [value]),)]
 
 
 def _in(key: str, values: Sequence[str]) -> dict[str, Any]:

@@ -1,31 +1,21 @@
 """The declaration of the scheduler."""
 
-from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
+from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, JOB_KINDS, Process, Right, ServiceSpec
-from gpu_autoscaler_services.wiring import (
-    follow_policy,
-    open_bus,
-    open_hooks,
-    open_kube,
-    open_process_store,
-    policy_file,
-    resumed_snapshots,
-)
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
-    policies = policy_file(context)
-    kube, _ = await open_kube(context)
-    binder = Binder(kube, context.settings.kube.namespace, open_hooks(context))
-    bus, store = await open_bus(context, Scheduler), await open_process_store(context)
-    snapshots = await resumed_snapshots(context, Scheduler, store, bus)
+    policies = wiring.policy_file(context)
+    kube, _ = await wiring.open_kube(context)
+    binder = Binder(kube, context.settings.kube.namespace, wiring.open_hooks(context))
+    bus, store = await wiring.open_bus(context, Scheduler), await wiring.open_process_store(context)
+    snapshots = await wiring.resumed_snapshots(context, Scheduler, store, bus)
     service = Scheduler(context.view, policies.now, store, binder, context.clock.now, snapshots.lost_state)
-    await follow_policy(context, policies, service.use_policy)
+    await wiring.follow_policy(context, policies, service.use_policy)
     return service, bus
 
 

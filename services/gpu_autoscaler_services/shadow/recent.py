@@ -1,8 +1,6 @@
 """The state at a recent cut, from which a plan was made.
 
-Streams arrive in any order relative to each other, so when a plan arrives the state holds a little more or less than
-the plan was made from. Two generations are kept, each a state and the facts since; facts are folded again only when a
-cut is requested.
+Streams arrive in any order relative to each other, so the state may hold more or less than the plan was made from.
 """
 
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ class _Generation:
 
 
 class RecentStates:
-    """Remembers the facts that a view folded recently."""
+    """Remembers two generations, each a state and the facts since; facts are folded again only for a requested cut."""
 
     def __init__(self, view: StateView) -> None:
         self._view = view

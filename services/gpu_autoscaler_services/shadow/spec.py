@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.policy_reload import PolicyFile
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.service_spec import Process, ServiceSpec
 from gpu_autoscaler_services.shadow.service import Digests, Shadow
 from gpu_autoscaler_services.wiring import follow_policy, open_bus, policy_file
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service. Raises ConfigError without a shadow policy."""
     path = context.settings.policy.shadow_path
     if path is None:
@@ -27,7 +25,5 @@ async def compose(context: ProcessContext) -> tuple[Service, Bus]:
 
 
 SPEC = ServiceSpec(
-    service=Shadow,
-    compose=compose,
-    processes=(Process(name="shadow", uses=("policy",), condition="shadow_policy"),),
+    service=Shadow, compose=compose, processes=(Process(name="shadow", uses=("policy",), condition="shadow_policy"),)
 )

@@ -1,7 +1,6 @@
 """A cloud's queue of interruption events: each becomes a fact, and is deleted once that fact is in the state.
 
-Until then the queue redelivers the message, so nothing is kept in memory and a restart loses nothing. Messages that
-cannot be parsed are left in the queue, hidden, and logged.
+Until then the queue redelivers the message, so a restart loses nothing.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +18,17 @@ from gpu_autoscaler.cloudmeta.eventbridge import (
     read_event,
 )
 from gpu_autoscaler.cloudmeta.protocol import EventQueue, QueuedEvent, ReclaimNotice
-from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler_services.spot_watcher.notices import MAINTENANCE_AHEAD, is_early, new_notice, rebalance_fact
+from gpu_autoscaler_services.spot_watcher.notices import (
+    MAINTENANCE_AHEAD,
+    is_early,
+    new_notice,
+    notices_of,
+    rebalance_fact,
+)
 
 # Our instances are listed within seconds of their start; one unknown after this time is not ours.
 OURS_KNOWN = timedelta(seconds=120)
@@ -127,7 +132,7 @@ class InterruptionQueue:
         return []
 
     def _new(self, provider_id: ProviderId, notice: ReclaimNotice, event: QueuedEvent) -> list[Fact]:
-        known = _known(self._view.state, provider_id)
+        known = notices_of(self._view.state, provider_id)
         fact = new_notice(provider_id, None, notice, known, event.received_at, channel="queue")
         return [] if fact is None else [fact]
 
@@ -142,10 +147,6 @@ def provider_id_of(state: ClusterState, instance_id: str) -> ProviderId | None:
         if node.action_id is not None and node.provider_id is not None and node.provider_id.endswith(suffix):
             return node.provider_id
     return None
-
-
-def _known(state: ClusterState, provider_id: ProviderId) -> list[NoticeRecord]:
-    return [record for record in state.notices.values() if record.notice.provider_id == provider_id]
 
 
 def _is_empty(state: ClusterState, provider_id: ProviderId, event: QueuedEvent) -> bool:

@@ -4,7 +4,7 @@ A failed poll never withdraws a notice.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,7 +12,6 @@ import aiohttp
 import structlog
 
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata, ReleasesEvents
-from gpu_autoscaler.core.state.state import NoticeRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.errors import ConfigError, TransientError
@@ -21,7 +20,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.addresses import NodeUrl
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome
-from gpu_autoscaler_services.spot_watcher.notices import notice_facts, rebalance_fact
+from gpu_autoscaler_services.spot_watcher.notices import notice_facts, notices_of, rebalance_fact
 
 POLLS_AT_ONCE_MAX = 64
 READS_OF_POLL_MAX = 2  # concurrently, of one instance
@@ -67,9 +66,11 @@ class _Poller:
         try:
             async with asyncio.timeout(self._poll_seconds_max):
                 shown = await metadata.reclaim_notices()
-                facts += notice_facts(target.provider_id, target.node_name, shown, self._known(target), now)
+                known = notices_of(self._view.state, target.provider_id)
+                facts += notice_facts(target.provider_id, target.node_name, shown, known, now)
                 if shown and isinstance(metadata, ReleasesEvents):
-                    await metadata.release(self._drained())
+                    drained = (record.drained for record in self._view.state.drains.values())
+                    await metadata.release({fact.provider_id for fact in drained if fact and fact.provider_id})
                 hint_at = await metadata.rebalance_recommended_at() if with_hint else None
         except (TransientError, TimeoutError) as exc:
             if target.is_ready:
@@ -95,15 +96,6 @@ class _Poller:
                 "metadata poll failed, notices would be missed", provider_id=name, error=why, step=METADATA_REMEDY
             )
             self._on_unreadable(self._unreadable)
-
-    def _drained(self) -> set[ProviderId]:
-        """Return the instances whose node was drained."""
-        drained = (record.drained for record in self._view.state.drains.values())
-        return {fact.provider_id for fact in drained if fact is not None and fact.provider_id is not None}
-
-    def _known(self, target: _Target) -> list[NoticeRecord]:
-        notices = self._view.state.notices.values()
-        return [record for record in notices if record.notice.provider_id == target.provider_id]
 
     def retain(self, provider_ids: set[ProviderId]) -> None:
         """Forget instances other than these."""
@@ -141,9 +133,11 @@ class ManagedNodesPoller:
         """Return new notices and rebalance recommendations."""
         with_hint = self._polls_count % HINT_EVERY_POLLS == 0
         self._polls_count += 1
-        nodes = [node for node in self._view.state.nodes.values() if _may_be_taken(node)]
-        self._retain(nodes)
-        results = await asyncio.gather(*(self._poll(node, now, with_hint=with_hint) for node in nodes))
+        ours = [node for node in self._view.state.nodes.values() if node.action_id is not None]
+        nodes = {node.node_uid: node for node in ours if node.capacity_type in (CapacityType.SPOT, None)}
+        self._clients = {uid: client for uid, client in self._clients.items() if uid in nodes}
+        self._poller.retain({node.provider_id for node in nodes.values() if node.provider_id is not None})
+        results = await asyncio.gather(*(self._poll(node, now, with_hint=with_hint) for node in nodes.values()))
         return [fact for facts in results for fact in facts]
 
     async def _poll(self, node: NodeObserved, now: datetime, *, with_hint: bool) -> list[Fact]:
@@ -156,16 +150,6 @@ class ManagedNodesPoller:
         async with self._turns:
             target = _Target(node.provider_id, node.name, node.is_ready)
             return await self._poller.poll(client, target, now, with_hint=with_hint)
-
-    def _retain(self, nodes: Sequence[NodeObserved]) -> None:
-        uids = {node.node_uid for node in nodes}
-        self._clients = {uid: client for uid, client in self._clients.items() if uid in uids}
-        self._poller.retain({node.provider_id for node in nodes if node.provider_id is not None})
-
-
-def _may_be_taken(node: NodeObserved) -> bool:
-    """Return True for our nodes on spot or unknown capacity."""
-    return node.action_id is not None and node.capacity_type in (CapacityType.SPOT, None)
 
 
 class OwnNodePoller:

@@ -16,6 +16,11 @@ MAINTENANCE_AHEAD = timedelta(minutes=15)
 DEFAULT_WARNING = timedelta(seconds=120)  # of annotations without a time; as EC2 warns
 
 
+def notices_of(state: ClusterState, provider_id: ProviderId) -> list[NoticeRecord]:
+    """Return all known notices of this instance, also withdrawn ones."""
+    return [record for record in state.notices.values() if record.notice.provider_id == provider_id]
+
+
 def is_early(shown: ReclaimNotice, now: datetime) -> bool:
     """Return True for maintenance more than MAINTENANCE_AHEAD away."""
     return shown.kind == "maintenance" and shown.reclaim_at is not None and shown.reclaim_at - now > MAINTENANCE_AHEAD
@@ -115,7 +120,7 @@ def annotated_notices(state: ClusterState, now: datetime) -> list[Fact]:
     for node in state.nodes.values():
         if node.action_id is None or node.provider_id is None:
             continue
-        known = [record for record in state.notices.values() if record.notice.provider_id == node.provider_id]
+        known = notices_of(state, node.provider_id)
         active = [record.notice for record in known if record.is_active and record.notice.channel == "annotation"]
         shown = _annotated(node, active, now)
         if shown is not None:

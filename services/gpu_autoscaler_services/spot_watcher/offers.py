@@ -47,10 +47,6 @@ class OffersPoller:
             return []
         return [
             SpotOffersSampled(
-                epoch=EPOCH,
-                version=int(now.timestamp()),
-                provider=self._provider.name,
-                offers=offers,
-                sampled_at=now,
+                epoch=EPOCH, version=int(now.timestamp()), provider=self._provider.name, offers=offers, sampled_at=now
             )
         ]

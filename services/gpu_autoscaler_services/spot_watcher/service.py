@@ -1,7 +1,6 @@
 """Watches interruptible capacity: notices from instance metadata, offers and prices from the provider.
 
-One process has one role: `node` (`OwnNodePoller`), `nodes` (`ManagedNodesPoller`) or `central` (`OffersPoller`, and
-`InterruptionQueue` if the cloud has one).
+Roles: `node` (`OwnNodePoller`), `nodes` (`ManagedNodesPoller`), `central` (`OffersPoller`, `InterruptionQueue`).
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -1,11 +1,14 @@
 """The declaration of the spot watcher and its roles."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.cloudmeta.opening import metadata_opener
-from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+import aiohttp
+
+from gpu_autoscaler.cloudmeta import aws, azure, gcp
+from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
+from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, OwnNodePoller, metadata_session
@@ -14,7 +17,27 @@ from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
 from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_provider_of, policy_file
 
 
-async def compose(context: ProcessContext) -> tuple[Service, Bus]:
+def metadata_opener(
+    provider: str, session: aiohttp.ClientSession, clock: Clock, *, is_waiting: bool = True
+) -> tuple[Callable[[str], InstanceMetadata], str]:
+    """Return a function that opens the metadata at a URL, and the cloud's link-local URL.
+
+    Without `is_waiting` a read returns at once: for a caller that polls many instances in turn.
+    """
+    match provider:
+        case "azure":
+            return partial(azure.AzureMetadata, session), azure.LINK_LOCAL_URL
+        case "gcp":
+            wait_seconds = gcp.WAIT_SECONDS if is_waiting else 0
+            opened = partial(
+                gcp.GcpMetadata, session, now=clock.now, clock_factor=clock.factor, wait_seconds=wait_seconds
+            )
+            return opened, gcp.LINK_LOCAL_URL
+        case _:  # an unknown provider uses EC2's format
+            return partial(aws.AwsMetadata, session), aws.LINK_LOCAL_URL
+
+
+async def compose(context: ProcessContext) -> Composed:
     """Compose the service for the role in `sensing.role`."""
     if context.settings.sensing.role != "central":
         return SpotWatcher(await _metadata_poller(context)), await open_bus(context, SpotWatcher)

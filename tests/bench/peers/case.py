@@ -42,7 +42,7 @@ _GROUP = "group"
 _MEBIBYTE = 2**20
 
 Case = dict[str, Any]
-Told = dict[str, Any]
+TimedFact = dict[str, Any]
 
 
 def missing() -> str | None:
@@ -119,7 +119,7 @@ def state_of(case: Case) -> ClusterState:
     return given(*there, *(pod_story(each) for each in case["pods"]), on_sale(*sold))
 
 
-def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60), *, on: str | None = None) -> Story:
+def pod_story(told: TimedFact, at: datetime = T0 - timedelta(seconds=60), *, on: str | None = None) -> Story:
     """The pod as Kubernetes tells it, made and found unschedulable at this instant, or running on this node."""
     selector = {labels.ZONE: told.get("zone"), labels.CAPACITY_TYPE: told.get("capacity_type")}
     demands = NodeDemands(node_selector=tuple(sorted((key, value) for key, value in selector.items() if value)))
@@ -143,7 +143,7 @@ def pod_story(told: Told, at: datetime = T0 - timedelta(seconds=60), *, on: str 
     )
 
 
-def _offer(of: Told, offered: Told) -> Offer:
+def _offer(of: TimedFact, offered: TimedFact) -> Offer:
     return Offer(
         instance_type=of["name"],
         zone=offered["zone"],
@@ -154,7 +154,7 @@ def _offer(of: Told, offered: Told) -> Offer:
     )
 
 
-def _node(told: Told) -> Story:
+def _node(told: TimedFact) -> Story:
     of = Offer(
         instance_type=told["type"],
         zone=told["zone"],
@@ -165,7 +165,7 @@ def _node(told: Told) -> Story:
     return node(told["name"], of, is_ours=False, labels=shown, at=T0 - timedelta(hours=1))
 
 
-def _resources(told: Told, *, pods_count: int) -> Resources:
+def _resources(told: TimedFact, *, pods_count: int) -> Resources:
     return Resources(
         cpu_milli=told["cpu_milli"],
         memory_bytes=told["memory_mib"] * _MEBIBYTE,
@@ -189,10 +189,10 @@ class Class(msgspec.Struct, frozen=True, order=True):
     anti_group: str = ""
 
 
-def classes(case: Case) -> list[tuple[Class, list[Told]]]:
+def classes(case: Case) -> list[tuple[Class, list[TimedFact]]]:
     """Return each class and the pods of it that wait, in order."""
-    found: defaultdict[Class, list[Told]] = defaultdict(list)
-    spread: defaultdict[str, list[Told]] = defaultdict(list)
+    found: defaultdict[Class, list[TimedFact]] = defaultdict(list)
+    spread: defaultdict[str, list[TimedFact]] = defaultdict(list)
     for told in case["pods"]:
         if told.get("spread_group"):
             spread[told["spread_group"]].append(told)
@@ -207,7 +207,7 @@ def classes(case: Case) -> list[tuple[Class, list[Told]]]:
     return sorted(found.items())
 
 
-def _class(told: Told, zone: str) -> Class:
+def _class(told: TimedFact, zone: str) -> Class:
     return Class(
         told["gpus"], told["cpu_milli"], told["memory_mib"], zone, tuple(sorted(told.get("gpu_models", ()))),
         told.get("capacity_type", ""), told.get("anti_group", ""),

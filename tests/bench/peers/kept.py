@@ -3,11 +3,11 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-Told = dict[str, Any]
-Node = tuple[Told, Told, list[Told]]  # the type, its offer, the pods that it is bought for
+TimedFact = dict[str, Any]
+Node = tuple[TimedFact, TimedFact, list[TimedFact]]  # the type, its offer, the pods that it is bought for
 
 
-def mistakes(case: Told, nodes: list[Node]) -> list[str]:
+def mistakes(case: TimedFact, nodes: list[Node]) -> list[str]:
     """Return what is wrong with the fleet for the case's pods, in words; empty: every constraint is kept."""
     found = [each for number, node in enumerate(nodes) for each in _on_one(number, *node)]
     places = Counter(told["name"] for _, _, pods in nodes for told in pods)
@@ -25,7 +25,7 @@ def mistakes(case: Told, nodes: list[Node]) -> list[str]:
     return found
 
 
-def _on_one(number: int, of: Told, offer: Told, pods: list[Told]) -> list[str]:
+def _on_one(number: int, of: TimedFact, offer: TimedFact, pods: list[TimedFact]) -> list[str]:
     found = [
         f"node {number} has too little {resource}"
         for resource in ("cpu_milli", "memory_mib", "gpus")

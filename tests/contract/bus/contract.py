@@ -22,7 +22,7 @@ class BusContract:
     # --- storing
 
     async def test_a_message_comes_back_as_it_was_sent(self, desk: Desk) -> None:
-        """Subject, payload, id and headers survive; the place is the one that the ack told."""
+        """Subject, payload, id and headers survive; the sequence is that of the ack."""
         bus = await desk.bus()
         headers = {"Answer-To": "ask 7: grün"}
 
@@ -331,7 +331,7 @@ class BusContract:
             await drifted.effect_consumer(desk.consumer.durable)
 
     async def test_a_consumer_that_is_not_there_is_refused(self, desk: Desk) -> None:
-        """Undeclared and not made are two different mistakes."""
+        """An undeclared consumer and a missing one are different errors."""
         bus = await desk.connect(desk.declared())
 
         with pytest.raises(ConfigError, match="does not exist; create it with `ensure`"):

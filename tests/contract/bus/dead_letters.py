@@ -56,7 +56,7 @@ class DeadLetterContract:
         assert letter.headers == {"Own": "kept"}
 
     async def test_dead_letters_are_listed_in_pages(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:
-        """The last sequence of a page is where the next goes on."""
+        """The next page starts after the last sequence of this one."""
         bus, letters = mortuary
         for number in range(5):
             await self._bury(bus, letters, desk, f"m{number}")
@@ -68,7 +68,7 @@ class DeadLetterContract:
         assert await letters.page(after_sequence=second[-1].sequence) == []
 
     async def test_a_resubmitted_message_is_handled_again(self, desk: Desk, mortuary: tuple[Bus, DeadLetters]) -> None:
-        """Under a new id, so that it is not taken for a repeat, and the letter says that it was sent."""
+        """Under a new id, so that it is not a duplicate; the letter records the resubmission."""
         bus, letters = mortuary
         await self._bury(bus, letters, desk, "m0")
         await self._bury(bus, letters, desk, "m1")

@@ -17,7 +17,7 @@ SOON_SECONDS_MAX = 60.0  # a standby has it within three seconds; the machine ma
 
 
 async def lease(desk: Desk, instance: str, monotonic_seconds: Callable[[], float] = time.monotonic) -> Lease:
-    """A process's hand on the role of this test, on a connection of its own."""
+    """A process's lease on the role of this test, on its own connection."""
     bus: Bus = await desk.bus(BusDeclaration(streams=(desk.stream,), buckets=BUCKETS))
     return Lease(bus, desk.root, instance, monotonic_seconds)
 
@@ -85,7 +85,7 @@ class LeaseContract:
                 assert not first.is_held
 
     async def test_a_holder_that_was_paused_knows_at_once(self, desk: Desk) -> None:
-        """It asks nobody: its own clock says that the time is over; what it was about to do is left to others."""
+        """Its own clock shows that the term is over; pending work is left to the next holder."""
         paused_seconds = 0.0
         one = await lease(desk, "paused", lambda: time.monotonic() + paused_seconds)
         async with kept(one):

@@ -7,8 +7,8 @@ from tests.contract.bus.contract import BusContract
 from tests.contract.bus.dead_letters import DeadLetterContract
 from tests.contract.bus.desk import Desk
 from tests.contract.bus.leases import LeaseContract
+from tests.support.memory_bus import MemoryBus
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import BusDeclaration

@@ -21,7 +21,7 @@ _CLOCK_FACTOR = "2"
 
 @contextlib.contextmanager
 def simcluster() -> Iterator[Served]:
-    """Run simcluster as a process of its own."""
+    """Run simcluster as a separate process."""
     command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--clock-factor", _CLOCK_FACTOR]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

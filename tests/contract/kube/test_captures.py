@@ -57,7 +57,7 @@ async def a_node(replay: Replay) -> None:
 
 
 async def evictions(replay: Replay) -> None:
-    """Every answer of the eviction door."""
+    """Every answer of the eviction subresource."""
     kube = replay.kube
     await kube.patched(f"{PODS}/train-0", {"metadata": {"labels": {"app": "train"}}})
     await replay.request("pdb-create")

@@ -24,7 +24,7 @@ def conditions(item: Json) -> dict[str, tuple[str, str]]:
 
 
 async def test_a_suspended_job_makes_no_pods(kube: KubeHttp, namespace: str) -> None:
-    """It says so, and waits."""
+    """The job reports it and waits."""
     await kube.made(jobs(namespace), job("j", suspend=True))
     item = await kube.until(jobs(namespace, "j"), conditions)
 
@@ -128,7 +128,7 @@ def is_ownerless(pods: list[Json]) -> bool:
 
 
 async def test_deleting_a_job_without_a_policy_leaves_its_pods(kube: KubeHttp, namespace: str) -> None:
-    """The API's old default for jobs: the pods lose their owner and stay; a warning says so."""
+    """The API's old default for jobs: the pods lose their owner and stay, with a warning."""
     far = {"nodeSelector": {"kubernetes.io/hostname": "no-such-node"}}
     await kube.made(jobs(namespace), job("j", template=far))
     await kube.until(jobs(namespace, "j"), lambda item: item.get("status", {}).get("active") == 1)

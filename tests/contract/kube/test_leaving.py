@@ -33,7 +33,7 @@ async def test_a_deleted_node_that_is_held_goes_on(kube: KubeHttp, namespace: st
 
 
 async def test_a_node_is_deleted_in_the_version_that_was_seen(kube: KubeHttp, nodes: Nodes) -> None:
-    """Another version, or another uid, is a conflict, and the node stays; taking a finalizer away is a new version."""
+    """Another version or uid is a conflict, and the node stays; removing a finalizer makes a new version."""
     path = f"/api/v1/nodes/{await nodes.ready()}"
     seen = (await kube.patched(path, HOLD))["metadata"]
     await kube.patched(path, {"spec": {"unschedulable": True}})
@@ -57,7 +57,7 @@ async def test_a_node_is_deleted_in_the_version_that_was_seen(kube: KubeHttp, no
 async def test_an_evicted_pod_that_is_held_has_ended_and_is_still_there(
     kube: KubeHttp, namespace: str, nodes: Nodes
 ) -> None:
-    """Its containers are over, so that nobody has to wait for it; its object goes with the finalizer."""
+    """Its containers have ended; the object is removed with the finalizer."""
     item = await running(kube, namespace, await nodes.ready())
     path = f"/api/v1/namespaces/{namespace}/pods/p"
     await kube.patched(path, HOLD)

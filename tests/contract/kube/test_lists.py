@@ -115,7 +115,7 @@ async def test_an_exact_version_shows_the_past(kube: KubeHttp, namespace: str) -
 
 
 async def test_a_version_of_the_future_is_a_timeout(kube: KubeHttp, namespace: str) -> None:
-    """A list not older than a version nobody has reached is 504, to be tried again."""
+    """A list not older than a future version is a retryable 504."""
     path = f"/api/v1/namespaces/{namespace}/pods?resourceVersion=999999999&resourceVersionMatch=NotOlderThan"
     answer = await kube.send("GET", path)
 

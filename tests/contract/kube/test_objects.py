@@ -155,7 +155,7 @@ async def test_generation_moves_with_the_spec_only(kube: KubeHttp, namespace: st
 
 
 async def test_a_finalizer_holds_a_deleted_object(kube: KubeHttp, namespace: str) -> None:
-    """The deletion begins, is seen, and ends when the finalizer goes."""
+    """The deletion starts, is visible, and completes when the finalizer is removed."""
     name = f"held-{namespace}"
     path = f"/api/v1/nodes/{name}"
     await kube.made("/api/v1/nodes", node(name))
@@ -180,7 +180,7 @@ async def test_deletion_asks_for_the_right_object(kube: KubeHttp, namespace: str
 
 
 async def test_a_pod_that_runs_nowhere_goes_at_once(kube: KubeHttp, namespace: str) -> None:
-    """Without a node there is nobody to wait for: DELETE removes it."""
+    """Without a node, DELETE removes it at once."""
     await kube.made(pods(namespace), pod("a", schedulingGates=[{"name": "example.invalid/hold"}]))
     answer = await kube.send("DELETE", pods(namespace, "a"))
 

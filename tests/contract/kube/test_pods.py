@@ -12,7 +12,7 @@ def condition(item: Json, name: str) -> Json:
 
 
 def runs(item: Json) -> bool:
-    """Whether the pod runs and says it is ready."""
+    """Return whether the pod runs and is ready."""
     return item.get("status", {}).get("phase") == "Running" and condition(item, "Ready").get("status") == "True"
 
 
@@ -29,7 +29,7 @@ async def running(kube: KubeHttp, namespace: str, node_name: str, name: str = "p
 
 
 async def test_an_unschedulable_pod_has_a_condition(kube: KubeHttp, namespace: str) -> None:
-    """PodScheduled is False, with reason Unschedulable and a message; an event says the same."""
+    """PodScheduled is False, with reason Unschedulable and a message; an event has the same message."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     await kube.made(path, pod("p", gpus=8, nodeSelector=on("no-such-node")))
     item = await kube.until(f"{path}/p", lambda item: condition(item, "PodScheduled").get("message"))

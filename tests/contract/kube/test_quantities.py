@@ -37,7 +37,7 @@ async def test_whole_numbers_are_taken_however_they_are_written(
 
 @pytest.mark.parametrize(("amount", "is_taken"), [("500m", False), ("-1", False), ("1e3", True)])
 async def test_a_node_has_whole_gpus(kube: KubeHttp, nodes: Nodes, amount: str, is_taken: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A device plugin that says otherwise is not believed."""
+    """A contradicting device plugin is ignored."""
     name = await nodes.ready(gpus=0)
     body = {"status": {"capacity": {GPU: amount}, "allocatable": {GPU: amount}}}
     answer = await kube.send("PATCH", f"/api/v1/nodes/{name}/status", body, content_type=MERGE)

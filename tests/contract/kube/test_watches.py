@@ -57,7 +57,7 @@ async def test_a_watch_hears_what_happens_meanwhile(kube: KubeHttp, namespace: s
 
 
 async def test_objects_enter_and_leave_a_selection(kube: KubeHttp, namespace: str) -> None:
-    """For a selecting watch, a label that comes is ADDED and a label that goes is DELETED."""
+    """In a watch with a selector, an object that starts to match is ADDED, one that stops matching is DELETED."""
     path, version = await start(kube, namespace)
     await kube.made(path, pod("a", schedulingGates=HELD))
     await kube.patched(f"{path}/a", {"metadata": {"labels": {"app": "x"}}})
@@ -79,7 +79,7 @@ async def test_a_watch_of_one_object_hears_only_it(kube: KubeHttp, namespace: st
 
 
 async def test_initial_events_end_with_a_bookmark(kube: KubeHttp, namespace: str) -> None:
-    """A streamed list says where it ends, and at which version."""
+    """A streamed list marks its end and its version."""
     path, _ = await start(kube, namespace)
     await kube.made(path, pod("a", schedulingGates=HELD))
     query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=2"
@@ -125,7 +125,7 @@ async def test_initial_events_need_a_match_rule(kube: KubeHttp, namespace: str) 
 
 
 async def test_a_watch_from_the_future_is_silent(kube: KubeHttp, namespace: str) -> None:
-    """It waits, says nothing, and ends without an error."""
+    """It waits, sends nothing, and ends without an error."""
     path = f"/api/v1/namespaces/{namespace}/pods?watch=1&resourceVersion=999999999&timeoutSeconds=1"
 
     assert await kube.watch(path) == []
@@ -143,7 +143,7 @@ async def test_a_watch_ends_with_its_time(kube: KubeHttp, namespace: str) -> Non
 
 
 async def test_two_watches_see_the_same_story(kube: KubeHttp, namespace: str) -> None:
-    """Cluster-wide objects are watched without a namespace; every watcher hears every change."""
+    """Cluster-wide objects are watched without a namespace; every watcher receives every change."""
     version = (await kube.read("/api/v1/nodes"))["metadata"]["resourceVersion"]
     name = f"seen-{namespace}"
     await kube.made("/api/v1/nodes", node(name))

@@ -56,7 +56,7 @@ class CapacityRig(AwsRig):
         return int(self.fake.groups.get(name).desired_capacity)
 
     def remembered(self) -> list[str]:
-        """What stands in the group's tags."""
+        """Return the tags of the group."""
         return [tag["Value"] for tag in self.fake.groups.get("workers").tags if tag["Key"].startswith(LEDGER_TAG)]
 
     async def lose_next_answer(self) -> None:

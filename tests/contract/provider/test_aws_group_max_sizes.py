@@ -56,7 +56,7 @@ class MaximaRig(AwsRig):
         return refused.value.kind == "configuration"
 
     async def examined(self, provider: AwsCapacity | None = None) -> dict[str, Finding]:
-        """What doctor says, by subject."""
+        """Return doctor's findings by subject."""
         asked = provider or self.provider("launched=2", "counted=2")
         found = {one.subject: one for one in await asked.preflight()}
         if provider is None:

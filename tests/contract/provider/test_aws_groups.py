@@ -81,7 +81,7 @@ async def test_a_group_offers_its_type_in_its_zones(rig: GroupRig) -> None:
 
 
 async def test_groups_grow_by_order_and_shrink_by_id(rig: GroupRig) -> None:
-    """The desired capacity follows launches and terminations; nobody sets it."""
+    """The desired capacity follows launches and terminations and is never set."""
     made = [await rig.ours.launch(await order(rig, f"a{number}", index=number)) for number in range(3)]
     grown = rig.desired_count()
     await rig.ours.terminate(made[1].provider_id, now=rig.now())
@@ -258,10 +258,10 @@ async def test_a_group_sized_by_others_is_not_used(rig: GroupRig, kind: str) -> 
         OURS, launch_template=None, subnets=(), groups=("default=sized",), shared_groups=("sized",)
     )
     sold = [offer.key for offer in await shared.offers()]
-    said = [one.next_step for one in await shared.preflight() if one.subject == "aws.groups sized"]
+    texts = [str(finding) for finding in await shared.preflight() if finding.subject == "aws.groups sized"]
     await shared.close()
-    assert len(sold) == (3 if kind == "policy" else 0)  # what EKS keeps is nobody else's at anybody's word
-    assert any("on-load stay, by aws.shared_groups" in step for step in said) is (kind == "policy")
+    assert len(sold) == (3 if kind == "policy" else 0)  # groups of EKS cannot be shared
+    assert any("on-load are accepted by aws.shared_groups" in text for text in texts) is (kind == "policy")
 
 
 def test_only_groups_with_launch_instances_can_be_shared() -> None:

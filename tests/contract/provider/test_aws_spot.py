@@ -100,7 +100,7 @@ async def test_spot_prices_are_limited_by_ceilings(rig: AwsRig) -> None:
 
 
 async def waits(rig: AwsRig, provider: CapacityProvider) -> dict[str, float]:
-    """How long a refusal stands, by zone and purchase option."""
+    """Return the back-off by zone and purchase option."""
     found = {}
     for number, offer in enumerate(await provider.offers()):
         if offer.instance_type == "g4dn.xlarge":

@@ -305,7 +305,7 @@ async def test_a_failed_allocation_is_cleaned_up_before_it_is_reported(rig: Azur
 
 
 async def test_a_lost_allocation_failure_is_reported_on_retry(rig: AzureRig) -> None:
-    """The machine itself says why it failed."""
+    """The instance reports why it failed."""
     wanted = await order(rig)
     rig.fake.faults.add(Fault(kind="lost", call="VirtualMachines_CreateOrUpdate", left_count=1))
     await rig.refuse("*")

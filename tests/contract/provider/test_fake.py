@@ -56,7 +56,7 @@ class FakeRig(Rig):
             await self.cloud.launch(msgspec.structs.replace(wanted, action_id=ActionId(f"stock-{number}")))
 
     async def stranger(self, wanted: Order) -> ProviderId:
-        """Bought for nobody."""
+        """Return an instance without an order."""
         made = await self.cloud.launch(msgspec.structs.replace(wanted, installation=""))
         return made.provider_id
 

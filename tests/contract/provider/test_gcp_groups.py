@@ -181,7 +181,7 @@ async def test_an_unknown_quota_is_not_zero() -> None:
 
 
 async def test_a_quota_of_zero_makes_offers_unavailable(project: Project) -> None:
-    """The offer says so, and `doctor` names the quota to request."""
+    """The offer shows it, and `doctor` names the quota to request."""
     project.fake.quota_gpus["PREEMPTIBLE_NVIDIA_L4_GPUS"] = 0
     buyer = project.provider(OURS)
     barred = {offer.key: offer.unavailable_because for offer in await buyer.offers()}

@@ -52,7 +52,7 @@ class TogetherRig(GcpRig):
         self.fake.faults.add(Fault(kind="lost", call=f"{REQUESTS}.insert", left_count=1))
 
     def request_names(self) -> list[str]:
-        """What stands."""
+        """Return the existing resize requests."""
         return [name for _, _, name in self.fake.resizes.requests]
 
 
@@ -215,11 +215,7 @@ async def test_google_s_own_client_makes_resize_requests(rig: TogetherRig) -> No
 
     from gpu_autoscaler.simcloud.gcp.description import description  # noqa: PLC0415 - needs googleapiclient
 
-    group = {
-        "project": "fake-project",
-        "zone": "europe-west4-a",
-        "instanceGroupManager": "g2-standard-4-on-demand",
-    }
+    group = {"project": "fake-project", "zone": "europe-west4-a", "instanceGroupManager": "g2-standard-4-on-demand"}
 
     def drive() -> list[tuple[str, object]]:
         api = build(
@@ -267,10 +263,7 @@ async def test_single_orders_use_the_group_directly(rig: TogetherRig) -> None:
 
 async def test_groups_unfit_for_resize_requests_are_reported(rig: TogetherRig) -> None:
     """Of another type than the setting, or spot; settings without group or type."""
-    wrong = (
-        "europe-west4-a/g2-standard-4-on-demand=a3-highgpu-8g",
-        "europe-west4-a/g2-standard-4-spot=g2-standard-4",
-    )
+    wrong = ("europe-west4-a/g2-standard-4-on-demand=a3-highgpu-8g", "europe-west4-a/g2-standard-4-spot=g2-standard-4")
     provider = rig.project.provider(OURS, resize_request_groups=wrong)
     told = " ".join(f"{one.subject}: {one.message}" for one in await provider.preflight() if one.level == "error")
     await provider.close()

@@ -271,7 +271,7 @@ async def test_an_absent_karpenter_does_not_use_up_a_token(rig: KarpenterRig, cl
 
 
 async def test_an_abandoned_claim_is_deleted(rig: KarpenterRig, cluster: Cluster) -> None:
-    """Its order's process is gone and Karpenter was away: it is not launched later."""
+    """Its order's process ended while Karpenter was down: it is not launched later."""
     os.kill(cluster.karpenter_pid, signal.SIGSTOP)
     try:
         await rig.kube.made(CLAIMS, claim_of(await order(rig), node_class_of(rig.options)))

@@ -63,7 +63,7 @@ class RigClock(Clock):
 
 
 class Walk:
-    """One walk over a rig, with all that it said."""
+    """One live check on a rig, with its report."""
 
     def __init__(self, rig: Rig, open_driver: Callable[[], CapacityProvider], wanted: Order) -> None:
         self.rig = rig

@@ -23,7 +23,7 @@ from gpu_autoscaler.simcluster.world import World
 
 
 class TurnedClock:
-    """Cluster time that the test turns; the server's loop goes on in wall time."""
+    """Cluster time set by the test; the server's loop runs in wall time."""
 
     factor = 1.0
 
@@ -65,7 +65,7 @@ class SimRig(Rig):
         return self.clock.now()
 
     async def refuse(self, pattern: str, kind: RefusalKind = "capacity") -> None:
-        """Until told otherwise."""
+        """Until the test changes it."""
         self.cloud.refuse(RefusalRule(pattern=pattern, code=CODES[kind][0], left_count=None, until=None))
 
     async def leave_room(self, pattern: str, count: int) -> None:
@@ -74,7 +74,7 @@ class SimRig(Rig):
         self.cloud.refuse(RefusalRule(pattern=pattern, code=code, left_count=None, until=None, passed_count=count))
 
     async def trouble(self, kind: Trouble) -> None:
-        """As HTTP says it."""
+        """Return it as HTTP."""
         status = {"throttled": 429, "down": 503, "expired": 500}[kind]
         self.world.faults.refuse(Refusal(method="*", path_prefix="/cloud", status=status, left_count=1000))
 
@@ -172,7 +172,7 @@ async def test_an_instance_of_another_cloud_is_left_untouched(rig: SimRig) -> No
 
 
 async def test_another_server_at_the_address_is_reported(rig: SimRig) -> None:
-    """The error says what to check."""
+    """The error names what to check."""
     provider = SimCapacity(rig.url + "/elsewhere", installation=OURS)
     with pytest.raises(PermanentError, match="check the URL of simcluster"):
         await provider.launch(await order(rig))

@@ -1,4 +1,4 @@
-"""The committed contracts are what the code says, and what their official readers accept."""
+"""The committed contracts match the code, and their official parsers accept them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What every store of record does. An implementation inherits StoreContract and says how to open it."""
+"""Contract of every store of record. An implementation inherits StoreContract and provides how to open it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -137,7 +137,7 @@ class StoreContract:
         assert [row.spec.job_id for row in (await store.jobs(project_id="a")).rows] == ["job-3", "job-1"]
 
     async def test_an_invalid_cursor_is_refused(self, store: Store) -> None:
-        """A bad cursor is the caller's mistake, not an empty page."""
+        """An invalid cursor is an error, not an empty page."""
         with pytest.raises(ValueError, match="invalid cursor"):
             await store.jobs(cursor="1; DROP TABLE jobs")
         with pytest.raises(ValueError, match="invalid cursor"):
@@ -155,7 +155,7 @@ class StoreContract:
         assert [row.fact.plan_id for row in (await store.plans()).rows] == ["p2", "p1"]
 
     async def test_a_span_is_charged_once(self, store: Store) -> None:
-        """A repeat, even one that says otherwise, changes neither the ledger nor what anybody owes."""
+        """A repeat, even with another amount, changes neither the ledger nor the totals."""
         assert await store.charge([span(0), span(1)]) == 2
         assert await store.charge([span(1, total=500), span(2)]) == 1
         rows = (await store.ledger(provider_id=ProviderId("sim:///a/i-1"))).rows
@@ -163,7 +163,7 @@ class StoreContract:
         assert await store.spent_by_job() == {"job-1": 225}
 
     async def test_the_ledger_returns_how_far_each_instance_is_charged(self, store: Store) -> None:
-        """A tracker that starts anew goes on exactly where the last one stopped."""
+        """A restarted tracker continues exactly where the last one stopped."""
         await store.charge([span(0), span(1, total=101), span(0, provider_id="sim:///a/i-2", job_id="job-2")])
         charges = await store.last_charges()
         first = charges[ProviderId("sim:///a/i-1")]
@@ -227,7 +227,7 @@ class StoreContract:
         await second.close()
 
     async def test_a_forgotten_snapshot_is_gone_and_its_number_with_it(self, store: Store) -> None:
-        """Only those that are named go; forgetting twice is no mistake; no later one is taken for it."""
+        """Only the named ones are deleted; deleting twice is no error; numbers are not reused."""
         for label in (b"one", b"two"):
             await store.save_snapshot(label=label, body=label, saved_at=T0)
         newest, oldest = await store.snapshots()

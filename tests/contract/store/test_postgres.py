@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the contract, and says what to do where its server is in the way."""
+"""The PostgreSQL store fulfills the contract, and its errors name the remedy."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ async def test_two_that_charge_the_same_minutes_charge_them_once(postgres_url: s
 
 
 async def test_a_killed_server_is_for_later_and_loses_nothing(postgres: PostgresServer) -> None:
-    """While it is away callers hear that they may try again; what was accepted is there afterwards."""
+    """During an outage callers get a retryable error; accepted jobs are there afterwards."""
     store = await PostgresStore.open(postgres.url())
     await store.accept_job(job("kept"), request_digest="a", accepted_at=T0)
     postgres.kill()

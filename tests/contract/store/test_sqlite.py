@@ -1,4 +1,4 @@
-"""The SQLite store keeps the contract, and says what to do where its file is in the way."""
+"""The SQLite store fulfills the contract, and its errors name the remedy."""
 
 import sqlite3
 from pathlib import Path
@@ -79,7 +79,7 @@ async def test_a_reader_changes_nothing(path: Path) -> None:
 
 
 async def test_a_locked_store_is_for_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another process writes, the caller hears that it may try again; afterwards it works."""
+    """While another process writes, the caller gets a retryable error; afterwards it works."""
     monkeypatch.setattr("gpu_autoscaler.store.sqlite.BUSY_SECONDS_MAX", 0.05)
     store = await SqliteStore.open(path)
     other = sqlite3.connect(path, isolation_level=None)

@@ -1,4 +1,4 @@
-"""A network that drops packets without a word: noticed in seconds, said, and over when the network is back."""
+"""A network that drops packets silently: detected in seconds, reported, and over when the network recovers."""
 
 import asyncio
 from collections.abc import AsyncIterator

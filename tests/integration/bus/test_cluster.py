@@ -198,12 +198,12 @@ class Fountain:
         return [JobFinished(job_id=cancel(item).job_id, outcome="completed", finished_at=AT, message="x" * 1000)]
 
     async def on_tick(self, now: datetime) -> Outputs:  # noqa: ARG002 - the numbers make each end another one
-        """A tick says something too."""
+        """A tick publishes a fact too."""
         return [JobFinished(job_id=cancel(-self.pulled).job_id, outcome="completed", finished_at=AT)]
 
 
 async def test_without_a_quorum_all_services_wait_and_report_it(cluster: NatsCluster) -> None:
-    """Two of three killed: not ready, with the reason; nothing is pulled that cannot be stored; then all goes on."""
+    """Two of three killed: not ready, with the reason; nothing is pulled that cannot be stored; then work resumes."""
     async with connected(cluster, "fountain") as bus:
         service = Fountain()
         async with working(bus, service) as runner:

@@ -55,7 +55,7 @@ async def until_queued(bus: NatsBus, count: int) -> None:
 
 
 async def watch_readiness(port: int, said: list[str]) -> None:
-    """Keep what `/readyz` says, each time that it says something else."""
+    """Record each change of the answer of `/readyz`."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):

@@ -1,4 +1,4 @@
-"""Somebody deletes a consumer or a stream that is in use: mended in place, or the process ends to be started again."""
+"""A consumer or stream is deleted while in use: recreated in place, or the process exits to be restarted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -56,7 +56,7 @@ async def ask(bus: NatsBus, numbers: range) -> None:
 
 
 async def until_settled(bus: NatsBus, load: NatsBus) -> None:
-    """Wait until all is acknowledged, and the service has heard from the broker that it is."""
+    """Wait until all messages are acknowledged, and the broker has confirmed that to the service."""
     (consumer,) = (one for one in bus._consumers if one._spec.durable == "ender-job-act")
     async with asyncio.timeout(60):
         while (told := await load._link.call("CONSUMER.INFO.JOB.ender-job-act"))["num_ack_pending"]:
@@ -66,7 +66,7 @@ async def until_settled(bus: NatsBus, load: NatsBus) -> None:
 
 
 async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -> None:
-    """What was done long ago is not done again, what was not is done; the log says it loudly, the metric counts it."""
+    """Finished work is not repeated, pending work is done; the log reports an error, the metric counts it."""
     bus, load = await connect("ender"), await connect("load")
     service = Ender()
     with structlog.testing.capture_logs() as lines:
@@ -166,7 +166,7 @@ class Spring:
         return [end_of(item)]
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """A tick says something too."""
+        """A tick publishes a fact too."""
         return [end_of(-now.microsecond)]
 
 

@@ -1,4 +1,4 @@
-"""A fast drain promises what a slow one does: whoever is killed while it reads, each message has its effect once."""
+"""A fast read has the guarantees of a slow one: whichever process is killed, each message has its effect once."""
 
 import asyncio
 import random

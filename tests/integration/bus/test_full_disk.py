@@ -1,4 +1,4 @@
-"""The broker's disk fills and is freed: said, nothing confirmed is lost, and all goes on."""
+"""The broker's disk fills and is freed: it is reported, no confirmed message is lost, and work resumes."""
 
 import asyncio
 from pathlib import Path
@@ -83,6 +83,6 @@ async def test_a_disk_that_fills_and_is_freed(tmp_path: Path) -> None:
 
 
 async def test_files_that_cannot_grow_for_a_while(tmp_path: Path) -> None:
-    """The same errors without a file system of its own: what runs everywhere."""
+    """The same errors without a separate file system, so that it runs everywhere."""
     (tmp_path / "disk").mkdir()
     await story(GrowthLimit(tmp_path / "disk"))

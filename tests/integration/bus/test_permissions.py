@@ -1,4 +1,4 @@
-"""The broker's users (`deploy/nats/users.conf`) on a real server: what each may publish, and what nobody may touch."""
+"""The broker's users (`deploy/nats/users.conf`) on a real server: permissions to publish and to manage streams."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

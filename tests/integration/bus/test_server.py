@@ -139,7 +139,7 @@ async def test_a_server_that_ends_at_once_shows_its_last_words(nats_store: Path,
 
 
 async def test_nothing_listens() -> None:
-    """A broker that is not there yet is worth another try; the message says where it was looked for."""
+    """A broker that is not there yet is a retryable error with its address."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))  # bound, not listening: nobody else takes the port
         port = holder.getsockname()[1]
@@ -190,7 +190,7 @@ async def test_a_server_without_jetstream_is_refused(tmp_path: Path) -> None:
 
 
 async def test_refused_credentials_are_no_matter_of_time(tmp_path: Path) -> None:
-    """Trying again would not help; the error says whose credentials are meant."""
+    """A retry would not help; the error names the credentials."""
     said = await refusal(tmp_path, "--auth", "secret", "-js", "--store_dir", str(tmp_path / "js"))
 
     assert "rejected the credentials" in said

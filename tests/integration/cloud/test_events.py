@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.support.aws import Region, served_region
-from tests.support.told import EPOCH, Told, record
+from tests.support.timed_facts import EPOCH, TimedFact, record
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.events.fact import Fact
@@ -76,7 +76,7 @@ class Rig:
 
     def know(self, *facts: Fact) -> None:
         """Record facts."""
-        told = [Told(fact, datetime.now(UTC)) for fact in facts]
+        told = [TimedFact(fact, datetime.now(UTC)) for fact in facts]
         self.view.advance(fold(self.view.state, record(told)), {})
 
     async def read(self, *, is_stored: bool = True) -> list[Fact]:

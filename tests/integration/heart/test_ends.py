@@ -10,14 +10,7 @@ from tests.support.line import Line, running_line
 from tests.support.stories import policy, request
 
 from gpu_autoscaler.core.state.queries import job_state
-from gpu_autoscaler.events.job import (
-    JobCancelRequested,
-    JobFinished,
-    JobPreempted,
-    JobQueued,
-    JobRequested,
-    JobStarted,
-)
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobQueued, JobRequested, JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.ids import JobId

@@ -74,6 +74,6 @@ def placed(spec: JobSpec, *names: str, attempt: int = 1) -> JobPlaced:
 
 
 async def members(outside: KubeHttp, name: str) -> list[Json]:
-    """Pods of the job that nobody told to go."""
+    """Return the pods of the job that are not terminating."""
     found = await outside.read(f"{PODS}?labelSelector=gpu-autoscaler.io/job-id%3D{name}")
     return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
 async def test_describe_shows_why_a_pod_waits_and_what_happens_to_a_node(plane: ControlPlane) -> None:
-    """Reason and words stand there; the same thing said again counts, under its latest words."""
+    """The event has reason and message; a repeat increases its count and updates the message."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     now = datetime.now(UTC)
     try:
@@ -108,7 +108,7 @@ def everything() -> Iterator[Announcement]:
 
 
 async def test_describe_shows_each_name_that_users_know(plane: ControlPlane) -> None:
-    """Why a pod waits, was asked to go, why a node is there, stays, goes or does not get empty."""
+    """Why a pod waits or was evicted, and why a node exists, stays, is removed, or does not become empty."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     found = {(each.kind, each.name): each for each in everything()}
     said = {(each.kind, each.name, each.reason): each for each in everything()}
@@ -142,7 +142,7 @@ async def test_describe_shows_each_name_that_users_know(plane: ControlPlane) -> 
 
 
 async def test_what_happened_once_is_one_event(plane: ControlPlane) -> None:
-    """An announcer that started anew says it again, and it is not counted as a second time."""
+    """A restarted announcer repeats the event without counting it twice."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     once = Announcement(
         kind="Pod",

@@ -1,4 +1,4 @@
-"""Claims and slices of devices on a real API server: what the pod watcher says of pods and nodes with them."""
+"""Device claims and slices on a real API server: the pod watcher's facts of pods and nodes with them."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ DEFAULT = f"{DEVICES}/namespaces/default"
 SECONDS_MAX = 60.0
 
 
-class Told:
-    """Everything that the watcher says, by its own watches."""
+class WatchedFacts:
+    """All facts of the watcher, from its own watches."""
 
     def __init__(self, watcher: PodWatcher) -> None:
         self.facts: list[Fact] = []
@@ -55,10 +55,10 @@ class Told:
 
 
 @pytest.fixture
-async def told(plane: ControlPlane) -> AsyncIterator[Told]:
+async def told(plane: ControlPlane) -> AsyncIterator[WatchedFacts]:
     """The watcher at work."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
-    told = Told(PodWatcher(kube, await kube.cluster()))
+    told = WatchedFacts(PodWatcher(kube, await kube.cluster()))
     yield told
     await told.end()
     await kube.close()
@@ -76,8 +76,8 @@ def claiming(name: str, of: str) -> Json:
     return pod(name, resourceClaims=[{"name": "gpus", "resourceClaimTemplateName": of}])
 
 
-async def test_a_pod_that_claims_gpus_asks_for_them(outside: KubeHttp, told: Told) -> None:
-    """Told with what is missing, then, once class and template are there, with count and model; others with why not."""
+async def test_a_pod_that_claims_gpus_asks_for_them(outside: KubeHttp, told: WatchedFacts) -> None:
+    """Reported with what is missing, then with count and model once class and template exist; others with a reason."""
     pods = "/api/v1/namespaces/default/pods"
     await outside.made(pods, claiming("plain", "four"))
     await told.until(lambda fact: isinstance(fact, PodObserved) and "does not exist" in fact.device_trouble)
@@ -96,11 +96,11 @@ async def test_a_pod_that_claims_gpus_asks_for_them(outside: KubeHttp, told: Tol
             and (fact.name, fact.requests.gpu_count, fact.gpu_model, fact.device_trouble) == ("plain", 4, "H100", "")
         )
     )
-    await told.until(lambda fact: isinstance(fact, PodObserved) and "All devices" in fact.device_trouble)
+    await told.until(lambda fact: isinstance(fact, PodObserved) and "allocationMode: All" in fact.device_trouble)
 
 
-async def test_a_node_has_the_gpus_that_its_driver_offers(outside: KubeHttp, told: Told) -> None:
-    """No device plugin counts them; they come late, and a slice that goes takes them along."""
+async def test_a_node_has_the_gpus_that_its_driver_offers(outside: KubeHttp, told: WatchedFacts) -> None:
+    """No device plugin counts them; they appear late, and disappear with their slice."""
     bare = node("dra", gpus=0)
     await outside.made("/api/v1/nodes", bare)
     await told.until(lambda fact: isinstance(fact, NodeObserved) and fact.name == "dra")
@@ -127,8 +127,8 @@ async def test_a_node_has_the_gpus_that_its_driver_offers(outside: KubeHttp, tol
     )
 
 
-async def test_of_pods_that_share_a_claim_one_asks_for_all(outside: KubeHttp, told: Told) -> None:
-    """With the models that have the memory; the other says whom it follows, until that one is gone."""
+async def test_of_pods_that_share_a_claim_one_asks_for_all(outside: KubeHttp, told: WatchedFacts) -> None:
+    """With the models that have the memory; the other names the pod it shares with, until that one is gone."""
     large = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('100Gi')) >= 0"
     await outside.send("POST", f"{DEVICES}/deviceclasses", {"metadata": {"name": "gpu.nvidia.com"}, "spec": {}})
     claim = template("shared", count=2, selectors=[{"cel": {"expression": large}}])
@@ -152,7 +152,7 @@ async def test_of_pods_that_share_a_claim_one_asks_for_all(outside: KubeHttp, to
     def follower() -> str | None:
         """Who follows the one that asks."""
         (one, *more) = asking() or [""]
-        words = f"default/shared is shared with {one}"
+        words = f"default/shared is shared with pod {one}"
         return None if more else next((name for name, fact in now().items() if words in fact.device_trouble), None)
 
     # Instants of Kubernetes are whole seconds: of two in one of them either may be the first, also when it came later.

@@ -1,4 +1,4 @@
-"""Drains of ours on a real API server, pass by pass: who goes in which order, who stays, what is waited for."""
+"""Our drains on a real API server, pass by pass: eviction order, protected pods, and waits."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_http import STRATEGIC, Json, KubeHttp
 from tests.support.kube_objects import budget, node, pod
-from tests.support.stories import Story, Told, given, planned
+from tests.support.stories import Story, TimedFact, given, planned
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingDrainCancelled, ScalingDrainStarted, ScalingNodeDrained
@@ -73,11 +73,11 @@ class Bench:
         self.knows(planned(decision, plan_id=PLAN, at=self.clock.now()))
         started = (await self.drains.start(decision, PLAN))[-1]
         assert isinstance(started, ScalingDrainStarted)
-        self.knows((Told(started, self.clock.now()),))
+        self.knows((TimedFact(started, self.clock.now()),))
         return started
 
     def knows(self, story: Story) -> None:
-        """The record says this from now on."""
+        """Make the drain record return this from now on."""
         self._story = (*self._story, *story)
         self.view.advance(given(self._story, is_synced=False), {})
 
@@ -124,7 +124,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(plane: ControlPlane) -> AsyncIterator[Bench]:
-    """A bench with a node of its own."""
+    """A bench with a separate node."""
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     async with aiohttp.ClientSession() as session:
         outside = KubeHttp(session, plane.url, plane.admin_token, plane.tls)
@@ -165,7 +165,7 @@ async def test_a_load_balancer_label_set_by_another_writer_stays(bench: Bench) -
     """A node that its user keeps out of them is kept out before a drain, during it and after."""
     mark = {"metadata": {"labels": {EXCLUDE_FROM_BALANCERS: ""}}}
     marked = await bench.kube.patch_node(bench.name, mark)
-    bench.knows((Told(node_observed(marked, epoch=1), bench.clock.now()),))
+    bench.knows((TimedFact(node_observed(marked, epoch=1), bench.clock.now()),))
     started = await bench.begin(UNDERUSED)
     assert (await bench.is_cordoned(), await bench.balancers()) == (True, "")
     await bench.call_back(started)
@@ -173,7 +173,7 @@ async def test_a_load_balancer_label_set_by_another_writer_stays(bench: Bench) -
 
 
 async def test_a_voluntary_drain_is_abandoned_at_its_deadline_with_a_reason(bench: Bench) -> None:
-    """A budget speaks for itself, and so do two of them, which the server cannot serve (500): never by force."""
+    """The reason names the PodDisruptionBudget; two of them give a 500 from the server. Never forced."""
     name = await bench.runs("train")
     for number in range(2):
         await bench.outside.made(BUDGETS, budget(f"{name}-{number}", name, maxUnavailable=0))
@@ -191,7 +191,7 @@ async def test_a_voluntary_drain_is_abandoned_at_its_deadline_with_a_reason(benc
 
 
 async def test_volumes_are_waited_for_until_they_are_detached(bench: Bench) -> None:
-    """An empty node with an attachment is not drained yet; that of another node is none of its own."""
+    """An empty node with an attached volume is not drained yet; attachments of other nodes are ignored."""
     path = "/apis/storage.k8s.io/v1/volumeattachments"
     for name, where in ((bench.name, bench.name), (f"{bench.name}-other", "another")):
         spec = {"attacher": "csi.example.com", "nodeName": where, "source": {"persistentVolumeName": name}}

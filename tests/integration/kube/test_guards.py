@@ -1,4 +1,4 @@
-"""Our finalizer on a real API server: `kubectl delete node` waits for us, and for nobody else's sake."""
+"""Our finalizer on a real API server: `kubectl delete node` waits only for our nodes."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_objects import node
-from tests.support.stories import Told, policy, record
+from tests.support.stories import TimedFact, policy, record
 
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
 from gpu_autoscaler.core.intake.fold import fold
@@ -53,7 +53,7 @@ async def kube(plane: ControlPlane) -> AsyncIterator[KubeClient]:
 
 
 async def seen(kube: KubeClient, *more: Fact) -> ClusterState:
-    """What the pod watcher would have said of both, with what else is known."""
+    """Return the pod watcher's facts of both, with the other known facts."""
     facts: list[Fact] = []
     for name in ("ours", "theirs"):
         try:
@@ -61,7 +61,7 @@ async def seen(kube: KubeClient, *more: Fact) -> ClusterState:
         except NotFound:
             continue
     now = datetime.now(UTC)
-    return fold(EMPTY_STATE, record([Told(fact, now) for fact in (*facts, *more)]))
+    return fold(EMPTY_STATE, record([TimedFact(fact, now) for fact in (*facts, *more)]))
 
 
 async def write_due(kube: KubeClient, policy: ScalingPolicy, *more: Fact) -> None:
@@ -115,7 +115,7 @@ async def test_what_changed_under_way_is_not_overwritten(kube: KubeClient) -> No
 
 
 async def test_switched_off_nothing_is_held_any_more(plane: ControlPlane, kube: KubeClient) -> None:
-    """Before an uninstall: a node that was deleted meanwhile goes at once."""
+    """Before an uninstall: a node deleted meanwhile is removed at once."""
     await write_due(kube, ON)
     plane.kubectl("delete", "node", "ours", "--wait=false")
     await write_due(kube, OFF)

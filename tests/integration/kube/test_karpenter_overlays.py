@@ -1,4 +1,4 @@
-"""NodeOverlays of a real API server, by their published definition, and what real Karpenter says of the same."""
+"""NodeOverlays on a real API server with their published definition, compared with real Karpenter."""
 
 import json
 import tempfile

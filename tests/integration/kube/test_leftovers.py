@@ -12,7 +12,7 @@ from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import node
-from tests.support.stories import Told, given, offer, policy
+from tests.support.stories import TimedFact, given, offer, policy
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS
 from gpu_autoscaler.core.state.state import ClusterState
@@ -37,7 +37,7 @@ RULES = policy(watch_age_seconds_max=86_400)
 
 
 def ready(status: str) -> dict[str, object]:
-    """What a kubelet, or whoever misses it, writes."""
+    """Set the Ready condition, as a kubelet or the node controller does."""
     return {"status": {"conditions": [{"type": "Ready", "status": status, "reason": "r", "message": "m"}]}}
 
 
@@ -72,7 +72,7 @@ async def seen(kube: KubeClient, at: datetime) -> ClusterState:
             terminated_at=ended_at,
         )  # fmt: skip
         facts += [apply_to, node_observed(await kube.get(NODES, "", name), epoch=1)]
-    return given(tuple(Told(fact, ended_at) for fact in facts), as_of=at)
+    return given(tuple(TimedFact(fact, ended_at) for fact in facts), as_of=at)
 
 
 def cloud() -> FakeCapacity:
@@ -108,7 +108,7 @@ async def test_a_kubelet_that_reports_in_between_keeps_its_node(plane: ControlPl
 
 
 async def test_a_missing_permission_is_reported_once_with_its_remedy(plane: ControlPlane, kube: KubeClient) -> None:
-    """An older Role: nothing is removed, and everything else goes on. With the right the node goes."""
+    """With an older Role nothing is removed, and everything else works. With the permission the node is removed."""
     certificate, key = plane.authority.client("dora")
     path = plane.kubeconfig("dora", {"client-certificate": str(certificate), "client-key": str(key)})
     verbs = ("--verb=get,patch", "--resource=nodes")

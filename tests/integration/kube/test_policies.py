@@ -11,7 +11,7 @@ import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_policies import defined, policy
-from tests.support.stories import Told, node, record
+from tests.support.stories import TimedFact, node, record
 from tests.support.stories import policy as policy_file
 
 from gpu_autoscaler.core.intake.fold import fold
@@ -38,7 +38,7 @@ class Running:
 
     def __init__(self, kube: KubeClient, told: list[str]) -> None:
         self.view = StateView()
-        self.facts: list[Told] = []  # all facts, ours and those of others
+        self.facts: list[TimedFact] = []  # all facts, ours and those of others
         self.service = PolicyWatcher(self.view, FILE, kube, EventRecorder(kube), provider="sim", report=told.append)
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class Running:
             with contextlib.suppress(TransientError):
                 said = await self.service.on_tick(now)
                 assert not isinstance(said, Outcome)
-                self.facts += [Told(fact, now) for fact in said]
+                self.facts += [TimedFact(fact, now) for fact in said]
                 self.view.advance(fold(EMPTY_STATE, record(self.facts)), {})
             await asyncio.sleep(0.1)
 
@@ -114,7 +114,7 @@ def condition(plane: ControlPlane, name: str, kind: str = "Accepted") -> dict[st
 
 
 async def test_a_policy_takes_effect_and_its_status_shows_it(plane: ControlPlane, running: Running) -> None:
-    """Applied, changed and deleted: decided by within seconds, and told on the object, by generation."""
+    """Applied, changed and deleted policies take effect within seconds; the status shows the generation."""
     apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a100", "gpuType": "A100"}]))
     await running.until(lambda: running.pools() == ["of-the-file", "a100"])
     assert running.active_policy.pools[1] == NodePool(name="a100", gpu_models=("A100",), nodes_count_max=3)

@@ -33,7 +33,7 @@ def refused(plane: ControlPlane, body: dict[str, Any]) -> str:
 
 
 def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> None:
-    """The server fills in what a pool does by itself; thresholds that would overrule the policy file stay out."""
+    """The server sets the defaults of a pool, but no thresholds that would override the policy file."""
     spec = applied(ready, policy("least", nodePools=[{"name": "a100"}]))["spec"]
     (pool,) = spec.pop("nodePools")
     assert spec == {"enabled": True, "minNodes": 0, "enableSpotInstances": True}
@@ -86,7 +86,7 @@ def test_every_field_of_the_definition_is_accepted(ready: ControlPlane) -> None:
 
 
 def test_the_table_shows_what_people_look_for(ready: ControlPlane) -> None:
-    """By the short name, with columns; what only the status says is empty until somebody has looked at it."""
+    """By the short name, with columns; those of the status are empty until a policy watcher sets it."""
     applied(ready, policy("shown", provider="sim", nodePools=[{"name": "shown"}]))
     head, *rows = ready.kubectl("get", "asp").splitlines()
     assert head.split() == ["NAME", "PROVIDER", "NODES", "DESIRED", "PENDING", "SPOT%", "READY", "AGE"]

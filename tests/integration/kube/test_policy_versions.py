@@ -1,4 +1,4 @@
-"""The definition of policies in another version than ours, or half of it: told by name; nothing goes out of force."""
+"""A CRD of another version, or a partial one: reported by name; active policies stay active."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def newer_beside(spec: dict[str, Any]) -> None:
 
 
 def ours_not_served(spec: dict[str, Any]) -> None:
-    """The release after it: ours can be read by nobody any more."""
+    """The release after it: our version is no longer served."""
     newer_beside(spec)
     spec["versions"][1]["served"] = False
 
@@ -74,7 +74,7 @@ def without_rules(spec: dict[str, Any]) -> None:
 
 
 async def begun(plane: ControlPlane, running: Running) -> None:
-    """A policy is in force and says so."""
+    """Wait until a policy is active and its status shows it."""
     vision = policy("vision", maxNodes=3, nodePools=[{"name": "a"}])
     await running.until(lambda: not _fails(lambda: apply(plane, vision)))
     await running.until(lambda: not _fails(lambda: condition(plane, "vision")))

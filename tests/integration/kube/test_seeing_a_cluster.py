@@ -45,7 +45,7 @@ async def test_each_missing_permission_is_reported_with_its_command(plane: Contr
             plane.kubectl(*shlex.split(command)[1:])
 
     async def may_all() -> bool:
-        """The server hears of new roles a moment later."""
+        """The server applies new roles after a short delay."""
         try:
             return await check_access(path, ALL, "default") == plane.url
         except ConfigError:
@@ -56,14 +56,14 @@ async def test_each_missing_permission_is_reported_with_its_command(plane: Contr
 
 async def test_expired_credentials_are_reported(plane: ControlPlane) -> None:
     """An expired certificate is no missing right: it is to be renewed."""
-    with pytest.raises(TransientError, match=r"401: .* does not accept user 'dave' .*renew it"):
+    with pytest.raises(TransientError, match=r"401: .* rejects user 'dave' .*renew it"):
         await check_access(user(plane, "dave", days="-1"), ALL, "default")
 
 
 def test_nothing_is_started_for_a_kubeconfig_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says so and ends, and leaves no folder behind."""
+    """The command reports it and exits without leaving a folder."""
     folder = tmp_path / "up"
     missing = tmp_path / "nowhere.kubeconfig"
     assert run(["up", "--kubeconfig", str(missing), "--folder", str(folder)]) == Exit.USAGE

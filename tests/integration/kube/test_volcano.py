@@ -57,7 +57,7 @@ async def bound(outside: KubeHttp, name: str, node_name: str, besides: frozenset
 
 
 async def test_an_evicted_member_restarts_all_members(outside: KubeHttp, kube: KubeClient) -> None:
-    """Both pods are new ones, and the Job goes on; the other's failure for want of its peer ends nothing."""
+    """Both pods are new, and the Job continues; the other member's failure without its peer ends nothing."""
     binder, (spec, state) = Binder(kube, "default"), gang("moved", Runtime.VOLCANO, gpus=4)
     await binder.release(spec, placed(spec, "spot-1"), state)
     first = await bound(outside, "moved", "spot-1")
@@ -75,7 +75,7 @@ async def test_an_evicted_member_restarts_all_members(outside: KubeHttp, kube: K
 
 
 async def test_work_that_fails_ends_the_job(outside: KubeHttp, kube: KubeClient) -> None:
-    """Volcano ends the other member, and says that it is over."""
+    """Volcano ends the other member and reports the end."""
     binder, (spec, state) = Binder(kube, "default"), gang("broken", Runtime.VOLCANO, gpus=4)
     await binder.release(spec, placed(spec, "spot-1"), state)
     first, *_ = await bound(outside, "broken", "spot-1")

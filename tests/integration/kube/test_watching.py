@@ -1,4 +1,4 @@
-"""List-then-watch against a real API server on which everything goes wrong: nothing is missed, nothing is invented."""
+"""List-then-watch against a real API server with faults: no change is missed, none is invented."""
 
 import asyncio
 import contextlib
@@ -18,18 +18,7 @@ from tests.support.kube_objects import pod
 from gpu_autoscaler.kube import watch
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection, from_kubeconfig
-from gpu_autoscaler.kube.protocol import (
-    BUDGETS,
-    JOBS,
-    NODES,
-    PODS,
-    Bookmark,
-    Changed,
-    Deleted,
-    Kind,
-    Listed,
-    WatchItem,
-)
+from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Bookmark, Changed, Deleted, Kind, Listed, WatchItem
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.runtime.clock import Clock
 
@@ -58,12 +47,12 @@ class Writer:
         return name
 
     async def change(self, name: str) -> None:
-        """Label one anew."""
+        """Change the label of one."""
         self._count += 1
         self._note(await self.kube.patched(f"{PATH}/{name}", {"metadata": {"labels": {"step": str(self._count)}}}))
 
     async def delete(self, name: str) -> None:
-        """Delete one: it runs nowhere, so it goes at once."""
+        """Delete one: it runs nowhere, so it is removed at once."""
         answer = await self.kube.send("DELETE", f"{PATH}/{name}?gracePeriodSeconds=0")
         assert answer.status == 200, answer
         del self.alive[name]
@@ -141,7 +130,7 @@ class Watcher:
 
 
 class Bench(contextlib.AsyncExitStack):
-    """A writer that goes straight to the server, and a watcher that goes through a faulty proxy."""
+    """A writer with a direct connection to the server, and a watcher behind a faulty proxy."""
 
     writer: Writer
     watcher: Watcher
@@ -186,7 +175,7 @@ class Bench(contextlib.AsyncExitStack):
 
 
 async def test_a_server_that_is_killed_and_started_again(plane: ControlPlane) -> None:
-    """What happened before, while nobody could hear it and after is all known in the end."""
+    """Changes before, during and after the outage are all known in the end."""
     async with await Bench.opened(plane) as bench:
         chance = random.Random(1)  # noqa: S311 - a story that comes again
         await bench.writer.busy(10, chance)
@@ -273,7 +262,7 @@ async def test_a_server_that_closes_every_watch_at_once_is_not_stormed(plane: Co
 
 
 async def test_watches_that_never_say_a_word_are_no_proof(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a way to the server closes each watch before its time, a list now and then says how things are."""
+    """If a proxy closes each watch early, periodic lists give the state."""
     monkeypatch.setattr(watch, "SILENCE_SECONDS_MAX", 1.0)
     async with await Bench.opened(plane) as bench:
         bench.proxy.faults.extend([Fault(kind="closed_at_once")] * 1000)
@@ -284,7 +273,7 @@ async def test_watches_that_never_say_a_word_are_no_proof(plane: ControlPlane, m
 
 
 async def test_a_throttled_watch_waits_for_retry_after(plane: ControlPlane) -> None:
-    """429 with Retry-After is a word about when; nobody asks before."""
+    """After 429 with Retry-After there is no request before that time."""
     async with await Bench.opened(plane) as bench:
         bench.proxy.faults.append(Fault(kind="refused", status=429, retry_after_seconds=3))
         before = len(bench.proxy.watches_at)

@@ -93,12 +93,12 @@ class Bench:
         return KINDS[spec.runtime].path("default", spec.job_id)
 
     async def seen(self, spec: JobSpec) -> list[Fact]:
-        """What the watcher says of the object as it is."""
+        """Return the watcher's facts of the current object."""
         thing = await self.kube.get(KINDS[spec.runtime], "default", spec.job_id)
         return list(await self.watcher.on_item(Changed(kind=KINDS[spec.runtime], object=thing, seen_at=T0)))
 
     async def becomes(self, spec: JobSpec, status: Json) -> list[Fact]:
-        """Write a status as the controller would; return what the watcher says."""
+        """Write a status as the controller would; return the watcher's facts."""
         await self.outside.patched(f"{self.path(spec)}/status", {"status": status}, MERGE)
         return await self.seen(spec)
 
@@ -184,7 +184,7 @@ def is_held(item: Json) -> bool:
 async def test_a_gang_is_made_as_its_definition_wants_it_and_held_until_it_may_run(
     bench: Bench, runtime: Runtime
 ) -> None:
-    """Nothing in it that the schema does not know; every member says whose it is; released with its place."""
+    """The schema knows every field; every member names its job; released with its placement."""
     spec, state = gang("held", runtime)
     await bench.binder.create(spec, state)
     await bench.binder.create(spec, state)
@@ -238,7 +238,7 @@ async def test_how_far_a_gang_is_becomes_facts(bench: Bench, runtime: Runtime) -
 
 
 async def test_work_that_fails_ends_the_job_with_its_reason(bench: Bench, runtime: Runtime) -> None:
-    """The words of whoever saw it."""
+    """The message of the observer."""
     spec, state = gang("fails", runtime)
     await bench.binder.create(spec, state)
     await bench.binder.release(spec, placed(spec), state)

@@ -34,7 +34,7 @@ _number = itertools.count(1)
 
 
 async def running(outside: KubeHttp, kube: KubeClient, app: str) -> core.Pod:
-    """A pod that runs on a node, as its kubelet says."""
+    """Create a pod that runs on a node, with the kubelet's status."""
     name = f"{app}-{next(_number)}"
     await outside.made(PATH, pod(name, labels={"app": app}, nodeName="somewhere"))
     ready = [{"type": "Ready", "status": "True"}]
@@ -182,7 +182,7 @@ async def test_pods_of_a_node_are_found_by_the_server(kube: KubeClient, outside:
 
 @pytest.mark.parametrize("runtime", [each for each in Runtime if each is not Runtime.JOB])
 async def test_a_kind_that_is_not_installed_is_named(kube: KubeClient, runtime: Runtime) -> None:
-    """No CustomResourceDefinition: nothing is made, and the refusal says which one is missing."""
+    """Without CustomResourceDefinition nothing is created, and the refusal names the missing one."""
     binder = Binder(kube, "default")
     state = given(story_node("n1"), job_story("absent"))
     queued = state.jobs[JobId("absent")].queued

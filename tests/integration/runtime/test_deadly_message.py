@@ -1,4 +1,4 @@
-"""A message that kills whoever handles it: after a few processes it is set aside, and the rest goes on."""
+"""A message that kills its process: after a few restarts it becomes a dead letter, and the rest continues."""
 
 import asyncio
 import signal

@@ -54,7 +54,7 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
 
 
 async def test_a_connection_that_is_closed_for_good_ends_the_process(server: NatsServer, tmp_path: Path) -> None:
-    """The server throws the client out for words it does not know: exit 1, so that whoever watches starts it again."""
+    """The server closes the connection for a protocol error: exit 1, so that the supervisor restarts the process."""
     opened: list[NatsBus] = []
 
     async def compose(place: ProcessContext) -> tuple[Service, Bus]:

@@ -90,7 +90,7 @@ async def test_work_goes_on_through_a_crash_of_the_broker(server: NatsServer) ->
 
 
 async def test_a_killed_process_leaves_nothing_half_done(server: NatsServer) -> None:
-    """SIGKILL with messages in hand: the next process ends every job, each once. SIGTERM ends that one with 0."""
+    """SIGKILL with messages in progress: the next process ends every job once. SIGTERM ends that one with 0."""
     publisher = await connect(server.url, "publisher")
     for number in range(MANY_COUNT):
         await publisher.publish(*envelope_of(cancel(number)), message_id=str(number))

@@ -23,7 +23,7 @@ COUNT = 400
 
 
 async def until_ready(process: EnderProcess) -> None:
-    """Wait until `/readyz` says so."""
+    """Wait until `/readyz` returns this."""
     async with asyncio.timeout(60), aiohttp.ClientSession() as session:
         while True:
             try:

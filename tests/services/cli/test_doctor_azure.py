@@ -60,7 +60,7 @@ async def test_permissions_to_buy_and_remove_are_checked_without_using_them(tmp_
     """A role with notActions, a role of another scope, and a refused permission query."""
     async with served_group(tmp_path) as group:
         group.fake.permissions = [
-            {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []},
+            {"actions": ["Microsoft.Compute/*", "Microsoft.Network/*/join/action"], "notActions": []}
         ]
         provider = group.provider("ours")
         elsewhere = {finding.subject: finding for finding in await provider.preflight()}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.front import Front, front
-from tests.support.stories import Told, job, node, on_sale
+from tests.support.stories import TimedFact, job, node, on_sale
 
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.ids import JobId
@@ -119,7 +119,7 @@ async def test_wait_exits_by_the_jobs_outcome(gate: Front, capsys: pytest.Captur
     ends = {"good": "completed", "bad": "failed"}
     for job_id, outcome in ends.items():
         fact = JobFinished(job_id=JobId(job_id), outcome=outcome, finished_at=Clock().now())  # type: ignore[arg-type]  # from a table
-        await gate.tell((Told(fact, fact.finished_at),))
+        await gate.tell((TimedFact(fact, fact.finished_at),))
 
     assert await _run("jobs", "wait", "good") == Exit.OK
     assert await _run("jobs", "wait", "bad") == Exit.FAILURE
@@ -137,8 +137,7 @@ async def test_cancel_prints_the_job(gate: Front, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"], ["offers"], ["budget"]],
+    "command", [["status"], ["nodes"], ["jobs", "list"], ["plans"], ["cost"], ["events"], ["offers"], ["budget"]]
 )
 async def test_every_list_has_every_format(gate: Front, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     """The same data as table, JSON, YAML and names; a piped table is not truncated."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.stories import bought, job, pod, purchase
-from tests.support.told import HOUR, MINUTE, SECOND, T0, Told, record, resources
+from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, TimedFact, record, resources
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerReported
@@ -37,7 +37,7 @@ def instance(
     at: datetime = T0,
     terminated_at: datetime | None = None,
     price: int | None = PRICE,
-) -> tuple[Told, ...]:
+) -> tuple[TimedFact, ...]:
     """Return the cloud's observation of the instance."""
     versions = {"pending": 1, "running": 2, "terminating": 3, "terminated": 4}
     fact = NodeInstanceObserved(
@@ -53,15 +53,15 @@ def instance(
         launched_at=T0,
         terminated_at=terminated_at,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
-def listed(at: datetime) -> tuple[Told, ...]:
+def listed(at: datetime) -> tuple[TimedFact, ...]:
     """Return a list that has the instance."""
-    return (Told(NodeInstanceListed(provider_ids=(INSTANCE,), listed_at=at), at),)
+    return (TimedFact(NodeInstanceListed(provider_ids=(INSTANCE,), listed_at=at), at),)
 
 
-def node(at: datetime = T0, gpus: int = 8) -> tuple[Told, ...]:
+def node(at: datetime = T0, gpus: int = 8) -> tuple[TimedFact, ...]:
     """Return the node of the instance."""
     fact = NodeObserved(
         epoch=1,
@@ -73,7 +73,7 @@ def node(at: datetime = T0, gpus: int = 8) -> tuple[Told, ...]:
         created_at=at,
         provider_id=INSTANCE,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 class Bench:
@@ -82,7 +82,7 @@ class Bench:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.metrics = Metrics("cost_tracker")
-        self.recorded: list[Told] = []
+        self.recorded: list[TimedFact] = []
         self.published: dict[str | None, Fact] = {}
         self.sums: list[CostLedgerReported] = []
         self.start()
@@ -93,7 +93,7 @@ class Bench:
         self.tracker = CostTracker(self.view, self.store, instances_without_price=self.metrics.instances_without_price)
         self._fold(record(self.recorded))
 
-    def record_stories(self, *stories: Sequence[Told]) -> None:
+    def record_stories(self, *stories: Sequence[TimedFact]) -> None:
         """Fold more facts."""
         before = len(self.recorded)
         self.recorded += [recorded for story in stories for recorded in story]
@@ -115,7 +115,7 @@ class Bench:
 
     async def echo(self) -> None:
         """Return the published facts to the tracker."""
-        for recorded in record([Told(fact, T0) for fact in self.published.values()]):
+        for recorded in record([TimedFact(fact, T0) for fact in self.published.values()]):
             if isinstance(recorded.fact, CostAccrued):
                 await self.tracker.on_fact(recorded)
 
@@ -171,7 +171,7 @@ async def test_own_termination_ends_the_bill(bench: Bench) -> None:
         node_name="n",
         terminated_at=end,
     )
-    bench.record_stories(instance(), (Told(gone, end),))
+    bench.record_stories(instance(), (TimedFact(gone, end),))
     await bench.tick(end + SECOND)
     assert [span.to_at for span in await bench.spans()] == [end]
 
@@ -197,10 +197,7 @@ async def test_restart_leaves_no_gap_and_no_overlap(bench: Bench) -> None:
     bench.start()
     await bench.tick(T0 + 9 * MINUTE)
     spans = await bench.spans()
-    assert [(span.from_at, span.to_at) for span in spans] == [
-        (T0, T0 + 5 * MINUTE),
-        (T0 + 5 * MINUTE, T0 + 9 * MINUTE),
-    ]
+    assert [(span.from_at, span.to_at) for span in spans] == [(T0, T0 + 5 * MINUTE), (T0 + 5 * MINUTE, T0 + 9 * MINUTE)]
     assert sum(span.total_micro_usd for span in spans) == cost_micro_usd(PRICE, 9 * MINUTE)
 
 
@@ -254,7 +251,7 @@ async def test_deleted_pod_is_charged(bench: Bench) -> None:
         node(),
         job("train"),
         pod("a", on="n", gpus=8, job_id="train", at=T0 + MINUTE),
-        (Told(gone, T0 + 2 * MINUTE),),
+        (TimedFact(gone, T0 + 2 * MINUTE),),
         listed(T0 + 4 * MINUTE),
     )
     bench.start()
@@ -299,7 +296,7 @@ async def test_used_cost_needs_telemetry(bench: Bench) -> None:
     bench.record_stories(instance(), node(), pod("a", on="n", gpus=8), listed(T0 + MINUTE))
     (first,) = await bench.tick(T0 + MINUTE)
     await bench.echo()
-    bench.record_stories((Told(window, T0 + 2 * MINUTE),), listed(T0 + 2 * MINUTE))
+    bench.record_stories((TimedFact(window, T0 + 2 * MINUTE),), listed(T0 + 2 * MINUTE))
     (second,) = await bench.tick(T0 + 2 * MINUTE)
     assert isinstance(first, CostAccrued)
     assert isinstance(second, CostAccrued)
@@ -318,7 +315,7 @@ async def test_budget_marks_are_published_once(bench: Bench) -> None:
         bench.record_stories(listed(at))
         crossed = [fact for fact in await bench.tick(at) if isinstance(fact, CostBudgetCrossed)]
         marks += [fact.mark_ratio for fact in crossed]
-        bench.record_stories([Told(fact, at) for fact in crossed])
+        bench.record_stories([TimedFact(fact, at) for fact in crossed])
         bench.start()
     assert marks == [0.8, 1.0]
 
@@ -329,7 +326,7 @@ def test_first_price_stays_for_instance_lifetime() -> None:
 
     bills = Bills()
     later = msgspec.structs.replace(instance("terminating")[0].fact, price_micro_usd_per_hour=1)
-    bills.note(record([*instance(), Told(later, T0 + HOUR)]))
+    bills.note(record([*instance(), TimedFact(later, T0 + HOUR)]))
     (bill,) = bills.all()
     assert bill.price is not None
     assert bill.price.micro_usd_per_hour == PRICE
@@ -347,7 +344,7 @@ async def test_ledger_sums_are_published_daily_and_on_new_stream(bench: Bench) -
     names = [(period, owner) for period in ("2026-11", "2026-11-21") for owner in owners]
     assert [(entry.period, entry.owner, entry.micro_usd) for entry in sums.spent] == [(*name, PRICE) for name in names]
     assert [(entry.provider_id, entry.until_at) for entry in sums.charged] == [(INSTANCE, T0 + HOUR)]
-    bench.record_stories([Told(sums, T0 + HOUR)])
+    bench.record_stories([TimedFact(sums, T0 + HOUR)])
     await bench.tick(T0 + HOUR + MINUTE)
     assert len(bench.sums) == 1
     bench.recorded = [recorded for recorded in bench.recorded if not isinstance(recorded.fact, CostLedgerReported)]

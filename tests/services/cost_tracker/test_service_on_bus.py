@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.support.runners import Place, running, until
-from tests.support.told import HOUR, MINUTE
+from tests.support.timed_facts import HOUR, MINUTE
 
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.node import NodeInstanceObserved

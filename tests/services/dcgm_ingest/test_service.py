@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import pytest
-from tests.support.stories import MINUTE, SECOND, T0, Told, given, node, on_sale, planned, pod, policy
+from tests.support.stories import MINUTE, SECOND, T0, TimedFact, given, node, on_sale, planned, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, node_line
@@ -209,7 +209,7 @@ async def test_gpu_off_the_bus_is_shown_by_why() -> None:
             bench.exporters.texts[f"http://{name}/metrics"] = exporter.page((), now) or ""
         await bench.run(now, 60)
     ended = T0 + 13 * MINUTE
-    telemetry = tuple(Told(fact, ended) for fact in bench.facts)
+    telemetry = tuple(TimedFact(fact, ended) for fact in bench.facts)
     state = given(node("n1"), node("n2"), pod("a", on="n1"), telemetry, on_sale(), as_of=ended)
     made = plan(state, policy(), ended)
     after = given(

@@ -9,7 +9,7 @@ import pytest
 from tests.support.front import front
 
 from gpu_autoscaler_services.gateway.auth import Caller, TokenReviews
-from gpu_autoscaler_services.gateway.service import KEY_AGE_MAX, Gateway
+from gpu_autoscaler_services.gateway.spec import KEY_AGE_MAX, Gateway
 
 
 class Reviews:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.support.front import Front, front
-from tests.support.stories import Told
+from tests.support.stories import TimedFact
 
 from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.demand import DemandReported
@@ -66,7 +66,7 @@ async def test_active_reports_are_listed(gate: Front, capsys: pytest.CaptureFixt
     assert await asyncio.to_thread(run, command) == Exit.OK
     active = DemandReported(source="kafka", shape=DemandShape(gpu_count=1), count=3, until=now + timedelta(hours=1))
     expired = DemandReported(source="expired", shape=DemandShape(gpu_count=1), count=1, until=now - timedelta(hours=1))
-    await gate.tell((Told(active, now), Told(expired, now - timedelta(hours=2))))
+    await gate.tell((TimedFact(active, now), TimedFact(expired, now - timedelta(hours=2))))
     capsys.readouterr()
 
     assert await asyncio.to_thread(run, ("demand", "list", "-o", "json", "--gateway", gate.url)) == Exit.OK

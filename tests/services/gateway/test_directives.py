@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.support.front import Front, front
-from tests.support.stories import Told
+from tests.support.stories import TimedFact
 
 from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
@@ -47,7 +47,7 @@ async def test_a_freeze_from_the_command_line_is_a_fact_with_author_reason_and_e
     assert (given.directive, given.reason, given.given_by) == (Freeze(), "upkeep", "alice")
     assert timedelta(minutes=89) < given.until - given.given_at <= timedelta(minutes=90)
 
-    await gate.tell((Told(given, given.given_at),))
+    await gate.tell((TimedFact(given, given.given_at),))
     capsys.readouterr()
     assert await asyncio.to_thread(run, ("directives", "-o", "json", *here)) == Exit.OK
     assert [item["key"] for item in json.loads(capsys.readouterr().out)["items"]] == ["freeze"]
@@ -72,7 +72,7 @@ async def test_override_options_define_scope_and_bounds(gate: Front) -> None:
     given = ingress.read(message.subject, message.payload, message_id=None, arrived_at=gate.model.clock.now).fact
     assert isinstance(given, PolicyDirectiveGiven)
     assert given.directive == Override(pool="default", gpu_model="A100", gpu_count_min=16, gpu_count_max=16)
-    await gate.tell((Told(given, given.given_at),))
+    await gate.tell((TimedFact(given, given.given_at),))
     resume = ("resume", given.directive.key, "--gateway", gate.url)
     assert await asyncio.to_thread(run, resume) == Exit.OK
 

@@ -32,10 +32,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Front]:
 @contextlib.asynccontextmanager
 async def _listen(gate: Front, query: str = "", last_id: str = "") -> AsyncIterator[AsyncIterator[Event]]:
     headers = {"Last-Event-ID": last_id} if last_id else {}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.get(f"{gate.url}{EVENTS}{query}", headers=headers) as response,
-    ):
+    async with aiohttp.ClientSession() as http, http.get(f"{gate.url}{EVENTS}{query}", headers=headers) as response:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
         yield _events(response)

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.front import Front, front
-from tests.support.stories import Told, job, node, offer, on_sale, policy, synced
+from tests.support.stories import TimedFact, job, node, offer, on_sale, policy, synced
 
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
 from gpu_autoscaler.model.ids import JobId
@@ -268,7 +268,7 @@ async def test_cancelling_is_a_fact_and_an_ended_job_stays_ended(gate: Front, ht
     """DELETE requests cancellation; for a completed job it is a conflict."""
     await gate.tell(job("runs", placed_on=("n1",), is_running=True), job("done"))
     finished = JobFinished(job_id=JobId("done"), outcome="completed", finished_at=Clock().now())
-    await gate.tell((Told(finished, finished.finished_at),))
+    await gate.tell((TimedFact(finished, finished.finished_at),))
 
     async with http.delete(f"{gate.url}{JOBS}/runs") as response:
         assert response.status == 202

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.support.front import Front, front
-from tests.support.stories import MINUTE, T0, Told
+from tests.support.stories import MINUTE, T0, TimedFact
 
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
@@ -33,7 +33,7 @@ async def _shown(gate: Front, query: str = "") -> dict[str, Any]:
         return document
 
 
-def _shadow_plan(at: datetime, *nodes: str) -> Told:
+def _shadow_plan(at: datetime, *nodes: str) -> TimedFact:
     """The shadow policy would drain these nodes, the active policy would not."""
     fact = ShadowPlanMade(
         plan_id=PlanId(f"shadow-{at.isoformat()}"),
@@ -47,10 +47,10 @@ def _shadow_plan(at: datetime, *nodes: str) -> Told:
             Difference(subject=f"node/{name}", name=f"node/{name}", made=DEFERRED, other=DRAINED) for name in nodes
         ),
     )
-    return Told(fact, at)
+    return TimedFact(fact, at)
 
 
-def _real(policy_digest: str) -> Told:
+def _real(policy_digest: str) -> TimedFact:
     fact = ScalingPlanMade(
         plan_id=PlanId(f"real-{policy_digest}"),
         plan=Plan(as_of=T0, parent_sequence=0),
@@ -58,7 +58,7 @@ def _real(policy_digest: str) -> Told:
         policy_digest=policy_digest,
         core_digest="core",
     )
-    return Told(fact, T0)
+    return TimedFact(fact, T0)
 
 
 async def test_a_missing_shadow_plan_is_reported(gate: Front) -> None:

@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 from tests.support.front import Front, front
 from tests.support.money import clusters
-from tests.support.stories import HOUR, MINUTE, T0, Told, bought, job, node, notice, offer, on_sale, pod, purchase
+from tests.support.stories import HOUR, MINUTE, T0, TimedFact, bought, job, node, notice, offer, on_sale, pod, purchase
 
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -40,7 +40,7 @@ async def _get(gate: Front, path: str, **headers: str) -> tuple[int, Any]:
         return response.status, await response.json(content_type=None)
 
 
-def _charge(name: str, number: int, *, total: int, idle: int, project: str | None = "research") -> Told:
+def _charge(name: str, number: int, *, total: int, idle: int, project: str | None = "research") -> TimedFact:
     from_at = T0 + number * HOUR
     fact = CostAccrued(
         provider_id=ProviderId(name),
@@ -56,7 +56,7 @@ def _charge(name: str, number: int, *, total: int, idle: int, project: str | Non
         price_source="sim",
         price_at=from_at,
     )
-    return Told(fact, from_at + HOUR)
+    return TimedFact(fact, from_at + HOUR)
 
 
 async def test_a_node_shows_gpus_notice_and_reason_of_purchase(gate: Front) -> None:
@@ -101,7 +101,7 @@ async def test_a_plan_shows_deferred_actions_as_sentences(gate: Front) -> None:
         policy_digest="p",
         core_digest="c",
     )
-    await gate.tell((Told(fact, T0),))
+    await gate.tell((TimedFact(fact, T0),))
 
     _, plans = await _get(gate, "/api/v1/plans")
     status, plan = await _get(gate, "/api/v1/plans/p1")

@@ -9,7 +9,7 @@ from tests.support.kube_objects import READY, Json
 from tests.support.kube_objects import node as node_json
 from tests.support.kube_objects import pod as pod_json
 from tests.support.purchases import bought, purchase
-from tests.support.stories import EPOCH, MINUTE, T0, Story, Told, given, job, offer, on_sale, policy
+from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, given, job, offer, on_sale, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
@@ -60,12 +60,12 @@ def ours(amounts: Json, **spec: Any) -> Json:  # noqa: ANN401 - JSON
 
 async def observed(watcher: PodWatcher, *items: Json, version: int = 5, at: datetime = T0) -> Story:
     """Return the story that the watcher publishes of these nodes and pods."""
-    story: list[Told] = []
+    story: list[TimedFact] = []
     for item in items:
         kind = NODES if item["kind"] == "Node" else PODS
         namespace = {"namespace": ""} if kind is NODES else {}
         facts = await watcher.on_item(changed(kind, decoded(kind, item, version, **namespace), at))
-        story.extend(Told(fact, at) for fact in facts)
+        story.extend(TimedFact(fact, at) for fact in facts)
     return tuple(story)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tests.services.pod_watcher.test_service import listed
 from tests.support.kube_objects import pod as pod_json
-from tests.support.stories import EPOCH, MINUTE, T0, Told, given, node, on_sale, policy, record
+from tests.support.stories import EPOCH, MINUTE, T0, TimedFact, given, node, on_sale, policy, record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
@@ -55,7 +55,7 @@ async def test_ten_thousand_pods_are_deleted_at_once(watcher: PodWatcher, is_wat
     all_pods = pods()
     facts: list[Fact] = list(await watcher.on_item(listed(PODS, *all_pods, version=PODS_COUNT)))
     nodes = [node(f"n{number}") for number in range(NODES_COUNT)]
-    before = given(*nodes, on_sale(), tuple(Told(fact, T0) for fact in facts), is_synced=False)
+    before = given(*nodes, on_sale(), tuple(TimedFact(fact, T0) for fact in facts), is_synced=False)
     assert len(before.pods) == PODS_COUNT
 
     began_at, at = time.monotonic(), T0 + MINUTE
@@ -74,5 +74,5 @@ async def test_ten_thousand_pods_are_deleted_at_once(watcher: PodWatcher, is_wat
     assert time.monotonic() - began_at < SECONDS_MAX
 
 
-def _recorded_at(facts: Sequence[Fact], at: object) -> list[Told]:
-    return [Told(fact, at) for fact in facts]  # type: ignore[arg-type]
+def _recorded_at(facts: Sequence[Fact], at: object) -> list[TimedFact]:
+    return [TimedFact(fact, at) for fact in facts]  # type: ignore[arg-type]

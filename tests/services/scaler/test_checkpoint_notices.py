@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json, pod
 from tests.support.runners import Place, running, until
-from tests.support.stories import HOUR, Told, given, policy
+from tests.support.stories import HOUR, TimedFact, given, policy
 from tests.unit.kube.test_checkpoint_hooks import HOOK, listening
 
 from gpu_autoscaler.core.state.state import ClusterState
@@ -44,7 +44,7 @@ async def observed_state(here: RunningCluster) -> ClusterState:
     now = here.clock.now()
     pods = [pod_observed(pod, epoch=1) for pod in await here.kube.pods_on(NODE)]
     facts = (node_observed(await here.kube.get(NODES, "", NODE), epoch=1), *pods)
-    return given(tuple(Told(fact, now) for fact in facts), as_of=now)
+    return given(tuple(TimedFact(fact, now) for fact in facts), as_of=now)
 
 
 def delete_as_karpenter(here: RunningCluster) -> datetime:

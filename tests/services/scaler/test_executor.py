@@ -11,7 +11,7 @@ import pytest
 from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json, budget, pod
-from tests.support.stories import Story, Told, given, offer, planned, purchase, record
+from tests.support.stories import Story, TimedFact, given, offer, planned, purchase, record
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
@@ -73,11 +73,11 @@ class Bench:
 
     def record_fact(self, fact: Fact) -> None:
         """Fold this fact, published now."""
-        self.record_story((Told(fact, self.here.clock.now()),))
+        self.record_story((TimedFact(fact, self.here.clock.now()),))
 
     async def step(self, fact: Fact) -> Outcome:
         """Take the step of this fact."""
-        (recorded,) = record([Told(fact, self.here.clock.now())])
+        (recorded,) = record([TimedFact(fact, self.here.clock.now())])
         outcome = await self._executor.step(recorded)
         return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json
-from tests.support.stories import Story, Told, given, offer, policy, purchase
+from tests.support.stories import Story, TimedFact, given, offer, policy, purchase
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS
 from gpu_autoscaler.core.state.state import ClusterState
@@ -79,7 +79,7 @@ class Bench:
         self.at = self.here.clock.now()
         ended_at = self.at - timedelta(seconds=ORPHANED_SECONDS)
         seen = node_observed(await self.here.kube.get(NODES, "", NAME), epoch=1)
-        self.state = given((Told(seen, ended_at), *self.ended(ended_at)), as_of=self.at)
+        self.state = given((TimedFact(seen, ended_at), *self.ended(ended_at)), as_of=self.at)
 
     def ended(self, ended_at: datetime) -> Story:
         """Return the story in which the cloud listed the instance as ended then."""
@@ -88,7 +88,7 @@ class Bench:
             instance_type="t", zone="z", capacity_type=offer().capacity_type, price_micro_usd_per_hour=1,
             launched_at=ended_at, terminated_at=ended_at,
         )  # fmt: skip
-        return (Told(fact, ended_at),)
+        return (TimedFact(fact, ended_at),)
 
     async def remove(self, after: timedelta = timedelta(0)) -> list[ScalingNodeRemoved]:
         """Remove what is due at the last observation plus `after`."""
@@ -203,7 +203,7 @@ async def test_lookups_per_tick_are_limited(bench: Bench) -> None:
     ]
     ended = [told.fact for told in bench.ended(ended_at)]
     ends = [msgspec.structs.replace(ended[0], provider_id=node.provider_id) for node in many]
-    bench.state = given(tuple(Told(fact, ended_at) for fact in (*many, *ends)), as_of=bench.at)
+    bench.state = given(tuple(TimedFact(fact, ended_at) for fact in (*many, *ends)), as_of=bench.at)
     bench.orphaned_nodes = OrphanedNodes(
         bench.here.kube, Counting([offer()], installation=OURS, now=bench.here.clock.now)
     )

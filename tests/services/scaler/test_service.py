@@ -10,7 +10,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -141,7 +141,7 @@ async def test_instance_is_published_on_state_change() -> None:
     service = scaler(view)
     first = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0))
     assert [type(fact) for fact in first] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]
-    view.advance(given(tuple(Told(fact, T0) for fact in first), is_synced=False), {})  # type: ignore[union-attr]
+    view.advance(given(tuple(TimedFact(fact, T0) for fact in first), is_synced=False), {})  # type: ignore[union-attr]
     again = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0 + SECOND))
     assert [type(fact) for fact in again] == [NodeInstanceListed]  # type: ignore[union-attr]
     ended = await service.on_item(InstancesListed(instances=(instance("terminated"),), listed_at=T0 + SECOND))
@@ -164,7 +164,7 @@ async def test_new_stream_defers_planning_until_resources_are_listed() -> None:
     assert isinstance(restored, ScalingDecisionsRestored)
     assert [past.decision for past in restored.past] == [purchase("buy")]
     assert first.expected_last_sequence == 0
-    view.advance(given(on_sale(offer()), job("train"), (Told(restored, T0),)), {"JOB": 1})
+    view.advance(given(on_sale(offer()), job("train"), (TimedFact(restored, T0),)), {"JOB": 1})
     after = await scaler(view, tables=tables).on_tick(T0)
     assert isinstance(after, Outcome)
     (made,) = after.facts
@@ -200,7 +200,7 @@ async def test_policy_change_is_published_before_its_first_plan() -> None:
     assert (change.before_digest, change.differences, change.changed_at) == ("p", ("nodes_count_max: 100 -> 0",), T0)
     assert await service.on_tick(T0) == first
 
-    view.advance(given(on_sale(offer()), job("train"), (Told(change, T0),)), {"POLICY": 1})
+    view.advance(given(on_sale(offer()), job("train"), (TimedFact(change, T0),)), {"POLICY": 1})
     outcome = await service.on_tick(T0)
     assert isinstance(outcome, Outcome)
     (made,) = outcome.facts
@@ -225,5 +225,5 @@ async def test_reservation_end_is_published_once_and_ahead() -> None:
     assert await notices(until - 11 * MINUTE) == []
     (notice,) = await notices(until - 10 * MINUTE)
     assert (notice.kind, notice.reclaim_at) == ("paid_period_over", until)
-    view.advance(given(order, (Told(notice, until - 10 * MINUTE),)), {"SPOT": 1})
+    view.advance(given(order, (TimedFact(notice, until - 10 * MINUTE),)), {"SPOT": 1})
     assert await notices(until - 9 * MINUTE) == []

@@ -4,7 +4,7 @@ from tests.services.scheduler.test_service import Bench, bench
 from tests.support.kube_objects import pod as pod_json
 from tests.support.money import ledger
 from tests.support.stories import MINUTE, T0, given, instance, job, node, pod, purchase
-from tests.support.told import SECOND
+from tests.support.timed_facts import SECOND
 
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, JOB_ID

@@ -1,7 +1,7 @@
 """Jobs of a kind that cannot be suspended, while the scheduler recreates them: a list without them is no end."""
 
 import pytest
-from tests.support.stories import MINUTE, T0, Story, Told, given, job, policy
+from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, policy
 
 from gpu_autoscaler.events.job import JobPreempted, JobStarted
 from gpu_autoscaler.model.ids import JobId
@@ -13,13 +13,13 @@ TRAIN = JobId("train")
 
 def lost(attempt: int) -> Story:
     """Return the loss of this attempt."""
-    return (Told(JobPreempted(job_id=TRAIN, attempt=attempt, cause="gone", preempted_at=T0), T0),)
+    return (TimedFact(JobPreempted(job_id=TRAIN, attempt=attempt, cause="gone", preempted_at=T0), T0),)
 
 
 def started(minutes: int) -> Story:
     """Return a start this many minutes after the placement."""
     at = T0 + minutes * MINUTE
-    return (Told(JobStarted(job_id=TRAIN, kube_job="default/train", started_at=at, epoch=1, version=1), at),)
+    return (TimedFact(JobStarted(job_id=TRAIN, kube_job="default/train", started_at=at, epoch=1, version=1), at),)
 
 
 @pytest.mark.parametrize(

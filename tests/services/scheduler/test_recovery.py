@@ -1,7 +1,7 @@
 """Accepted jobs that a new stream does not have are published again, and nothing runs twice."""
 
 from tests.services.scheduler.test_service import TRAIN, Bench, bench
-from tests.support.stories import MINUTE, T0, Told, given, job, request
+from tests.support.stories import MINUTE, T0, TimedFact, given, job, request
 
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted, JobQueued, JobStarted
@@ -38,10 +38,10 @@ async def test_finished_job_is_not_published_again(bench: Bench) -> None:
 async def test_attempts_continue_after_recovery(bench: Bench) -> None:
     """The last snapshot has the attempt, and whether it was lost since."""
     queued = await bench.accepted()
-    placed = given((Told(queued, T0), Told(PLACED, T0)))
+    placed = given((TimedFact(queued, T0), TimedFact(PLACED, T0)))
     assert await recovery(bench, placed).jobs(EMPTY_STATE, T0) == [queued, PLACED]
     preempted = JobPreempted(job_id=TRAIN, attempt=2, cause="its node went", preempted_at=T0)
-    lost = given((Told(queued, T0), Told(PLACED, T0), Told(preempted, T0)))
+    lost = given((TimedFact(queued, T0), TimedFact(PLACED, T0), TimedFact(preempted, T0)))
     await bench.handle(queued)  # its Kubernetes Job is there
     assert await recovery(bench, lost).jobs(EMPTY_STATE, T0) == [queued, PLACED, preempted]
 
@@ -50,7 +50,7 @@ async def test_started_job_deleted_unseen_is_cancelled(bench: Bench) -> None:
     """It had started by the last snapshot: its end is published before its acceptance."""
     queued = await bench.accepted()
     started = JobStarted(epoch=1, version=1, job_id=TRAIN, kube_job="default/train", started_at=T0)
-    ran = given((Told(queued, T0), Told(PLACED, T0), Told(started, T0)))
+    ran = given((TimedFact(queued, T0), TimedFact(PLACED, T0), TimedFact(started, T0)))
     ended, again = await recovery(bench, ran).jobs(EMPTY_STATE, T0)
     assert isinstance(ended, JobFinished)
     assert (ended.outcome, again) == ("cancelled", queued)

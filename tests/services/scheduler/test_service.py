@@ -14,7 +14,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     given,
     job,
     node,
@@ -72,7 +72,7 @@ class Bench:
 
     async def handle(self, fact: Fact, at: datetime = T0) -> Outcome:
         """Pass the fact to the scheduler."""
-        (recorded,) = record([Told(fact, at)])
+        (recorded,) = record([TimedFact(fact, at)])
         outcome = await self.scheduler.on_fact(recorded)
         return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
 
@@ -80,7 +80,7 @@ class Bench:
         """Admit the job `train` and record it."""
         (queued,) = (await self.handle(request("train"))).facts
         assert isinstance(queued, JobQueued)
-        self.record_story((Told(queued, T0),))
+        self.record_story((TimedFact(queued, T0),))
         return queued
 
 
@@ -126,7 +126,7 @@ async def test_taken_id_is_rejected_without_job_id(bench: Bench) -> None:
 async def test_full_queue_rejects_new_jobs(bench: Bench) -> None:
     """Waiting jobs count; a job that is already accepted is not rejected."""
     queued = await bench.accepted()
-    bench.record_story((Told(queued, T0),), job("second"))
+    bench.record_story((TimedFact(queued, T0),), job("second"))
     outcome = await bench.handle(request("third"), at=T0 - MINUTE)
     assert outcome.set_aside_reason == "job refused: queue: is full: 2 jobs wait, queue_count_max is 2; retry later"
     assert (await bench.handle(request("train"))).facts == (queued,)
@@ -196,7 +196,7 @@ async def test_cancelled_job_ends_before_its_job_is_deleted(bench: Bench) -> Non
     await bench.handle(end)
     assert not bench.here.item("jobs", "train")
     await bench.handle(end)
-    bench.record_story((Told(queued, T0), Told(cancel, T0), Told(end, T0)))
+    bench.record_story((TimedFact(queued, T0), TimedFact(cancel, T0), TimedFact(end, T0)))
     await bench.handle(queued)
     assert not bench.here.item("jobs", "train")
     assert (await bench.handle(cancel)).facts == ()
@@ -223,7 +223,7 @@ async def test_pod_ended_by_its_job_is_no_loss(bench: Bench) -> None:
     queued = await bench.accepted()
     await bench.handle(queued)
     running = job("train", placed_on=("n1",), is_running=True)[2:]
-    bench.record_story(node("n1"), (Told(queued, T0),), running, (Told(gone(), LOST_AT),))
+    bench.record_story(node("n1"), (TimedFact(queued, T0),), running, (TimedFact(gone(), LOST_AT),))
     (lost,) = await bench.scheduler.on_tick(LOST_AT)  # type: ignore[misc]
     assert isinstance(lost, JobPreempted)
     set_condition(bench, "FailureTarget")
@@ -241,7 +241,13 @@ async def test_failed_job_lookup_does_not_delay_placements(bench: Bench) -> None
     running = job("train", placed_on=("n1",), is_running=True)[2:]
     bench.view.advance(
         given(
-            node("n1"), node("n2"), (Told(queued, T0),), running, (Told(gone(), LOST_AT),), job("next"), as_of=LOST_AT
+            node("n1"),
+            node("n2"),
+            (TimedFact(queued, T0),),
+            running,
+            (TimedFact(gone(), LOST_AT),),
+            job("next"),
+            as_of=LOST_AT,
         ),
         {},
     )
@@ -277,7 +283,7 @@ async def test_never_created_placed_job_is_created_and_released(bench: Bench) ->
 
 async def test_started_job_without_job_object_is_cancelled_once(bench: Bench) -> None:
     """Whether it ran, was lost, or only had pods: nobody else publishes its end."""
-    lost = Told(JobPreempted(job_id=TRAIN, attempt=1, cause="notice", preempted_at=T0), T0)
+    lost = TimedFact(JobPreempted(job_id=TRAIN, attempt=1, cause="notice", preempted_at=T0), T0)
     at_work = (
         (job("train", placed_on=("n1",), is_running=True),),
         (job("train", placed_on=("n1",)), (lost,)),
@@ -289,7 +295,7 @@ async def test_started_job_without_job_object_is_cancelled_once(bench: Bench) ->
         assert isinstance(end, JobFinished)
         assert (end.job_id, end.outcome) == (TRAIN, "cancelled")
         assert end.message == "its Kubernetes Job was deleted while unwatched; how it ended is unknown"
-        bench.record_story(node("n1"), *stories, (Told(end, T0),))
+        bench.record_story(node("n1"), *stories, (TimedFact(end, T0),))
         assert (await bench.handle(listing())).facts == ()
         assert not bench.here.item("jobs", "train")
 
@@ -299,7 +305,7 @@ async def test_list_is_ignored_for_listed_finished_or_ending_jobs(bench: Bench) 
     running = job("train", placed_on=("n1",), is_running=True)
     end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
     cancel = JobCancelRequested(job_id=TRAIN)
-    for story, listed in (((), (TRAIN,)), ((Told(end, T0),), ()), ((Told(cancel, T0),), ())):
+    for story, listed in (((), (TRAIN,)), ((TimedFact(end, T0),), ()), ((TimedFact(cancel, T0),), ())):
         bench.record_story(node("n1"), running, story)
         assert (await bench.handle(listing(*listed))).facts == ()
         assert not bench.here.item("jobs", "train")
@@ -328,23 +334,23 @@ LOST_AT = T0 + timedelta(hours=1)
 def test_lost_member_ends_attempt_once() -> None:
     """Further losses before the next placement are the same loss."""
     placed = job("train", placed_on=("n1",), is_running=True)
-    both = (Told(gone(), LOST_AT), Told(gone(pod_uid=PodUid("other"), version=10), LOST_AT))
+    both = (TimedFact(gone(), LOST_AT), TimedFact(gone(pod_uid=PodUid("other"), version=10), LOST_AT))
     ((lost,),) = losses(given(node("n1"), placed, both), policy()).values()
     assert isinstance(lost, JobPreempted)
     assert (lost.attempt, lost.preempted_at) == (1, LOST_AT)
     assert lost.cause == "pod default/train-0-x on node n1 was lost"
-    assert losses(given(node("n1"), placed, both, (Told(lost, LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), placed, both, (TimedFact(lost, LOST_AT),)), policy()) == {}
 
 
 def test_loss_before_placement_is_ignored() -> None:
     """The next attempt begins complete; only later losses end it."""
     again = job("train", placed_on=("n1",), attempt=2, is_running=True, at=LOST_AT + timedelta(minutes=5))
-    assert losses(given(node("n1"), again, (Told(gone(), LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), again, (TimedFact(gone(), LOST_AT),)), policy()) == {}
 
 
 def test_loss_before_its_job_is_known_is_published_later() -> None:
     """Streams are not ordered: the pod's end may be read before the placement."""
-    early = (Told(gone(), LOST_AT),)
+    early = (TimedFact(gone(), LOST_AT),)
     assert losses(given(early), policy()) == {}
     assert list(losses(given(early, node("n1"), job("train", placed_on=("n1",))), policy())) == [TRAIN]
 
@@ -353,7 +359,7 @@ def test_loss_before_its_job_is_known_is_published_later() -> None:
 def test_succeeded_or_unknown_pod_is_no_loss(changes: dict[str, object]) -> None:
     """It had succeeded, or its job is unknown."""
     running = job("train", placed_on=("n1",), is_running=True)
-    assert losses(given(node("n1"), running, (Told(gone(**changes), LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), running, (TimedFact(gone(**changes), LOST_AT),)), policy()) == {}
 
 
 def test_pod_missing_from_list_is_no_loss() -> None:
@@ -368,9 +374,9 @@ def test_pod_missing_from_list_is_no_loss() -> None:
 
 def test_waiting_or_finished_job_has_no_loss() -> None:
     """Not placed yet, or finished already."""
-    assert losses(given(job("train"), (Told(gone(), LOST_AT),)), policy()) == {}
+    assert losses(given(job("train"), (TimedFact(gone(), LOST_AT),)), policy()) == {}
     end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
-    over = given(node("n1"), job("train", placed_on=("n1",)), (Told(gone(), LOST_AT), Told(end, T0)))
+    over = given(node("n1"), job("train", placed_on=("n1",)), (TimedFact(gone(), LOST_AT), TimedFact(end, T0)))
     assert losses(over, policy()) == {}
 
 
@@ -378,7 +384,7 @@ def test_last_retry_ends_job() -> None:
     """With one retry allowed the second loss is the end, and the message counts attempts."""
     allowed = policy(job_retries_count_max=1)
     running = job("train", placed_on=("n1",), attempt=2, is_running=True)
-    ((lost, end),) = losses(given(node("n1"), running, (Told(gone(), LOST_AT),)), allowed).values()
+    ((lost, end),) = losses(given(node("n1"), running, (TimedFact(gone(), LOST_AT),)), allowed).values()
     assert isinstance(lost, JobPreempted)
     assert isinstance(end, JobFinished)
     assert (end.outcome, end.finished_at) == ("failed", LOST_AT)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.stories import MINUTE, T0, Told, policy, record, request
+from tests.support.stories import MINUTE, T0, TimedFact, policy, record, request
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
@@ -23,14 +23,14 @@ from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import ACCEPTANCE_SECONDS, Scheduler
 
 JOB = JobId("train")
-ASKED = Told(request(job_id=JOB), T0)
-CANCEL = Told(JobCancelRequested(job_id=JOB), T0)
+ASKED = TimedFact(request(job_id=JOB), T0)
+CANCEL = TimedFact(JobCancelRequested(job_id=JOB), T0)
 
 
 class Bench:
     """A scheduler with some known facts and a settable clock."""
 
-    def __init__(self, store: SqliteStore, *known: Told) -> None:
+    def __init__(self, store: SqliteStore, *known: TimedFact) -> None:
         self.now = T0
         self.known = record([*known, CANCEL])
         kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: self.now)  # never called
@@ -44,7 +44,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *known: Told) -> AsyncIterator[Bench]:
+async def bench(folder: Path, *known: TimedFact) -> AsyncIterator[Bench]:
     """A bench with an empty store."""
     store = await SqliteStore.open(folder / "store.db")
     try:
@@ -65,7 +65,7 @@ async def test_cancel_waits_for_its_request_up_to_a_limit(tmp_path: Path) -> Non
 
 async def test_cancel_of_unknown_job_fails_at_once(tmp_path: Path) -> None:
     """The job was never requested, or was rejected."""
-    refused = Told(JobRejected(request_id="e", violations=(Violation("members", "is 0"),), job_id=JOB), T0)
+    refused = TimedFact(JobRejected(request_id="e", violations=(Violation("members", "is 0"),), job_id=JOB), T0)
     for known in ((), (ASKED, refused)):
         async with bench(tmp_path, *known) as bench_:
             with pytest.raises(PermanentError, match="no such job was accepted"):

@@ -6,7 +6,7 @@ import pytest
 from tests.services.scheduler.test_service import TRAIN, Bench
 from tests.services.scheduler.test_service import bench as bench  # noqa: PLC0414 - a fixture
 from tests.support.cluster import until
-from tests.support.stories import T0, Told, given, job, node, offer
+from tests.support.stories import T0, TimedFact, given, job, node, offer
 
 from gpu_autoscaler.events.job import JobPlaced, JobPreempted, JobQueued
 from gpu_autoscaler.model import labels
@@ -30,19 +30,21 @@ async def suspended_job(bench: Bench) -> JobPlaced:
     spot = {labels.CAPACITY_TYPE: "spot"}
     bench.here.add_node("free", gpus=8, labels=spot)
     placed = JobPlaced(job_id=TRAIN, attempt=3, node_uids=(NodeUid("u"),), node_names=("free",), placed_at=T0)
-    bench.record_story((Told(queued, T0),))
+    bench.record_story((TimedFact(queued, T0),))
     await bench.handle(placed)
     await until(lambda: any(pod["spec"].get("nodeName") == "free" for pod in bench.here.items("pods")))
     lost = JobPreempted(job_id=TRAIN, attempt=3, cause="gone", preempted_at=T0)
     lasting = node("n1", offer(capacity_type=CapacityType.ON_DEMAND))
-    bench.record_story(lasting, (Told(queued, T0), Told(placed, T0), Told(lost, T0)))
+    bench.record_story(lasting, (TimedFact(queued, T0), TimedFact(placed, T0), TimedFact(lost, T0)))
 
     assert placements(await bench.scheduler.on_tick(T0)) == []
     await until(lambda: not bench.here.items("pods"))
     await until(lambda: not bench.here.item("jobs", "train")["status"]["terminating"])
     (last,) = placements(await bench.scheduler.on_tick(T0 + timedelta(seconds=2)))
     assert last.attempt == 4
-    bench.record_story(lasting, (Told(queued, T0), Told(placed, T0), Told(lost, T0), Told(last, T0)))
+    bench.record_story(
+        lasting, (TimedFact(queued, T0), TimedFact(placed, T0), TimedFact(lost, T0), TimedFact(last, T0))
+    )
     return last
 
 
@@ -60,7 +62,7 @@ async def test_terminating_pods_are_polled_with_backoff(bench: Bench, monkeypatc
     (queued,) = (recorded.fact for recorded in job("train") if isinstance(recorded.fact, JobQueued))
     lost = JobPreempted(job_id=TRAIN, attempt=3, cause="gone", preempted_at=T0)
     placed = JobPlaced(job_id=TRAIN, attempt=3, node_uids=(NodeUid("u"),), node_names=("free",), placed_at=T0)
-    story = (Told(queued, T0), Told(placed, T0), Told(lost, T0))
+    story = (TimedFact(queued, T0), TimedFact(placed, T0), TimedFact(lost, T0))
     bench.record_story(story)
     asked, answers = list[int](), [False]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.services.spot_watcher.test_service import DEADLINE, facts_of
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.stories import MINUTE, SECOND, T0, given, node, offer, record
-from tests.support.told import Told
+from tests.support.timed_facts import TimedFact
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -34,7 +34,7 @@ class AnnotationBench:
         nodes = {uid: msgspec.structs.replace(node, annotations=pairs) for uid, node in self.view.state.nodes.items()}
         self.view.advance(msgspec.structs.replace(self.view.state, nodes=nodes), {})
         facts = facts_of(await self.service.on_tick(at))
-        self.view.advance(fold(self.view.state, record([Told(fact, at) for fact in facts])), {})
+        self.view.advance(fold(self.view.state, record([TimedFact(fact, at) for fact in facts])), {})
         return [fact for fact in facts if not isinstance(fact, SpotOffersSampled)]
 
 

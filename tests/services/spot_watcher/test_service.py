@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.stories import MINUTE, SECOND, T0, Story, given, node, offer, provider_id, record
-from tests.support.told import Told
+from tests.support.timed_facts import TimedFact
 
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata, ReclaimNotice
 from gpu_autoscaler.core.intake.fold import fold
@@ -92,7 +92,7 @@ class Bench:
         self.at += 5 * SECOND
         facts = facts_of(await self.service.on_tick(self.at))
         if is_stored:
-            recorded = [Told(fact, self.at) for fact in facts]
+            recorded = [TimedFact(fact, self.at) for fact in facts]
             self.view.advance(fold(self.view.state, record(recorded)), {})
         return facts
 
@@ -226,7 +226,7 @@ async def test_metadata_does_not_withdraw_queue_notice() -> None:
         received_at=T0,
         channel="queue",
     )
-    bench.view.advance(fold(bench.view.state, record([Told(other, T0)])), {})
+    bench.view.advance(fold(bench.view.state, record([TimedFact(other, T0)])), {})
     assert await bench.tick() == []
 
 
@@ -290,7 +290,7 @@ def from_queue(deadline: datetime) -> SpotNoticeReceived:
 async def test_notice_of_queue_is_not_repeated_by_metadata() -> None:
     """One interruption is one notice; an earlier deadline is published under its first name."""
     bench = Bench(node("n1"))
-    bench.view.advance(fold(bench.view.state, record([Told(from_queue(DEADLINE), T0)])), {})
+    bench.view.advance(fold(bench.view.state, record([TimedFact(from_queue(DEADLINE), T0)])), {})
     bench.of("n1").notice = reclaim()
     assert await bench.tick() == []
     bench.of("n1").notice = reclaim(DEADLINE - 10 * SECOND)
@@ -314,7 +314,7 @@ class OffersBench:
         """One tick, that long after the start."""
         facts = facts_of(await self.service.on_tick(T0 + after))
         if is_stored:
-            recorded = [Told(fact, T0 + after) for fact in facts]
+            recorded = [TimedFact(fact, T0 + after) for fact in facts]
             self.view.advance(fold(self.view.state, record(recorded)), {})
         return facts
 

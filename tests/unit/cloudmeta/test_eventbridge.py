@@ -37,11 +37,7 @@ def test_spot_s_warning_leaves_two_minutes(action: str, seconds: float) -> None:
 
 def test_a_reservation_s_warning_carries_its_own_deadline() -> None:
     """Of an interruptible capacity reservation."""
-    detail = {
-        "instance-id": "i-1",
-        "instance-action": "terminate",
-        "instance-termination-time": "2026-11-22T10:01:30Z",
-    }
+    detail = {"instance-id": "i-1", "instance-action": "terminate", "instance-termination-time": "2026-11-22T10:01:30Z"}
     read = read_event(event("EC2 Capacity Reservation Instance Interruption Warning", detail))
     assert read == Notices(("i-1",), ReclaimNotice("terminate", "e-1", AT + timedelta(seconds=90)))
 

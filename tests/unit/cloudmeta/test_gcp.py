@@ -11,9 +11,9 @@ from aiohttp import web
 from tests.support.small_servers import serving
 
 from gpu_autoscaler.cloudmeta.gcp import MAINTENANCE_NOTICE, USABLE_NOTICE, GcpMetadata
-from gpu_autoscaler.cloudmeta.opening import metadata_opener
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.spot_watcher.spec import metadata_opener
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HEAD = "/computeMetadata/v1/"
@@ -99,7 +99,7 @@ async def test_a_fast_clock_leaves_pods_their_time(machine: Machine) -> None:
 
 
 async def test_a_change_ends_the_wait_and_is_the_same_when_read_again(machine: Machine, metadata: GcpMetadata) -> None:
-    """Told within the wait, and as one notice."""
+    """Reported within the wait, as one notice."""
     assert await metadata.reclaim_notices() == []
     asyncio.get_running_loop().call_later(0.05, machine.set, "instance/preempted", "TRUE")
     first = await metadata.reclaim_notices()

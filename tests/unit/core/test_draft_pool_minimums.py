@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, on_sale, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, pod_line
@@ -30,7 +30,7 @@ def plan_of(*stories: Story, under: ScalingPolicy, at: datetime = NOW) -> tuple[
 def given_directive(directive: AnyDirective) -> Story:
     """A directive for an hour."""
     fact = PolicyDirectiveGiven(directive=directive, reason="upkeep", given_by="ada", given_at=T0, until=NOW + HOUR)
-    return (Told(fact, T0),)
+    return (TimedFact(fact, T0),)
 
 
 def pools(**fields: object) -> ScalingPolicy:

@@ -7,7 +7,7 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from tests.support.situations import OFFERS
-from tests.support.stories import MINUTE, T0, Story, Told, bought, given, job, node, on_sale, policy, provider_id
+from tests.support.stories import MINUTE, T0, Story, TimedFact, bought, given, job, node, on_sale, policy, provider_id
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
@@ -54,7 +54,7 @@ def _facts_of(decision: BuyNode, fate: str, turn: int) -> Story:
         ready = node(name, decision.offer, at=at, labels=dict(decision.labels))[-1]
         instance_id = provider_id(decision.action_id)
         fact = msgspec.structs.replace(ready.fact, action_id=decision.action_id, provider_id=instance_id)
-        return (*bought(decision, at=at, plan_id=plan_id), Told(fact, at))
+        return (*bought(decision, at=at, plan_id=plan_id), TimedFact(fact, at))
     return bought(
         decision,
         at=at,

@@ -93,7 +93,7 @@ def test_a_page_without_gpus_has_none(text: str) -> None:
 
 
 def test_mig_instances_are_read_by_their_engines() -> None:
-    """DCGM gives no utilisation of a MIG instance: zero there would be a lie."""
+    """DCGM gives no utilization of a MIG instance: zero there would be a lie."""
     one = LABELS + ',GPU_I_PROFILE="1g.5gb",GPU_I_ID="7"'
     two = LABELS + ',GPU_I_PROFILE="1g.5gb",GPU_I_ID="8"'
     text = lines({"DEV_GPU_UTIL": 0, "PROF_GR_ENGINE_ACTIVE": 0.5}, one) + lines({"DEV_GPU_UTIL": 0}, two)

@@ -17,12 +17,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons import all_reasons
 from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
-from gpu_autoscaler.model.reasons.defer_limits import (
-    Frozen,
-    KeptByOverride,
-    OverrideReached,
-    PoolPaused,
-)
+from gpu_autoscaler.model.reasons.defer_limits import Frozen, KeptByOverride, OverrideReached, PoolPaused
 from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete
 from gpu_autoscaler_services.cli.main import app
 

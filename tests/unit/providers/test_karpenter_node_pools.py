@@ -143,10 +143,7 @@ def test_a_claim_has_the_terms_of_its_order() -> None:
         "gpu-autoscaler.io/pool": "gpu",
         "gpu-autoscaler.io/project-id": "vision",
     }
-    assert notes == {
-        "gpu-autoscaler.io/offer": OFFER.key,
-        "gpu-autoscaler.io/price-micro-usd-per-hour": "4000000",
-    }
+    assert notes == {"gpu-autoscaler.io/offer": OFFER.key, "gpu-autoscaler.io/price-micro-usd-per-hour": "4000000"}
     seen = look(pool(4), claim("x"))
     alone, price = marks_of(*seen.newly_assigned["x"], OFFER, "us")
     assert "gpu-autoscaler.io/pool" not in alone

@@ -135,12 +135,7 @@ def test_a_resource_applies_to_the_type_a_price_to_the_offer() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "values", "matches"),
-    [
-        ("In", ["g5", "p5"], True),
-        ("NotIn", ["g5"], False),
-        ("Exists", [], True),
-        ("DoesNotExist", [], False),
-    ],
+    [("In", ["g5", "p5"], True), ("NotIn", ["g5"], False), ("Exists", [], True), ("DoesNotExist", [], False)],
 )
 def test_labels_of_the_file_are_matched(operator: str, values: list[str], *, matches: bool) -> None:
     """With every operator."""

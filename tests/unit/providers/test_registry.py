@@ -62,8 +62,7 @@ def test_missing_azure_settings_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "of_aks",
-    [{"scale_sets": ("default=aks-gpu-12345678-vmss",)}, {"resource_group": "MC_group_cluster_westeurope"}],
+    "of_aks", [{"scale_sets": ("default=aks-gpu-12345678-vmss",)}, {"resource_group": "MC_group_cluster_westeurope"}]
 )
 def test_a_scale_set_of_aks_is_refused_by_name(of_aks: dict[str, object]) -> None:
     """Only AKS may change its capacity; the message has the alternative."""

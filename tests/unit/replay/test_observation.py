@@ -4,7 +4,7 @@ import tracemalloc
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from tests.support.stories import EPOCH, HOUR, MINUTE, SECOND, T0, Told, node, offer, on_sale, pod, policy
+from tests.support.stories import EPOCH, HOUR, MINUTE, SECOND, T0, TimedFact, node, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
@@ -15,14 +15,14 @@ from gpu_autoscaler.model.ids import FactId, PodUid
 from gpu_autoscaler.replay.observation import Window
 
 
-def recorded(stories: Iterable[Told]) -> Iterator[tuple[Recorded, datetime]]:
+def recorded(stories: Iterable[TimedFact]) -> Iterator[tuple[Recorded, datetime]]:
     """Yield the facts as stored in their streams."""
     for number, each in enumerate(stories, start=1):
         envelope = Envelope(id=FactId(str(number)), source="/test", time=each.at, fact=each.fact)
         yield Recorded(envelope=envelope, stream=each.fact.stream(), sequence=number), each.at
 
 
-def pod_facts(count: int) -> Iterator[Told]:
+def pod_facts(count: int) -> Iterator[TimedFact]:
     """Yield one node, then pods one after the other."""
     yield from node("n1", is_ours=False)
     for number in range(count):
@@ -47,7 +47,7 @@ def test_older_facts_are_folded_into_the_state() -> None:
 
 def test_the_oldest_facts_of_all_streams_are_dropped() -> None:
     """A stream that is read late does not displace newer facts of another."""
-    pods, nodes = list(recorded(pod_facts(30)))[1:], [Told(node(f"n{number}")[-1].fact, T0) for number in range(5)]
+    pods, nodes = list(recorded(pod_facts(30)))[1:], [TimedFact(node(f"n{number}")[-1].fact, T0) for number in range(5)]
     window = Window(T0, facts_count_max=34)
     for each, at in (*pods, *recorded(nodes)):
         window.add(each, at)
@@ -86,11 +86,11 @@ def test_memory_does_not_grow_with_time() -> None:
     assert traced_bytes(10_000) < 2 * traced_bytes(1_000)
 
 
-def _churn(pods_count: int) -> Iterator[Told]:
+def _churn(pods_count: int) -> Iterator[TimedFact]:
     """Yield one pod per minute, deleted with the next one."""
     for number in range(pods_count):
         at = T0 + number * MINUTE
         yield from pod(f"p{number}", on="n1", gpus=1, at=at)
         uid = PodUid(f"uid-p{number}")
         gone = PodGone(epoch=EPOCH, version=2, pod_uid=uid, namespace="default", name=f"p{number}")
-        yield Told(gone, at + MINUTE)
+        yield TimedFact(gone, at + MINUTE)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Told, given, job, node, on_sale, policy, synced
-from tests.support.told import Story, record
+from tests.support.memory_bus import MemoryBus
+from tests.support.stories import HOUR, MINUTE, T0, TimedFact, given, job, node, on_sale, policy, synced
+from tests.support.timed_facts import Story, record
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import BusDeclaration, StreamLimits, streams
 from gpu_autoscaler.core.intake.fold import fold
@@ -79,7 +79,7 @@ async def _made(bus: MemoryBus, **changes: object) -> ScalingPlanMade:
         core_digest=core_digest(),
     )
     fact = msgspec.structs.replace(fact, **changes)
-    await _tell(bus, (Told(fact, AS_OF),))
+    await _tell(bus, (TimedFact(fact, AS_OF),))
     return fact
 
 
@@ -104,7 +104,7 @@ async def test_dead_letters_of_the_cut_stay_excluded(bus: MemoryBus) -> None:
     knowing = msgspec.structs.replace(
         fact, plan_id=PlanId("knowing"), cut=msgspec.structs.replace(fact.cut, set_aside=aside)
     )
-    await _tell(bus, (Told(knowing, AS_OF),))
+    await _tell(bus, (TimedFact(knowing, AS_OF),))
 
     assert (await recompute(bus, "knowing", DEFAULT_POLICY, Clock())).verdict is Verdict.EQUAL
 
@@ -139,7 +139,7 @@ async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
         facts = [fact for fact in FACTS if fact.stream() == spec.name]
         span = await bus.span(spec.name)
         async for batch in History(bus, Clock()).read(spec.name, facts):
-            recorded += batch
+            recorded += [stored.recorded for stored in batch]
         if facts and spec.name != "COST":
             marks.append(StreamMark(stream=spec.name, created_at=span.created_at, last_sequence=span.last_sequence))
     label = Label(
@@ -166,7 +166,7 @@ async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -
         policy_digest=policy_digest(DEFAULT_POLICY),
         core_digest=core_digest(),
     )
-    await _tell(bus, (Told(fact, AS_OF),))
+    await _tell(bus, (TimedFact(fact, AS_OF),))
     await _tell(bus, job("after", at=AS_OF))
     await _snapshot(bus, tables)  # unusable: it contains facts unknown to the plan
     wall.now += timedelta(minutes=30)

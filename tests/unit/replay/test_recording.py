@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.replay.histories_data import DAYS, history_of
+from tests.support.memory_bus import MemoryBus
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.streams import BusDeclaration, streams

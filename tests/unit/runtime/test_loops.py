@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, cast
 
 import structlog
+from tests.support.memory_bus import MemoryProjection
 from tests.support.runners import Away, Place, Probe, running, until
 
-from gpu_autoscaler.bus.memory import MemoryProjection
 from gpu_autoscaler.bus.protocol import Projection
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced

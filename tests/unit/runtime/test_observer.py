@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
-from tests.support.told import HOUR, MINUTE, SECOND, T0, Story, Told, record
+from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, Story, TimedFact, record
 
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
@@ -49,11 +49,11 @@ def test_the_wait_in_the_queue_ends_with_the_first_placement() -> None:
 def test_the_time_to_gpu_ends_when_all_members_run() -> None:
     """From request to running, reported by the scheduler alone, and once for each job."""
     started = JobStarted(epoch=1, version=1, job_id=JobId("a"), kube_job="x/a", started_at=T0 + 3 * MINUTE)
-    news = record([Told(started, T0 + 3 * MINUTE)])
+    news = record([TimedFact(started, T0 + 3 * MINUTE)])
     for service, expected in (("scheduler", 1), ("gateway", 0)):
         watch, metrics = observer(service, job("a"))
         watch.folded(given(job("a")), news)
-        watch.folded(given(job("a"), (Told(started, T0),)), news)
+        watch.folded(given(job("a"), (TimedFact(started, T0),)), news)
         assert figure(metrics, "time_to_gpu_seconds_count") == expected
 
 
@@ -62,7 +62,7 @@ def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
     before = given(node("n", gpus_allocatable=0))
     watch, metrics = observer("scaler", node("n", gpus_allocatable=0))
     told = node("n", version=2)[-1]
-    watch.folded(before, record([Told(told.fact, T0 + 90 * SECOND)]))
+    watch.folded(before, record([TimedFact(told.fact, T0 + 90 * SECOND)]))
     assert figure(metrics, "node_ready_seconds_count") == 1
     assert figure(metrics, "node_ready_seconds_sum") == pytest.approx(90, abs=1)
 
@@ -132,8 +132,8 @@ def test_what_is_not_known_any_more_is_not_shown_as_it_was() -> None:
     withdrawn = SpotNoticeWithdrawn(
         provider_id=provider_id("buy-n"), kind="terminate", provider_event="1", withdrawn_at=T0 + MINUTE
     )
-    again = (*notice("n"), Told(withdrawn, T0 + MINUTE), *notice("n", at=T0 + 2 * MINUTE))
-    state = given(node("n"), (Told(summary, T0),), again, on_sale(offer(capacity_type=CapacityType.ON_DEMAND)))
+    again = (*notice("n"), TimedFact(withdrawn, T0 + MINUTE), *notice("n", at=T0 + 2 * MINUTE))
+    state = given(node("n"), (TimedFact(summary, T0),), again, on_sale(offer(capacity_type=CapacityType.ON_DEMAND)))
     metrics = Metrics("scaler")
     view = StateView(state)
     watch = Observer(metrics, view)

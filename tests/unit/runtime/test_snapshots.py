@@ -203,9 +203,7 @@ def test_the_stream_must_go_on_where_the_snapshot_ends(
 ) -> None:
     """Neither before it, nor after a gap; and it must be the very stream."""
     label = Label(
-        core_digest="core",
-        fact_types=(JobCancelRequested.type_name(),),
-        marks=(msgspec.structs.replace(MARK, **mark),),
+        core_digest="core", fact_types=(JobCancelRequested.type_name(),), marks=(msgspec.structs.replace(MARK, **mark),)
     )
 
     refusal = refused(label, "core", (JobCancelRequested,), {"JOB": msgspec.structs.replace(SPAN, **span)})
@@ -258,7 +256,7 @@ async def test_snapshots_are_kept_while_a_process_runs_and_when_it_ends() -> Non
 
 
 async def test_a_bug_in_saving_is_logged_and_affects_nothing_else() -> None:
-    """Told with its traceback each time; the process goes on, and ends for its own reasons."""
+    """Logged with its traceback each time; the process continues."""
 
     class Broken(Snapshots):
         async def save(self) -> None:

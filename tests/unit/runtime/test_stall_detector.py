@@ -7,9 +7,9 @@ from typing import ClassVar
 import msgspec
 import pytest
 import structlog
+from tests.support.memory_bus import MemoryProjection
 from tests.support.runners import QUICK, Away, Place, Probe, running, until
 
-from gpu_autoscaler.bus.memory import MemoryProjection
 from gpu_autoscaler.bus.protocol import Message, Projection
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested

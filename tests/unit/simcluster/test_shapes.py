@@ -126,10 +126,7 @@ def test_malformed_subresource_requests_are_refused(data: st.DataObject) -> None
     doors: list[tuple[Json, Callable[[Json], object]]] = [
         (eviction("p", "x"), lambda body: evict(cluster.api, "default/p", body)),
         (binding("q", "n"), lambda body: bind(cluster.api, "default/q", body)),
-        (
-            NODE_STATUS,
-            lambda body: cluster.api.patch(NODES, "n", body, STRATEGIC, status=True),
-        ),
+        (NODE_STATUS, lambda body: cluster.api.patch(NODES, "n", body, STRATEGIC, status=True)),
         (
             {"status": {"currentHealthy": 1, "conditions": [{"type": "a", "status": "b"}]}},
             lambda body: cluster.api.patch(BUDGETS, "default/b", body, MERGE, status=True),

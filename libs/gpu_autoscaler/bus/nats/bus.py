@@ -117,8 +117,7 @@ class NatsBus(Bus):
             errors += await self._ensure_consumer(consumer)
         if errors:
             raise ConfigError(
-                "broker",
-                [*errors, "make both equal: change the settings, or edit the broker with the `nats` tool"],
+                "broker", [*errors, "make both equal: change the settings, or edit the broker with the `nats` tool"]
             )
 
     async def _ensure_stream(self, thing: str, config: Mapping[str, Any]) -> list[str]:

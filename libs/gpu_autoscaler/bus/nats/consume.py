@@ -1,4 +1,4 @@
-"""Effect consumers on NATS: shared, durable, with every acknowledgement confirmed by the server."""
+"""Effect consumers on NATS: shared, durable, with every acknowledgment confirmed by the server."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ REQUEST_SECONDS_MAX = 30.0  # of one pull request; longer waits take several
 ANSWER_SECONDS_MAX = 10.0  # longer than a restart of the broker; then the message is redelivered
 CONFIRM_SECONDS_MAX = 2.0
 # A crashed server may have lost its last deliveries, as has a recreated consumer. It never confirms their
-# acknowledgements and redelivers them: a short wait suffices.
+# acknowledgments and redelivers them: a short wait suffices.
 STALE_CONFIRM_SECONDS_MAX = 0.3
 PAUSE_SECONDS = 0.05
 REASON_CHARACTERS_MAX = 500
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NatsDelivery:
-    """A delivered message. The server confirms its acknowledgement."""
+    """A delivered message. The server confirms its acknowledgment."""
 
     def __init__(self, link: NatsLink, received: Frame, recreations: Callable[[], int]) -> None:
         at = parse_ack_subject(received.reply)

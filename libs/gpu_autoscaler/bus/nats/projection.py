@@ -1,6 +1,6 @@
 """Ordered read of a stream by one process: no effects, no repeats, no gaps, whatever happens to the connection.
 
-The server-side consumer is ephemeral: it needs no acknowledgements, lives in memory, and is recreated behind the last
+The server-side consumer is ephemeral: it needs no acknowledgments, lives in memory, and is recreated behind the last
 returned message whenever the connection broke or a message is missing.
 """
 

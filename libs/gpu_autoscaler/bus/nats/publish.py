@@ -24,8 +24,7 @@ STORING = "storing messages"
 WRONG_LAST_SEQUENCE = (10071, 10164)
 # Temporary errors despite a 400 code: the first copy of this message is still being replicated in the cluster
 # (JSStreamDuplicateMessageConflict), the account's disk quota is exhausted, or the stream has too many requests
-# (JSStreamTooManyRequests).
-# Source: nats-server 2.15, server/errors.json (read 2026-11-21).
+# (JSStreamTooManyRequests). Source: nats-server 2.15, server/errors.json (read 2026-11-21).
 TEMPORARY_ERRORS = (10158, 10002, 10167)
 
 

@@ -19,11 +19,11 @@ LAST_SENT = "Nats-Last-Consumer"
 BROKER_PREFIX = "Nats-"
 _ID_FIRST = f"NATS/1.0\r\n{MESSAGE_ID}:".encode()
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_WORDS_COUNT = 9  # of an acknowledgement subject without a domain
+_WORDS_COUNT = 9  # of an acknowledgment subject without a domain
 
 
 class DeliveryMetadata(msgspec.Struct, frozen=True, gc=False):
-    """The metadata of a delivery, from its acknowledgement subject."""
+    """The metadata of a delivery, from its acknowledgment subject."""
 
     stream: str
     delivered_count: int

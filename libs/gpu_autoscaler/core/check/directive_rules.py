@@ -92,9 +92,7 @@ def _below_minimum(
 
 
 def _is_in_scope(override: Override, pool: str | None, gpu_model: str | None) -> bool:
-    return (override.pool is None or override.pool == pool) and (
-        override.gpu_model is None or override.gpu_model == gpu_model
-    )
+    return override.pool in (None, pool) and override.gpu_model in (None, gpu_model)
 
 
 def _gpus(view: NodeView) -> int:

@@ -1,7 +1,6 @@
-"""Rules of the plan check on pod affinity, anti-affinity and spread.
+"""Rules of the plan check on pod affinity, anti-affinity and spread, counted from the pods themselves by domain.
 
-Reads pods and their constraints itself and counts by domain, where `core/placement/topology.py` keeps arrays. Reports
-only what no scheduler could fix: pods without an assigned place get the benefit of the doubt.
+Reports only what no scheduler could fix: pods without an assigned place get the benefit of the doubt.
 """
 
 from collections import Counter, defaultdict
@@ -214,7 +213,6 @@ class _Placements:
         return members
 
     def _unplaced_count(self, group: PodGroup) -> int:
-        """Return how many of the group's pods have no place."""
         count = self._unplaced_counts.get(group)
         if count is None:
             first = _label_of(group)

@@ -1,7 +1,6 @@
 """The plan check: an independent check of a plan before it is published. It shares no code with `plan`.
 
-It reads the state and the node views, counts by itself, and reports only certain violations. Where it cannot know (for
-example whether pods fit together) it checks what no arrangement could satisfy.
+It reports only certain violations. Where it cannot know, it checks what no arrangement could satisfy.
 """
 
 from collections import Counter
@@ -71,9 +70,7 @@ def _bought(plan: Plan) -> list[BuyNode]:
 def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield duplicate or reused action ids, and a wrong parent plan."""
     counts = Counter(decision.action_id for decision in plan.decisions)
-    yield from (
-        f"{count} decisions share the action id {action_id}" for action_id, count in counts.items() if count > 1
-    )
+    yield from (f"{count} decisions share the action id {action}" for action, count in counts.items() if count > 1)
     known = sorted(action_id for action_id in counts if action_id in state.orders or action_id in state.drains)
     yield from (f"action id {action_id} belongs to a decision of an earlier plan" for action_id in known)
     if plan.parent_sequence != state.last_plan_sequence:
@@ -124,17 +121,17 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             yield f"{offer.key} is bought, but was refused and must not be requested yet"
 
 
+def _barred_offer(offer: Offer) -> Iterator[str]:
+    if offer.unavailable_because is not None:
+        yield f"{offer.key} is bought, although {offer.unavailable_because}"
+
+
 def _stale_price(offer: Offer, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     if policy.prices.is_stale_price_allowed or state.offers is None:
         return
     reported_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
     if (plan.as_of - reported_at).total_seconds() > policy.prices.age_seconds_max:
         yield f"{offer.key} is bought at a price that is older than the policy allows"
-
-
-def _barred_offer(offer: Offer) -> Iterator[str]:
-    if offer.unavailable_because is not None:
-        yield f"{offer.key} is bought, although {offer.unavailable_because}"
 
 
 def _offer_identity(offer: Offer) -> tuple[str, str, str, int | None, Resources]:

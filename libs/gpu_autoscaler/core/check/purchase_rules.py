@@ -123,9 +123,7 @@ def cooldown_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
         jobs = [None if job_id is None else state.jobs.get(job_id) for job_id in named]
         priorities = [None if job is None or job.queued is None else job.queued.spec.priority for job in jobs]
         # Nothing is proven for pods: their urgency follows the priority scale of Kubernetes.
-        is_proven = (
-            priorities and None not in priorities and max(priority or 0 for priority in priorities) < _HIGH_PRIORITY
-        )
+        is_proven = priorities and None not in priorities and max(value or 0 for value in priorities) < _HIGH_PRIORITY
         if is_proven and (decision.gang is None or decision.gang not in begun):
             yield f"{decision.offer.key} is bought {min(ages):g} s after the last one; the cooldown is {seconds:g} s"
 
@@ -176,9 +174,7 @@ def _is_sold_since(order: OrderRecord, state: ClusterState) -> bool:
 
 def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield a sentence for each item in a batch window that is late, alone, urgent, or a gang."""
-    held = {
-        deferral.subject: deferral.reason for deferral in plan.deferred if isinstance(deferral.reason, BatchWindowOpen)
-    }
+    held = {entry.subject: entry.reason for entry in plan.deferred if isinstance(entry.reason, BatchWindowOpen)}
     if not held:
         return
     longest = timedelta(seconds=policy.batching.wait_seconds_max)
@@ -282,10 +278,8 @@ def launch_group_violations(plan: Plan, _: ClusterState, __: ScalingPolicy) -> I
 
 
 # ---- preferences
-# Of offers of equal cost, none is bought that all its work prefers less. Checked only where it is certain: for work
-# whose preferences can be read from offers alone, and where nothing else distinguishes two offers. Node affinity
-# precedes pod affinity (the order in `core/placement/preference_scores.py`), so pod affinity changes nothing here.
-# Spread precedes it, so work with a spread preference is skipped.
+# Of offers of equal cost, none is bought that all its work prefers less. Checked only for work whose preferences can be
+# read from offers alone (pod affinity changes nothing here, spread preferences do), if nothing else distinguishes two.
 
 
 def preference_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:

@@ -474,7 +474,6 @@ def _release_violations(releases: list[ReleaseInstance], views: tuple[NodeView, 
 def _releases_with_work(
     releases: list[ReleaseInstance], views: tuple[NodeView, ...], state: ClusterState
 ) -> Iterator[str]:
-    """Yield releases of ready nodes with running pods."""
     up = {view.action_id: view.name for view in views if view.node is not None and view.node.is_ready}
     for release in releases:
         name = up.get(release.order_action_id)

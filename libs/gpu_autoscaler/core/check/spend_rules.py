@@ -31,11 +31,7 @@ def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
         return
     yield from _work_seconds_violations(bought, state)
     for owner, period, most in limits:
-        mine = [
-            purchase
-            for purchase in bought
-            if owner in _owners(purchase.pool, purchase.offer.zone, dict(purchase.labels))
-        ]
+        mine = [buy for buy in bought if owner in _owners(buy.pool, buy.offer.zone, dict(buy.labels))]
         if not mine:
             continue
         if state.ledger_reported_at is None:
@@ -209,10 +205,8 @@ def _has_work(view: NodeView, state: ClusterState) -> bool:
 
 
 def _work_seconds_violations(bought: list[BuyNode], state: ClusterState) -> Iterator[str]:
-    """Yield purchases that allow less time than the longest of their work takes.
-
-    Of replacements bought together one has to allow it, as they do not declare which pod goes where.
-    """
+    """Yield purchases that allow less time than the longest of their work takes. Of replacements bought together one
+    has to allow it, as they do not declare which pod goes where."""
     for decision in bought:
         for key in getattr(decision.reason, "demand", ()):
             kind, _, name = key.partition("/")

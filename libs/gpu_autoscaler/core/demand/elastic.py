@@ -1,7 +1,6 @@
 """Elastic members: members of a job beyond its gang, each a demand item of its own.
 
-They are served after every gang and pod of the same priority, so they take no capacity, limit or budget from them. None
-is bought for before its gang has a placement.
+They are served after every gang and pod of the same priority. None is bought for before its gang has a placement.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

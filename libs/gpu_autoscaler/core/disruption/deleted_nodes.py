@@ -1,8 +1,6 @@
 """Step `empty_deleted`: a node that a user deleted is drained as Kubernetes would, by a deadline.
 
-Also the finalizer that makes this possible: which nodes lack it, and from which it may be removed, after everything
-else. The executor (`scaler/finalizers.py`) applies these changes and decides nothing. And the nodes that Karpenter ends
-by itself without notifying their pods (`unannounced_deletions`).
+Also the finalizer that makes this possible (`scaler/finalizers.py` applies it), and nodes that Karpenter ends itself.
 """
 
 from collections.abc import Mapping
@@ -107,10 +105,8 @@ def _has_ended(view: NodeView, state: ClusterState) -> bool:
 
 
 # ---- deletions by Karpenter
-# Karpenter handles interruptions, repairs nodes, and ends what `kubectl delete nodeclaim` names: it taints such a node
-# and evicts its pods at once (Karpenter, `pkg/controllers/node/termination/controller.go`, v1.12.1; read 2026-11-22).
-# Nothing is cordoned or evicted here. But pods that save on request have to be notified. No decision is recorded: what
-# is due follows from the state.
+# Karpenter taints a node that it ends and evicts its pods at once (`pkg/controllers/node/termination/controller.go`,
+# v1.12.1; read 2026-11-22). Only pods that save on request have to be notified. No decision is recorded.
 
 
 class UnannouncedDeletion(NamedTuple):

@@ -1,7 +1,6 @@
-"""Disruption budgets: how many nodes may be removed at a time. Evaluated before each removal by choice.
+"""Disruption budgets: how many nodes may be removed at a time. The smallest active one that names the cause applies.
 
-The smallest of the active budgets that name the cause applies. A share is rounded up, and lost nodes are out of service
-already. An invalid budget allows nothing (Karpenter, "Disruption", read 2026-11-21).
+A share is rounded up; lost nodes count. An invalid budget allows nothing (Karpenter, "Disruption", read 2026-11-21).
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
-"""Step `replace_drifted`: nodes that are unhealthy, expired, drifted, recommended for rebalance or failed to boot are replaced.
+"""Step `replace_drifted`: replaces nodes that are unhealthy, expired, drifted, to be rebalanced, or failed to boot.
 
-Their work moves to nodes that are ready. Without capacity, a replacement is bought and awaited first. Drift and expiry
-respect protected work, expiry for its grace period; health and failed boots do not. Force is used only at the drain's
-deadline.
+Work moves to ready nodes, else a replacement is bought and awaited. Drift respects protected work, and so does expiry
+for its grace period; health and failed boots do not. Force is used only at the drain's deadline.
 """
 
 from bisect import bisect_right
@@ -211,7 +210,11 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
             if view.node_uid in suspects and (reason := unhealthy(view, state, policy, draft.as_of)) is not None:
                 is_unhealthy.add(view.name)
                 yield _Due(view, RemovalCause.UNHEALTHY, reason, is_forced=reason.is_fatal)
-    yield from _missed_deadline(draft, policy)
+    yield from (
+        _Due(view, RemovalCause.UNHEALTHY, boot_timed_out(view, policy, draft.as_of), is_forced=True)
+        for view in draft.views
+        if view.phase is NodePhase.FAILED and _is_removable(view) and has_workload_pods(view, draft.pods)
+    )
     if state.rebalance_recommended_at:
         for view in filter(_is_removable, draft.views):
             recommendation = (
@@ -227,12 +230,6 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
             yield _Due(view, RemovalCause.EXPIRED, reason, is_forced=is_overdue(reason, policy))
         elif (drift := drifted(view, policy)) is not None:
             yield _Due(view, RemovalCause.DRIFTED, drift, is_forced=False)
-
-
-def _missed_deadline(draft: Draft, policy: ScalingPolicy) -> Iterator[_Due]:
-    for view in draft.views:
-        if view.phase is NodePhase.FAILED and _is_removable(view) and has_workload_pods(view, draft.pods):
-            yield _Due(view, RemovalCause.UNHEALTHY, boot_timed_out(view, policy, draft.as_of), is_forced=True)
 
 
 class _Ages(NamedTuple):

@@ -1,7 +1,6 @@
 """Work that is better not moved now: it just began, is nearly done, has high priority, or spans several nodes.
 
-Annotations and PodDisruptionBudgets, which protect work, are read in `core/disruption/protection.py`. This module
-weighs the cost of a move by choice. Notices, health and overdue nodes do not ask it.
+This weighs the cost of a move by choice (protection: `core/disruption/protection.py`). Forced removals do not ask it.
 """
 
 from collections.abc import Iterable

@@ -64,10 +64,8 @@ from gpu_autoscaler.model.reasons.drain import (
 )
 
 # ---- how long an empty node is kept
-# An empty node is kept as long as that costs less than booting another one would. The next arrival of work is unknown.
-# Keeping a node until it has cost as much as its replacement never costs more than twice the optimum (Karlin, Manasse,
-# Rudolph, Sleator, "Competitive Snoopy Caching", 1988: rent or buy). A replacement costs its boot time at its price,
-# and the wait.
+# Keeping an empty node until it has cost as much as its replacement (boot time at its price, and the wait) never costs
+# more than twice the optimum (Karlin, Manasse, Rudolph, Sleator, "Competitive Snoopy Caching", 1988: rent or buy).
 
 
 def idle_seconds_allowed(view: NodeView, policy: ScalingPolicy) -> float:
@@ -249,10 +247,8 @@ def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance 
 
 
 def _abandoned_gang(view: NodeView, draft: Draft) -> GangAbandoned | None:
-    """Return why the gang that the node was bought for cannot be completed; None: it can, or that is unknown.
-
-    A node for elastic members is of no use without their gang.
-    """
+    """Return why the gang that the node was bought for cannot be completed; None: it can, or that is unknown. A node
+    for elastic members is of no use without their gang."""
     decision = None if view.order is None else view.order.decision
     gang = None if decision is None else decision.gang or _gang_of_elastic_members(decision)
     if gang is None:
@@ -285,7 +281,6 @@ def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
 
 
 def _may_leave(view: NodeView, draft: Draft) -> bool:
-    """True for a usable managed node that is not being removed."""
     is_free = view.drain is None and view.notice is None and view.node_uid not in draft.disrupted_nodes()
     return view.is_ours and view.is_usable and is_free
 
@@ -308,7 +303,6 @@ def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldow
 
 
 def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
-    """Yield the drain of a registered node; nothing for one that is not."""
     if view.node_uid is not None:
         yield draft.drain(view, reason, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))
 

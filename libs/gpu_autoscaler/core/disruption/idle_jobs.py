@@ -1,10 +1,9 @@
-"""Jobs that hold GPUs and leave them idle, by reliable telemetry. Evaluated by the scaler at each tick.
+"""Jobs that hold GPUs and leave them idle, by reliable telemetry. Off by default: it cancels users' work.
 
-Off by default: it cancels users' work. A job with `do-not-disrupt` is exempt, and so is every job with a GPU that was
-not observed all the time, or on a node whose GPUs all read zero: an idle sensor is not an idle job.
+Exempt are jobs with `do-not-disrupt`, with a GPU that was not observed all the time, or on a node whose GPUs all read
+zero: an idle sensor is not an idle job.
 """
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.disruption.utilization import FleetUtilization, fleet_utilization
@@ -32,10 +31,10 @@ def idle_job_cancellations(
     utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
     if utilization.fault is not None:
         return ()
-    deferred = _held_gpus(state, utilization)
+    held_gpus = _held_gpus(state, utilization)
     cancellations: list[JobCancelRequested] = []
     for job_id, pods in _pods_by_job(state).items():
-        idle_since = _idle_since(pods, deferred, rules.busy_ratio_max)
+        idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
         if idle_since is None or as_of - idle_since < timedelta(seconds=rules.idle_seconds):
             continue
         idle_seconds = (as_of - idle_since).total_seconds()
@@ -46,7 +45,7 @@ def idle_job_cancellations(
 
 def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, list[GpuTelemetryHistory]]:
     """Return GPUs by namespace/name of the pod that holds them, of nodes on which some GPU reads more than zero."""
-    deferred: dict[str, list[GpuTelemetryHistory]] = {}
+    held_gpus: dict[str, list[GpuTelemetryHistory]] = {}
     for uid, history in utilization.trusted.items():
         window = state.telemetry.get(uid)
         reads = () if window is None else window.gpus
@@ -54,8 +53,8 @@ def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, 
             continue
         for gpu in history.gpus:
             if gpu.pod is not None:
-                deferred.setdefault(gpu.pod, []).append(gpu)
-    return deferred
+                held_gpus.setdefault(gpu.pod, []).append(gpu)
+    return held_gpus
 
 
 def _pods_by_job(state: ClusterState) -> dict[JobId, list[PodObserved]]:
@@ -92,20 +91,17 @@ def _may_end(pod: PodObserved) -> bool:
 
 
 def _idle_since(
-    pods: list[PodObserved], deferred: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float
+    pods: list[PodObserved], held_gpus: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float
 ) -> datetime | None:
     """Return since when every GPU of every pod has been idle; None: one was not, or was not observed."""
     instants: list[datetime] = []
     for pod in pods:
-        gpus = deferred.get(f"{pod.namespace}/{pod.name}", [])
+        gpus = held_gpus.get(f"{pod.namespace}/{pod.name}", [])
         if len(gpus) != pod.requests.gpu_count + sum(count for _, count in pod.requests.slices):
             return None
-        for since in _each_since(gpus, busy_ratio_max):
+        for gpu in gpus:
+            since = since_at_most(gpu.utilization, busy_ratio_max * 100)
             if since is None:
                 return None
             instants.append(since)
     return max(instants, default=None)
-
-
-def _each_since(gpus: list[GpuTelemetryHistory], busy_ratio_max: float) -> Iterator[datetime | None]:
-    return (since_at_most(gpu.utilization, busy_ratio_max * 100) for gpu in gpus)

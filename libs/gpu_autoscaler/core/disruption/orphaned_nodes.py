@@ -1,8 +1,7 @@
 """Orphaned nodes: managed Node objects whose instance is gone, and which may be deleted from Kubernetes now.
 
-Most clusters have a cloud-controller-manager for that, which acts first. For the nodes named here the executor
-(`scaler/orphaned_nodes.py`) queries the cloud for that instance, twice, before it deletes the object: a list that lacks
-an instance proves nothing. Foreign nodes and those that Karpenter holds are never named.
+The executor (`scaler/orphaned_nodes.py`) queries the cloud twice before it deletes one: a list that lacks an instance
+proves nothing. Foreign nodes and those that Karpenter holds are never named.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """What protects a pod or node from disruption by choice. Notices, expiry and deletion by users ignore it.
 
-Respected: our own and Karpenter's `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`,
-PodDisruptionBudgets, pods without a controller, work that would start over, and data that would be lost with the node.
-Work that saves checkpoints does not start over: it is asked to save first.
+Respected: `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-down-disabled`, PodDisruptionBudgets, pods
+without a controller, local data, and work that would start over; work that saves checkpoints is asked to save first.
 """
 
 import re

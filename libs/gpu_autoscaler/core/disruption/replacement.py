@@ -1,8 +1,7 @@
 """Step `replace_expensive`: work moves from nodes to fewer or cheaper ones, once those are ready.
 
-Only if the saving over the policy's payback time exceeds the cost of the move: both nodes run while the new one boots
-and the old ones drain, and work since the last checkpoint may be repeated. A node bought for its price stays for that
-time, so that price changes never move work back and forth.
+Only if the saving over the policy's payback time exceeds the cost of the move. A node bought for its price stays for
+that time, so that price changes never move work back and forth.
 """
 
 from collections.abc import Iterator, Mapping
@@ -142,10 +141,8 @@ def _groups(ready: list[NodeView], draft: Draft, policy: ScalingPolicy) -> Itera
 def _cheaper(
     group: tuple[NodeView, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
 ) -> tuple[tuple[Purchase, ...], SavingTooSmall | None]:
-    """Return what to buy in place of the group; empty if its work fits elsewhere or nothing is cheaper.
-
-    With a saving that is too small, return that as the reason.
-    """
+    """Return what to buy in place of the group; empty if its work fits elsewhere or nothing is cheaper. With a saving
+    that is too small, return that as the reason."""
     mark = draft.free_capacity.mark()
     relocation = place_elsewhere(group, [pod for view in group for pod in moving_pods(view, draft)], draft, state)
     purchases: tuple[Purchase, ...] = ()

@@ -1,8 +1,7 @@
-"""Step `enforce_spend_budgets`: before the running nodes exceed a hard spend budget, nodes are removed, cheapest to lose first.
+"""Step `enforce_spend_budgets`: removes nodes, cheapest to lose first, before a hard spend budget is exceeded.
 
 Work keeps the spend reserved for it in the order of the cost of its loss, as far as the budget reaches. The other nodes
-run on the rest, and are removed while each can still be drained in time. Protected work is never removed: if it exceeds
-the budget, that is reported.
+run on the rest while each can still be drained in time. Protected work is never removed; an excess is reported.
 """
 
 from collections.abc import Sequence
@@ -97,10 +96,8 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
 def _reserve(
     nodes: Sequence[_NodeAtRisk], left: int, snapshot: SpendSnapshot, cap: SpendCap
 ) -> tuple[int, list[_NodeAtRisk]]:
-    """Reserve spend for the nodes that are most expensive to lose; return what is left, and the other nodes.
-
-    The other nodes are in order of removal, cheapest to lose first.
-    """
+    """Reserve spend for the nodes that are most expensive to lose; return what is left, and the other nodes. The other
+    nodes are in order of removal, cheapest to lose first."""
     running = list(nodes)
     for node_at_risk in reversed(nodes):
         reserved = snapshot.reserved_for(node_at_risk.unbilled, cap)

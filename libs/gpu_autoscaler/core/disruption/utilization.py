@@ -1,8 +1,7 @@
 """GPU utilization, as far as telemetry is reliable; and step `react_to_utilization`: what high utilization may cause.
 
-By default utilization alone moves no node: high utilization buys only through waiting work or a confident forecast, and
-low utilization makes a node a candidate, which is removed if all its work fits elsewhere. Missing samples, unchanged
-samples, impossible values, and a fleet that reads all zero are telemetry faults: they pause these steps, with a reason.
+By default utilization alone moves no node. Missing, unchanged or impossible samples and a fleet that reads all zero are
+telemetry faults: they pause these steps, with a reason.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,6 @@
 """Texts of the Kubernetes Events on pods and nodes: why they wait, arrive, stay and are removed.
 
-The announcer writes them. The texts are those of `why` (`core/explain/status.py`); the reasons of the Events are the
-names that Kubernetes users know.
+The texts are those of `why` (`core/explain/status.py`); the reasons are the names that Kubernetes users know.
 """
 
 from collections.abc import Iterator

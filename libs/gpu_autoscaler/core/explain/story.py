@@ -1,7 +1,6 @@
 """Stories of nodes, pods and jobs, built from recorded facts alone: back to the job, pod or notice that began it.
 
-A story starts with the first cause; each sentence carries the time and the stream sequence of its fact. Called by
-`gpu-autoscaler why`, the gateway and the dashboard.
+A story starts with the first cause; each sentence carries the time and the stream sequence of its fact.
 """
 
 from collections import Counter
@@ -275,9 +274,7 @@ def _story(history: Sequence[Recorded], keys: frozenset[str], causes: frozenset[
     demand = frozenset(key for key in causes if not key.startswith("node/"))
     builder = StoryBuilder(keys | demand, names_in_history(history))
     ordered = sorted(history, key=_chronological)
-    relevant = (
-        recorded for recorded in ordered if _is_about(recorded, keys) or _is_beginning(recorded, causes, demand)
-    )
+    relevant = (entry for entry in ordered if _is_about(entry, keys) or _is_beginning(entry, causes, demand))
     return tuple(text for recorded in relevant for text in builder.sentences(recorded))
 
 
@@ -304,10 +301,8 @@ def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
 
 
 def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[str]) -> bool:
-    """True for how a cause began: the request, the wait for a node, the notice, the node that became ready.
-
-    A deferral for demand delays it; a deferral for its node is part of that node's story.
-    """
+    """True for how a cause began: the request, the wait for a node, the notice, the node that became ready. A deferral
+    for demand delays it; a deferral for its node is part of that node's story."""
     fact = recorded.fact
     if isinstance(fact, scaling.ScalingPlanMade):
         return any(deferred.subject in demand for deferred in fact.plan.deferred)

@@ -1,7 +1,6 @@
 """Admission of job requests: every violation of a request, or the job with every default filled in.
 
-Used by the scheduler for each `job.requested`, and by the gateway before it publishes one. They check what depends on
-the queue themselves: a full queue, a duplicate id.
+The scheduler and the gateway check what depends on the queue: a full queue, a duplicate id.
 """
 
 import math
@@ -136,7 +135,6 @@ def admit(
 
 
 def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy, supply: Supply) -> JobSpec:
-    """Convert a valid request."""
     gpus, resources, budget_usd = request.gpu_requirements, request.resources, request.budget_limit_usd
     default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
     hours = default_hours if request.max_duration_hours is None else request.max_duration_hours

@@ -1,8 +1,7 @@
 """Fold facts into the state. Total: no valid fact raises, also for unknown entities.
 
-Facts of a stream arrive in order; streams interleave arbitrarily, and any fact may be redelivered. The state is the
-same in every case: a fact changes only fields of its own stream, older versions are ignored, and steps happen once.
-Used by every projection (`runtime/projection.py`), by replay, and by `recompute`.
+Streams interleave arbitrarily, and any fact may be redelivered. The state is the same in every case: a fact changes
+only fields of its own stream, older versions are ignored, and steps happen once.
 """
 
 from collections.abc import Iterable, Mapping

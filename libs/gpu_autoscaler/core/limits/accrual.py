@@ -1,8 +1,7 @@
-"""Cost of an instance over time, and its split by owner. Used by the cost tracker.
+"""Cost of an instance over time, and its split by owner (docs/decisions.md#cost-formula). Used by the cost tracker.
 
 The cost of a lifetime is rounded once, and each span is the difference to earlier charges, so spans add up to the
-invoice to the micro-dollar. Allocated cost is the share of the node's GPUs (CPUs without GPUs) held over time, idle
-cost is the rest (docs/decisions.md#cost-formula).
+invoice to the micro-dollar. Allocated cost is the share of the GPUs (CPUs without GPUs) held over time.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Limits of nodes, GPUs, price and spend, and their usage.
 
-Nodes that we bought count from the plan that decided them until the cloud confirms their end. Other nodes provide
-capacity but do not count.
+Nodes that we bought count from the plan that decided them until the cloud confirms their end; other nodes do not count.
 """
 
 from collections import Counter
@@ -164,9 +163,7 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     ]
     removals = draft.removals
     if frozen is not None:
-        removals = tuple(
-            removal for removal in removals if isinstance(removal, DrainNode) and not is_discretionary(removal)
-        )
+        removals = tuple(drain for drain in removals if isinstance(drain, DrainNode) and not is_discretionary(drain))
         deferred += [
             Deferred(step="trim", subject=_subject(removal), reason=frozen)
             for removal in draft.removals

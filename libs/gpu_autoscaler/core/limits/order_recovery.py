@@ -1,10 +1,9 @@
 """Decisions of a lost stream that may still be in flight. Used once, before the first plan on a new stream.
 
-The store has the decisions, Kubernetes and the cloud show the result. The steps between were in the stream, so an open
-decision restarts under its own idempotency token, and each step first checks whether it was done.
+An open decision restarts under its own idempotency token, and each step first checks whether it was done.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -30,16 +29,20 @@ def open_decisions(
     `plans` come oldest first; `state` has fresh lists of nodes, pods and instances. A purchase is open while its node
     is expected; a removal while its node is cordoned, or its instance is not known to be terminated.
     """
-    past = tuple(_decisions_of(plans))
+    past = tuple(
+        PastDecision(decision=decision, plan_id=fact.plan_id, planned_at=fact.plan.as_of)
+        for fact in plans
+        for decision in fact.plan.decisions
+    )
     open_ = [decision for number, decision in enumerate(past) if _is_open(decision, past[number + 1 :], state, as_of)]
-    unseen = _unseen(open_, state, as_of)
+    views = node_views(_with_orders(open_, state), as_of)
+    unseen = frozenset(view.order.action_id for view in views if view.order and view.phase is NodePhase.PLANNED)
     if _fit_limits(open_, unseen, state, policy, as_of):
         return tuple(open_)
     return tuple(replace(past, is_only_counted=True) if past.decision.action_id in unseen else past for past in open_)
 
 
 def _with_orders(decisions: Iterable[PastDecision], state: ClusterState) -> ClusterState:
-    """Return the state with the open purchases."""
     orders = dict(state.orders)
     for past in decisions:
         if isinstance(past.decision, BuyNode):
@@ -50,12 +53,6 @@ def _with_orders(decisions: Iterable[PastDecision], state: ClusterState) -> Clus
                 planned_at=past.planned_at,
             )
     return replace(state, orders=orders)
-
-
-def _unseen(decisions: Sequence[PastDecision], state: ClusterState, as_of: datetime) -> frozenset[ActionId]:
-    """Return purchases that neither Kubernetes nor the cloud shows."""
-    views = node_views(_with_orders(decisions, state), as_of)
-    return frozenset(view.order.action_id for view in views if view.order and view.phase is NodePhase.PLANNED)
 
 
 def _fit_limits(
@@ -82,12 +79,6 @@ def _fit_limits(
                 return False
             usage.add(decision.pool, decision.offer, scope)
     return True
-
-
-def _decisions_of(plans: Iterable[ScalingPlanMade]) -> Iterator[PastDecision]:
-    for fact in plans:
-        for decision in fact.plan.decisions:
-            yield PastDecision(decision=decision, plan_id=fact.plan_id, planned_at=fact.plan.as_of)
 
 
 def _is_open(past: PastDecision, later: Sequence[PastDecision], state: ClusterState, as_of: datetime) -> bool:

@@ -1,9 +1,8 @@
 """Spend budgets per day and month: what is spent, what is reserved, and whether a purchase would exceed a budget.
 
-Spent is what the ledger charged, plus the price of the time since that it has not charged yet. Reserved is, for every
-node from the plan that buys it, its price for as long as it may still run: the longest remaining time of its work plus
-its removal, at most to the end of the period. An unknown time counts as the rest of the period. So a purchase within a
-budget stays within it, whatever happens later.
+Spent is what the ledger charged, plus the price of the time since. Reserved is, for every node from the plan that buys
+it, its price for the longest remaining time of its work (unknown: the rest of the period) plus its removal, at most to
+the end of the period. So a purchase within a budget stays within it, whatever happens later.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """Correlation of the records of a node: order, instance, Kubernetes node, drain, notice.
 
-A node has up to three ids: the action that bought it, the provider id of the instance, and the Kubernetes uid. A fact
-has one or two of them.
+A node has up to three ids, of which a fact has one or two: action id, provider id, and Kubernetes uid.
 """
 
 from bisect import bisect_right
@@ -284,9 +283,7 @@ class RecordIndex:
         if not self._notices or records.provider_id is None:
             return None
         notices = self._notices.get(records.provider_id, ())
-        return min(
-            notices, key=lambda record: (record.notice.reclaim_at or _NEVER, record.notice.notice_id), default=None
-        )
+        return min(notices, key=lambda entry: (entry.notice.reclaim_at or _NEVER, entry.notice.notice_id), default=None)
 
     def is_closed(self, records: NodeRecords) -> bool:
         """True if a step recorded that the instance is terminated or was never launched.

@@ -30,7 +30,7 @@ def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> tuple[Bin, ..
 
 def _current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
     for view in views:
-        if view.notice is not None or not _stays(view):
+        if view.notice is not None or (view.drain is not None and view.drain.cancel is None):
             continue
         if view.is_usable:
             yield node_bin(view, pods, BinReadiness.READY)
@@ -155,8 +155,3 @@ def ordered_labels(pool: NodePool, offer: Offer, action_id: ActionId, project: s
     payer = {} if project is None else {labels.PROJECT_ID: project}
     shared = {} if pool.sharing is None else sharing_labels(pool.sharing, offer)
     return {**pool.labels, **ours, **model, **payer, **shared}
-
-
-def _stays(view: NodeView) -> bool:
-    """False for a node that is being removed, unless its drain is being canceled."""
-    return view.drain is None or view.drain.cancel is not None

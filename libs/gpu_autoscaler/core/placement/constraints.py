@@ -1,7 +1,6 @@
 """Which bins satisfy a shape's constraints, without and with its amounts.
 
-All bins are evaluated at once: a condition is evaluated once for each distinct value, and bins with the same value
-share the answer. A list of offers has thousands of bins, and a dozen zones, models and types.
+A condition is evaluated once for each distinct value: thousands of bins share a dozen zones, models and types.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -137,10 +136,8 @@ class NodeMatcher:
         return accepted
 
     def _any_term_holds(self, terms: Iterable[NodeSelectorTerm]) -> Bools:
-        """Return for each bin whether some term holds: terms are alternatives, conditions of one term hold together.
-
-        "A null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm).
-        """
+        """Return for each bin whether some term holds: terms are alternatives, conditions of one term hold together. "A
+        null or empty node selector term matches no objects" (Kubernetes API reference, NodeSelectorTerm)."""
         holds_any = np.zeros(len(self._bins), dtype=np.bool_)
         for term in terms:
             if term.requirements:

@@ -114,7 +114,8 @@ class FreeCapacity:
             if self._places.setdefault(entry.key, place) != place:
                 raise ValueError(f"bin {entry.key} added twice")
         self._bins += added
-        self._free = np.concatenate((self._free, self._in_own_columns(columns)))
+        free = self._in_own_columns(columns)  # may add columns to `_free`
+        self._free = np.concatenate((self._free, free))
         self._readiness = np.concatenate((self._readiness, columns.readiness))
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
@@ -187,7 +188,8 @@ class FreeCapacity:
         if not keys:
             return ()
         places = [self._places[key] for key in keys]
-        members = members_that_fit(shape, self._free[places], self._accepted(shape)[places], self._kinds)
+        accepted = self._accepted(shape)[places]
+        members = members_that_fit(shape, self._free[places], accepted, self._kinds)
         placed: list[str] = []
         for key, place, fitting in zip(keys, places, members.tolist(), strict=True):
             taken = min(counts[key], fitting)

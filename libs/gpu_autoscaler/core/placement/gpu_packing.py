@@ -1,8 +1,7 @@
 """Packing of pods onto GPUs, which may be shared, by named policies.
 
 A policy scores the state of a node with the pod on it. The highest score wins, ties are broken by the smallest name. A
-node state is scored once for all shapes and cached, and a placement changes one node: so the next pod costs one look at
-a row of scores, however many nodes there are.
+node state is scored once for all shapes and cached; a placement changes one node.
 """
 
 import enum

@@ -1,7 +1,6 @@
-"""Pod affinity, anti-affinity and topology spread as placement evaluates them: counts of pods by domain.
+"""Pod affinity, anti-affinity and topology spread: counts of pods by domain, the value of a label that nodes share.
 
-A domain is the value of a label that nodes share: a zone, a host. Semantics: Kubernetes documentation, "Assigning Pods
-to Nodes" and "Pod Topology Spread Constraints" (read 2026-11-21).
+Semantics: Kubernetes, "Assigning Pods to Nodes" and "Pod Topology Spread Constraints" (read 2026-11-21).
 """
 
 from collections.abc import Iterable, Mapping
@@ -101,7 +100,6 @@ def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
 
 @cached_by_identity(8192)
 def _tallies_of(pod: PodObserved) -> tuple[Tally, ...]:
-    """Return the tallies of the pod's constraints and preferences."""
     own, preferred = pod.pod_affinity or PodAffinitySpec(), pod.preferences or Preferences()
     tallies = (
         *(Tally(spread.group) for spread in preferred.spreads),

@@ -1,10 +1,8 @@
-"""Preference scores of suitable nodes, which decide where cost does not.
+"""Preference scores of suitable nodes, which decide among nodes of equal cost. A smaller figure is better.
 
-A preference is satisfied where it costs nothing: among existing nodes, and among offers of equal expected cost. If not
-all can be satisfied, they are dropped in this order: pod affinity, pod anti-affinity, node affinity, order of GPU
-models, spread, taints to avoid (PreferNoSchedule). Karpenter relaxes preferences in the same order (its
-`pkg/controllers/provisioning/scheduling/preferences.go`). Within one kind weights are added up, as Kubernetes does. A
-smaller figure is better.
+If not all preferences can be satisfied, they are dropped in Karpenter's order: pod affinity, pod anti-affinity, node
+affinity, order of GPU models, spread, taints to avoid (PreferNoSchedule); its source is
+`pkg/controllers/provisioning/scheduling/preferences.go`. Within one kind weights are added up, as Kubernetes does.
 """
 
 from collections import Counter
@@ -31,12 +29,12 @@ def has_no_preference(shape: Shape, matchers: Iterable[NodeMatcher]) -> bool:
     return shape.preferences == NO_PREFERENCES and not any(matcher.has_taints_to_avoid for matcher in matchers)
 
 
-def bin_keys(shape: Shape, matchers: Sequence[NodeMatcher], neighbours: PodTopology, is_there: Bools) -> Keys:
+def bin_keys(shape: Shape, matchers: Sequence[NodeMatcher], neighbors: PodTopology, is_there: Bools) -> Keys:
     """Return the sort keys of each bin."""
     parts_of = (matcher.preferences(shape) for matcher in matchers)
     taints, models, nodes = (np.concatenate(parts) for parts in zip(*parts_of, strict=True))
     preferences, size = shape.preferences, is_there.size
-    near = {near: neighbours.counts_near(near, is_there) for near in _terms(shape)}
+    near = {near: neighbors.counts_near(near, is_there) for near in _terms(shape)}
     together, apart, spread = _figures(shape, near, size)
     return (together, apart, nodes, models, spread, taints) if preferences.depends_on_pods else (nodes, models, taints)
 
@@ -111,10 +109,8 @@ def _terms(shape: Shape) -> Iterable[AffinityTerm]:
 
 
 def _figures(shape: Shape, near: Mapping[AffinityTerm, Ints], size: int) -> tuple[Ints, Ints, Ints]:
-    """Return affinity, anti-affinity and spread figures.
-
-    `near` are the pods in each node's domain, negative where it is in none.
-    """
+    """Return affinity, anti-affinity and spread figures. `near` are the pods in each node's domain, negative where it
+    is in none."""
     together, apart, spread = (np.zeros(size, dtype=np.int64) for _ in range(3))
     for weighted in shape.preferences.together:
         together -= weighted.weight * np.maximum(near[weighted.near], 0)

@@ -1,7 +1,6 @@
-"""Preferences of a shape about its node and the pods around it, as placement reads them.
+"""Preferences of a shape about its node and the pods around it.
 
-A preference is never a condition: it is satisfied where that costs nothing, else dropped in the order of
-`core/placement/preference_scores.py`.
+They are satisfied where that costs nothing, else dropped in the order of `core/placement/preference_scores.py`.
 """
 
 import msgspec

@@ -1,7 +1,6 @@
 """The order in which suitable nodes are filled: the policies of `core/placement/gpu_packing.py` over all nodes at once.
 
-Whatever the policy, existing nodes come before coming ones, and nodes with unneeded GPUs come last; ties are broken by
-the smallest name. No state is kept between calculations.
+Existing nodes come before coming ones, and nodes with unneeded GPUs last; ties are broken by the smallest name.
 """
 
 import zlib

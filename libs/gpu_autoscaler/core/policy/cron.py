@@ -1,7 +1,6 @@
-"""Cron schedules of five fields: minute, hour, day of month, month, day of week.
+"""Cron schedules of five fields: minute, hour, day of month, month, day of week (POSIX crontab, read 2026-11-21).
 
-Time zones other than UTC, the default, use the time zone database of the machine. Source of the grammar: crontab(5),
-POSIX crontab (read 2026-11-21).
+Time zones other than UTC, the default, use the time zone database of the machine.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,7 @@
 """AutoscalingPolicy documents merged with the policy file, and validation of the documents.
 
-The policy file sets limits of the whole cluster. A document adds pools and overrides thresholds. Used by services that
-decide (`effective_policy`) and by the policy watcher (`resolve_documents`). Accepted documents always merge into a
-valid policy, also after the policy file changes: the stricter limit applies, and of two pools with one name that of the
-document.
+The policy file sets limits of the whole cluster. A document adds pools and overrides thresholds. Accepted documents
+always merge into a valid policy: the stricter limit applies, and of two pools with one name that of the document.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,9 +57,7 @@ def merge_documents(policy: ScalingPolicy, documents: Sequence[PolicyDocument]) 
         remaining -= pool_min
         pools[index] = msgspec.structs.replace(pool, nodes_count_min=pool_min)
     enabled = [document for document in ordered if document.is_enabled]
-    least = max(
-        policy.nodes_count_min, sum(document.nodes_count_min for document in enabled if len(document.pools) > 1)
-    )
+    least = max(policy.nodes_count_min, sum(entry.nodes_count_min for entry in enabled if len(entry.pools) > 1))
     cooldown = next((s for document in enabled if (s := document.scale_up_cooldown_seconds) is not None), None)
     return msgspec.structs.replace(
         policy,

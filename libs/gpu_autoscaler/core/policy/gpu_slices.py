@@ -98,9 +98,9 @@ def shares_of(sharing: GpuSharing, offer: Offer) -> tuple[Share, ...]:
         return ()
     whole = offer.price_micro_usd_per_hour
     price = None if whole is None else whole / offer.resources.gpu_count  # an unknown price is not free
-    shares = []
+    shares, replicas = [], sharing.replicas_count
     for resource, _ in slices:
-        memory_bytes = _memory_bytes(resource, sharing, memory)
+        memory_bytes = memory // replicas if replicas is not None else _mig_gigabytes(resource) * GIBIBYTE
         ratio = memory_bytes / memory
         shares.append(
             Share(
@@ -146,12 +146,6 @@ def gpu_units(amounts: Resources, node: Resources, gpu_memory_bytes: int | None)
 
 def _units_of_slice(resource: str) -> int:
     return 1 if resource == SHARED_GPU_RESOURCE else max(1, _mig_gigabytes(resource))
-
-
-def _memory_bytes(resource: str, sharing: GpuSharing, memory: int) -> int:
-    if sharing.replicas_count is not None:
-        return memory // sharing.replicas_count
-    return _mig_gigabytes(resource) * GIBIBYTE
 
 
 def _mig_gigabytes(resource: str) -> int:

@@ -1,7 +1,6 @@
 """Validation of a policy: every contradiction, each with the next step.
 
-Used wherever a policy is read (`runtime/policies.py`): at start, in shadow, in replay and by `policy check`. Limits are
-compared by name: `x_min` and `x_max` of one table.
+Limits are compared by name: `x_min` and `x_max` of one table.
 """
 
 import difflib

@@ -244,7 +244,6 @@ class Basket:
     def _buy_once(
         self, wants: Sequence[MissingMembers], *, is_filled_only: bool = False
     ) -> tuple[tuple[str, ...], ...]:
-        """Buy one fleet."""
         accepts = self._accepts(wants)
         counts = [want.count if accepted.any() else 0 for want, accepted in zip(wants, accepts, strict=True)]
         is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
@@ -474,10 +473,8 @@ class Basket:
         return self._excesses[asked]
 
     def _limit_scope(self, scope: BillingScope) -> BillingScope:
-        """Return the scope reduced to what limits distinguish, so that answers are shared.
-
-        With spend caps: work time rounded up to hours. Without: only projects with limits of their own.
-        """
+        """Return the scope reduced to what limits distinguish, so that answers are shared. With spend caps: work time
+        rounded up to hours. Without: only projects with limits of their own."""
         if not self._has_spend_caps:
             return BillingScope(scope.project if scope.project in self._projects_limited else None)
         seconds = scope.work_seconds_max

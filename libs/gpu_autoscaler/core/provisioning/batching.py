@@ -1,8 +1,7 @@
 """Batching of work that arrives in a burst: its first members wait a bounded time for the rest.
 
-Pods of a burst arrive one after the other, and Kubernetes takes seconds to mark each as unschedulable. A purchase for a
-part of them costs more, in smaller nodes. So while more work arrives, a mixed lot waits. Of pods of equal shape only
-those wait that would not fill the best node. A single pod is bought for at once.
+A purchase for a part costs more, in smaller nodes. While more work arrives, a mixed lot waits. Of pods of equal shape
+only those wait that would not fill the best node. A single pod is bought for at once.
 """
 
 from collections.abc import Mapping, Sequence

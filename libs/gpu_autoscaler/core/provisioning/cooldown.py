@@ -1,10 +1,8 @@
 """Cooldowns of purchases.
 
-Scale-up: after a purchase for waiting work the next one waits, unless it is urgent. Off by default. Urgent is work of
-high priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
-
-Re-buy: an instance type that was removed by choice recently is not bought again just to save money. An idle node that
-was removed may look like the cheaper place for other work soon after. Waiting work is exempt.
+Scale-up (off by default): after a purchase for waiting work the next one waits, unless it is urgent: work of high
+priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
+Re-buy: an instance type that was removed by choice recently is not bought again just to save money.
 """
 
 from collections.abc import Mapping

@@ -79,11 +79,8 @@ class CancelableDrains:
         )
 
     def _is_cheaper_kept(self, view: NodeView, shape: Shape, count: int) -> bool:
-        """True unless new nodes of one kind would serve this many members of the shape for less.
-
-        A new node is paid for while it boots. Over the policy's horizon that adds to its price. A node whose price is
-        unknown is kept.
-        """
+        """True unless new nodes of one kind would serve this many members of the shape for less. A new node is paid for
+        while it boots. Over the policy's horizon that adds to its price. A node whose price is unknown is kept."""
         catalog, policy = self._catalog, self._policy
         members = catalog.members(shape)
         sold = np.flatnonzero(members)

@@ -1,8 +1,7 @@
 """Capacity that running work is certain to give back soon. Work that can wait for it is not bought for.
 
-The end is certain for a pod in its grace period, and for a job by its time limit. The end of other work is unknown. The
-waits that the policy allows are upper bounds, counted from when the work began to wait
-(docs/decisions.md#waiting-before-scale-up).
+The end is certain for a pod in its grace period, and for a job by its time limit. Waits are upper bounds, counted from
+when the work began to wait (docs/decisions.md#waiting-before-scale-up).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The catalog of what can be bought: every offer in every pool that allows it, and why an offer is unavailable.
 
-Offers that the cloud refused recently are unavailable (`core/provisioning/unavailable_offers.py`).
-
 The latest usable node of an offer overrides the offer's own amounts and labels. So a node that is smaller than
 promised, or lacks a label, is not bought again and again for work that it cannot take.
 """
@@ -139,23 +137,19 @@ class _StaticCatalog:
         self.matcher = NodeMatcher([offering.node for offering in self.offerings])
         self.kinds = kinds_of(offering.node.free for offering in self.offerings)
         self.capacity = rows((offering.node.free for offering in self.offerings), self.kinds)
-        self.prices_micro_usd_per_hour = np.array(
-            [_known_price(offering.offer) for offering in self.offerings], dtype=np.int64
-        )
+        prices = [offering.offer.price_micro_usd_per_hour for offering in self.offerings]
+        known = [UNKNOWN_PRICE if price is None else price for price in prices]
+        self.prices_micro_usd_per_hour = np.array(known, dtype=np.int64)
         self.pool_priorities = np.array([offering.pool.priority for offering in self.offerings], dtype=np.int64)
         self.gpu_counts = np.array([offering.offer.resources.gpu_count for offering in self.offerings], dtype=np.int64)
         self.boot_seconds = np.array([offering.offer.boot_seconds for offering in self.offerings], dtype=np.float64)
         self.is_spot = self._is_of(CapacityType.SPOT)
         self.is_on_demand = self._is_of(CapacityType.ON_DEMAND)
         self.is_reserved = self._is_of(CapacityType.RESERVED)
-        self.rates_unless_known = np.array(
-            [rate_of(offering.offer, {}) for offering in self.offerings], dtype=np.float64
-        )
+        self.rates_unless_known = np.array([rate_of(entry.offer, {}) for entry in self.offerings], dtype=np.float64)
         self.reservations = ReservationPeriods(offering.offer for offering in self.offerings)
         zones = [offering.offer.zone for offering in self.offerings]
-        self.is_in_zone = {
-            zone: np.array([offered == zone for offered in zones], np.bool_) for zone in sorted({*zones})
-        }
+        self.is_in_zone = {zone: np.array([name == zone for name in zones], np.bool_) for zone in sorted({*zones})}
         self.spot_at: dict[str, list[int]] = {}  # by type and zone
         for place in np.flatnonzero(self.is_spot).tolist():
             offer = self.offerings[place].offer
@@ -343,10 +337,6 @@ def _widened(capacity: Ints, *, by: int) -> Ints:
     return wider
 
 
-def _known_price(offer: Offer) -> int:
-    return UNKNOWN_PRICE if offer.price_micro_usd_per_hour is None else offer.price_micro_usd_per_hour
-
-
 @cached_by_identity(2)
 def _latest_nodes(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
     """Return the node that became usable last, by pool and offer."""
@@ -380,10 +370,8 @@ def _with(offerings: tuple[Offering, ...], observed: Mapping[int, Bin]) -> tuple
 
 
 def _as_observed(promised: Bin, observed: NodeView, pods: PodsByNode) -> Bin:
-    """Return the promised node with the amounts and labels of a node that was delivered.
-
-    Taints are those of the promise: others on a node are temporary, or for that node alone.
-    """
+    """Return the promised node with the amounts and labels of a node that was delivered. Taints are those of the
+    promise: others on a node are temporary, or for that node alone."""
     own = {key: value for key, value in observed.labels.items() if key in promised.labels or not _is_node_specific(key)}
     zone = promised.labels[labels.ZONE]  # the zone of an offer is fixed
     return msgspec.structs.replace(

@@ -1,7 +1,6 @@
 """Preferences among offerings of equal cost, and the report of those that are not satisfied.
 
-Used by the basket after the selection by cost (`core/provisioning/selection.py`). It never adds cost: a node is
-exchanged only for one of equal expected cost and no higher price, of the same capacity type and number of GPUs.
+A node is exchanged only for one of equal expected cost, no higher price, the same capacity type and number of GPUs.
 """
 
 from collections.abc import Iterable, Sequence

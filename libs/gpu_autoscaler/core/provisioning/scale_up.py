@@ -1,7 +1,6 @@
 """Step `cover_demand`: waiting work is placed on capacity that is there or coming, else capacity is bought for it.
 
-Capacity is waited for only if it is expected. Most running work ends at an unknown time; what is certain to end within
-the wait that the policy allows is expected (`core/provisioning/expected_capacity.py`).
+Capacity that is certain to become free within the allowed wait counts (`core/provisioning/expected_capacity.py`).
 """
 
 from collections.abc import Sequence
@@ -192,10 +191,7 @@ class _Cover:
         """Buy one fleet for all members that these lots miss, each in a zone that its rules allow."""
         if not any(self.basket.has_offering_within_limits(outcome.lot.first.billing_scope) for outcome in short):
             return
-        wants = [
-            MissingMembers(item=outcome.lot.first, sinces=outcome.lot.sinces[len(outcome.placed) :])
-            for outcome in short
-        ]
+        wants = [MissingMembers(item=entry.lot.first, sinces=entry.lot.sinces[len(entry.placed) :]) for entry in short]
         parts = with_zones(wants, self._catalog, self._free_capacity)
         bought = self.basket.buy_together([part for _, part in parts]) if parts else ()
         for (number, part), keys in zip(parts, bought, strict=True):
@@ -208,10 +204,8 @@ class _Cover:
             self._free_capacity.note(key, shape)
 
     def _buy_alone(self, outcome: LotOutcome, *, may_share: bool) -> None:
-        """Buy for this lot alone as far as limits allow, and place it.
-
-        `may_share`: what was bought or kept for the lots served with it may have capacity left.
-        """
+        """Buy for this lot alone as far as limits allow, and place it. `may_share`: what was bought or kept for the
+        lots served with it may have capacity left."""
         item, count = outcome.lot.first, outcome.missing_count
         if not item.shape.pod_constraints.is_any:
             keys, outcome.reason = self.basket.buy_one_by_one(item, count)

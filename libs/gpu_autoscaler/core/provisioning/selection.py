@@ -1,12 +1,10 @@
 """The selection among all offerings: least expected cost, within the order that the policy gives.
 
-Prepaid reservations come first, then the pools of highest priority. Of what is left, spot is used as far as the
-policy's mix wants it and interruptions are rare, spread so that one capacity shortage takes at most a share. The basket
-knows the limits and what is bought already.
+Prepaid reservations come first, then the pools of highest priority, then spot as far as the policy's mix wants it and
+interruptions are rare, spread so that one capacity shortage takes at most a share.
 
 The expected cost of a node an hour is its price and overhead, the price of its boot time, and of the work repeated
-after an interruption, by how often nodes of that type are interrupted in that zone. The last two occur once in a node's
-life, and count for more the higher the priority of the waiting work.
+after an interruption. The last two occur once in a node's life, and count for more the higher the priority of the work.
 """
 
 from collections import Counter

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import DemandItem
-from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
@@ -40,7 +40,9 @@ def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: dateti
     if job.preempted.attempt < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
         return False
     waited_seconds = (as_of - job.preempted.preempted_at).total_seconds()
-    return waited_seconds < policy.spot.on_demand_wait_seconds and any(map(_allows_other_than_spot, policy.pools))
+    return waited_seconds < policy.spot.on_demand_wait_seconds and any(
+        pool.capacity_types != (CapacityType.SPOT,) for pool in policy.pools
+    )
 
 
 def must_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:
@@ -51,10 +53,6 @@ def must_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetim
     if job is None or job.queued is None:
         return False
     return job.queued.spec.is_preemptible and is_spot_excluded(job, policy, as_of)
-
-
-def _allows_other_than_spot(pool: NodePool) -> bool:
-    return pool.capacity_types != (CapacityType.SPOT,)
 
 
 def _without_spot(item: DemandItem) -> DemandItem:

@@ -1,7 +1,6 @@
 """Topology domains of what is bought: a zone for each pod with a spread constraint, and one domain for a whole gang.
 
-A domain is a value of a node label: a zone, a rack, an NVLink clique. A node that does not exist yet is in a domain
-only if its offer or pool says so. The zone is known, the clique is not.
+A node that does not exist yet is in a domain only if its offer or pool says so: the zone is known, the clique is not.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """Offers that the cloud refused recently, and until when they are not requested again.
 
-A refusal concerns one offer, its zone, or its region's quota of that family and capacity type. It lasts as long as the
-cloud said. The wait doubles with each further refusal, up to half an hour, and is reset by a launch. A quota is
-exhausted until a managed instance that counts against it has ended.
+A refusal concerns one offer, its zone, or its region's quota. The wait doubles with each further refusal, up to half an
+hour, and is reset by a launch. A quota is exhausted until a managed instance that counts against it has ended.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Estimates of queued jobs: start time and cost.
 
 The queue is processed like the scheduler does it: free capacity, booting nodes, purchases within the limits, and then
-running jobs that end. The scheduler publishes one estimate per job and scores it when the job starts; the gateway shows
-estimates.
+running jobs that end. The scheduler publishes one estimate per job and scores it when the job starts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import BillingScope, DemandSource
-from gpu_autoscaler.core.demand.sources import job_shape
+from gpu_autoscaler.core.demand.sources import job_shape, job_spec
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.limits import limit_usage_of
@@ -57,7 +56,7 @@ class Estimates:
         self._members: dict[Shape, Ints] = {}  # many jobs share few shapes
         self._estimates: dict[JobId, Estimate] = {}
         for item in self._draft.demand:
-            spec = None if item.job_id is None else _spec(state, item.job_id)
+            spec = job_spec(state, item.job_id)
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
                 self._estimates[item.job_id] = self._estimate(item.shape, item.member_count, spec)
             else:
@@ -78,9 +77,10 @@ class Estimates:
     def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
         if self._stale is not None:
             return self._unknown(self._stale, spec)
-        keys = self._draft.free_capacity.place_gang(shape, count)
+        bins = self._draft.free_capacity
+        keys = bins.place_gang(shape, count)
         if keys:
-            booting = [self._bins[key] for key in dict.fromkeys(keys) if not self._is_ready(key)]
+            booting = [self._bins[key] for key in dict.fromkeys(keys) if bins[key].readiness is not BinReadiness.READY]
             price = self._price(keys, shape)
             return self._on_booting_nodes(booting, price, spec) if booting else self._on_free_capacity(price, spec)
         if self._frozen is not None:
@@ -92,9 +92,6 @@ class Estimates:
             return self._unknown(reason, spec) if release is None else self._on_completion(release, reason, spec)
         self._usage.add(offering.pool.name, offering.offer, scope, -(-count // members))
         return self._on_purchase(offering, shape, spec)
-
-    def _is_ready(self, key: str) -> bool:
-        return self._draft.free_capacity[key].readiness is BinReadiness.READY
 
     # ---- by basis
 
@@ -279,11 +276,6 @@ def _ends(
             spec.member_count * spec.member_resources.gpu_count,
             model,
         )
-
-
-def _spec(state: ClusterState, job_id: JobId) -> JobSpec | None:
-    job = state.jobs.get(job_id)
-    return None if job is None or job.queued is None else job.queued.spec
 
 
 def _later(at: datetime) -> datetime:

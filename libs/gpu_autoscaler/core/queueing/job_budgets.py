@@ -1,8 +1,7 @@
 """Job budgets: what jobs with a budget have spent, including time that is not charged yet. Used by the scheduler.
 
-The share of a job is that of the GPUs of its members, as in the ledger (`core/limits/accrual.py`). Nodes without GPUs
-count whole, which is more than the ledger charges. Time on a node of unknown price is not counted but reported; no job
-with a budget is placed there, and later charges of the ledger count.
+The share of a job is that of the GPUs of its members, as in `core/limits/accrual.py`; nodes without GPUs count whole.
+Time on a node of unknown price is not counted but reported; no job with a budget is placed there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Schedule: which queued jobs start now, and on which nodes. It uses the placement engine of the plan.
 
-Jobs are served by priority, then by waiting time. A job starts when its gang fits on usable nodes. A job that will
-start once booting nodes are usable keeps its capacity there and on usable nodes; smaller jobs of lower priority are
-backfilled around it. A job without expected capacity reserves nothing, so that it never idles the cluster.
+Jobs are served by priority, then by waiting time. A job that will start once booting nodes are usable keeps its
+capacity; smaller jobs of lower priority are backfilled around it. A job without expected capacity reserves nothing.
 """
 
 from collections import Counter
@@ -25,9 +24,8 @@ from gpu_autoscaler.core.queueing.job_budgets import offer_keys_of
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.queries import is_finished, pods_by_node, queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Deferred
-from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
+from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, SpotExcluded
 
@@ -111,10 +109,8 @@ def _place(item: DemandItem, free_capacity: FreeCapacity) -> tuple[str, ...]:
 def _unpriced(
     item: DemandItem, state: ClusterState, nodes: Mapping[str, NodeView], free_capacity: FreeCapacity
 ) -> tuple[str, ...]:
-    """Return the bins that a job with a budget avoids, because their price is unknown.
-
-    Nodes of others are not billed, so they are allowed.
-    """
+    """Return the bins that a job with a budget avoids, because their price is unknown. Nodes of others are not billed,
+    so they are allowed."""
     spec = job_spec(state, item.job_id)
     if spec is None or spec.budget_limit_micro_usd is None:
         return ()
@@ -157,10 +153,8 @@ def _add_elastic_member(
     nodes: Mapping[str, NodeView],
     free_capacity: FreeCapacity,
 ) -> None:
-    """Add a usable node for an elastic member if its job starts now.
-
-    Booting nodes bought for it are reserved. If the job does not start, it uses no capacity.
-    """
+    """Add a usable node for an elastic member if its job starts now. Booting nodes bought for it are reserved. If the
+    job does not start, it uses no capacity."""
     starts = None if item.job_id is None else outcomes.get(item.job_id)
     if item.job_id is None or not isinstance(starts, tuple):
         return
@@ -199,7 +193,7 @@ def _released(
     """
     members_bound: dict[JobId, list[NodeView]] = {}
     running: set[JobId] = set()
-    for pod in sorted(state.pods.values(), key=_by_uid):
+    for pod in sorted(state.pods.values(), key=lambda pod: pod.pod_uid):
         if pod.job_id is not None and pod.job_id in waiting and (is_member(pod) or not is_finished(pod)):
             if not is_finished(pod):
                 running.add(pod.job_id)
@@ -224,10 +218,8 @@ def _released(
 def _leaving_spot(
     state: ClusterState, waiting: Mapping[JobId, JobRecord], policy: ScalingPolicy, as_of: datetime
 ) -> dict[JobId, DeferReason]:
-    """Return jobs that must leave spot and still have pods, which Kubernetes may have bound to free spot nodes.
-
-    The scheduler suspends their Jobs; once no pod is left they are placed like other queued jobs.
-    """
+    """Return jobs that must leave spot and still have pods, which Kubernetes may have bound to free spot nodes. The
+    scheduler suspends their Jobs; once no pod is left they are placed like other queued jobs."""
     leaving = {job_id: job for job_id, job in waiting.items() if must_leave_spot(job, policy, as_of)}
     left = Counter(pod.job_id for pod in state.pods.values() if pod.job_id in leaving and not is_finished(pod))
     return {
@@ -239,10 +231,6 @@ def _leaving_spot(
         for job_id, job in leaving.items()
         if left[job_id] and job.preempted is not None
     }
-
-
-def _by_uid(pod: PodObserved) -> PodUid:
-    return pod.pod_uid
 
 
 def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...]) -> Placement:

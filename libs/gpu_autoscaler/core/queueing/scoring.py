@@ -3,7 +3,7 @@
 Scores compare with the published estimate, which is never computed again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
@@ -31,19 +31,14 @@ def estimates_due(
             estimate = estimates.of(job_id)
             if estimate is not None:
                 facts.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
-    return (*facts, *_scores(state, as_of))
+    started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
+    views = {view.name: view for view in node_views(state, as_of)} if started else {}
+    return (*facts, *(_score(job_id, job, views, as_of) for job_id, job in started[:PUBLISHED_AT_ONCE_MAX]))
 
 
 def is_to_be_scored(job: JobRecord) -> bool:
     """True for a started job with an estimate that is not scored."""
     return job.estimated is not None and job.started is not None and job.scored is None
-
-
-def _scores(state: ClusterState, as_of: datetime) -> Iterator[JobEstimateScored]:
-    started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
-    views = {view.name: view for view in node_views(state, as_of)} if started else {}
-    for job_id, job in started[:PUBLISHED_AT_ONCE_MAX]:
-        yield _score(job_id, job, views, as_of)
 
 
 def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: datetime) -> JobEstimateScored:

@@ -1,8 +1,7 @@
 """Demand history: rises of demand by hour, their forecast by quantiles, and the score of past forecasts.
 
-Demand is a number of GPUs, sampled every minute. The rise of a minute is how far demand climbs above it within a
-horizon. Levels drift, but rises repeat by hour of week, so rises are forecast. All numbers are integers: equal samples
-give equal forecasts on every machine.
+The rise of a minute is how far demand, in GPUs, climbs above it within a horizon. Levels drift, but rises repeat by
+hour of week. All numbers are integers: equal samples give equal forecasts on every machine.
 """
 
 from collections import Counter

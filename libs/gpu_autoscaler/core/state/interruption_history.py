@@ -1,7 +1,6 @@
 """Interruption rates of spot capacity pools (instance type and zone), with decay.
 
-Every terminated instance counts once, in the hour of its end. Counts halve every HALF_LIFE_HOURS. Sums are integers:
-any order of the facts gives the same rate.
+Every terminated instance counts once, in the hour of its end. Sums are integers: the rate does not depend on order.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
-"""Spend by UTC day and month and by budget owner, and up to when each instance is charged.
+"""Spend by UTC day and month and by budget owner, and up to when each instance is charged. Folded from COST only.
 
-Folded from the stream COST only. A span across midnight is split by its microseconds on either side, to the
-micro-dollar.
+A span across midnight is split by its microseconds on either side, to the micro-dollar.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,17 +93,13 @@ def _accrued(batch: Batch, fact: CostAccrued, at: datetime) -> None:
         return
     batch.charges.set(fact.provider_id, after)
     for period, owner, amount in spent_in(fact):
-        _add(batch, period, owner, amount)
+        owners = batch.spent.get(period) or {}
+        batch.spent.set(period, {**owners, owner: owners.get(owner, 0) + amount})
     for share in fact.shares:
         if share.job_id is not None:
             job = batch.spent_by_job.get(share.job_id)
             micro_usd = share.allocated_micro_usd + (0 if job is None else job.micro_usd)
             batch.spent_by_job.set(share.job_id, JobSpent(micro_usd, max(at, at if job is None else job.last_at)))
-
-
-def _add(batch: Batch, period: str, owner: str, amount: int) -> None:
-    owners = batch.spent.get(period) or {}
-    batch.spent.set(period, {**owners, owner: owners.get(owner, 0) + amount})
 
 
 def _charged(before: Charge | None, span: CostAccrued, at: datetime) -> Charge | None:

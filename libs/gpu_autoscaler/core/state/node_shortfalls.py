@@ -1,7 +1,6 @@
 """Offers whose last node had less than promised: what the next node is assumed to have, for a while.
 
-Existing nodes are handled in `core/provisioning/offers.py`. A node with less than promised is released; without this
-record it would be bought again at once for the same pod.
+Such a node is released; without this record it would be bought again at once for the same pod.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Retention: the state grows with the cluster, not with its history.
 
-Ages are measured against the newest instant of the same stream, never against a clock or another stream, which may be
-hours ahead while a service catches up. Ages are whole hours, so pruning happens when a stream enters a new hour.
+Ages are whole hours, measured against the newest instant of the same stream, never against a clock or another stream.
 """
 
 from datetime import datetime
@@ -102,10 +101,8 @@ def _prune_spot_terminations(batch: Batch, newest: datetime) -> None:
 
 
 def _mark_unknown_jobs(batch: Batch, newest: datetime) -> None:
-    """Start the retention of facts about unknown jobs: anybody may cancel a job that never existed.
-
-    It starts now and not at the time of the facts, because that time is set by their senders.
-    """
+    """Start the retention of facts about unknown jobs: anybody may cancel a job that never existed. It starts now and
+    not at the time of the facts, because that time is set by their senders."""
     unknown = [job_id for job_id, job in batch.jobs.now.items() if _is_unknown(job) and job.unknown_since is None]
     for job_id in unknown:
         batch.jobs.set(job_id, replace(batch.jobs.now[job_id], unknown_since=newest))

@@ -1,8 +1,7 @@
 """The state of the cluster. Every field holds facts of one stream only.
 
-Phases of nodes and states of jobs are computed when read (`core/nodes/views.py`, `core/state/queries.py`), so the state
-does not depend on the order in which streams arrive. Structs are frozen; `fold` replaces mappings and never changes
-them in place. Readers must not change them.
+Phases of nodes and states of jobs are computed when read, so the state does not depend on the order in which streams
+arrive. Structs are frozen; `fold` replaces mappings and never changes them in place. Readers must not change them.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
-"""Telemetry history: since when the GPUs of a node are at most at some level. Folded from summaries.
+"""Telemetry history: for each level, since when no window of the GPUs of a node was above it. Folded from summaries.
 
-Thresholds belong to the policy, so the history is a step function: for each level, since when no window was above it.
 A gap in telemetry ends the history: silence proves nothing.
 """
 
@@ -125,11 +124,8 @@ def _add_step(steps: StepFunction, level: int | None, at: Instant) -> StepFuncti
 def _xids_after(
     known: tuple[tuple[int, Instant], ...], seen: GpuSummary, at: Instant
 ) -> tuple[tuple[int, Instant], ...]:
-    """Return the Xids after one more window.
-
-    The gauge shows only the last Xid, so a later application error hides that of the hardware. Xids are kept until the
-    gauge is zero, which it is after the driver is reloaded.
-    """
+    """Return the Xids after one more window. The gauge shows only the last Xid, so a later application error hides that
+    of the hardware. Xids are kept until the gauge is zero, which it is after the driver is reloaded."""
     if seen.xid_last == 0:
         return ()
     named = {xid for xid, _ in known}

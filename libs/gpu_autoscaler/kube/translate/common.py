@@ -5,13 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
-from gpu_autoscaler.model.resources import (
-    GPU_RESOURCE,
-    Resources,
-    is_slice,
-    parse_quantity,
-    parse_quantity_milli,
-)
+from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, is_slice, parse_quantity, parse_quantity_milli
 
 # Labels that name a GPU model, ours first.
 GPU_MODEL_LABELS = (

@@ -23,10 +23,7 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 _Seconds = Annotated[int, Meta(ge=0, le=604_800)]
 _Count = Annotated[int, Meta(ge=0, le=100_000)]
 _Percentage = Annotated[int, Meta(ge=0, le=100)]
-_Names = Annotated[
-    tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...],
-    Meta(max_length=64),
-]
+_Names = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...], Meta(max_length=64)]
 CapacityChoice = Literal["spot", "on-demand", "reserved", "mixed"]
 
 

@@ -173,11 +173,7 @@ class DesiredCapacityGroups:
         newly_assigned = {member: order for member, order in ledger.assigned.items() if member not in assigned}
         unseen_count = len(alive - members.keys())
         state = _GroupState(
-            group=group,
-            alive=frozenset(alive),
-            unseen_count=unseen_count,
-            ledger=ledger,
-            instance_of=instance_of,
+            group=group, alive=frozenset(alive), unseen_count=unseen_count, ledger=ledger, instance_of=instance_of
         )
         for instance_id, (ordered_id, note) in newly_assigned.items():
             price, _, pool = _parse_note(note)

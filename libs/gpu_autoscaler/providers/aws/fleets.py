@@ -5,9 +5,8 @@ sorted instances correspond to the sorted orders. If that call is lost, the next
 fleet that came back empty has used up its token and repeats its answer; the next plan's orders are another transaction.
 
 An instant fleet launches only once. Its instances are terminated by id, and the fleet is not deleted, which would
-terminate all of them.
-Sources: EC2 API Reference, "CreateFleet", "SpotOptionsRequest"; EC2 User Guide, "Configure an EC2 Fleet of type
-instant" and "Tag restrictions"; karpenter-provider-aws, pkg/providers/instance (read 2026-11-22).
+terminate all of them. Sources: EC2 API Reference, "CreateFleet", "SpotOptionsRequest"; EC2 User Guide, "Configure an
+EC2 Fleet of type instant" and "Tag restrictions"; karpenter-provider-aws, pkg/providers/instance (read 2026-11-22).
 """
 
 import asyncio
@@ -128,8 +127,7 @@ class AwsFleets:
         action_ids = _action_ids(members, now)
         if not members or _is_partial(members, now):
             raise TransientError(
-                f"{CREATE}: fleet {token} is not fully listed yet; retried",
-                retry_after_seconds=RETRY_SECONDS,
+                f"{CREATE}: fleet {token} is not fully listed yet; retried", retry_after_seconds=RETRY_SECONDS
             )
         return {
             instance_data["InstanceId"]: (instance_data, action_ids[instance_data["InstanceId"]])

@@ -69,10 +69,7 @@ class AwsQueue:
         """Hide the message for this time, at most twelve hours. Raises TransientError."""
         timeout = max(0, min(int(seconds), HIDDEN_SECONDS_MAX))
         await self._client.call(
-            "ChangeMessageVisibility",
-            QueueUrl=self._queue_url,
-            ReceiptHandle=event.receipt,
-            VisibilityTimeout=timeout,
+            "ChangeMessageVisibility", QueueUrl=self._queue_url, ReceiptHandle=event.receipt, VisibilityTimeout=timeout
         )
 
     async def complete_hook(self, group: str, hook: str, token: str) -> None:
@@ -86,11 +83,7 @@ class AwsQueue:
     async def _hooked(self, operation: str, group: str, hook: str, token: str, **more: object) -> None:
         try:
             await self._client.call(
-                operation,
-                AutoScalingGroupName=group,
-                LifecycleHookName=hook,
-                LifecycleActionToken=token,
-                **more,
+                operation, AutoScalingGroupName=group, LifecycleHookName=hook, LifecycleActionToken=token, **more
             )
         except TransientError as exc:
             code = getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", "")

@@ -17,13 +17,7 @@ from gpu_autoscaler.providers.azure.market import AzureMarket
 from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions, machine_of, names_by_pool, validate_options
 from gpu_autoscaler.providers.azure.preflight import Preflight
 from gpu_autoscaler.providers.azure.scale_sets import Mode, ScaleSet, ScaleSets
-from gpu_autoscaler.providers.azure.translate import (
-    INSTALLATION_TAG,
-    Denied,
-    instance_of,
-    read_tags,
-    resource_id_of,
-)
+from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, instance_of, read_tags, resource_id_of
 from gpu_autoscaler.providers.ended_instances import SHOWN, EndedInstances
 from gpu_autoscaler.providers.files import modified_at, read_prices, read_text
 from gpu_autoscaler.providers.preflight import Finding

@@ -1,6 +1,6 @@
 """Machines of a flexible scale set: each created and deleted by name, which follows from the order's token.
 
-A PUT with If-None-Match creates the machine once: a retry is told that it exists, and reads it. The name of a deleted
+A PUT with If-None-Match creates the machine once: a retry gets "exists" and reads it. The name of a deleted
 machine is free again, so the order is recorded on the scale set first (`launch_log.py`); a recorded order is looked up
 and never created again.
 

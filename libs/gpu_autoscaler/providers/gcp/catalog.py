@@ -76,10 +76,9 @@ def _nano_usd(sku: Mapping[str, Any]) -> int | None:
     return int(price.get("units", 0)) * NANO_USD_PER_USD + int(price.get("nanos", 0)) or None
 
 
-# GPU machine types as they were sold when this was written: what stands in where the cloud may not be asked.
-# Source: Compute Engine, "GPU machine types" and "Accelerator-optimized machine family" (read 2026-11-21).
-# Types to which a template adds GPUs (N1) are not here: their GPUs stand in the template, and their sizes are
-# always asked for.
+# GPU machine types as they were sold when this was written: what stands in where the cloud may not be asked. Source:
+# Compute Engine, "GPU machine types" and "Accelerator-optimized machine family" (read 2026-11-21). Types to which a
+# template adds GPUs (N1) are not here: their GPUs stand in the template, and their sizes are always asked for.
 
 AS_OF = "2026-11-21"
 

@@ -94,13 +94,7 @@ class GcpClient:
         return self._rest.cloud_ahead
 
     async def call(
-        self,
-        operation: str,
-        /,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        **path: str,
+        self, operation: str, /, *, query: Mapping[str, str] | None = None, body: object = None, **path: str
     ) -> Mapping[str, Any]:
         """Return the answer. Raises LaunchRefused, PermanentError, TransientError."""
         answer = await self._ask(operation, path, query, body)

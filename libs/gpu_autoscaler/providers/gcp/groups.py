@@ -180,7 +180,7 @@ def _description(group: Group) -> str:
 
 
 def _mark_conflicts(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups; two that offer the same machine type with different GPUs cannot be told apart by labels."""
+    """Return the groups; two that offer the same machine type with different GPUs are indistinguishable by labels."""
     first: dict[tuple[str, str], Group] = {}
     marked = []
     for group in groups:

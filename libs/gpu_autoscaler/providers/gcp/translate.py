@@ -15,15 +15,7 @@ import msgspec
 
 from gpu_autoscaler.events.node import InstanceState
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
-from gpu_autoscaler.model.gpu import (
-    GIBIBYTE,
-    GPU_MODELS,
-    GPU_TABLE,
-    Accelerator,
-    GpuModel,
-    gpu_model_name,
-    gpu_sizes,
-)
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, GPU_TABLE, Accelerator, GpuModel, gpu_model_name, gpu_sizes
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources

@@ -161,8 +161,7 @@ def state_of(claim: NodeClaim) -> InstanceState:
 def ended_at(claim: NodeClaim) -> datetime:
     """Return when the instance's termination began; its cloud bills at most until then."""
     return max(
-        claim.metadata.deletion_timestamp or claim.created_at,
-        _since(claim, INSTANCE_TERMINATING) or claim.created_at,
+        claim.metadata.deletion_timestamp or claim.created_at, _since(claim, INSTANCE_TERMINATING) or claim.created_at
     )
 
 

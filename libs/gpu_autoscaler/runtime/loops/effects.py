@@ -165,7 +165,7 @@ class EffectLoop:
         await self._attempt(delivery)
 
     async def _attempt(self, delivery: Delivery) -> None:
-        """Handle the message once, from decoding to its acknowledgement, and log it."""
+        """Handle the message once, from decoding to its acknowledgment, and log it."""
         context, message = self._context, delivery.message
         started = context.clock.monotonic_seconds()
         line = log.bind(subject=message.subject, sequence=message.sequence, delivered_count=delivery.delivered_count)
@@ -253,7 +253,7 @@ class EffectLoop:
         try:
             await answer
         except TransientError as exc:
-            log.debug("acknowledgement lost", durable=self._durable, error=str(exc))
+            log.debug("acknowledgment lost", durable=self._durable, error=str(exc))
 
 
 class MaxDeliveriesLoop:

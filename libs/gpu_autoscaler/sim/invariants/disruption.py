@@ -75,8 +75,7 @@ class DisruptionBudgetsInvariant:
         return None
 
 
-# Invariant: a node deleted by hand is drained before its finalizer is removed; otherwise Kubernetes kills its
-# pods.
+# Invariant: a node deleted by hand is drained before its finalizer is removed; otherwise Kubernetes kills its pods.
 
 
 class FinalizersInvariant:

@@ -193,9 +193,8 @@ def _is_for_headroom(decision: BuyNode) -> bool:
     return isinstance(reason, CapacityBuffer) and all(key.startswith("headroom/") for key in reason.demand)
 
 
-# Invariant: a gang is bought as a whole. No plan buys for some members and defers others for a limit, a gang
-# with a zone constraint is placed in one zone, and nothing is bought for elastic members of a gang that a
-# limit defers.
+# Invariant: a gang is bought as a whole. No plan buys for some members and defers others for a limit, a gang with a
+# zone constraint is placed in one zone, and nothing is bought for elastic members of a gang that a limit defers.
 
 _LIMITS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit)
 

@@ -64,10 +64,7 @@ class AwsFake:
 
     def __init__(self, region: str = "eu-west-1", *, now: Callable[[], datetime] | None = None) -> None:
         os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # moto's switch: skip loading thousands of images
-        from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - as in machines
-            DomainDispatcherApplication,
-            create_backend_app,
-        )
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 - as in machines
 
         self.region = region
         self.now = now or (lambda: datetime.now(UTC))
@@ -295,7 +292,7 @@ class AwsFake:
         if not struck:
             return None
         market_name = "Spot" if offer.endswith("/spot") else "On-Demand"
-        _, words = ERRORS.get(struck[0].code, (400, "as this fake was told to say."))
+        _, words = ERRORS.get(struck[0].code, (400, "as configured in this fake."))
         return f"Could not launch {market_name} Instances. {struck[0].code} - {words} Launching EC2 instance failed."
 
     def _refuse(self, call: Call, code: str) -> Answer:
@@ -345,7 +342,7 @@ class AwsFake:
 
     @staticmethod
     def _error(call: Call, code: str, message: str | None = None) -> Answer:
-        status, words = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
+        status, words = ERRORS.get(code, (400, f"{code}, as configured in this fake"))
         return status, error_body(call, code, message or words)
 
 

@@ -1,9 +1,8 @@
 """CreateFleet of type `instant`: moto's ignores tokens and MinTargetCapacity and reports no errors.
 
 A fleet becomes RunInstances calls for one instance each, which moto knows. If the first fails, all would, so none is
-launched, and the answer is an empty fleet with the error.
-Source: EC2 API Reference, "CreateFleet", `MinTargetCapacity`; EC2 User Guide, "Configure an EC2 Fleet of type instant"
-(read 2026-11-22).
+launched, and the answer is an empty fleet with the error. Source: EC2 API Reference, "CreateFleet",
+`MinTargetCapacity`; EC2 User Guide, "Configure an EC2 Fleet of type instant" (read 2026-11-22).
 """
 
 import io

@@ -34,11 +34,7 @@ class Groups:
     """
 
     def __init__(
-        self,
-        region: str,
-        machines: Machines,
-        now: Callable[[], datetime],
-        refused_because: Callable[[str], str | None],
+        self, region: str, machines: Machines, now: Callable[[], datetime], refused_because: Callable[[str], str | None]
     ) -> None:
         from moto.autoscaling.models import autoscaling_backends  # noqa: PLC0415 - moto loads slowly
 

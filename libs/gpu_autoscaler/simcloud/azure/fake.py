@@ -93,7 +93,7 @@ class AzureFake(RestFake):
 
     def refuse(self, call: RestCall, code: str) -> RestAnswer:
         """Return the error; allocation failures are reported by the operation, and leave a machine behind."""
-        status, message = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
+        status, message = ERRORS.get(code, (400, f"{code}, as configured in this fake"))
         if code in OF_ALLOCATION and call.name == "VirtualMachines_CreateOrUpdate":
             return self._put_machine(call, failure=(code, message))
         if code in OF_ALLOCATION and call.name == "VirtualMachineScaleSets_Update":
@@ -265,12 +265,7 @@ class AzureFake(RestFake):
         return described
 
     def _accepted(
-        self,
-        status: int,
-        body: object,
-        failure: tuple[str, str] | None = None,
-        *,
-        began_at: datetime | None = None,
+        self, status: int, body: object, failure: tuple[str, str] | None = None, *, began_at: datetime | None = None
     ) -> RestAnswer:
         """Answer a call whose result is reported by an operation."""
         name = f"00000000-0000-4000-8000-{next(self._numbers):012x}"

@@ -8,13 +8,7 @@ from datetime import datetime
 from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.azure.translate import (
-    ACTION_TAG,
-    INSTALLATION_TAG,
-    POOL_TAG,
-    PRICE_TAG,
-    zone_name,
-)
+from gpu_autoscaler.providers.azure.translate import ACTION_TAG, INSTALLATION_TAG, POOL_TAG, PRICE_TAG, zone_name
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcloud.azure.fake import AzureFake
 from gpu_autoscaler.simcloud.azure.machines import Machine

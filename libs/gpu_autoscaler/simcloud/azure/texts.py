@@ -16,12 +16,7 @@ _INTERFACE: dict[str, Any] = {
 }
 MACHINE: dict[str, Any] = {
     "storageProfile": {
-        "imageReference": {
-            "publisher": "microsoft-dsvm",
-            "offer": "ubuntu-hpc",
-            "sku": "2204",
-            "version": "latest",
-        },
+        "imageReference": {"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2204", "version": "latest"},
         "osDisk": {
             "createOption": "FromImage",
             "deleteOption": "Delete",
@@ -31,10 +26,7 @@ MACHINE: dict[str, Any] = {
     },
     "osProfile": {
         "adminUsername": "node",
-        "linuxConfiguration": {
-            "disablePasswordAuthentication": True,
-            "provisionVMAgent": True,
-        },
+        "linuxConfiguration": {"disablePasswordAuthentication": True, "provisionVMAgent": True},
     },
     "networkProfile": {"networkInterfaceConfigurations": [_INTERFACE]},
 }

@@ -12,15 +12,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.quotas import quota_metric
 from gpu_autoscaler.simcloud.gcp import catalog
 from gpu_autoscaler.simcloud.gcp.description import description
-from gpu_autoscaler.simcloud.gcp.machines import (
-    BASE,
-    PROJECT,
-    Group,
-    Machine,
-    Machines,
-    stamp,
-    template_properties,
-)
+from gpu_autoscaler.simcloud.gcp.machines import BASE, PROJECT, Group, Machine, Machines, stamp, template_properties
 from gpu_autoscaler.simcloud.gcp.resize import ResizeRequests
 from gpu_autoscaler.simcloud.rest import Rejected, RestAnswer, RestCall, RestFake
 
@@ -432,7 +424,7 @@ class GcpFake(RestFake):
 
     @staticmethod
     def _error(code: str, message: str | None = None) -> RestAnswer:
-        status, words = ERRORS.get(code, (400, f"{code}, as this fake was told to say"))
+        status, words = ERRORS.get(code, (400, f"{code}, as configured in this fake"))
         said = message or words
         error = {"code": status, "message": said, "errors": [{"reason": code, "message": said, "domain": "global"}]}
         return RestAnswer(status=status, body={"error": error})

@@ -11,13 +11,7 @@ from datetime import datetime
 from gpu_autoscaler.model import cel
 from gpu_autoscaler.model.cel_values import Device, Value, amount, version
 from gpu_autoscaler.simcluster.api import Api
-from gpu_autoscaler.simcluster.kinds import (
-    DEVICE_CLAIMS,
-    DEVICE_CLASSES,
-    DEVICE_SLICES,
-    DEVICE_TEMPLATES,
-    PODS,
-)
+from gpu_autoscaler.simcluster.kinds import DEVICE_CLAIMS, DEVICE_CLASSES, DEVICE_SLICES, DEVICE_TEMPLATES, PODS
 from gpu_autoscaler.simcluster.objects import Json, is_finished, key_of
 from gpu_autoscaler.simcluster.store import Change
 

@@ -141,11 +141,6 @@ def _let_go(item: Json) -> None:
 
 def _mark_lost(pod: Json, now: datetime) -> None:
     set_pod_condition(
-        pod,
-        now,
-        DISRUPTION_TARGET,
-        status="True",
-        reason="DeletionByPodGC",
-        message="PodGC: node no longer exists",
+        pod, now, DISRUPTION_TARGET, status="True", reason="DeletionByPodGC", message="PodGC: node no longer exists"
     )
     end_pod(pod, now, KILLED)

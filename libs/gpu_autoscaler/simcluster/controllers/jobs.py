@@ -200,14 +200,7 @@ class Jobs:
             self._later.add(due, key)
 
     def _write(
-        self,
-        key: str,
-        job: Json,
-        ledger: Ledger,
-        now: datetime,
-        *,
-        failure: _End | None = None,
-        complete: bool = False,
+        self, key: str, job: Json, ledger: Ledger, now: datetime, *, failure: _End | None = None, complete: bool = False
     ) -> None:
         """Write the status; events for what begins and ends."""
         pods = self._api.owned_by(PODS, job["metadata"]["uid"])

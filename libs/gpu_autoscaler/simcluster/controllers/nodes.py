@@ -151,12 +151,7 @@ def _heartbeat(node: Json) -> tuple[object, object]:
 
 def _mark_unknown(node: Json, now: datetime) -> None:
     set_condition(
-        node,
-        now,
-        "Ready",
-        status="Unknown",
-        reason="NodeStatusUnknown",
-        message="Kubelet stopped posting node status.",
+        node, now, "Ready", status="Unknown", reason="NodeStatusUnknown", message="Kubelet stopped posting node status."
     )
 
 

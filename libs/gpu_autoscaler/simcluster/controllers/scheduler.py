@@ -14,12 +14,7 @@ import msgspec
 
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.devices import DEVICE_TABLES, allocate, claims_made, device_reach
-from gpu_autoscaler.simcluster.controllers.filters import (
-    Needs,
-    NodeView,
-    needs_of,
-    view_of,
-)
+from gpu_autoscaler.simcluster.controllers.filters import Needs, NodeView, needs_of, view_of
 from gpu_autoscaler.simcluster.controllers.recorder import Recorder
 from gpu_autoscaler.simcluster.controllers.shortlist import Shortlist
 from gpu_autoscaler.simcluster.controllers.volumes import STORAGE_TABLES, claims_of, reach

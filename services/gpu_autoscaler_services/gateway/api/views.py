@@ -204,7 +204,7 @@ async def why_handler(request: web.Request) -> web.Response:
         for stream in sorted({fact.stream() for fact in _EXPLANATORY}):
             facts = [fact for fact in _EXPLANATORY if fact.stream() == stream]
             async for batch in history.read(stream, facts):
-                recorded += batch
+                recorded += [stored.recorded for stored in batch]
         sentences = await asyncio.to_thread(explain_kind, recorded, name)
     if not sentences:
         raise Problem(

@@ -12,7 +12,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -93,7 +93,7 @@ def deleted(number: int, at_seconds: float) -> Story:
         epoch=EPOCH, version=2, pod_uid=PodUid(f"uid-a-{number}"), namespace="default", name=f"a-{number}",
         node_name=f"n{number}", job_id=JobId("a"), phase="running",
     )  # fmt: skip
-    return (Told(fact, T0 + timedelta(seconds=at_seconds)),)
+    return (TimedFact(fact, T0 + timedelta(seconds=at_seconds)),)
 
 
 def running(count: int, *, least: int | None = 2) -> tuple[Story, ...]:
@@ -274,11 +274,11 @@ def test_a_loss_below_the_minimum_ends_the_attempt() -> None:
 def test_the_next_attempt_starts_with_the_minimum_bound() -> None:
     """Two of five members are bound by Kubernetes: that is a placement."""
     story = (*running(3), deleted(1, 60.0), deleted(2, 90.0))
-    state = given(*story, (Told(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
+    state = given(*story, (TimedFact(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
     assert schedule(state, policy(), T0 + HOUR).placements == ()
 
     back = (node("n9"), pod("a-1b", gpus=8, on="n9", job_id="a", owner_kind="Job", at=T0 + HOUR))
-    state = given(*story, *back, (Told(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
+    state = given(*story, *back, (TimedFact(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
     (again,) = schedule(state, policy(), T0 + HOUR).placements
     assert (again.attempt, again.node_names) == (2, ("n0", "n9"))
 

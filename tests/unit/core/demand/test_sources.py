@@ -4,17 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import (
-    MINUTE,
-    T0,
-    Story,
-    drained,
-    given,
-    job,
-    node,
-    notice,
-    pod,
-)
+from tests.support.stories import MINUTE, T0, Story, drained, given, job, node, notice, pod
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.sources import demand, job_shape

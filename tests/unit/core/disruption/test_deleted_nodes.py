@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, on_sale, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
@@ -25,7 +25,7 @@ OFF = policy(removal=RemovalPolicy(is_finalizer_on=False))
 def held(story: Story, **changes: object) -> Story:
     """The same node, held by our finalizer."""
     return tuple(
-        Told(msgspec.structs.replace(each.fact, has_finalizer=True, **changes), each.at)
+        TimedFact(msgspec.structs.replace(each.fact, has_finalizer=True, **changes), each.at)
         if isinstance(each.fact, NodeObserved)
         else each
         for each in story
@@ -109,7 +109,7 @@ def test_it_is_decided_once() -> None:
     made = ScalingPlanMade(
         plan_id=PlanId("p"), plan=first, cut=Cut(), policy_digest="", core_digest="", service_version=""
     )
-    assert drains(deleted(), (Told(made, NOW),)) == []
+    assert drains(deleted(), (TimedFact(made, NOW),)) == []
 
 
 # ---- held
@@ -126,10 +126,10 @@ def test_the_finalizer_is_removed_when_the_instance_has_ended() -> None:
     assert wanted(deleted()) == []
     seen = next(each.fact for each in deleted() if isinstance(each.fact, NodeInstanceObserved))
     over = msgspec.structs.replace(seen, state="terminated", version=seen.version + 9, terminated_at=NOW)
-    assert wanted(deleted(), (Told(over, NOW),)) == [("n1", False)]
-    assert drains(deleted(), (Told(over, NOW),)) == []
+    assert wanted(deleted(), (TimedFact(over, NOW),)) == [("n1", False)]
+    assert drains(deleted(), (TimedFact(over, NOW),)) == []
 
-    listed = (Told(NodeInstanceListed(provider_ids=(), listed_at=NOW + 11 * MINUTE), NOW + 11 * MINUTE),)
+    listed = (TimedFact(NodeInstanceListed(provider_ids=(), listed_at=NOW + 11 * MINUTE), NOW + 11 * MINUTE),)
     assert wanted(deleted(at=NOW), listed) == [("n1", False)]
 
 

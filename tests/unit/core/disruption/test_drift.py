@@ -9,7 +9,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     budget,
     drained,
     given,
@@ -138,7 +138,7 @@ def test_a_failed_replacement_is_not_bought_again_at_once() -> None:
     assert isinstance(came, NodeObserved)
     taken = (
         *planned(purchase, at=NOW),
-        Told(msgspec.structs.replace(came, action_id=purchase.action_id), NOW),
+        TimedFact(msgspec.structs.replace(came, action_id=purchase.action_id), NOW),
         *work("b", on="n2"),
     )
     late = NOW + HOUR

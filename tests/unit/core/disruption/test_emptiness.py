@@ -10,7 +10,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     budget,
     drained,
@@ -390,7 +390,7 @@ def test_an_instance_that_has_a_node_is_adopted() -> None:
     *_, last = node("n1", is_ours=False)
     assert isinstance(last.fact, NodeObserved)
     fact = msgspec.structs.replace(last.fact, action_id=ActionId("lost"), provider_id=provider_id("lost"))
-    state = given(instance(purchase("lost")), (Told(fact, T0),), service("a", on="n1"), as_of=NOW)
+    state = given(instance(purchase("lost")), (TimedFact(fact, T0),), service("a", on="n1"), as_of=NOW)
 
     assert plan(state, policy(), NOW).decisions == ()
 

@@ -10,7 +10,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Told, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, TimedFact, pod, policy
 from tests.support.stories import provider_id as id_of
 from tests.support.telemetry import minute
 from tests.unit.core.disruption.test_emptiness_stability import STEP, CalmWorld
@@ -65,7 +65,7 @@ class LivingWorld(CalmWorld):
         self._version += 1
         gone = PodGone(pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, epoch=1,
                        version=self._version, node_name=on or None)  # fmt: skip
-        self._tell((Told(gone, self.now),))
+        self._tell((TimedFact(gone, self.now),))
 
 
 def lived(days: float, *, seed: int, rules: ScalingPolicy = RULES) -> LivingWorld:

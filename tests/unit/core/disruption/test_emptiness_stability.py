@@ -16,7 +16,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     instance,
     node,
@@ -105,7 +105,7 @@ class CalmWorld:
         self.nodes[name] = decision.offer
         self._orders[name] = decision
         self._tell(instance(decision, at=self.now))
-        self._tell((Told(fact, self.now),))
+        self._tell((TimedFact(fact, self.now),))
 
     def _bind(self) -> None:
         """Fullest first, as Kubernetes may do it."""
@@ -133,7 +133,7 @@ class CalmWorld:
                 self._pods[again] = ("", gpus)
                 gone = PodGone(pod_uid=PodUid(f"uid-{old}"), namespace="default", name=old, epoch=EPOCH,
                                version=self._version, node_name=name)  # fmt: skip
-                self._tell((Told(gone, now),), pod(again, gpus=gpus, at=now, version=self._version))
+                self._tell((TimedFact(gone, now),), pod(again, gpus=gpus, at=now, version=self._version))
         instance_id = decision.provider_id
         assert instance_id is not None
         facts = (
@@ -145,7 +145,7 @@ class CalmWorld:
             NodeGone(node_uid=decision.node_uid, name=name, epoch=EPOCH, version=self._version,
                      provider_id=instance_id),
         )  # fmt: skip
-        self._tell(tuple(Told(fact, now) for fact in facts))
+        self._tell(tuple(TimedFact(fact, now) for fact in facts))
 
     def _list(self) -> None:
         self._version += 1
@@ -159,7 +159,7 @@ class CalmWorld:
                 provider_ids=tuple(id_of(self._orders[name].action_id) for name in self.nodes), listed_at=now
             ),
         )  # fmt: skip
-        self._tell(tuple(Told(fact, now) for fact in facts))
+        self._tell(tuple(TimedFact(fact, now) for fact in facts))
 
     def _tell(self, *stories: Story) -> None:
         self.state = fold(self.state, record([each for story in stories for each in story]))

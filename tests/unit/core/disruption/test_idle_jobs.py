@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, node, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
 from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
@@ -81,7 +81,7 @@ def test_a_canceled_job_is_not_canceled_again() -> None:
     (one,) = ended(minutes("n1", 60, sick=WORKS, **IDLE))
     state = given(
         node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), minutes("n1", 60, sick=WORKS, **IDLE),
-        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), (Told(one, NOW),),
+        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), (TimedFact(one, NOW),),
         as_of=NOW + timedelta(minutes=1),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     drained,
     given,
@@ -43,7 +43,7 @@ def withdrawn(name: str) -> Story:
     fact = SpotNoticeWithdrawn(
         provider_id=provider_id(f"buy-{name}"), kind="terminate", provider_event="1", withdrawn_at=T0 + SECOND
     )
-    return (Told(fact, T0 + SECOND),)
+    return (TimedFact(fact, T0 + SECOND),)
 
 
 def reclaimed(name: str) -> SpotReclaim:
@@ -185,7 +185,7 @@ def test_one_interruption_from_two_sources_is_one_notice() -> None:
     metadata = msgspec.structs.replace(
         queue, provider_event="deadline", reclaim_at=T0 + MINUTE, received_at=T0 + SECOND, channel="metadata"
     )
-    state = fold(given(node("n1")), record([Told(queue, T0), Told(metadata, T0 + SECOND)]))
+    state = fold(given(node("n1")), record([TimedFact(queue, T0), TimedFact(metadata, T0 + SECOND)]))
     (standing,) = state.notices.values()
     assert standing.notice.notice_id == queue.notice_id
     assert standing.notice.reclaim_at == T0 + MINUTE

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, Told, given, node, policy, provider_id, synced
+from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, TimedFact, given, node, policy, provider_id, synced
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS, orphaned_nodes
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -29,7 +29,9 @@ def left(name: str = "n1", at: datetime = ENDED, **changes: Any) -> Story:  # no
     silent = {"is_ready": False, "version": 2, **changes}
     story = node(name)
     seen = [
-        Told(msgspec.structs.replace(each.fact, **silent), at) for each in story if isinstance(each.fact, NodeObserved)
+        TimedFact(msgspec.structs.replace(each.fact, **silent), at)
+        for each in story
+        if isinstance(each.fact, NodeObserved)
     ]
     return (*story, *seen)
 
@@ -37,7 +39,7 @@ def left(name: str = "n1", at: datetime = ENDED, **changes: Any) -> Story:  # no
 def ended(name: str = "n1", at: datetime = ENDED) -> Story:
     """The cloud shows that the instance has ended."""
     seen = next(each.fact for each in node(name) if isinstance(each.fact, NodeInstanceObserved))
-    return (Told(msgspec.structs.replace(seen, state="terminated", version=4, terminated_at=at), at),)
+    return (TimedFact(msgspec.structs.replace(seen, state="terminated", version=4, terminated_at=at), at),)
 
 
 def confirmed(at: datetime = ENDED) -> Story:
@@ -46,13 +48,13 @@ def confirmed(at: datetime = ENDED) -> Story:
         action_id=ActionId("drain-n1"), plan_id=PlanId("p"), provider_id=PROVIDER_ID,
         order_action_id=ActionId("buy-n1"), node_name="n1", terminated_at=at,
     )  # fmt: skip
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def listed(at: datetime, *names: str) -> Story:
     """A whole list of our instances: those of these nodes."""
     ids = tuple(provider_id(f"buy-{name}") for name in names)
-    return (Told(NodeInstanceListed(provider_ids=ids, listed_at=at), at),)
+    return (TimedFact(NodeInstanceListed(provider_ids=ids, listed_at=at), at),)
 
 
 def seen(*stories: Story, at: datetime = DUE) -> ClusterState:
@@ -147,7 +149,7 @@ def test_foreign_nodes_stay() -> None:
     theirs = left(action_id=None)[-1:]
     over = [each.fact for each in ended() if isinstance(each.fact, NodeInstanceObserved)]
     foreign = msgspec.structs.replace(over[0], action_id=None)
-    assert named(seen(theirs, (Told(foreign, ENDED),), NOTHING_LISTED)) == []
+    assert named(seen(theirs, (TimedFact(foreign, ENDED),), NOTHING_LISTED)) == []
 
 
 def test_the_end_of_another_instance_of_the_order_does_not_count() -> None:
@@ -174,4 +176,4 @@ def test_a_freeze_keeps_orphaned_nodes() -> None:
     state = seen(left(), ended(), NOTHING_LISTED)
     assert named(state) == ["n1"]
     assert named(state, under=policy(is_frozen=True)) == []
-    assert named(seen(left(), ended(), (Told(word, ENDED),), NOTHING_LISTED)) == []
+    assert named(seen(left(), ended(), (TimedFact(word, ENDED),), NOTHING_LISTED)) == []

@@ -9,7 +9,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     drained,
     given,
     instance,
@@ -58,7 +58,7 @@ def observed_allocatable_of(purchase: BuyNode, name: str, at: object) -> Story:
     """The node that a purchase became."""
     fact = node(name, purchase.offer, at=at)[-1].fact  # type: ignore[arg-type]
     assert isinstance(fact, NodeObserved)
-    return (Told(msgspec.structs.replace(fact, action_id=purchase.action_id), at),)  # type: ignore[arg-type]
+    return (TimedFact(msgspec.structs.replace(fact, action_id=purchase.action_id), at),)  # type: ignore[arg-type]
 
 
 def test_work_moves_to_a_cheaper_node_once_that_is_ready() -> None:

@@ -9,7 +9,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     given,
     instance,
     job,
@@ -69,7 +69,7 @@ def storm(count: int, at: datetime = T0) -> list[Story]:
     for number in range(count):
         (told,) = instance(purchase(f"taken-{number}", SPOT), state="terminated", at=at)
         assert isinstance(told.fact, NodeInstanceObserved)
-        found.append((Told(msgspec.structs.replace(told.fact, terminated_at=at, is_reclaimed=True), at),))
+        found.append((TimedFact(msgspec.structs.replace(told.fact, terminated_at=at, is_reclaimed=True), at),))
     return found
 
 
@@ -106,7 +106,7 @@ SETTLED = T0 + 10 * MINUTE  # work that just began is left alone
 
 def hint(name: str, at: datetime = T0) -> Story:
     """The cloud hints that it may take this node."""
-    return (Told(SpotRebalanceRecommended(provider_id=provider_id(f"buy-{name}"), noticed_at=at), at),)
+    return (TimedFact(SpotRebalanceRecommended(provider_id=provider_id(f"buy-{name}"), noticed_at=at), at),)
 
 
 def test_work_with_other_capacity_moves_at_a_recommendation() -> None:

@@ -8,20 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import (
-    HOUR,
-    MINUTE,
-    T0,
-    Story,
-    bought,
-    given,
-    node,
-    offer,
-    on_sale,
-    planned,
-    pod,
-    policy,
-)
+from tests.support.stories import HOUR, MINUTE, T0, Story, bought, given, node, offer, on_sale, planned, pod, policy
 from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.check.plan_check import check

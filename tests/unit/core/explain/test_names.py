@@ -7,12 +7,7 @@ from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 
-NAMES = {
-    "pod/uid-a": "pod/default/a",
-    "node/uid-n1": "node/n1",
-    "pod/unknown": "pod/unknown",
-    "job/train": "job/train",
-}
+NAMES = {"pod/uid-a": "pod/default/a", "node/uid-n1": "node/n1", "pod/unknown": "pod/unknown", "job/train": "job/train"}
 
 
 def test_the_state_names_pods_nodes_and_orders() -> None:

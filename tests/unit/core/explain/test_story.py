@@ -7,7 +7,7 @@ from tests.support.stories import (
     MINUTE,
     SECOND,
     T0,
-    Told,
+    TimedFact,
     bought,
     drained,
     job,
@@ -96,8 +96,8 @@ def full_story() -> tuple[Recorded, ...]:
             *job("other"),
             *job("train", at=T0),
             *bought(first, at=T0 + SECOND, is_refused=True),
-            Told(waits, T0 + 5 * SECOND),
-            Told(waits, T0 + 6 * SECOND),
+            TimedFact(waits, T0 + 5 * SECOND),
+            TimedFact(waits, T0 + 6 * SECOND),
             *bought(second, at=T0 + 10 * SECOND),
             *node("n1", offer(zone="zone-b"), is_ready=False, at=ready)[-1:],
             *node("n1", offer(zone="zone-b"), at=ready + 10 * SECOND, version=2)[-1:],
@@ -106,10 +106,10 @@ def full_story() -> tuple[Recorded, ...]:
             *pod("train-0", on="n1", gpus=8, job_id="train", at=ready + 12 * SECOND),
             *notice("n1", reclaim_at=late + 2 * MINUTE, at=late),
             *drained("n1", reason=reclaim, is_voluntary=False, at=late + SECOND),
-            Told(evicted, late + 2 * SECOND),
-            Told(preempted, late + 3 * SECOND),
-            Told(ended, late + MINUTE),
-            Told(finished, late + 60 * MINUTE),
+            TimedFact(evicted, late + 2 * SECOND),
+            TimedFact(preempted, late + 3 * SECOND),
+            TimedFact(ended, late + MINUTE),
+            TimedFact(finished, late + 60 * MINUTE),
         ]
     )
 
@@ -208,7 +208,7 @@ def test_equal_nodes_of_a_gang_share_one_sentence() -> None:
     plan = Plan(as_of=T0, parent_sequence=1, decisions=decisions)
     made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
 
-    story = why_job(record([*job("train"), Told(made, T0 + SECOND)]), "train")
+    story = why_job(record([*job("train"), TimedFact(made, T0 + SECOND)]), "train")
 
     assert [line for line in story if "Buy" in line] == [line for line in story if "plan-9: 4 times: Buy p4d" in line]
 
@@ -220,7 +220,7 @@ def test_deferrals_of_a_node_are_part_of_its_own_story_and_use_its_name() -> Non
     made = ScalingPlanMade(plan_id=PlanId("plan-9"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c")
     demand = UnmetDemand(demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=10_000_000)
     bought_node = bought(purchase("buy-n1", reason=demand), at=T0)
-    history = record([*job("train"), *bought_node, *node("n1"), Told(made, T0 + MINUTE)])
+    history = record([*job("train"), *bought_node, *node("n1"), TimedFact(made, T0 + MINUTE)])
 
     told = "Deferred for node n1 (step release_idle): The node has been empty for 1 s; an idle node is removed after"
     assert any(told in line for line in why_node(history, "n1"))

@@ -105,18 +105,10 @@ def test_the_same_event_is_the_same_job() -> None:
         ("resources.memory", "above zero", {"resources": ResourceRequest(memory="0")}),
         ("resources.memory", "more than any node has", {"resources": ResourceRequest(memory="64Pi")}),
         ("resources.ephemeral_storage", "quantity", {"resources": ResourceRequest(ephemeral_storage="")}),
-        (
-            "gpu_requirements.gpu_count",
-            "must be 0 or more",
-            {"gpu_requirements": GpuRequirements(gpu_count=-1)},
-        ),
+        ("gpu_requirements.gpu_count", "must be 0 or more", {"gpu_requirements": GpuRequirements(gpu_count=-1)}),
         ("gpu_requirements.gpu_count", "is -3", {"gpu_requirements": GpuRequirements(gpu_count=-3)}),
         ("gpu_requirements.gpu_count", "more than 8 GPUs", {"gpu_requirements": GpuRequirements(gpu_count=9)}),
-        (
-            "gpu_requirements.gpu_count",
-            "1600 GPUs",
-            {"gpu_requirements": GpuRequirements(gpu_count=8), "members": 200},
-        ),
+        ("gpu_requirements.gpu_count", "1600 GPUs", {"gpu_requirements": GpuRequirements(gpu_count=8), "members": 200}),
         (
             "gpu_requirements.gpu_type",
             "known: A100, H100, L40S, T4); did you mean H100?",

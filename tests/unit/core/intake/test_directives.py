@@ -3,7 +3,7 @@
 from datetime import datetime
 
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, offer, on_sale, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.status import StatusView, node_line, pod_line
@@ -31,12 +31,12 @@ def given_directive(
 ) -> Story:
     """A directive of a user."""
     fact = PolicyDirectiveGiven(directive=directive, reason=why, given_by="ada", given_at=at, until=until)
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def lifted(key: str, at: datetime) -> Story:
     """The withdrawal of the directive."""
-    return (Told(PolicyDirectiveLifted(key=key, lifted_by="bo", lifted_at=at), at),)
+    return (TimedFact(PolicyDirectiveLifted(key=key, lifted_by="bo", lifted_at=at), at),)
 
 
 def plan_of(*stories: Story, under: ScalingPolicy | None = None, at: datetime = NOW) -> tuple[Plan, ClusterState]:

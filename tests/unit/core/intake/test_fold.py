@@ -11,7 +11,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     instance,
@@ -54,7 +54,7 @@ def folded(*stories: Story, into: ClusterState = EMPTY_STATE) -> ClusterState:
 def pods_listed(*names: str, version: int, epoch: int = EPOCH, at: timedelta = MINUTE) -> Story:
     """A whole list of pods."""
     uids = tuple(PodUid(f"uid-{name}") for name in names)
-    return (Told(PodListed(epoch=epoch, version=version, pod_uids=uids, listed_at=T0 + at), T0 + at),)
+    return (TimedFact(PodListed(epoch=epoch, version=version, pod_uids=uids, listed_at=T0 + at), T0 + at),)
 
 
 def pod_gone(name: str, *, version: int, at: timedelta = MINUTE, on: str | None = "n1") -> Story:
@@ -62,7 +62,7 @@ def pod_gone(name: str, *, version: int, at: timedelta = MINUTE, on: str | None 
     fact = PodGone(
         epoch=EPOCH, version=version, pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, node_name=on
     )
-    return (Told(fact, T0 + at),)
+    return (TimedFact(fact, T0 + at),)
 
 
 @pytest.mark.parametrize("envelope", list(examples()), ids=lambda envelope: envelope.type)
@@ -76,14 +76,14 @@ def test_every_fact_folds_into_an_empty_state(envelope: Envelope) -> None:
 
 def test_an_unknown_fact_type_changes_nothing() -> None:
     """Facts of a newer publisher are ignored."""
-    assert folded((Told(CostSomethingNew(), T0),)) is EMPTY_STATE
+    assert folded((TimedFact(CostSomethingNew(), T0),)) is EMPTY_STATE
 
 
 def test_facts_without_effect_return_the_same_object() -> None:
     """Shadow plans do not change the state."""
     fact = next(each.fact for each in examples() if isinstance(each.fact, ShadowPlanMade))
 
-    assert folded((Told(fact, T0),)) is EMPTY_STATE
+    assert folded((TimedFact(fact, T0),)) is EMPTY_STATE
 
 
 def test_unchanged_tables_are_not_copied() -> None:
@@ -121,7 +121,7 @@ def test_a_list_of_a_new_epoch_deletes_the_old_one() -> None:
 
 def test_a_bookmark_before_the_first_list_has_no_effect() -> None:
     """A watch without a list does not know what is absent."""
-    bookmark: Story = (Told(PodWatched(epoch=EPOCH, version=20, watched_at=T0 + HOUR), T0 + HOUR),)
+    bookmark: Story = (TimedFact(PodWatched(epoch=EPOCH, version=20, watched_at=T0 + HOUR), T0 + HOUR),)
 
     assert folded(bookmark).pods_synced is None
     after = folded(pods_listed(version=10), bookmark).pods_synced
@@ -138,8 +138,8 @@ def test_a_list_of_the_same_version_refreshes_the_watch() -> None:
 
 def test_a_cancellation_of_an_unknown_job_is_pruned() -> None:
     """Anybody may cancel unknown jobs, with any date. The cancellation of a known job is kept with the job."""
-    stray = Told(JobCancelRequested(job_id=JobId("stray")), T0 + 9000 * HOUR)
-    wanted = Told(JobCancelRequested(job_id=JobId("train")), T0)
+    stray = TimedFact(JobCancelRequested(job_id=JobId("stray")), T0 + 9000 * HOUR)
+    wanted = TimedFact(JobCancelRequested(job_id=JobId("train")), T0)
     state = folded(job("train"), (stray, wanted))
     assert set(state.jobs) == {"train", "stray"}
     later = folded(job("new", at=T0 + HOUR), into=state)
@@ -185,7 +185,7 @@ def test_a_repeated_notice_is_active_again() -> None:
         provider_id=provider_id("buy-n1"), kind="terminate", provider_event="1", withdrawn_at=T0 + MINUTE
     )
     old = notice("n1", reclaim_at=T0 + 2 * MINUTE)
-    back = folded(old, (Told(withdrawn, T0 + MINUTE),), old)
+    back = folded(old, (TimedFact(withdrawn, T0 + MINUTE),), old)
     again = folded(notice("n1", reclaim_at=T0 + HOUR, at=T0 + 5 * MINUTE), into=back)
 
     assert [each.is_active for each in back.notices.values()] == [False]
@@ -197,14 +197,14 @@ def test_a_withdrawal_does_not_affect_a_newer_notice() -> None:
     withdrawn = SpotNoticeWithdrawn(
         provider_id=provider_id("buy-n1"), kind="terminate", provider_event="1", withdrawn_at=T0
     )
-    state = folded(notice("n1", at=T0 + MINUTE), (Told(withdrawn, T0 + HOUR),))
+    state = folded(notice("n1", at=T0 + MINUTE), (TimedFact(withdrawn, T0 + HOUR),))
 
     assert [each.is_active for each in state.notices.values()] == [True]
 
 
 def test_a_job_id_is_derived_from_the_event() -> None:
     """The scheduler and the state derive the same id."""
-    recorded = record([Told(request(None), T0)])
+    recorded = record([TimedFact(request(None), T0)])
     state = fold(EMPTY_STATE, recorded)
 
     assert set(state.jobs) == {job_id_of(None, recorded[0].envelope.id)}
@@ -212,7 +212,7 @@ def test_a_job_id_is_derived_from_the_event() -> None:
 
 def test_the_first_request_of_an_id_is_the_job() -> None:
     """A second request with the same id is answered, not folded."""
-    state = folded(job("train")[:1], (Told(request("train", job_name="other"), T0 + MINUTE),))
+    state = folded(job("train")[:1], (TimedFact(request("train", job_name="other"), T0 + MINUTE),))
     requested = state.jobs[JobId("train")].requested
 
     assert isinstance(requested, JobRequested)
@@ -225,7 +225,7 @@ def test_ended_records_are_pruned_after_retention() -> None:
     late = T0 + LIFE
     state = folded(
         job("done"),
-        (Told(finished, T0),),
+        (TimedFact(finished, T0),),
         job("waits"),
         bought(purchase("buy-refused"), is_refused=True),
         bought(purchase("buy-open")),
@@ -269,7 +269,7 @@ def test_pruning_does_not_depend_on_batches() -> None:
 def test_streams_age_independently() -> None:
     """While a service catches up, one stream may be days ahead."""
     finished = JobFinished(job_id=JobId("done"), outcome="completed", finished_at=T0)
-    state = folded(pod("b", at=T0 + 10 * LIFE), job("done"), (Told(finished, T0),))
+    state = folded(pod("b", at=T0 + 10 * LIFE), job("done"), (TimedFact(finished, T0),))
 
     assert set(state.jobs) == {"done"}
 
@@ -277,8 +277,8 @@ def test_streams_age_independently() -> None:
 def test_a_future_date_of_a_user_prunes_nothing() -> None:
     """Anybody may publish a request with any date; it does not advance the stream."""
     finished = JobFinished(job_id=JobId("done"), outcome="completed", finished_at=T0)
-    future = (Told(request("odd"), T0 + 1000 * LIFE),)
-    state = folded(job("done"), (Told(finished, T0),), future)
+    future = (TimedFact(request("odd"), T0 + 1000 * LIFE),)
+    state = folded(job("done"), (TimedFact(finished, T0),), future)
 
     assert set(state.jobs) == {"done", "odd"}
 
@@ -286,7 +286,7 @@ def test_a_future_date_of_a_user_prunes_nothing() -> None:
 def test_missing_instances_are_pruned() -> None:
     """Missing from lists for the retention of a tombstone."""
     listed = NodeInstanceListed(provider_ids=(), listed_at=T0 + LIFE)
-    state = folded(bought(purchase("buy-a")), (Told(listed, T0 + LIFE),))
+    state = folded(bought(purchase("buy-a")), (TimedFact(listed, T0 + LIFE),))
 
     assert (state.instances, state.instances_seen_at) == ({}, {})
 

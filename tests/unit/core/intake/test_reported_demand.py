@@ -5,7 +5,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, node, offer, on_sale, pod, policy, record
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    TimedFact,
+    given,
+    job,
+    node,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    record,
+)
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
@@ -30,7 +44,9 @@ def report(source: str = "kafka", count: int | None = 1, *, at: datetime = T0, g
     """Demand of this many members, for an hour."""
     until = more.pop("until", at + HOUR)
     return (
-        Told(DemandReported(source=source, shape=DemandShape(gpu_count=gpus), count=count, until=until, **more), at),
+        TimedFact(
+            DemandReported(source=source, shape=DemandShape(gpu_count=gpus), count=count, until=until, **more), at
+        ),
     )
 
 
@@ -111,7 +127,7 @@ def test_each_violation_of_a_report_names_its_field() -> None:
     assert {violation.field for violation in violations_of(fact, T0)} == {
         "source", "shape.gpu_count", "shape.cpu", "count", "until", "priority",
     }  # fmt: skip
-    assert given((Told(fact, T0),)).reported_demand == {}
+    assert given((TimedFact(fact, T0),)).reported_demand == {}
     late = msgspec.structs.replace(fact, until=T0 + timedelta(days=8))
     assert "until" in {violation.field for violation in violations_of(late, T0)}
 

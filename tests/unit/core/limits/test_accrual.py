@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from hypothesis import given, strategies
-from tests.support.told import HOUR, MINUTE, SECOND, T0
+from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0
 
 from gpu_autoscaler.core.limits.accrual import (
     Allocation,

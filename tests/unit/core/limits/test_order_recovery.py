@@ -6,7 +6,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     drained,
     given,
     instance,
@@ -164,7 +164,7 @@ def test_demand_of_a_restored_order_is_not_bought_again() -> None:
     state = world(waiting, sale, instance(BUY))
     assert [type(each) for each in plan(state, policy(), T0).decisions] == [BuyNode]
     past = open_decisions(plans(BUY), state, policy(), T0)
-    event = Told(ScalingDecisionsRestored(past=past, restored_at=T0), T0)
+    event = TimedFact(ScalingDecisionsRestored(past=past, restored_at=T0), T0)
     restored = given(
         *((each,) for story in (waiting, sale, instance(BUY)) for each in story if each.fact.domain() != "scaling"),
         (event,),

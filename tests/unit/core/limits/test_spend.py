@@ -10,7 +10,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     instance,
@@ -110,7 +110,7 @@ def test_a_reservation_ends_with_its_node() -> None:
     """The node ended after an hour; the rest is not spent."""
     as_of = T0 + 2 * HOUR
     gone = instance(purchase("buy-one"), state="terminated")[0]
-    ended = (Told(msgspec.structs.replace(gone.fact, terminated_at=T0 + HOUR), gone.at),)
+    ended = (TimedFact(msgspec.structs.replace(gone.fact, terminated_at=T0 + HOUR), gone.at),)
     paid = charged("one", to_at=T0 + HOUR)
     state = given(ledger(), on_sale(), bought(purchase("buy-one")), ended, paid, waiting("a"), as_of=as_of)
 

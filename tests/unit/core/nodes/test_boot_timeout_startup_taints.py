@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 import pytest
-from tests.support.stories import HOUR, T0, Story, Told, given, node, on_sale, pod, policy
+from tests.support.stories import HOUR, T0, Story, TimedFact, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
@@ -21,7 +21,7 @@ STARTUP = Taint(key="startup-taint.cluster-autoscaler.kubernetes.io/driver", eff
 def tainted(story: Story, *taints: Taint, version: int = 1) -> Story:
     """The same node with further taints."""
     return tuple(
-        Told(msgspec.structs.replace(event.fact, taints=taints, version=version), event.at)
+        TimedFact(msgspec.structs.replace(event.fact, taints=taints, version=version), event.at)
         if isinstance(event.fact, NodeObserved)
         else event
         for event in story

@@ -6,7 +6,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     instance,
@@ -46,7 +46,7 @@ NOTHING = ScalingNodeTerminated(
 CLOSED = (
     *bought(ORDER, is_launched=False),
     *planned(DECIDED, plan_id="plan-2", at=T0 + 15 * MINUTE),
-    Told(NOTHING, T0 + 16 * MINUTE),
+    TimedFact(NOTHING, T0 + 16 * MINUTE),
 )
 SHOWN = (*CLOSED, *instance(ORDER, at=T0 + 14 * MINUTE))
 
@@ -66,7 +66,7 @@ def test_a_late_instance_is_terminated() -> None:
     assert decision.provider_id == provider_id("order")
     assert check(result, state, policy()) == ()
 
-    ended = Told(
+    ended = TimedFact(
         ScalingNodeTerminated(
             action_id=decision.action_id,
             plan_id=PlanId("plan-3"),

@@ -10,7 +10,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     drained,
     given,
@@ -61,12 +61,12 @@ def terminated(
         node_name=node_name,
         terminated_at=at,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def node_deleted(node_name: str = "n1", at: datetime = T0 + 3 * MINUTE) -> Story:
     """The deletion of the Kubernetes node."""
-    return (Told(NodeGone(epoch=EPOCH, version=50, node_uid=NodeUid(f"uid-{node_name}"), name=node_name), at),)
+    return (TimedFact(NodeGone(epoch=EPOCH, version=50, node_uid=NodeUid(f"uid-{node_name}"), name=node_name), at),)
 
 
 def node_drained(name: str = "n1", at: datetime = T0 + MINUTE) -> Story:
@@ -79,7 +79,7 @@ def node_drained(name: str = "n1", at: datetime = T0 + MINUTE) -> Story:
         provider_id=provider_id(f"buy-{name}"),
         drained_at=at,
     )
-    return (Told(fact, at),)
+    return (TimedFact(fact, at),)
 
 
 def test_an_instance_with_a_deleted_node_is_released() -> None:
@@ -221,7 +221,7 @@ def test_an_instance_is_lost_after_ten_minutes_without_a_list() -> None:
 
     def listed(seconds: float) -> Story:
         at = T0 + seconds * SECOND
-        return (Told(NodeInstanceListed(provider_ids=(), listed_at=at), at),)
+        return (TimedFact(NodeInstanceListed(provider_ids=(), listed_at=at), at),)
 
     late = listed(INSTANCE_MISSING_SECONDS_MAX)
     too_late = listed(INSTANCE_MISSING_SECONDS_MAX + 1)
@@ -289,7 +289,7 @@ def test_empty_since_depends_on_workload_pods() -> None:
     left = PodGone(epoch=EPOCH, version=9, pod_uid=PodUid("uid-a"), namespace="default", name="a", node_name="n1")
     busy = pod("a", on="n1", at=T0 + MINUTE)
     watcher = pod("exporter", on="n1", owner_kind="DaemonSet", at=T0 + 20 * MINUTE)
-    after = (Told(left, T0 + 9 * MINUTE),)
+    after = (TimedFact(left, T0 + 9 * MINUTE),)
 
     assert only(given(node("n1")), T0).empty_since == T0
     assert only(given(node("n1"), watcher), T0).empty_since == T0
@@ -315,6 +315,6 @@ def test_a_canceled_drain_makes_the_node_capacity_again() -> None:
         node_name="n1",
         cancelled_at=T0 + MINUTE,
     )
-    view = only(given(node("n1"), drained("n1"), (Told(cancelled, T0 + MINUTE),)), T0 + MINUTE)
+    view = only(given(node("n1"), drained("n1"), (TimedFact(cancelled, T0 + MINUTE),)), T0 + MINUTE)
 
     assert (view.phase, view.drain, view.is_schedulable) == (NodePhase.READY, None, True)

@@ -10,7 +10,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     node,
@@ -66,7 +66,7 @@ def test_an_unchanged_list_does_not_change_views() -> None:
     ids = tuple(view.provider_id for view in node_views(before, T0) if view.provider_id is not None)
 
     def listed(at: datetime, provider_ids: tuple[ProviderId, ...]) -> Story:
-        return (Told(NodeInstanceListed(provider_ids=provider_ids, listed_at=at), at),)
+        return (TimedFact(NodeInstanceListed(provider_ids=provider_ids, listed_at=at), at),)
 
     state = fold(before, record(listed(T0 + SECOND, ids)))
     again = fold(state, record(listed(T0 + MINUTE, ids)))
@@ -88,7 +88,7 @@ def test_incremental_pods_by_node_equal_a_full_computation() -> None:
         story = pod(name, on=on, phase=phase, version=version)
         if chance.random() < 0.2:
             gone = PodGone(pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, epoch=EPOCH, version=version)
-            story = (Told(gone, T0),)
+            story = (TimedFact(gone, T0),)
         state = fold(state, record(story))
         bound = [each for each in state.pods.values() if each.node_name is not None and each.phase == "running"]
         by_node = {name: [each.pod_uid for each in pods] for name, pods in pods_by_node(state).items()}

@@ -9,14 +9,7 @@ from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.label_matching import tolerates
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.scheduling import (
-    LabelRequirement,
-    NodeDemands,
-    NodeSelectorTerm,
-    Operator,
-    Taint,
-    Toleration,
-)
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm, Operator, Taint, Toleration
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", effect="NoSchedule", value="true")
 

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy
-from tests.support.told import Story
+from tests.support.timed_facts import Story
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.bench.peers.case import classes, fleet_problem, state_of
 from tests.bench.peers.kept import Node, mistakes
-from tests.support.stories import T0, Story, Told, bought, node, planned, policy, provider_id, record
+from tests.support.stories import T0, Story, TimedFact, bought, node, planned, policy, provider_id, record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold
@@ -78,7 +78,7 @@ def test_nothing_is_bought_twice_before_pods_are_bound(case: Case, ready_ratio: 
     for buying in purchases[: round(ready_ratio * len(purchases))]:
         told = node(f"node-{buying.action_id}", buying.offer, at=T0 + LATER, labels=dict(buying.labels))[-1]
         its_own = {"action_id": buying.action_id, "provider_id": provider_id(buying.action_id)}
-        came += (Told(msgspec.structs.replace(told.fact, **its_own), T0 + LATER),)
+        came += (TimedFact(msgspec.structs.replace(told.fact, **its_own), T0 + LATER),)
     state = fold(state, record(came))
 
     again = plan(state, NOBODY_LIMITED, T0 + LATER)

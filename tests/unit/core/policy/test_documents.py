@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as generated
 from hypothesis import settings
 from hypothesis import strategies as st
-from tests.support.stories import T0, Told, given, on_sale, pod, policy
+from tests.support.stories import T0, TimedFact, given, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
@@ -131,7 +131,7 @@ def test_the_mix_is_weighted_by_pool_size() -> None:
 def test_a_plan_uses_the_effective_policy() -> None:
     """The node is bought in the pool of the document."""
     accepted = PolicyDocumentsAccepted(documents=(document("vision", pool("a")),), accepted_at=T0)
-    state = given(pod("p", gpus=1), on_sale(), (Told(accepted, T0),))
+    state = given(pod("p", gpus=1), on_sale(), (TimedFact(accepted, T0),))
     rules = effective_policy(FILE, state.policy_documents)
     result = plan(state, rules, T0)
     assert check(result, state, rules) == ()
@@ -142,7 +142,7 @@ def test_the_last_accepted_documents_win() -> None:
     """A repeat of an older fact changes nothing."""
     new = PolicyDocumentsAccepted(documents=(document("b"),), accepted_at=T0 + timedelta(seconds=1))
     old = PolicyDocumentsAccepted(documents=(document("a"),), accepted_at=T0)
-    assert given((Told(old, T0),), (Told(new, T0),), (Told(old, T0),)).policy_documents == new
+    assert given((TimedFact(old, T0),), (TimedFact(new, T0),), (TimedFact(old, T0),)).policy_documents == new
 
 
 # ---- rejection

@@ -135,14 +135,7 @@ def admitted(
 ) -> JobSpec | tuple[Violation, ...]:
     """The job with these requirements, for the offers of the pools."""
     state, under = given(on_sale(*sold)), policy(pools=(WHOLE, *pools))
-    return admit(
-        request(gpu_requirements=gpus),
-        event_id="e",
-        at=T0,
-        now=T0,
-        policy=under,
-        supply=supply(state, under),
-    )
+    return admit(request(gpu_requirements=gpus), event_id="e", at=T0, now=T0, policy=under, supply=supply(state, under))
 
 
 def rejected(gpus: GpuRequirements, *pools: NodePool) -> Violation:

@@ -40,10 +40,7 @@ def test_by_default_nothing_waits() -> None:
 
 @pytest.mark.parametrize(
     "urgent",
-    [
-        job("second", priority=1000),
-        (*node("n"), *notice("n", reclaim_at=T0 + 3 * MINUTE), *pod("a", on="n", gpus=8)),
-    ],
+    [job("second", priority=1000), (*node("n"), *notice("n", reclaim_at=T0 + 3 * MINUTE), *pod("a", on="n", gpus=8))],
     ids=["high priority", "a notice"],
 )
 def test_urgent_work_does_not_wait(urgent: Story) -> None:

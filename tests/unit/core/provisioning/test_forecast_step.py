@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, node, notice, offer, on_sale, pod, policy
+from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.history_samples import sample_due
@@ -140,7 +140,7 @@ def asked_for(until: datetime) -> Story:
     """A week of samples: four more T4 in the second half of each hour."""
     first, last = int(WEEK_AGO.timestamp()) // 60, int(until.timestamp()) // 60
     return tuple(
-        Told(
+        TimedFact(
             ScalingDemandSampled(minute=minute, gpu_counts=(("T4", 4 if minute % 60 >= 30 else 0),)),
             WEEK_AGO + (minute - first) * MINUTE,
         )
@@ -154,7 +154,7 @@ def scored(*, is_right: bool) -> Story:
     kept = 60 if is_right else 6
     missed = 0 if is_right else 200
     return tuple(
-        Told(
+        TimedFact(
             ScalingForecastScored(
                 kind="T4",
                 score=Score(
@@ -227,7 +227,7 @@ def test_demand_is_sampled_every_minute_and_scored_every_hour() -> None:
     assert sample == ScalingDemandSampled(minute=int(at.timestamp()) // 60, gpu_counts=(("any", 5),))
     assert scores
     assert all(isinstance(each, ScalingForecastScored) for each in scores)
-    again = given(*waiting, asked_for(at), tuple(Told(each, at) for each in (sample, *scores)), as_of=at)
+    again = given(*waiting, asked_for(at), tuple(TimedFact(each, at) for each in (sample, *scores)), as_of=at)
     assert sample_due(again, policy(forecast=FORESEEING), at) == ()
     (_, *more) = sample_due(again, policy(forecast=FORESEEING), at + MINUTE)
     assert more == []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 from tests.support.stories import bought, drained, instance, job, node, notice, on_sale, pod, provider_id, purchase
-from tests.support.told import EPOCH, HOUR, MINUTE, T0, Told, record
+from tests.support.timed_facts import EPOCH, HOUR, MINUTE, T0, TimedFact, record
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.retention import BUSY_HOURS
@@ -21,7 +21,7 @@ WEEK_HOURS = 7 * 24
 KEPT_FOR_DAYS = {"busy_until"}
 
 
-def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
+def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[TimedFact]:
     """Bought for a job, then drained or interrupted, and deleted."""
     at = T0 + hour * HOUR + quarter * 15 * MINUTE
     decision = purchase(f"buy-{name}", at=at)
@@ -33,14 +33,14 @@ def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
     ended = at + 10 * MINUTE
     if quarter == 0:
         yield from notice(name, reclaim_at=ended, at=at + 8 * MINUTE)
-    yield Told(
+    yield TimedFact(
         PodGone(
             pod_uid=PodUid(f"uid-{name}"), namespace="default", name=name, node_name=name, epoch=EPOCH, version=2,
             phase="succeeded", job_id=JobId(name),
         ),
         ended,
     )  # fmt: skip
-    yield Told(JobFinished(job_id=JobId(name), outcome="completed", finished_at=ended), ended)
+    yield TimedFact(JobFinished(job_id=JobId(name), outcome="completed", finished_at=ended), ended)
     yield from drained(name, at=ended)
     yield from instance(decision, state="terminated", at=ended)
     action, uid, instance_id = ActionId(f"drain-{name}"), NodeUid(f"uid-{name}"), provider_id(decision.action_id)
@@ -48,7 +48,7 @@ def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
     drained_fact = ScalingNodeDrained(
         action_id=action, plan_id=plan_id, node_uid=uid, node_name=name, provider_id=instance_id, drained_at=ended
     )
-    yield Told(drained_fact, ended)
+    yield TimedFact(drained_fact, ended)
     terminated = ScalingNodeTerminated(
         action_id=action,
         plan_id=plan_id,
@@ -57,10 +57,10 @@ def a_node_and_its_job(name: str, hour: int, quarter: int) -> Iterator[Told]:
         node_name=name,
         terminated_at=ended,
     )
-    yield Told(terminated, ended)
+    yield TimedFact(terminated, ended)
     # The cloud's list is what says that an instance is not there any more.
-    yield Told(NodeInstanceListed(provider_ids=(), listed_at=ended), ended)
-    yield Told(NodeGone(node_uid=uid, name=name, provider_id=instance_id, epoch=EPOCH, version=2), ended)
+    yield TimedFact(NodeInstanceListed(provider_ids=(), listed_at=ended), ended)
+    yield TimedFact(NodeGone(node_uid=uid, name=name, provider_id=instance_id, epoch=EPOCH, version=2), ended)
 
 
 def sizes(state: ClusterState) -> dict[str, int]:

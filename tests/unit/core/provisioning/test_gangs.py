@@ -7,7 +7,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -127,9 +127,9 @@ def test_a_release_canceled_for_work_is_not_repeated_at_once(*, is_node_known: b
         job("train", gpus=8, members=4),
         bought(order),
         bought(purchase("member-1", SPOT, gang=GANG), is_refused=True),
-        (Told(boots, T0),) if is_node_known else (),
+        (TimedFact(boots, T0),) if is_node_known else (),
         planned(release, plan_id="plan-1", at=NOW - 2 * SECOND),
-        (Told(over, NOW - SECOND),),
+        (TimedFact(over, NOW - SECOND),),
         on_sale(SPOT),
     )
     made = checked(given(*story, as_of=NOW))

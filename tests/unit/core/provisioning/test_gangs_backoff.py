@@ -10,7 +10,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -63,7 +63,7 @@ def abandoned(at: datetime, *, number: int = 0, reason: GangAbandoned = MAX_DELI
     return (
         *bought(purchase(name, SPOT, gang=GANG, at=at - MINUTE), at=at - MINUTE),
         *planned(release, plan_id=f"plan-release-{number}", at=at),
-        Told(gone, at),
+        TimedFact(gone, at),
     )
 
 

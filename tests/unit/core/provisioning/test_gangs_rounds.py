@@ -9,7 +9,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     instance,
@@ -79,7 +79,7 @@ class _World:
         if fate == "ready":
             ready = node(f"of-{decision.action_id}", decision.offer, at=now, labels=dict(decision.labels))[-1]
             mine = {"action_id": decision.action_id, "provider_id": provider_id(decision.action_id)}
-            story = (*story, Told(msgspec.structs.replace(ready.fact, **mine), now))
+            story = (*story, TimedFact(msgspec.structs.replace(ready.fact, **mine), now))
         self.alive[decision.action_id] = story
         self.bought_at[decision.action_id] = now
 
@@ -98,7 +98,7 @@ class _World:
         ordered = tuple(each for each in story if not hasattr(each.fact, "node_uid"))
         ended = instance(purchase, state="terminated", at=now) if is_launched else ()
         plan_id = f"plan-{decision.action_id}"
-        self.over.append((*ordered, *planned(decision, plan_id=plan_id, at=now), Told(gone, now), *ended))
+        self.over.append((*ordered, *planned(decision, plan_id=plan_id, at=now), TimedFact(gone, now), *ended))
 
 
 @pytest.mark.parametrize("seed", range(2))

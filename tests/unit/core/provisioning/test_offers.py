@@ -7,7 +7,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     given,
     node,
     offer,
@@ -80,7 +80,7 @@ def removed_after(gpus: int, *, minutes: float = 15) -> Story:
         provider_id=provider_id(ActionId("buy-n1")), node_name="n1", terminated_at=T0,
     )  # fmt: skip
     gone = NodeGone(epoch=EPOCH, version=2, node_uid=NodeUid("uid-n1"), name="n1")
-    return (*came, Told(ended, T0), Told(gone, T0))
+    return (*came, TimedFact(ended, T0), TimedFact(gone, T0))
 
 
 def test_an_offer_with_missing_gpus_is_not_bought_again() -> None:

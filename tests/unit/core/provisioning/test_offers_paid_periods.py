@@ -1,7 +1,21 @@
 """Reservations with a period: used first while open, and left before their end."""
 
 import msgspec
-from tests.support.stories import HOUR, MINUTE, T0, Story, Told, given, job, node, notice, offer, on_sale, pod, policy
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    T0,
+    Story,
+    TimedFact,
+    given,
+    job,
+    node,
+    notice,
+    offer,
+    on_sale,
+    pod,
+    policy,
+)
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
@@ -62,7 +76,7 @@ def test_the_end_of_a_reservation_is_a_notice() -> None:
     at = T0 + 5 * HOUR - 10 * MINUTE
     told = notice("n1", reclaim_at=T0 + 5 * HOUR, at=at)
     over = tuple(
-        Told(msgspec.structs.replace(each.fact, kind="paid_period_over"), each.at)
+        TimedFact(msgspec.structs.replace(each.fact, kind="paid_period_over"), each.at)
         for each in told
         if isinstance(each.fact, SpotNoticeReceived)
     )

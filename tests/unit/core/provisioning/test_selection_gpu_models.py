@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.stories import T0, Story, Told, given, job, node, offer, on_sale, policy, record, request
+from tests.support.stories import T0, Story, TimedFact, given, job, node, offer, on_sale, policy, record, request
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.explain.story import StoryBuilder
@@ -139,5 +139,5 @@ def test_the_story_of_a_request_names_all_models() -> None:
     requested = request("a", gpu_requirements=GpuRequirements(gpu_count=8, gpu_type=("H100", "A100")))
     builder = StoryBuilder(frozenset({"job/a"}), lambda key: key)
 
-    (recorded,) = record([Told(requested, T0)])
+    (recorded,) = record([TimedFact(requested, T0)])
     assert any("8 H100 or A100 GPUs" in sentence for sentence in builder.sentences(recorded))

@@ -9,7 +9,7 @@ from tests.support.stories import (
     SECOND,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -51,7 +51,7 @@ def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = No
 def lost(times: int, job_id: str = "train") -> Story:
     """The job was interrupted this often."""
     fact = JobPreempted(job_id=JobId(job_id), attempt=times, cause="the cloud took its node", preempted_at=T0)
-    return (Told(fact, T0),)
+    return (TimedFact(fact, T0),)
 
 
 # ---- spared

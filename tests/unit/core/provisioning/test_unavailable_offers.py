@@ -8,7 +8,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     instance,
@@ -32,7 +32,7 @@ def refused(name: str, at: datetime, *, scope: str = "offer", of: Offer | None =
     """An order of this instant that the cloud refused, to retry after three minutes."""
     story = bought(purchase(name, of, at=at), at=at, is_refused=True)
     return tuple(
-        Told(msgspec.structs.replace(each.fact, scope=scope), each.at)
+        TimedFact(msgspec.structs.replace(each.fact, scope=scope), each.at)
         if isinstance(each.fact, ScalingLaunchRefused)
         else each
         for each in story
@@ -89,7 +89,7 @@ def test_a_quota_is_available_again_when_an_instance_ends() -> None:
     """The wait is over at once."""
     as_of = T0 + MINUTE
     old = instance(purchase("old"), state="terminated", at=T0 - timedelta(hours=1))
-    gone = (Told(msgspec.structs.replace(old[0].fact, terminated_at=T0 + MINUTE / 2), as_of),)
+    gone = (TimedFact(msgspec.structs.replace(old[0].fact, terminated_at=T0 + MINUTE / 2), as_of),)
     state = given(refused("full", T0, scope="region"), gone, on_sale(), job("train"), as_of=as_of)
     made = plan(state, policy(), as_of)
 

@@ -8,7 +8,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -99,7 +99,7 @@ def test_under_a_limit_a_job_waits_for_running_jobs() -> None:
 
 
 def _ended(name: str, at: datetime) -> Story:
-    return (Told(JobFinished(job_id=JobId(name), outcome="completed", finished_at=at), at),)
+    return (TimedFact(JobFinished(job_id=JobId(name), outcome="completed", finished_at=at), at),)
 
 
 def test_an_unknown_start_has_a_reason_and_an_earliest_time() -> None:
@@ -113,7 +113,7 @@ def test_an_unknown_start_has_a_reason_and_an_earliest_time() -> None:
         action_id=order.action_id, plan_id=bought(order)[0].fact.plan_id, offer=order.offer, scope="offer",  # type: ignore[attr-defined]
         code="capacity", message="none", retry_at=T0 + HOUR, refused_at=T0,
     )  # fmt: skip
-    refused = estimate_of(job("train"), bought(order), (Told(refusal, T0),), on_sale(), at=T0 + MINUTE)
+    refused = estimate_of(job("train"), bought(order), (TimedFact(refusal, T0),), on_sale(), at=T0 + MINUTE)
     assert (refused.basis, refused.start_at_earliest) == ("unknown", T0 + HOUR)
 
 
@@ -132,7 +132,7 @@ def test_an_estimate_is_published_once_and_scored_at_the_start() -> None:
     waiting = given(job("train", duration_seconds_max=7200.0), on_sale(offer(boot_seconds=120)))
     (estimated,) = estimates_due(waiting, policy(), T0)
     assert isinstance(estimated, JobEstimated)
-    event = (Told(estimated, T0),)
+    event = (TimedFact(estimated, T0),)
     again = given(job("train", duration_seconds_max=7200.0), event, on_sale())
     assert estimates_due(again, policy(), T0 + MINUTE) == ()
 
@@ -140,11 +140,13 @@ def test_an_estimate_is_published_once_and_scored_at_the_start() -> None:
     placed = job("train", placed_on=("n1",), duration_seconds_max=7200.0)
     started = JobStarted(epoch=EPOCH, version=1, job_id=JobId("train"), kube_job="jobs/train", started_at=at)
     expensive = offer(usd_per_hour=12.0)
-    ran = given(placed, event, node("n1", expensive), (Told(started, at),), on_sale(), as_of=at)
+    ran = given(placed, event, node("n1", expensive), (TimedFact(started, at),), on_sale(), as_of=at)
     (score,) = estimates_due(ran, policy(), at)
     assert score == JobEstimateScored(
         job_id=JobId("train"), basis="purchase", start_error_seconds=50.0, was_within=True,
         cost_error_micro_usd=4_000_000, scored_at=at,
     )  # fmt: skip
-    over = given(placed, event, node("n1", expensive), (Told(started, at), Told(score, at)), on_sale(), as_of=at)
+    over = given(
+        placed, event, node("n1", expensive), (TimedFact(started, at), TimedFact(score, at)), on_sale(), as_of=at
+    )
     assert estimates_due(over, policy(), at) == ()

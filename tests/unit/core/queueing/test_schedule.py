@@ -5,7 +5,7 @@ from tests.support.stories import (
     MINUTE,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     given,
     job,
@@ -49,7 +49,7 @@ def waits(state: ClusterState, job_id: str) -> DeferReason:
 
 def preempted(job_id: str, attempt: int = 1) -> Story:
     """The attempt lost its node."""
-    return (Told(JobPreempted(job_id=JobId(job_id), attempt=attempt, cause="gone", preempted_at=T0), T0),)
+    return (TimedFact(JobPreempted(job_id=JobId(job_id), attempt=attempt, cause="gone", preempted_at=T0), T0),)
 
 
 def test_a_job_starts_where_all_members_fit() -> None:

@@ -8,7 +8,7 @@ from tests.support.stories import (
     HOUR,
     T0,
     Story,
-    Told,
+    TimedFact,
     bought,
     drained,
     given,
@@ -31,7 +31,7 @@ def terminated(name: str, at: datetime = T0, *, by_cloud: bool = True) -> Story:
     """A terminated spot instance."""
     (event,) = instance(purchase(f"buy-{name}", SPOT), state="terminated", at=at)
     assert isinstance(event.fact, NodeInstanceObserved)
-    return (Told(msgspec.structs.replace(event.fact, terminated_at=at, is_reclaimed=by_cloud), at),)
+    return (TimedFact(msgspec.structs.replace(event.fact, terminated_at=at, is_reclaimed=by_cloud), at),)
 
 
 def rate(*stories: Story, as_of: datetime = T0) -> float:
@@ -67,7 +67,7 @@ def test_interruptions_decay() -> None:
     """Half of the weight is gone after six hours, all of it after two days."""
     storm = [terminated(f"t{number}") for number in range(20)]
     later = rate(*storm, as_of=T0 + 6 * HOUR)
-    sign_of_life = (Told(NodeInstanceListed(provider_ids=(), listed_at=T0 + 49 * HOUR), T0 + 49 * HOUR),)
+    sign_of_life = (TimedFact(NodeInstanceListed(provider_ids=(), listed_at=T0 + 49 * HOUR), T0 + 49 * HOUR),)
 
     assert rate(*storm) == pytest.approx(21 / 40)
     assert later == pytest.approx(11 / 30)

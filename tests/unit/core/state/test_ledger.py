@@ -8,7 +8,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from tests.support.money import USD, charged, ledger, spent
 from tests.support.stories import HOUR, MINUTE, T0, provider_id, record
-from tests.support.told import Story
+from tests.support.timed_facts import Story
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.ledger import period_end, period_name, period_start, spent_in

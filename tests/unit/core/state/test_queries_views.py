@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.stories import EPOCH, MINUTE, T0, Story, Told, bought, given, job, node, pod, purchase
+from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, bought, given, job, node, pod, purchase
 
 from gpu_autoscaler.core.state.queries import job_pods, job_state, pods_by_node, queue, queue_position
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobRejected, JobStarted
@@ -14,18 +14,20 @@ TRAIN = JobId("train")
 ACCEPTED = job("train")
 PLACED = job("train", placed_on=("n1",))
 RUNNING = job("train", placed_on=("n1",), is_running=True)
-PREEMPTED: Story = (Told(JobPreempted(job_id=TRAIN, attempt=1, cause="notice", preempted_at=T0 + MINUTE), T0 + MINUTE),)
+PREEMPTED: Story = (
+    TimedFact(JobPreempted(job_id=TRAIN, attempt=1, cause="notice", preempted_at=T0 + MINUTE), T0 + MINUTE),
+)
 PLACED_AGAIN = job("train", placed_on=("n2",), attempt=2, at=T0 + 2 * MINUTE)[-1:]
 STARTED_AGAIN: Story = (
-    Told(
+    TimedFact(
         JobStarted(epoch=EPOCH, version=2, job_id=TRAIN, kube_job="jobs/train", started_at=T0 + 3 * MINUTE),
         T0 + 3 * MINUTE,
     ),
 )
 REJECTED: Story = (
-    Told(JobRejected(request_id="r", job_id=TRAIN, violations=(Violation("job_id", "is taken"),)), T0 + MINUTE),
+    TimedFact(JobRejected(request_id="r", job_id=TRAIN, violations=(Violation("job_id", "is taken"),)), T0 + MINUTE),
 )
-CANCEL: Story = (Told(JobCancelRequested(job_id=TRAIN), T0),)
+CANCEL: Story = (TimedFact(JobCancelRequested(job_id=TRAIN), T0),)
 FOR_TRAIN = purchase(
     "buy-n1", reason=UnmetDemand(demand=("job/train",), offers_considered=1, price_micro_usd_per_hour=1)
 )
@@ -33,7 +35,7 @@ FOR_TRAIN = purchase(
 
 def finished(outcome: str) -> Story:
     """The end of the job."""
-    return (Told(msgspec.convert({"job_id": "train", "outcome": outcome, "finished_at": T0}, JobFinished), T0),)
+    return (TimedFact(msgspec.convert({"job_id": "train", "outcome": outcome, "finished_at": T0}, JobFinished), T0),)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 import structlog
+from tests.support.memory_bus import MemoryBus
 from tests.support.runners import QUICK, Place, Probe, running, until
 from tests.support.stories import request
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobRequested

@@ -2,9 +2,9 @@
 
 import pytest
 from tests.support.ender import cancel
+from tests.support.memory_bus import MemoryBus
 from tests.support.runners import Place, Probe, running, until
 
-from gpu_autoscaler.bus.memory import MemoryBus
 from gpu_autoscaler.bus.streams import (
     ADVISORY_ROOT,
     MAX_DELIVERIES_CONSUMER,

@@ -1,9 +1,8 @@
 """Packing of one node of an offer: the pods that are together worth most for the node's cost.
 
-On a node with GPUs, pods come in tiers: first those that cost there no more than they are worth, so that an offer that
-few pods may use is kept for them. Within a tier the largest come first, as small pods fit anywhere. While GPUs are
-free, CPU and memory are kept back for the pods that will take them. On a node without GPUs, the pod comes first that
-asks most for the resource of which most is free, so that CPU and memory run out together (Panigrahy and others,
+On a node with GPUs, pods come in tiers: first those that cost there no more than they are worth. Within a tier the
+largest come first. While GPUs are free, CPU and memory are kept back for the pods that will take them. On a node
+without GPUs, the pod comes first that asks most for the resource of which most is free (Panigrahy and others,
 "Heuristics for Vector Bin Packing", Microsoft Research 2011: the dot product).
 """
 

@@ -1,10 +1,8 @@
 """The shadow price of each class: the least cost of serving one pod of it, if nodes were divisible.
 
-The dual of the linear program "cover all pods at least cost": every offer splits its cost over its resources, a class
-is worth its cost at its cheapest offer, and the splits move towards scarce resources, so that the whole demand is worth
-most. Multiplicative weights come within one per cent of the optimum in some dozen rounds, where an exact solver takes
-seconds once constraints multiply the classes (Arora, Hazan, Kale, "The Multiplicative Weights Update Method", Theory of
-Computing 8, 2012).
+The dual of the linear program "cover all pods at least cost": every offer splits its cost over its resources, and the
+splits move towards scarce ones. Multiplicative weights come within one per cent of the optimum in some dozen rounds
+(Arora, Hazan, Kale, "The Multiplicative Weights Update Method", Theory of Computing 8, 2012).
 """
 
 from dataclasses import dataclass

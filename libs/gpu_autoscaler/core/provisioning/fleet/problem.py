@@ -1,7 +1,6 @@
 """The fleet problem as arrays, and its solution.
 
-Figures are compared, added and multiplied one by one or summed in a fixed order, never by a library's matrix product,
-whose rounding differs between processors: the same problem gives the same fleet on any machine.
+Figures are summed in a fixed order, never by a library's matrix product, whose rounding differs between processors.
 """
 
 from dataclasses import dataclass

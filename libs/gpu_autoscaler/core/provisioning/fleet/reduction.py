@@ -1,7 +1,6 @@
 """Reduction of a fleet problem: classes that differ only in their group are merged, and separated afterwards.
 
-Hundreds of groups would make every class many small ones. Where groups are many, the group of a pod hardly matters for
-the selection.
+Hundreds of groups would make every class many small ones.
 """
 
 from dataclasses import dataclass, replace

@@ -206,9 +206,9 @@ class Karpenter:
     def _allowed_count(observation: Observation) -> int:
         """Return a tenth of the initialized nodes, rounded up, less those not ready or being removed."""
         machines = observation.machines()
-        initialised = sum(machine.is_usable for machine in machines)
+        initialized = sum(machine.is_usable for machine in machines)
         removed_count = sum(machine.is_draining or machine.has_notice for machine in machines)
-        return max(0, -int(-initialised * BUDGET_RATIO // 1) - removed_count)
+        return max(0, -int(-initialized * BUDGET_RATIO // 1) - removed_count)
 
     def _simulate(self, draining: Sequence[OwnedMachine], observation: Observation) -> _Command | None:
         """Return the command that removes these nodes, if their pods fit elsewhere or on one cheaper node."""

@@ -3,7 +3,8 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.bus.memory import MemoryBus
+from tests.support.memory_bus import MemoryBus
+
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, StreamSpec
 

@@ -21,17 +21,17 @@ EPOCH = 1_700_000_000
 LIST_VERSION = 1_000_000
 
 
-class Told(msgspec.Struct, frozen=True):
+class TimedFact(msgspec.Struct, frozen=True):
     """A fact and the instant of its publication."""
 
     fact: Fact
     at: datetime
 
 
-Story = tuple[Told, ...]
+Story = tuple[TimedFact, ...]
 
 
-def record(stories: Iterable[Told]) -> tuple[Recorded, ...]:
+def record(stories: Iterable[TimedFact]) -> tuple[Recorded, ...]:
     """Return the facts as the streams would hold them: numbered by stream, in the given order."""
     sequences: dict[str, int] = {}
     recorded = []
