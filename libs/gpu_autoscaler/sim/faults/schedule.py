@@ -180,7 +180,9 @@ class FaultSchedule:
         name = self._faults.choose("streams_overtaking", sorted(self._process_pool.processes))
         process = self._process_pool.processes[name]
         seconds = self._faults.seconds("streams_overtaking", *LAG_SECONDS)
-        stream = self._faults.choose("streams_overtaking", sorted(self._bus.facts))
+        # The order decides what a seed chooses; ATTEMPT keeps the place that it has had since its first name.
+        streams = sorted(self._bus.facts, key=lambda name: "TRIAL" if name == "ATTEMPT" else name)
+        stream = self._faults.choose("streams_overtaking", streams)
         process.delayed_until[stream] = self._loop.time() + seconds
         self._faults.disturb(seconds, process.role)
 
