@@ -100,7 +100,7 @@ def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
     """It becomes ready on real controllers; an upgrade keeps passwords; accepted jobs are kept after removal."""
     notes = upgrade(plane)
     assert "SIMULATED" in notes
-    assert "uninstall` leaves the nodes" in notes
+    assert "uninstall` does not remove the nodes" in notes
     scoped = ("--namespace", NAMESPACE, "--output", "json")
     pods = json.loads(plane.kubectl("get", "pods", *scoped))["items"]
     store = {pod["spec"]["nodeName"] for pod in pods if "gpu-autoscaler.io/store" in pod["metadata"]["labels"]}

@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
         event("d", "X").replace(b'"X"', b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
         "recurs",
     ),
-    "unknown-type": ("job.requested", event("u", BODY, type="job.dreamed.v1"), "'job.dreamed.v1', which this version"),
+    "unknown-type": ("job.requested", event("u", BODY, type="job.dreamed.v1"), "'job.dreamed.v1', which is unknown"),
     "unknown-subject": ("job.request", bare(BODY), "'job.request'; did you mean 'job.requested'?"),
     "other-subject": (
         "job.requested",
@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "no-such-job": (
         "job.cancel_requested",
         event("c", {"job_id": "never"}, type="job.cancel_requested.v1"),
-        "job_id: 'never'",
+        "cancellation of 'never' failed: no such job was accepted",
     ),
 }
 

@@ -79,7 +79,7 @@ async def test_a_missing_reservation_makes_its_group_unavailable() -> None:
         buyer = project.provider(OURS, groups=(group,))
         gone = await reserved(buyer)
         assert gone.unavailable_by is UnavailabilityCause.NO_RESERVATION
-        assert f"ours-2026 is not in {ZONE} of project fake-project" in str(gone.unavailable_because)
+        assert f"ours-2026 not found in {ZONE} of project fake-project" in str(gone.unavailable_because)
         await buyer.close()
         found = (await examined(project, group))["reservation ours-2026"]
     assert (found.level, "reservationAffinity" in found.next_step) == ("error", True)
