@@ -7,6 +7,7 @@ estimate once a node has joined.
 
 from gpu_autoscaler.model.resources import Resources
 
+DISK_BYTES = 100 * 2**30  # root disk of launch templates and machine files; our recommendation
 PODS_PER_NODE = 110  # kubelet's default maxPods
 _KUBELET_MEMORY_BYTES = (255 + 11 * PODS_PER_NODE + 100) * 2**20  # reserved, per pod, eviction threshold
 _AGENTS_CPU_MILLI = 300
@@ -21,6 +22,18 @@ def allocatable(total: Resources) -> Resources:
         ephemeral_storage_bytes=total.ephemeral_storage_bytes // 10,  # kubelet evicts below a tenth of the disk
     )
     return total - reserved
+
+
+def machine_resources(vcpu_count: int, memory_bytes: float, gpu_count: int) -> Resources:
+    """Return what pods can use of a machine of this size. `memory_bytes`: what its operating system sees."""
+    total = Resources(
+        cpu_milli=vcpu_count * 1000,
+        memory_bytes=int(memory_bytes),
+        gpu_count=gpu_count,
+        ephemeral_storage_bytes=DISK_BYTES,
+        pod_count=PODS_PER_NODE,
+    )
+    return allocatable(total)
 
 
 def _kubelet_cpu_milli(vcpu_count: float) -> int:

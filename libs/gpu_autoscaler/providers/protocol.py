@@ -97,6 +97,11 @@ class LaunchRefused(PermanentError):
         self.retry_after_seconds = RETRY_AFTER_SECONDS[kind] if retry_after_seconds is None else retry_after_seconds
 
 
+def misconfigured(message: str, code: str, *, scope: RefusalScope = "offer") -> LaunchRefused:
+    """Return the refusal of an order that the settings, or a group's own, rule out until somebody changes them."""
+    return LaunchRefused(message, code=code, kind="configuration", scope=scope)
+
+
 def verify_order(instance: Instance, order: Order) -> Instance:
     """Return the instance if it is what was ordered. Raises PermanentError if the token bought something else."""
     offer = order.offer

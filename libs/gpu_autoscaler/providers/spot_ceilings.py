@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
+from gpu_autoscaler.providers.market import AVAILABLE, Unavailable
 from gpu_autoscaler.providers.preflight import Finding, ok, warning
-from gpu_autoscaler.providers.unavailability import AVAILABLE, Unavailable
 
 # EC2 accepts no ceiling below a tenth of a cent (EC2 API Reference, "SpotMarketOptions", `MaxPrice`); Azure reads five
 # decimals (Azure documentation, "Use Azure Spot Virtual Machines", pricing); both read 2026-11-22.

@@ -12,7 +12,8 @@ import msgspec
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws.options import OWNER
-from gpu_autoscaler.providers.files import modified_at, read_text
+from gpu_autoscaler.providers.files import read_text
+from gpu_autoscaler.providers.market import modified_at
 
 BANDS_KEPT = timedelta(days=60)  # twice the published period
 # Upper edge of each band, so that no type counts as calmer than AWS reports; the last band has none.

@@ -34,13 +34,14 @@ from gpu_autoscaler.providers.aws.translate import (
     tags_of,
     zone_of,
 )
-from gpu_autoscaler.providers.files import fill_template, modified_at, read_prices, read_text
+from gpu_autoscaler.providers.files import fill_template, read_text
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import (
     Instance,
     LaunchRefused,
     Order,
     instance_from_order,
+    misconfigured,
     verify_order,
     wall_clock,
 )
@@ -72,16 +73,9 @@ class AwsCapacity:
         self._now = now
         self._user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._client = AwsClient(str(options.region), url=url, call_seconds_max=call_seconds_max)
-        bands = bands_of(options.spot_advisor_path, str(options.region))
         self._scores = PlacementScores(self._client, options.placement_score_count)
         self._ceilings = SpotCeilings(options.spot_ceilings)
-        self._market = AwsMarket(
-            self._client,
-            read_prices(OWNER, options.prices_path),
-            modified_at(options.prices_path),
-            bands,
-            self._ceilings,
-        )
+        self._market = AwsMarket(self._client, options, bands_of(options.spot_advisor_path, str(options.region)))
         self._groups = AwsGroups(self._client, options, installation)
         self._fleets = AwsFleets(self._client, installation)
         self._reservations = AwsReservations(self._client, options.capacity_reservations)
@@ -246,19 +240,14 @@ class AwsCapacity:
         """Return launch template and subnet in the form of requests. Raises LaunchRefused, TransientError."""
         zones = await self._zones()
         if not self._options.launch_template:
-            raise LaunchRefused(
+            raise misconfigured(
                 f"launch for pool {order.pool} failed: it has no Auto Scaling group; add it to aws.groups, or set"
                 " aws.launch_template",
-                code="NoGroup",
-                kind="configuration",
-                scope="offer",
+                "NoGroup",
             )
         if order.offer.zone not in zones:
-            raise LaunchRefused(
-                f"{operation} failed: no subnet in {order.offer.zone}; add one to aws.subnets",
-                code="NoSubnet",
-                kind="configuration",
-                scope="zone",
+            raise misconfigured(
+                f"{operation} failed: no subnet in {order.offer.zone}; add one to aws.subnets", "NoSubnet", scope="zone"
             )
         template = self._options.launch_template
         by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"

@@ -26,7 +26,7 @@ from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, PREFIX
 from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.translate import code_in_message, failure, read_tags, tags_for
 from gpu_autoscaler.providers.desired_capacity import Ledger, decode_ledger
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, misconfigured
 
 LEDGER_TAG = f"{PREFIX}/orders-"  # followed by a number
 TAG_LENGTH_MAX = 256  # of a value; 50 tags per group (EC2 Auto Scaling User Guide, "Tag groups and instances")
@@ -92,12 +92,10 @@ class DesiredCapacityGroups:
         """Record the order in the group before capacity is requested."""
         max_size = int(state.group["MaxSize"])
         if state.required_capacity(state.ledger) + 1 > max_size:
-            raise LaunchRefused(
+            raise misconfigured(
                 f"launch refused: group {name} is at its MaxSize of {max_size}; raise MaxSize, or lower the policy's"
                 " limits",
-                code="MaxSize",
-                kind="configuration",
-                scope="offer",
+                "MaxSize",
             )
         price = order.offer.price_micro_usd_per_hour
         note = f"{'' if price is None else price}@{int(now.timestamp())}@{quote(order.pool, safe='')}"
@@ -203,11 +201,8 @@ class DesiredCapacityGroups:
         bare = msgspec.structs.replace(ledger, assigned={}, foreign_members=ledger.foreign_members & state.alive)
         texts = bare.encode(TAG_LENGTH_MAX, LEDGER_TAGS_MAX, ())
         if texts is None:
-            raise LaunchRefused(
-                f"CreateOrUpdateTags: tags of group {name} cannot hold another order; buy by aws.groups",
-                code="LedgerFull",
-                kind="configuration",
-                scope="offer",
+            raise misconfigured(
+                f"CreateOrUpdateTags: tags of group {name} cannot hold another order; buy by aws.groups", "LedgerFull"
             )
         before = {tag["Key"] for tag in state.group.get("Tags", ()) if tag["Key"].startswith(LEDGER_TAG)}
         tags = [_tag(name, f"{LEDGER_TAG}{number}", text) for number, text in enumerate(texts)]

@@ -28,7 +28,14 @@ from gpu_autoscaler.providers.aws.translate import (
     provider_id_of,
     read_tags,
 )
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, verify_order
+from gpu_autoscaler.providers.protocol import (
+    Instance,
+    LaunchRefused,
+    Order,
+    instance_from_order,
+    misconfigured,
+    verify_order,
+)
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 CREATE = "CreateFleet"
@@ -186,12 +193,10 @@ def _tags(token: str, orders: Sequence[Order], action_ids: Sequence[str]) -> dic
     """Return the tags of all instances of a fleet: owner, transaction and the action ids of all orders."""
     first, per_tag = orders[0], TAG_LENGTH_MAX // (max(map(len, action_ids)) + 1)
     if len(action_ids) > per_tag * ORDER_TAGS_MAX:
-        raise LaunchRefused(
+        raise misconfigured(
             f"{CREATE}: tags hold {per_tag * ORDER_TAGS_MAX} action ids, and the gang has {len(action_ids)} nodes;"
             " unset aws.fleets for gangs of this size",
-            code="GangTooLarge",
-            kind="configuration",
-            scope="offer",
+            "GangTooLarge",
         )
     tags = {
         INSTALLATION: first.installation,

@@ -25,7 +25,7 @@ from gpu_autoscaler.providers.aws.node_template import LABEL, NodeTemplate, temp
 from gpu_autoscaler.providers.aws.options import AwsOptions, max_size_by_group, names_by_pool
 from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
 from gpu_autoscaler.providers.preflight import Finding, ok, warning
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Order, misconfigured
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 UPDATE = "UpdateAutoScalingGroup"
@@ -56,13 +56,11 @@ class GroupMaxSizes:
         async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name]):
             for group_data in page["AutoScalingGroups"]:
                 if group_data["DesiredCapacity"] > max_size:
-                    raise LaunchRefused(
+                    raise misconfigured(
                         f"{UPDATE}: group {name} has desired capacity {group_data['DesiredCapacity']}, above its"
                         f" aws.group_max_sizes of {max_size}: MaxSize stays {group_data['MaxSize']} and nothing is"
                         " bought from it until fewer instances run",
-                        code="MaxSize",
-                        kind="configuration",
-                        scope="offer",
+                        "MaxSize",
                     )
                 if group_data["MaxSize"] != max_size:
                     await self._client.call(UPDATE, AutoScalingGroupName=name, MaxSize=max_size)
@@ -159,12 +157,10 @@ class AwsGroups:
             why = "; ".join(group.problems) or (
                 f"it offers {group.instance_type} as {group.capacity_type} in {', '.join(group.zones)}"
             )
-            raise LaunchRefused(
+            raise misconfigured(
                 f"group {group.name} of pool {order.pool} does not offer {offer.key}: {why}; check aws.groups and the"
                 " policy",
-                code="OfferNotInGroup",
-                kind="configuration",
-                scope="offer",
+                "OfferNotInGroup",
             )
         await self._enforce_max_size(group)
         if group.uses_desired_capacity:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -14,12 +13,19 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import Bands
 from gpu_autoscaler.providers.aws.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.aws.client import AwsClient
+from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions
 from gpu_autoscaler.providers.aws.quotas import KnownQuotas
 from gpu_autoscaler.providers.aws.reservations import Reservation, reserved_offer
 from gpu_autoscaler.providers.aws.translate import InstanceType, is_denied, parse_instance_type
-from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
+from gpu_autoscaler.providers.market import (
+    Price,
+    PriceFile,
+    first_unavailable,
+    matching_kinds,
+    offer_of,
+    timestamp_if_stale,
+)
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
-from gpu_autoscaler.providers.unavailability import Unavailable, first_unavailable, unavailable_by_quota
 
 TYPES_KEPT = timedelta(hours=1)  # availability and on-demand prices change monthly
 NAMES_COUNT_MAX = 50  # types per request
@@ -27,7 +33,6 @@ NAMES_COUNT_MAX = 50  # types per request
 SPOT_HISTORY = timedelta(hours=1)
 
 _NO_BANDS = Bands()
-_NO_CEILINGS = SpotCeilings()
 
 log = structlog.get_logger()
 
@@ -43,20 +48,12 @@ class _Types(msgspec.Struct, frozen=True):
 class AwsMarket:
     """Offers of the region. Prices of the price file override the cloud's."""
 
-    def __init__(
-        self,
-        client: AwsClient,
-        file_prices: Mapping[str, int],
-        filed_at: datetime | None = None,
-        bands: Bands = _NO_BANDS,
-        ceilings: SpotCeilings = _NO_CEILINGS,
-    ) -> None:
-        """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
+    def __init__(self, client: AwsClient, options: AwsOptions, bands: Bands = _NO_BANDS) -> None:
+        """Raises ConfigError for the price file."""
         self._bands = bands
-        self._ceilings = ceilings
+        self._ceilings = SpotCeilings(options.spot_ceilings)
         self._client = client
-        self._filed_at = filed_at
-        self._file_prices = file_prices
+        self._file_prices = PriceFile(OWNER, options.prices_path)
         self._quotas = KnownQuotas(client)
         self._types: _Types | None = None
         # Cached per type, so that an interrupted first read of many types resumes.
@@ -71,26 +68,22 @@ class AwsMarket:
         spot = await self._spot_prices(sorted(types.kinds), now)
         await self._quotas.refresh(now)
         return [
-            Offer(
-                instance_type=kind.name,
-                zone=zone,
-                capacity_type=capacity_type,
-                resources=kind.resources,
-                gpu_model=kind.gpu_model,
-                gpu_memory_bytes=kind.gpu_memory_bytes,
-                price_micro_usd_per_hour=price.micro_usd_per_hour,
-                price_source=price.source,
-                priced_at=price.read_at,
+            offer_of(
+                kind,
+                zone,
+                capacity_type,
+                price,
+                first_unavailable(
+                    self._quotas.shortfall(kind, capacity_type),
+                    self._ceilings.check(kind.name, capacity_type, price.micro_usd_per_hour),
+                ),
                 interruption_ratio=self._bands.ratio(kind.name, now) if capacity_type is CapacityType.SPOT else None,
-                unavailable_because=unavailable.because,
-                unavailable_by=unavailable.by,
             )
             for kind in types.kinds.values()
             for zone in zones
             if types.zones_by_type is None or zone in types.zones_by_type.get(kind.name, ())
             for capacity_type in kind.capacity_types
             for price in [self._price(kind.name, zone, capacity_type, spot, now)]
-            for unavailable in [self._unavailability(kind, capacity_type, price.micro_usd_per_hour)]
         ] + [
             reserved_offer(
                 reservation, types.kinds[reservation.instance_type], self._reserved_price(reservation, types)
@@ -99,15 +92,9 @@ class AwsMarket:
             if reservation.zone in zones and reservation.instance_type in types.kinds
         ]
 
-    def _unavailability(
-        self, kind: InstanceType, capacity_type: CapacityType, price_micro_usd: int | None
-    ) -> Unavailable:
-        quota = unavailable_by_quota(self._quotas.shortfall(kind, capacity_type))
-        return first_unavailable(quota, self._ceilings.check(kind.name, capacity_type, price_micro_usd))
-
     def _reserved_price(self, reservation: Reservation, types: _Types) -> int | None:
         """Return the agreed price from the price file, else the on-demand price at which AWS bills it."""
-        agreed = self._file_prices.get(f"{reservation.instance_type}/*/{CapacityType.RESERVED}")
+        agreed = self._file_prices.everywhere(reservation.instance_type, CapacityType.RESERVED)
         return types.on_demand_micro_usd.get(reservation.instance_type) if agreed is None else agreed
 
     async def spot_types(self, patterns: Sequence[str], now: datetime) -> list[str]:
@@ -118,7 +105,7 @@ class AwsMarket:
     def _price(
         self, name: str, zone: str, capacity_type: CapacityType, spot: Mapping[tuple[str, str], int], now: datetime
     ) -> Price:
-        filed = file_price(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
+        filed = self._file_prices.price(name, zone, capacity_type, now)
         if filed is not None:
             return filed
         if capacity_type is CapacityType.SPOT:
@@ -145,11 +132,7 @@ class AwsMarket:
             if not is_denied(exc):
                 raise
             log.warning("instance type lookup failed", error=str(exc), effect="the built-in table is used")
-            return {
-                name: kind
-                for name, kind in KNOWN_INSTANCE_TYPES.items()
-                if any(fnmatchcase(name, pattern) for pattern in patterns)
-            }
+            return matching_kinds(KNOWN_INSTANCE_TYPES, patterns)
         kinds = [kind for kind in map(parse_instance_type, described) if kind is not None]
         return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
 
@@ -175,7 +158,7 @@ class AwsMarket:
         for name in names:
             known = self._on_demand_read.get(name)
             is_fresh = known is not None and now - known[0] < TYPES_KEPT
-            if is_fresh or f"{name}/*/{CapacityType.ON_DEMAND}" in self._file_prices:
+            if is_fresh or self._file_prices.everywhere(name, CapacityType.ON_DEMAND) is not None:
                 continue
             filters = _product_filters(name, self._client.region)
             try:

@@ -17,13 +17,12 @@ from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.fleets import fleet_request
 from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, AwsGroups, Group
 from gpu_autoscaler.providers.aws.market import AwsMarket
-from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool
+from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool
 from gpu_autoscaler.providers.aws.permissions import CALLS, Way, policy_of
 from gpu_autoscaler.providers.aws.quotas import quota_of, read_quotas
 from gpu_autoscaler.providers.aws.reservations import AwsReservations
-from gpu_autoscaler.providers.files import modified_at, read_prices
 from gpu_autoscaler.providers.preflight import Finding, error, ok, stale_price_findings, unpriced_findings, warning
-from gpu_autoscaler.providers.spot_ceilings import SpotCeilings, ceiling_findings
+from gpu_autoscaler.providers.spot_ceilings import ceiling_findings
 
 FLEET_TYPES = (CapacityType.ON_DEMAND, CapacityType.SPOT)
 QUEUE_LONG_COUNT = 1000  # waiting events; a watcher reads ten at a time
@@ -197,13 +196,7 @@ class Preflight:
         if not zones or not (patterns or types):
             return ()
         try:
-            market = AwsMarket(
-                self._client,
-                read_prices(OWNER, self._options.prices_path),
-                modified_at(self._options.prices_path),
-                ceilings=SpotCeilings(self._options.spot_ceilings),
-            )
-            offers = await market.offers((*patterns, *types), zones, self._now)
+            offers = await AwsMarket(self._client, self._options).offers((*patterns, *types), zones, self._now)
         except AutoscalerError as exc:
             found.append(self._failed("DescribeInstanceTypes", exc))
             return ()

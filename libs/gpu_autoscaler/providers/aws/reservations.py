@@ -19,7 +19,8 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.translate import InstanceType
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order
+from gpu_autoscaler.providers.market import AVAILABLE, Price, Unavailable, offer_of
+from gpu_autoscaler.providers.protocol import Order, misconfigured
 
 BLOCK_ENDED_AHEAD = timedelta(minutes=30)
 RESERVATIONS_KEPT = timedelta(seconds=60)  # the refresh interval of offers: free counts change with each launch
@@ -117,12 +118,10 @@ class AwsReservations:
                 offer.paid_from,
             ):
                 return reservation
-        raise LaunchRefused(
+        raise misconfigured(
             f"RunInstances: no capacity reservation for {offer.key} starting {offer.paid_from} is in"
             " aws.capacity_reservations; see `gpu-autoscaler doctor`",
-            code="NoReservation",
-            kind="configuration",
-            scope="offer",
+            "NoReservation",
         )
 
 
@@ -134,18 +133,14 @@ def reserved_offer(reservation: Reservation, kind: InstanceType, on_demand_micro
     """
     is_used_up = reservation.state == "active" and reservation.available_count == 0
     message = f"{reservation.reservation_id} is exhausted: 0 of {reservation.total_count} are free"
-    return Offer(
-        instance_type=kind.name,
-        zone=reservation.zone,
-        capacity_type=CapacityType.RESERVED,
-        resources=kind.resources,
-        gpu_model=kind.gpu_model,
-        gpu_memory_bytes=kind.gpu_memory_bytes,
-        price_micro_usd_per_hour=0 if reservation.is_block else on_demand_micro_usd,
+    return offer_of(
+        kind,
+        reservation.zone,
+        CapacityType.RESERVED,
+        Price(0 if reservation.is_block else on_demand_micro_usd, None),
+        Unavailable(UnavailabilityCause.RESERVATION, message) if is_used_up else AVAILABLE,
         paid_from=reservation.starts_at,
         paid_until=reservation.paid_until,
-        unavailable_because=message if is_used_up else None,
-        unavailable_by=UnavailabilityCause.RESERVATION if is_used_up else None,
     )
 
 

@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from gpu_autoscaler.events.node import InstanceState
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.gpu import GPU_MODELS, gpu_model_name
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL, PREFIX
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
+from gpu_autoscaler.providers.allocatable import machine_resources
 from gpu_autoscaler.providers.aws.permissions import actions_of
+from gpu_autoscaler.providers.market import MachineKind
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 
 PROVIDER_ID_PREFIX = "aws:///"
@@ -95,7 +93,6 @@ _DATED = re.compile(r"\((\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}) (?:GMT|UTC)\)")
 # `VM_MEMORY_OVERHEAD_PERCENT`).
 _MEMORY_UNSEEN_RATIO = 0.075
 _MEBIBYTE = 2**20
-_DISK_BYTES = 100 * 2**30  # launch template's root volume; our recommendation
 
 
 def is_throttled(code: str) -> bool:
@@ -222,15 +219,10 @@ def _ended_at(data: Mapping[str, Any], now: datetime) -> datetime:
     return now if dated is None else datetime.strptime(dated[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance type: allocatable resources, GPUs and purchase options."""
+class InstanceType(MachineKind, frozen=True, kw_only=True):
+    """An instance type with its purchase options."""
 
-    name: str
-    resources: Resources
-    gpu_model: str | None = None
-    gpu_memory_bytes: int | None = None
     capacity_types: tuple[CapacityType, ...] = (CapacityType.ON_DEMAND, CapacityType.SPOT)
-    vcpu_count: int = 0  # counted by quotas
 
 
 def parse_instance_type(data: Mapping[str, Any]) -> InstanceType | None:
@@ -261,20 +253,13 @@ def build_instance_type(
     capacity_types: tuple[CapacityType, ...] = (CapacityType.ON_DEMAND, CapacityType.SPOT),
 ) -> InstanceType:
     """Return the instance type with its allocatable resources; unknown GPU models keep the cloud's name."""
-    total = Resources(
-        cpu_milli=vcpu_count * 1000,
-        memory_bytes=int(memory_mib * _MEBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
-        gpu_count=gpu_count,
-        ephemeral_storage_bytes=_DISK_BYTES,
-        pod_count=PODS_PER_NODE,
-    )
     model = None if gpu_name is None else gpu_model_name(gpu_name) or gpu_name
     # AWS reports some GPUs in decimal gigabytes: 16 GiB for a T4, 22,888 MiB for a 24 GB L4. We use the nominal size.
     nominal = GPU_MODELS[model].memory_bytes if model in GPU_MODELS else None
     reported_bytes = None if gpu_memory_mib is None else gpu_memory_mib * _MEBIBYTE
     return InstanceType(
         name=name,
-        resources=allocatable(total),
+        resources=machine_resources(vcpu_count, memory_mib * _MEBIBYTE * (1 - _MEMORY_UNSEEN_RATIO), gpu_count),
         gpu_model=model,
         gpu_memory_bytes=nominal or reported_bytes,
         capacity_types=capacity_types,

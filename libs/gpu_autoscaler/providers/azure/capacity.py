@@ -19,9 +19,9 @@ from gpu_autoscaler.providers.azure.preflight import Preflight
 from gpu_autoscaler.providers.azure.scale_sets import Mode, ScaleSet, ScaleSets
 from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, instance_of, read_tags, resource_id_of
 from gpu_autoscaler.providers.ended_instances import SHOWN, EndedInstances
-from gpu_autoscaler.providers.files import modified_at, read_prices, read_text
+from gpu_autoscaler.providers.files import read_text
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, verify_order, wall_clock
+from gpu_autoscaler.providers.protocol import Instance, Order, misconfigured, verify_order, wall_clock
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 
 _ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # suffixes of operations that end a machine
@@ -50,10 +50,7 @@ class AzureCapacity:
         user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._machine = machine = None if options.machine_path is None else machine_of(options.machine_path)
         self._client = AzureClient(options, url=url, call_seconds_max=call_seconds_max)
-        ceilings = SpotCeilings(options.spot_ceilings)
-        self._market = AzureMarket(
-            self._client, read_prices(OWNER, options.prices_path), modified_at(options.prices_path), ceilings
-        )
+        self._market = AzureMarket(self._client, options)
         self._ended = EndedInstances()
         self._uniform_sets = UniformScaleSets(self._client)
         self._names_by_pool = names_by_pool(options.scale_sets)
@@ -62,7 +59,11 @@ class AzureCapacity:
         if options.scale_set is not None and machine is not None:
             modes[options.scale_set] = "Flexible"
             self._flexible_set = FlexibleScaleSet(
-                self._client, scale_set=options.scale_set, machine=machine, user_data=user_data, ceilings=ceilings
+                self._client,
+                scale_set=options.scale_set,
+                machine=machine,
+                user_data=user_data,
+                ceilings=SpotCeilings(options.spot_ceilings),
             )
         self._sets = ScaleSets(self._client, installation, modes)
 
@@ -94,11 +95,8 @@ class AzureCapacity:
         elif self._flexible_set is not None:
             instance = await self._flexible_set.launch(order, now)
         else:
-            raise LaunchRefused(
-                f"pool {order.pool} has no scale set; add it to azure.scale_sets, or set azure.scale_set",
-                code="NoScaleSet",
-                kind="configuration",
-                scope="offer",
+            raise misconfigured(
+                f"pool {order.pool} has no scale set; add it to azure.scale_sets, or set azure.scale_set", "NoScaleSet"
             )
         self._ended.record_running(instance)
         if instance.state == "terminated":  # launched and ended before this process started
@@ -191,11 +189,9 @@ class AzureCapacity:
                 + ("" if scale_set.problems else ", ".join(scale_set.zones))
                 for scale_set in sets
             )
-            raise LaunchRefused(
+            raise misconfigured(
                 f"no scale set of pool {order.pool} offers {offer.key}: {why}; check azure.scale_sets and the policy",
-                code="OfferNotInScaleSet",
-                kind="configuration",
-                scope="offer",
+                "OfferNotInScaleSet",
             )
         return sets
 

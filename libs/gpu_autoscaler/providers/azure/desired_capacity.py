@@ -28,7 +28,7 @@ from gpu_autoscaler.providers.azure.translate import (
     read_tags,
 )
 from gpu_autoscaler.providers.desired_capacity import Ledger, decode_ledger
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, instance_from_order, misconfigured
 from gpu_autoscaler.providers.rest import Answer
 from gpu_autoscaler.providers.tokens import idempotency_token
 
@@ -140,12 +140,10 @@ class UniformScaleSets:
     async def _raise_capacity(self, order: Order, scale_set: ScaleSet, state: _SetState, now: datetime) -> _SetState:
         """Raise the capacity by one, with the order recorded in the same call. Raises as `launch`."""
         if state.owner != order.installation:
-            raise LaunchRefused(
+            raise misconfigured(
                 f"{UPDATE}: scale set {scale_set.name} is tagged for installation {state.owner!r}, not ours; tag it"
                 f" {INSTALLATION_TAG}, or name another in azure.scale_sets",
-                code="ScaleSetNotOwned",
-                kind="configuration",
-                scope="offer",
+                "ScaleSetNotOwned",
             )
         if state.capacity >= state.capacity_max:
             raise LaunchRefused(

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.providers.azure.client import AzureClient
 from gpu_autoscaler.providers.azure.translate import LAUNCH_LOG_TAG
-from gpu_autoscaler.providers.protocol import LaunchRefused
+from gpu_autoscaler.providers.protocol import misconfigured
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 TAGS_MAX, TAG_LENGTH_MAX = 40, 256  # of the 50 tags of a resource; the rest is for other users
@@ -72,11 +72,9 @@ class LaunchLog:
         for _ in range(TRIES_MAX):
             set_data = await self._client.find("VirtualMachineScaleSets_Get", scale_set=self._scale_set)
             if set_data is None:
-                raise LaunchRefused(
+                raise misconfigured(
                     f"scale set {self._scale_set} not found in {self._client.group_id}; check azure.scale_set",
-                    code="NoScaleSet",
-                    kind="configuration",
-                    scope="offer",
+                    "NoScaleSet",
                 )
             tags: Mapping[str, str] = set_data.get("tags") or {}
             known = decode_launches(text for name, text in tags.items() if name.startswith(LAUNCH_LOG_TAG))

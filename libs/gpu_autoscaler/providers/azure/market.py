@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -13,16 +12,23 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.azure.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.azure.client import AzureClient
+from gpu_autoscaler.providers.azure.options import OWNER, AzureOptions
 from gpu_autoscaler.providers.azure.translate import REGIONAL_ZONE, Denied, InstanceType, parse_instance_type, zone_name
-from gpu_autoscaler.providers.prices import Price, file_price, timestamp_if_stale
+from gpu_autoscaler.providers.market import (
+    Price,
+    PriceFile,
+    first_unavailable,
+    matches_any,
+    matching_kinds,
+    offer_of,
+    timestamp_if_stale,
+)
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
-from gpu_autoscaler.providers.unavailability import first_unavailable, unavailable_by_quota
 
 TYPES_KEPT = timedelta(hours=1)  # availability changes monthly
 PRICES_KEPT = timedelta(minutes=5)  # spot prices follow demand
 NAMES_COUNT_MAX = 15  # sizes per filter of the price list
 QUOTA_OF: Mapping[CapacityType, str] = {CapacityType.ON_DEMAND: "cores", CapacityType.SPOT: "lowPriorityCores"}
-_NO_CEILINGS = SpotCeilings()
 
 log = structlog.get_logger()
 
@@ -44,18 +50,11 @@ class _Sold(msgspec.Struct, frozen=True):
 class AzureMarket:
     """Offers of the region. Prices of the price file override the cloud's."""
 
-    def __init__(
-        self,
-        client: AzureClient,
-        file_prices: Mapping[str, int],
-        filed_at: datetime | None = None,
-        ceilings: SpotCeilings = _NO_CEILINGS,
-    ) -> None:
-        """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
+    def __init__(self, client: AzureClient, options: AzureOptions) -> None:
+        """Raises ConfigError for the price file."""
         self._client = client
-        self._ceilings = ceilings
-        self._file_prices = file_prices
-        self._filed_at = filed_at
+        self._ceilings = SpotCeilings(options.spot_ceilings)
+        self._file_prices = PriceFile(OWNER, options.prices_path)
         self._sold: _Sold | None = None
         self._prices: dict[tuple[str, CapacityType], int] = {}
         self._prices_read_at: datetime | None = None
@@ -69,28 +68,22 @@ class AzureMarket:
         sold = await self._read_sold(tuple(patterns), now)
         await self._read_prices(sorted(sold.kinds), now)
         return [
-            Offer(
-                instance_type=kind.name,
-                zone=zone,
-                capacity_type=capacity_type,
-                resources=kind.resources,
-                gpu_model=kind.gpu_model,
-                gpu_memory_bytes=kind.gpu_memory_bytes,
-                price_micro_usd_per_hour=price.micro_usd_per_hour,
-                price_source=price.source,
-                priced_at=price.read_at,
-                unavailable_because=unavailable.because,
-                unavailable_by=unavailable.by,
+            offer_of(
+                kind,
+                zone,
+                capacity_type,
+                price,
+                first_unavailable(
+                    quota_shortfall(kind, capacity_type, quotas),
+                    self._ceilings.check(kind.name, capacity_type, price.micro_usd_per_hour),
+                ),
             )
             for kind in sold.kinds.values()
             for zone in zones
             if sold.zones_by_type is None or zone in sold.zones_by_type.get(kind.name, ())
-            for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
+            for capacity_type in QUOTA_OF
             if kind.is_spot_sold or capacity_type is CapacityType.ON_DEMAND
             for price in [self._price(kind.name, zone, capacity_type, now)]
-            for quota in [unavailable_by_quota(quota_shortfall(kind, capacity_type, quotas))]
-            for ceiling in [self._ceilings.check(kind.name, capacity_type, price.micro_usd_per_hour)]
-            for unavailable in [first_unavailable(quota, ceiling)]
         ]
 
     async def quotas(self) -> Mapping[str, Quota]:
@@ -109,7 +102,7 @@ class AzureMarket:
         return (await self._read_sold(tuple(patterns), now)).kinds
 
     def _price(self, name: str, zone: str, capacity_type: CapacityType, now: datetime) -> Price:
-        filed = file_price(self._file_prices, self._filed_at, (name, zone, capacity_type), now)
+        filed = self._file_prices.price(name, zone, capacity_type, now)
         if filed is not None:
             return filed
         return Price(
@@ -126,16 +119,15 @@ class AzureMarket:
             skus = [
                 sku
                 async for sku in self._client.pages("ResourceSkus_List", query=query)
-                if sku.get("resourceType") == "virtualMachines" and _matches(sku["name"], patterns)
+                if sku.get("resourceType") == "virtualMachines" and matches_any(sku["name"], patterns)
             ]
         except Denied as exc:
             log.warning("size lookup denied", error=str(exc), effect="the built-in table is used")
-            kinds = {name: kind for name, kind in KNOWN_INSTANCE_TYPES.items() if _matches(name, patterns)}
-            self._sold = _Sold(patterns, kinds, None, now)
+            self._sold = _Sold(patterns, matching_kinds(KNOWN_INSTANCE_TYPES, patterns), None, now)
         else:
-            made = {sku["name"]: kind for sku in skus if (kind := parse_instance_type(sku)) is not None}
+            kinds = {sku["name"]: kind for sku in skus if (kind := parse_instance_type(sku)) is not None}
             zones = {sku["name"]: zones_sold(sku, region) for sku in skus}
-            self._sold = _Sold(patterns, dict(sorted(made.items())), zones, now)
+            self._sold = _Sold(patterns, dict(sorted(kinds.items())), zones, now)
         return self._sold
 
     async def _read_prices(self, names: Sequence[str], now: datetime) -> None:
@@ -145,10 +137,7 @@ class AzureMarket:
         unpriced_names = [
             name
             for name in names
-            if any(
-                f"{name}/*/{capacity_type}" not in self._file_prices
-                for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
-            )
+            if None in (self._file_prices.everywhere(name, capacity_type) for capacity_type in QUOTA_OF)
         ]
         prices: dict[tuple[str, CapacityType], int] = {}
         try:
@@ -163,10 +152,6 @@ class AzureMarket:
             log.warning("price lookup failed", error=str(exc), effect="offers without a price are not used")
             return
         self._prices, self._prices_read_at = prices, now
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def quota_shortfall(kind: InstanceType, capacity_type: CapacityType, quotas: Mapping[str, Quota]) -> str | None:

@@ -14,19 +14,20 @@ import msgspec
 Way = Literal["always", "machines", "groups", "prices"]
 RateLimitName = Literal["writes", "ends", "reads"]
 
-COMPUTE = "Microsoft.Compute"
-_VERSION = "2024-11-01"
-_OF_GROUP = f"/subscriptions/{{subscription}}/resourceGroups/{{resource_group}}/providers/{COMPUTE}"
-_OF_SUBSCRIPTION = f"/subscriptions/{{subscription}}/providers/{COMPUTE}"
+_SUBSCRIPTION = "/subscriptions/{subscription}/providers/"
+_GROUP = "/subscriptions/{subscription}/resourceGroups/{resource_group}/providers/"
+_LOCATION = _SUBSCRIPTION + "Microsoft.Compute/locations/{region}/"
+_MACHINES = _GROUP + "Microsoft.Compute/virtualMachines"
+_SET = _GROUP + "Microsoft.Compute/virtualMachineScaleSets/{scale_set}"
 
 
 class Permission(msgspec.Struct, frozen=True, kw_only=True):
     """A call: its request, its permissions, the purchase method that needs it, and the effect of its absence."""
 
-    operation: str  # as Azure's specification names it
+    operation: str = ""  # as Azure's specification names it; in the table: by the key
     method: str
     path: str
-    version: str = _VERSION
+    version: str = "2024-11-01"
     rate_limit: RateLimitName = "reads"
     actions: tuple[str, ...]  # including those on dependent resources
     way: Way
@@ -34,162 +35,129 @@ class Permission(msgspec.Struct, frozen=True, kw_only=True):
     is_launch: bool = False
 
 
+def _call(method: str, path: str, way: Way, without: str, *actions: str, **options: Any) -> Permission:  # noqa: ANN401 - fields of Permission
+    """Return the call; actions without a provider are Compute's."""
+    named = tuple(action if action.startswith("Microsoft.") else f"Microsoft.Compute/{action}" for action in actions)
+    return Permission(method=method, path=path, way=way, without=without, actions=named, **options)
+
+
+_CALLS: Mapping[str, Permission] = {
+    "VirtualMachines_List": _call(
+        "GET",
+        _MACHINES,
+        "always",
+        "machines cannot be listed: nothing is launched or terminated",
+        "virtualMachines/read",
+    ),
+    "VirtualMachines_Get": _call(
+        "GET", _MACHINES + "/{name}", "machines", "a machine cannot be verified to be gone", "virtualMachines/read"
+    ),
+    "VirtualMachines_CreateOrUpdate": _call(
+        "PUT",
+        _MACHINES + "/{name}",
+        "machines",
+        "nothing is launched into the flexible scale set",
+        "virtualMachines/write",
+        "virtualMachineScaleSets/write",
+        "disks/write",
+        "Microsoft.Network/networkInterfaces/write",
+        "Microsoft.Network/networkInterfaces/join/action",
+        "Microsoft.Network/networkSecurityGroups/join/action",
+        "Microsoft.Network/virtualNetworks/subnets/join/action",
+        "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
+        rate_limit="writes",
+        is_launch=True,
+    ),
+    "VirtualMachines_Delete": _call(
+        "DELETE",
+        _MACHINES + "/{name}",
+        "machines",
+        "machines of the flexible scale set are never terminated",
+        "virtualMachines/delete",
+        "disks/delete",
+        "Microsoft.Network/networkInterfaces/delete",
+        rate_limit="ends",
+    ),
+    "VirtualMachineScaleSets_Get": _call(
+        "GET", _SET, "always", "scale sets are unknown, so there are no offers", "virtualMachineScaleSets/read"
+    ),
+    "VirtualMachineScaleSets_Update": _call(
+        "PATCH",
+        _SET,
+        "always",
+        "nothing is launched: orders are recorded on the scale set",
+        "virtualMachineScaleSets/write",
+        "Microsoft.Network/virtualNetworks/subnets/join/action",
+        rate_limit="writes",
+        is_launch=True,
+    ),
+    "VirtualMachineScaleSets_DeleteInstances": _call(
+        "POST",
+        _SET + "/delete",
+        "groups",
+        "machines of uniform scale sets are never terminated",
+        "virtualMachineScaleSets/delete/action",
+        rate_limit="ends",
+    ),
+    "VirtualMachineScaleSetVMs_List": _call(
+        "GET",
+        _SET + "/virtualMachines",
+        "groups",
+        "machines of uniform scale sets cannot be listed",
+        "virtualMachineScaleSets/virtualMachines/read",
+    ),
+    "Operations_Get": _call(
+        "GET",
+        _LOCATION + "operations/{name}",
+        "always",
+        "late launch failures have no reason",
+        "locations/operations/read",
+    ),
+    "ActivityLogs_List": _call(
+        "GET",
+        _SUBSCRIPTION + "Microsoft.Insights/eventtypes/management/values",
+        "always",
+        "an evicted machine is dated when it is first missed, some seconds late",
+        "Microsoft.Insights/eventtypes/values/read",
+        version="2015-04-01",
+    ),
+    "ResourceSkus_List": _call(
+        "GET",
+        _SUBSCRIPTION + "Microsoft.Compute/skus",
+        "always",
+        "the built-in table of sizes is used, and each size is offered in each zone",
+        "skus/read",
+        version="2021-07-01",
+    ),
+    "Usage_List": _call(
+        "GET", _LOCATION + "usages", "prices", "exhausted quotas surface as launch refusals", "locations/usages/read"
+    ),
+    "VirtualMachineImages_List": _call(
+        "GET",
+        _LOCATION + "publishers/{name}/versions",
+        "machines",
+        "an image that is not offered in the region shows with the first order",
+        "locations/publishers/artifacttypes/offers/skus/versions/read",
+    ),
+    "Permissions_ListForResourceGroup": _call(
+        "GET",
+        _GROUP + "Microsoft.Authorization/permissions",
+        "always",
+        "a missing permission shows with the first order",
+        "Microsoft.Authorization/permissions/read",
+        version="2022-04-01",
+    ),
+    "AutoscaleSettings_ListByResourceGroup": _call(
+        "GET",
+        _GROUP + "Microsoft.Insights/autoscalesettings",
+        "groups",
+        "an Azure autoscale setting on the same scale set is not detected",
+        "Microsoft.Insights/autoscaleSettings/read",
+        version="2022-10-01",
+    ),
+}
 CALLS: Mapping[str, Permission] = {
-    one.operation: one
-    for one in (
-        Permission(
-            operation="VirtualMachines_List",
-            method="GET",
-            path=f"{_OF_GROUP}/virtualMachines",
-            actions=(f"{COMPUTE}/virtualMachines/read",),
-            way="always",
-            without="machines cannot be listed: nothing is launched or terminated",
-        ),
-        Permission(
-            operation="VirtualMachines_Get",
-            method="GET",
-            path=f"{_OF_GROUP}/virtualMachines/{{name}}",
-            actions=(f"{COMPUTE}/virtualMachines/read",),
-            way="machines",
-            without="a machine cannot be verified to be gone",
-        ),
-        Permission(
-            operation="VirtualMachines_CreateOrUpdate",
-            method="PUT",
-            path=f"{_OF_GROUP}/virtualMachines/{{name}}",
-            rate_limit="writes",
-            actions=(
-                f"{COMPUTE}/virtualMachines/write",
-                f"{COMPUTE}/virtualMachineScaleSets/write",
-                f"{COMPUTE}/disks/write",
-                "Microsoft.Network/networkInterfaces/write",
-                "Microsoft.Network/networkInterfaces/join/action",
-                "Microsoft.Network/networkSecurityGroups/join/action",
-                "Microsoft.Network/virtualNetworks/subnets/join/action",
-                "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
-            ),
-            way="machines",
-            without="nothing is launched into the flexible scale set",
-            is_launch=True,
-        ),
-        Permission(
-            operation="VirtualMachines_Delete",
-            method="DELETE",
-            path=f"{_OF_GROUP}/virtualMachines/{{name}}",
-            rate_limit="ends",
-            actions=(
-                f"{COMPUTE}/virtualMachines/delete",
-                f"{COMPUTE}/disks/delete",
-                "Microsoft.Network/networkInterfaces/delete",
-            ),
-            way="machines",
-            without="machines of the flexible scale set are never terminated",
-        ),
-        Permission(
-            operation="VirtualMachineScaleSets_Get",
-            method="GET",
-            path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}",
-            actions=(f"{COMPUTE}/virtualMachineScaleSets/read",),
-            way="always",
-            without="scale sets are unknown, so there are no offers",
-        ),
-        Permission(
-            operation="VirtualMachineScaleSets_Update",
-            method="PATCH",
-            path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}",
-            rate_limit="writes",
-            actions=(
-                f"{COMPUTE}/virtualMachineScaleSets/write",
-                "Microsoft.Network/virtualNetworks/subnets/join/action",
-            ),
-            way="always",
-            without="nothing is launched: orders are recorded on the scale set",
-            is_launch=True,
-        ),
-        Permission(
-            operation="VirtualMachineScaleSets_DeleteInstances",
-            method="POST",
-            path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}/delete",
-            rate_limit="ends",
-            actions=(f"{COMPUTE}/virtualMachineScaleSets/delete/action",),
-            way="groups",
-            without="machines of uniform scale sets are never terminated",
-        ),
-        Permission(
-            operation="VirtualMachineScaleSetVMs_List",
-            method="GET",
-            path=f"{_OF_GROUP}/virtualMachineScaleSets/{{scale_set}}/virtualMachines",
-            actions=(f"{COMPUTE}/virtualMachineScaleSets/virtualMachines/read",),
-            way="groups",
-            without="machines of uniform scale sets cannot be listed",
-        ),
-        Permission(
-            operation="Operations_Get",
-            method="GET",
-            path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/operations/{{name}}",
-            actions=(f"{COMPUTE}/locations/operations/read",),
-            way="always",
-            without="late launch failures have no reason",
-        ),
-        Permission(
-            operation="ActivityLogs_List",
-            method="GET",
-            path="/subscriptions/{subscription}/providers/Microsoft.Insights/eventtypes/management/values",
-            version="2015-04-01",
-            actions=("Microsoft.Insights/eventtypes/values/read",),
-            way="always",
-            without="an evicted machine is dated when it is first missed, some seconds late",
-        ),
-        Permission(
-            operation="ResourceSkus_List",
-            method="GET",
-            path=f"{_OF_SUBSCRIPTION}/skus",
-            version="2021-07-01",
-            actions=(f"{COMPUTE}/skus/read",),
-            way="always",
-            without="the built-in table of sizes is used, and each size is offered in each zone",
-        ),
-        Permission(
-            operation="Usage_List",
-            method="GET",
-            path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/usages",
-            actions=(f"{COMPUTE}/locations/usages/read",),
-            way="prices",
-            without="exhausted quotas surface as launch refusals",
-        ),
-        Permission(
-            operation="VirtualMachineImages_List",
-            method="GET",
-            path=f"{_OF_SUBSCRIPTION}/locations/{{region}}/publishers/{{name}}/versions",
-            actions=(f"{COMPUTE}/locations/publishers/artifacttypes/offers/skus/versions/read",),
-            way="machines",
-            without="an image that is not offered in the region shows with the first order",
-        ),
-        Permission(
-            operation="Permissions_ListForResourceGroup",
-            method="GET",
-            path=(
-                "/subscriptions/{subscription}/resourceGroups/{resource_group}/providers/Microsoft.Authorization/"
-                "permissions"
-            ),
-            version="2022-04-01",
-            actions=("Microsoft.Authorization/permissions/read",),
-            way="always",
-            without="a missing permission shows with the first order",
-        ),
-        Permission(
-            operation="AutoscaleSettings_ListByResourceGroup",
-            method="GET",
-            path=(
-                "/subscriptions/{subscription}/resourceGroups/{resource_group}/providers/Microsoft.Insights/"
-                "autoscalesettings"
-            ),
-            version="2022-10-01",
-            actions=("Microsoft.Insights/autoscaleSettings/read",),
-            way="groups",
-            without="an Azure autoscale setting on the same scale set is not detected",
-        ),
-    )
+    operation: msgspec.structs.replace(call, operation=operation) for operation, call in _CALLS.items()
 }
 # On another host, without permission: Azure documentation, "Azure Retail Prices overview".
 PRICES_PATH = "/api/retail/prices"

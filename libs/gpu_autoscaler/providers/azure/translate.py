@@ -18,9 +18,9 @@ from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_TABLE, GpuModel, gpu_sizes
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL, PREFIX
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
+from gpu_autoscaler.providers.allocatable import machine_resources
 from gpu_autoscaler.providers.azure.permissions import actions_of
+from gpu_autoscaler.providers.market import MachineKind
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 
 THROTTLED_SECONDS = 5.0
@@ -66,7 +66,6 @@ _CREDENTIALS = frozenset({"ExpiredAuthenticationToken", "InvalidAuthenticationTo
 _CONTENTION = frozenset({"Conflict", "AnotherOperationInProgress", "ConcurrentAllocationRequest", "PreconditionFailed"})
 KNOWN_ERRORS = frozenset(_REFUSED) | _CREDENTIALS | _CONTENTION | {"TooManyRequests", "OperationNotAllowed"}
 _STATES: Mapping[str, InstanceState] = {"creating": "pending", "deleting": "terminating"}
-_DISK_BYTES = 100 * GIBIBYTE  # disk of the file, unknown from the size; our recommendation
 # Memory of a size that its operating system does not see (karpenter-provider-azure, `VM_MEMORY_OVERHEAD_PERCENT`, its
 # default).
 _MEMORY_UNSEEN_RATIO = 0.075
@@ -159,15 +158,10 @@ def instance_of(data: Mapping[str, Any], *, now: datetime, is_spot: bool | None 
     )
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """A size: allocatable resources, GPUs, and the quota that it counts against."""
+class InstanceType(MachineKind, frozen=True, kw_only=True):
+    """A size, and the quota that it counts against."""
 
-    name: str
     family: str  # of quotas, e.g. standardNCADSA100v4Family
-    vcpu_count: int
-    resources: Resources
-    gpu_model: str | None = None
-    gpu_memory_bytes: int | None = None
     is_spot_sold: bool = True
 
 
@@ -232,19 +226,12 @@ def build_instance_type(
     name: str, *, family: str, vcpu_count: int, memory_gib: float, gpu_count: int, is_spot_sold: bool = True
 ) -> InstanceType:
     """Return the size with its allocatable resources."""
-    total = Resources(
-        cpu_milli=vcpu_count * 1000,
-        memory_bytes=int(memory_gib * GIBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
-        gpu_count=gpu_count,
-        ephemeral_storage_bytes=_DISK_BYTES,
-        pod_count=PODS_PER_NODE,
-    )
     gpu = gpu_of(name, family)
     return InstanceType(
         name=name,
         family=family,
         vcpu_count=vcpu_count,
-        resources=allocatable(total),
+        resources=machine_resources(vcpu_count, memory_gib * GIBIBYTE * (1 - _MEMORY_UNSEEN_RATIO), gpu_count),
         gpu_model=None if gpu is None else gpu[0],
         gpu_memory_bytes=None if gpu is None else gpu[1],
         is_spot_sold=is_spot_sold,

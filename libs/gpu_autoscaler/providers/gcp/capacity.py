@@ -14,7 +14,6 @@ import msgspec
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.files import modified_at, read_prices
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import GcpGroups
 from gpu_autoscaler.providers.gcp.launch import GcpLauncher
@@ -67,9 +66,7 @@ class GcpCapacity:
         self._project = str(options.project)
         self._client = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
         self._groups = GcpGroups(self._client, group_names(options))
-        self._market = GcpMarket(
-            self._client, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
-        )
+        self._market = GcpMarket(self._client, options)
         self._launches = GcpLauncher(self._client, decided_seconds_max=call_seconds_max)
         self._resize_requests = GcpResizeRequests(
             self._client,

@@ -26,7 +26,7 @@ from gpu_autoscaler.providers.gcp.translate import (
     parse_instance_type,
     reservation_of,
 )
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import Order, misconfigured
 
 GROUPS_KEPT = timedelta(minutes=5)
 GKE_PREFIX = "gke-"
@@ -84,11 +84,9 @@ class GcpGroups:
             if group.offer_key == order.offer.key and (group.run_seconds is not None or not for_gang):
                 return group
         known = "; ".join(_description(group) for group in groups) or "it has none"
-        raise LaunchRefused(
+        raise misconfigured(
             f"no group of pool {order.pool} offers {order.offer.key}: {known}; check gcp.groups and the policy",
-            code="NoGroup",
-            kind="configuration",
-            scope="offer",
+            "NoGroup",
         )
 
     def by_suffix(self, suffix: str) -> Group | None:

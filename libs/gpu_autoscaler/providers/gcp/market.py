@@ -14,11 +14,11 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.gcp.catalog import UnitPrices, part_of, price_of
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
+from gpu_autoscaler.providers.gcp.options import OWNER, GcpOptions
 from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import InstanceType, denied_kind
-from gpu_autoscaler.providers.prices import Price, file_price
-from gpu_autoscaler.providers.unavailability import Unavailable, unavailable_by_quota
+from gpu_autoscaler.providers.market import Price, PriceFile, Unavailable, first_unavailable, offer_of
 
 KEPT = timedelta(hours=1)  # on-demand prices change monthly, spot prices once a day (Compute Engine, "Spot VMs")
 SPOT_KEPT = timedelta(minutes=5)  # so that an outdated price is used briefly only
@@ -38,11 +38,10 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 class GcpMarket:
     """Offers of groups. Prices of the price file override the cloud's."""
 
-    def __init__(self, client: GcpClient, file_prices: Mapping[str, int], filed_at: datetime | None = None) -> None:
-        """`file_prices`: micro-dollars per hour by offer key, or by `type/*/capacity type`, as of `filed_at`."""
+    def __init__(self, client: GcpClient, options: GcpOptions) -> None:
+        """Raises ConfigError for the price file."""
         self._client = client
-        self._file_prices = file_prices
-        self._filed_at = filed_at
+        self._file_prices = PriceFile(OWNER, options.prices_path)
         self._catalog: tuple[datetime, UnitPrices] | None = None
         self._spot: dict[str, tuple[datetime, Spot]] = {}  # by offer key
         self._reservations = GcpReservations(client)
@@ -59,20 +58,14 @@ class GcpMarket:
             spot = await self._spot_of(key, kind, group, now)
             price = await self._price(kind, group, spot, now)
             paid_from, unavailable = await self._availability(kind, group, now)
-            offers[key] = Offer(
-                instance_type=kind.name,
-                zone=group.zone,
-                capacity_type=group.capacity_type,
-                resources=kind.resources,
-                gpu_model=kind.gpu_model,
-                gpu_memory_bytes=kind.gpu_memory_bytes,
-                price_micro_usd_per_hour=price.micro_usd_per_hour,
-                price_source=price.source,
-                priced_at=price.read_at,
+            offers[key] = offer_of(
+                kind,
+                group.zone,
+                group.capacity_type,
+                price,
+                unavailable,
                 paid_from=paid_from,
                 paid_until=_runs_until(group, now),
-                unavailable_because=unavailable.because,
-                unavailable_by=unavailable.by,
                 interruption_ratio=spot.interruption_ratio,
             )
         return [offers[key] for key in sorted(offers)]
@@ -103,7 +96,7 @@ class GcpMarket:
         """Return since when it is paid for, and whether reservation or quota rule it out."""
         if group.reservation is not None:
             return await self._reservations.availability(group.zone, group.reservation, now)
-        return None, unavailable_by_quota(await self._quota_shortfall(kind, group, now))
+        return None, first_unavailable(await self._quota_shortfall(kind, group, now))
 
     async def _quota_shortfall(self, kind: InstanceType, group: Group, now: datetime) -> str | None:
         """Return which quota is smaller than one machine: such an order could never succeed."""
@@ -123,8 +116,7 @@ class GcpMarket:
         return None
 
     async def _price(self, kind: InstanceType, group: Group, spot: Spot, now: datetime) -> Price:
-        offer = (kind.name, group.zone, group.capacity_type)
-        filed = file_price(self._file_prices, self._filed_at, offer, now)
+        filed = self._file_prices.price(kind.name, group.zone, group.capacity_type, now)
         if filed is not None:
             return filed
         if spot.price_micro_usd_per_hour is not None:

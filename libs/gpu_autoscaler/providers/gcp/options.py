@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from gpu_autoscaler.model.errors import ConfigError
 
+OWNER = "provider gcp"
 ANY_POOL = "*"
 _ZONE = re.compile(r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")  # europe-west4-a
 
@@ -82,7 +83,7 @@ def validate_options(options: GcpOptions) -> None:
         elif group.strip() not in known:
             violations.append(f"gcp.resize_request_groups: {group.strip()!r} is not in gcp.groups")
     if violations:
-        raise ConfigError("provider gcp", violations)
+        raise ConfigError(OWNER, violations)
 
 
 def group_names(options: GcpOptions) -> tuple[GroupName, ...]:

@@ -17,185 +17,141 @@ RateLimitName = Literal["reads", "launches", "ends"]
 ROLES = ("roles/compute.instanceAdmin.v1", "roles/compute.viewer")
 
 
-class Permission(msgspec.Struct, frozen=True, kw_only=True):
+class Permission(msgspec.Struct, frozen=True):
     """A call: its request, its permissions, and the effect of their absence."""
 
-    operation: str  # as the API's description names it
     method: str
     path: str
-    permissions: tuple[str, ...]  # empty: none, once the API is enabled
     without: str  # effect if not allowed
+    permissions: tuple[str, ...] = ()  # in the table: if not the call's own. Empty: none, once the API is enabled
     rate_limit: RateLimitName = "reads"
     api: Api = "compute"
     is_optional: bool = False  # the rest works without it
+    operation: str = ""  # as the API's description names it; in the table: by the key
 
 
 REQUESTS = "instanceGroupManagerResizeRequests"  # needed for gcp.resize_request_groups only
 _ZONE = "projects/{project}/zones/{zone}"
 _GROUP = f"{_ZONE}/instanceGroupManagers/{{instanceGroupManager}}"
 _UPDATE = "compute.instanceGroupManagers.update"
+_COMPUTE_SKUS = "services/6F81-5844-456A/skus"  # of Compute Engine
 
+_CALLS: Mapping[str, Permission] = {
+    "instances.aggregatedList": Permission(
+        "GET",
+        "projects/{project}/aggregated/instances",
+        "instances cannot be listed: nothing is launched or terminated",
+        ("compute.instances.list",),
+    ),
+    "instances.get": Permission(
+        "GET", _ZONE + "/instances/{instance}", "owners of instances are unknown, so nothing is terminated"
+    ),
+    "instances.delete": Permission(
+        "DELETE",
+        _ZONE + "/instances/{instance}",
+        "an instance that somebody removed from its group is never terminated",
+        rate_limit="ends",
+        is_optional=True,
+    ),
+    "instanceGroupManagers.list": Permission(
+        "GET", _ZONE + "/instanceGroupManagers", "groups are unknown, so there are no offers"
+    ),
+    "instanceGroupManagers.listManagedInstances": Permission(
+        "POST",
+        _GROUP + "/listManagedInstances",
+        "launch outcomes are unknown, so nothing is launched",
+        ("compute.instanceGroupManagers.get",),
+    ),
+    "instanceGroupManagers.createInstances": Permission(
+        "POST", _GROUP + "/createInstances", "nothing is launched", (_UPDATE,), rate_limit="launches"
+    ),
+    "instanceGroupManagers.deleteInstances": Permission(
+        "POST",
+        _GROUP + "/deleteInstances",
+        "nothing is terminated, and refused launches cannot be deleted",
+        (_UPDATE,),
+        rate_limit="ends",
+    ),
+    **{
+        f"{REQUESTS}.{name}": Permission(
+            method,
+            f"{_GROUP}/resizeRequests{path}",
+            "nothing is launched from groups of gcp.resize_request_groups",
+            ("compute.instanceGroupManagers.get" if method == "GET" else _UPDATE,),
+            rate_limit="reads" if method == "GET" else "launches" if name == "insert" else "ends",
+            is_optional=True,
+        )
+        for name, method, path in (
+            ("insert", "POST", ""),
+            ("get", "GET", "/{resizeRequest}"),
+            ("list", "GET", ""),
+            ("cancel", "POST", "/{resizeRequest}/cancel"),
+            ("delete", "DELETE", "/{resizeRequest}"),
+        )
+    },
+    "zoneOperations.get": Permission(
+        "GET", _ZONE + "/operations/{operation}", "rejections of launch requests have no reason"
+    ),
+    "zoneOperations.list": Permission(
+        "GET", _ZONE + "/operations", "ends of instances are unknown, so nothing is launched"
+    ),
+    "instanceTemplates.get": Permission(
+        "GET",
+        "projects/{project}/global/instanceTemplates/{instanceTemplate}",
+        "groups have no known machine type, so no offers",
+    ),
+    "regionInstanceTemplates.get": Permission(
+        "GET",
+        "projects/{project}/regions/{region}/instanceTemplates/{instanceTemplate}",
+        "groups with a regional template have no known machine type, so no offers",
+        ("compute.instanceTemplates.get",),
+        is_optional=True,
+    ),
+    "machineTypes.get": Permission(
+        "GET",
+        _ZONE + "/machineTypes/{machineType}",
+        "the built-in table of machine types is used; types it lacks are not offered",
+        is_optional=True,
+    ),
+    "regions.get": Permission(
+        "GET", "projects/{project}/regions/{region}", "exhausted quotas surface as launch refusals", is_optional=True
+    ),
+    "advice.capacityHistory": Permission(
+        "POST",
+        "projects/{project}/regions/{region}/advice/capacityHistory",
+        "spot prices come from the billing catalog, and interruption risk from the default prior",
+        is_optional=True,
+    ),
+    "reservations.get": Permission(
+        "GET",
+        _ZONE + "/reservations/{reservation}",
+        "a used-up reservation surfaces as launch refusals",
+        is_optional=True,
+    ),
+    "projects.get": Permission(
+        "GET", "projects/{project}", "a GPU quota of zero for the project surfaces as launch refusals", is_optional=True
+    ),
+    "projects.testIamPermissions": Permission(
+        "POST",
+        "projects/{project}:testIamPermissions",
+        "a missing permission shows with the first order",
+        api="cloudresourcemanager",
+        is_optional=True,
+    ),
+    "services.skus.list": Permission(
+        "GET",
+        _COMPUTE_SKUS,
+        "on-demand prices come from the price file only; offers without a price are not used",
+        api="cloudbilling",
+    ),
+}
 CALLS: Mapping[str, Permission] = {
-    one.operation: one
-    for one in (
-        Permission(
-            operation="instances.aggregatedList",
-            method="GET",
-            path="projects/{project}/aggregated/instances",
-            permissions=("compute.instances.list",),
-            without="instances cannot be listed: nothing is launched or terminated",
-        ),
-        Permission(
-            operation="instances.get",
-            method="GET",
-            path=f"{_ZONE}/instances/{{instance}}",
-            permissions=("compute.instances.get",),
-            without="owners of instances are unknown, so nothing is terminated",
-        ),
-        Permission(
-            operation="instances.delete",
-            method="DELETE",
-            path=f"{_ZONE}/instances/{{instance}}",
-            permissions=("compute.instances.delete",),
-            without="an instance that somebody removed from its group is never terminated",
-            rate_limit="ends",
-            is_optional=True,
-        ),
-        Permission(
-            operation="instanceGroupManagers.list",
-            method="GET",
-            path=f"{_ZONE}/instanceGroupManagers",
-            permissions=("compute.instanceGroupManagers.list",),
-            without="groups are unknown, so there are no offers",
-        ),
-        Permission(
-            operation="instanceGroupManagers.listManagedInstances",
-            method="POST",
-            path=f"{_GROUP}/listManagedInstances",
-            permissions=("compute.instanceGroupManagers.get",),
-            without="launch outcomes are unknown, so nothing is launched",
-        ),
-        Permission(
-            operation="instanceGroupManagers.createInstances",
-            method="POST",
-            path=f"{_GROUP}/createInstances",
-            permissions=("compute.instanceGroupManagers.update",),
-            without="nothing is launched",
-            rate_limit="launches",
-        ),
-        Permission(
-            operation="instanceGroupManagers.deleteInstances",
-            method="POST",
-            path=f"{_GROUP}/deleteInstances",
-            permissions=("compute.instanceGroupManagers.update",),
-            without="nothing is terminated, and refused launches cannot be deleted",
-            rate_limit="ends",
-        ),
-        *(
-            Permission(
-                operation=f"{REQUESTS}.{name}",
-                method=method,
-                path=f"{_GROUP}/resizeRequests{path}",
-                permissions=("compute.instanceGroupManagers.get" if method == "GET" else _UPDATE,),
-                without="nothing is launched from groups of gcp.resize_request_groups",
-                rate_limit="reads" if method == "GET" else "launches" if name == "insert" else "ends",
-                is_optional=True,
-            )
-            for name, method, path in (
-                ("insert", "POST", ""),
-                ("get", "GET", "/{resizeRequest}"),
-                ("list", "GET", ""),
-                ("cancel", "POST", "/{resizeRequest}/cancel"),
-                ("delete", "DELETE", "/{resizeRequest}"),
-            )
-        ),
-        Permission(
-            operation="zoneOperations.get",
-            method="GET",
-            path=f"{_ZONE}/operations/{{operation}}",
-            permissions=("compute.zoneOperations.get",),
-            without="rejections of launch requests have no reason",
-        ),
-        Permission(
-            operation="zoneOperations.list",
-            method="GET",
-            path=f"{_ZONE}/operations",
-            permissions=("compute.zoneOperations.list",),
-            without="ends of instances are unknown, so nothing is launched",
-        ),
-        Permission(
-            operation="instanceTemplates.get",
-            method="GET",
-            path="projects/{project}/global/instanceTemplates/{instanceTemplate}",
-            permissions=("compute.instanceTemplates.get",),
-            without="groups have no known machine type, so no offers",
-        ),
-        Permission(
-            operation="regionInstanceTemplates.get",
-            method="GET",
-            path="projects/{project}/regions/{region}/instanceTemplates/{instanceTemplate}",
-            permissions=("compute.instanceTemplates.get",),
-            without="groups with a regional template have no known machine type, so no offers",
-            is_optional=True,
-        ),
-        Permission(
-            operation="machineTypes.get",
-            method="GET",
-            path=f"{_ZONE}/machineTypes/{{machineType}}",
-            permissions=("compute.machineTypes.get",),
-            without="the built-in table of machine types is used; types it lacks are not offered",
-            is_optional=True,
-        ),
-        Permission(
-            operation="regions.get",
-            method="GET",
-            path="projects/{project}/regions/{region}",
-            permissions=("compute.regions.get",),
-            without="exhausted quotas surface as launch refusals",
-            is_optional=True,
-        ),
-        Permission(
-            operation="advice.capacityHistory",
-            method="POST",
-            path="projects/{project}/regions/{region}/advice/capacityHistory",
-            permissions=("compute.advice.capacityHistory",),
-            without="spot prices come from the billing catalog, and interruption risk from the default prior",
-            is_optional=True,
-        ),
-        Permission(
-            operation="reservations.get",
-            method="GET",
-            path=f"{_ZONE}/reservations/{{reservation}}",
-            permissions=("compute.reservations.get",),
-            without="a used-up reservation surfaces as launch refusals",
-            is_optional=True,
-        ),
-        Permission(
-            operation="projects.get",
-            method="GET",
-            path="projects/{project}",
-            permissions=("compute.projects.get",),
-            without="a GPU quota of zero for the project surfaces as launch refusals",
-            is_optional=True,
-        ),
-        Permission(
-            operation="projects.testIamPermissions",
-            method="POST",
-            path="projects/{project}:testIamPermissions",
-            permissions=(),
-            without="a missing permission shows with the first order",
-            api="cloudresourcemanager",
-            is_optional=True,
-        ),
-        Permission(
-            operation="services.skus.list",
-            method="GET",
-            path="services/6F81-5844-456A/skus",  # Compute Engine
-            permissions=(),
-            without="on-demand prices come from the price file only; offers without a price are not used",
-            api="cloudbilling",
-        ),
+    operation: msgspec.structs.replace(
+        call,
+        operation=operation,
+        permissions=call.permissions or ((f"compute.{operation}",) if call.api == "compute" else ()),
     )
+    for operation, call in _CALLS.items()
 }
 
 

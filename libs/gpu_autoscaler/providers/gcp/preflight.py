@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from gpu_autoscaler.model.errors import AutoscalerError
-from gpu_autoscaler.providers.files import modified_at, read_prices
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import GcpGroups, Group
 from gpu_autoscaler.providers.gcp.market import GcpMarket
@@ -34,9 +33,7 @@ class Preflight:
         self._now = now
         self._groups = GcpGroups(client, group_names(options))
         self._reservations = GcpReservations(client)
-        self._market = GcpMarket(
-            client, read_prices("provider gcp", options.prices_path), modified_at(options.prices_path)
-        )
+        self._market = GcpMarket(client, options)
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""

@@ -17,7 +17,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import UnavailabilityCause
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.translate import denied_kind, instant, last_of
-from gpu_autoscaler.providers.unavailability import AVAILABLE, Unavailable
+from gpu_autoscaler.providers.market import AVAILABLE, Unavailable
 
 RESERVATIONS_KEPT = timedelta(seconds=60)  # the refresh interval of offers: free counts change with each launch
 

@@ -18,9 +18,9 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS, GPU_TABLE, Accelerator, GpuModel, gpu_model_name, gpu_sizes
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.providers.allocatable import PODS_PER_NODE, allocatable
+from gpu_autoscaler.providers.allocatable import machine_resources
 from gpu_autoscaler.providers.gcp.permissions import REQUESTS, permissions_of
+from gpu_autoscaler.providers.market import MachineKind
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
 from gpu_autoscaler.providers.rest import Answer, error_text
 from gpu_autoscaler.providers.tokens import idempotency_token
@@ -82,7 +82,6 @@ _STATES: Mapping[str, InstanceState] = {
 _ENDS = frozenset({"delete", "compute.instances.preempted", "compute.instances.hostError"})
 _MEBIBYTE = 2**20
 _MEMORY_UNSEEN_RATIO = 0.06  # our own figure: memory of a machine type that its operating system does not see
-_DISK_BYTES = 100 * GIBIBYTE  # disk of the template; our recommendation
 _GPU_SIZE = re.compile(r"(\d+)gb")
 
 
@@ -301,16 +300,11 @@ def instant(text: str) -> datetime:
 # ---- machine types
 
 
-class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine type with its GPUs: allocatable resources, and what determines its price."""
+class InstanceType(MachineKind, frozen=True, kw_only=True):
+    """A machine type with its GPUs, and what determines its price."""
 
-    name: str
-    resources: Resources
-    vcpu_count: int
     memory_mib: int
     accelerator: str | None = None  # the cloud's name
-    gpu_model: str | None = None
-    gpu_memory_bytes: int | None = None
 
 
 def parse_instance_type(
@@ -342,17 +336,10 @@ def build_instance_type(
     name: str, *, vcpu_count: int, memory_mib: int, gpu_count: int = 0, accelerator: str | None = None
 ) -> InstanceType:
     """Return the machine type with its allocatable resources; unknown GPU models keep the cloud's name."""
-    total = Resources(
-        cpu_milli=vcpu_count * 1000,
-        memory_bytes=int(memory_mib * _MEBIBYTE * (1 - _MEMORY_UNSEEN_RATIO)),
-        gpu_count=gpu_count,
-        ephemeral_storage_bytes=_DISK_BYTES,
-        pod_count=PODS_PER_NODE,
-    )
     model = None if accelerator is None else gpu_model_name(accelerator) or accelerator
     return InstanceType(
         name=name,
-        resources=allocatable(total),
+        resources=machine_resources(vcpu_count, memory_mib * _MEBIBYTE * (1 - _MEMORY_UNSEEN_RATIO), gpu_count),
         vcpu_count=vcpu_count,
         memory_mib=memory_mib,
         accelerator=accelerator,
