@@ -11,7 +11,7 @@ from tests.support.aws import TurnedClock
 
 from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
 from gpu_autoscaler.simcloud.azure.fake import GROUP, SUBSCRIPTION, AzureFake
-from gpu_autoscaler.simcloud.azure.texts import MACHINE
+from gpu_autoscaler.simcloud.azure.market import MACHINE
 from gpu_autoscaler.simcloud.rest import serving_rest
 
 REGION = "westeurope"

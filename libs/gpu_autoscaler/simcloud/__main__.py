@@ -13,17 +13,16 @@ from pathlib import Path
 import msgspec
 
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
-from gpu_autoscaler.simcloud.seeded import SeededCloud
+from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator, SeededCloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.server import start
 from gpu_autoscaler.simcluster.world import TICK_SECONDS, World
 
 # Loaded on demand: each needs packages that the others do not. A new cloud is one line here.
 CLOUDS = {
-    "aws": "gpu_autoscaler.simcloud.aws.seeded",
-    "azure": "gpu_autoscaler.simcloud.azure.seeded",
-    "gcp": "gpu_autoscaler.simcloud.gcp.seeded",
+    "aws": "gpu_autoscaler.simcloud.aws.fleet_emulator",
+    "azure": "gpu_autoscaler.simcloud.azure.fleet_emulator",
+    "gcp": "gpu_autoscaler.simcloud.gcp.fleet_emulator",
 }
 
 

@@ -1,6 +1,10 @@
-"""Faults of a fake cloud: one list, checked before each call. Independent of the cloud."""
+"""Faults of a fake cloud: one list, checked before each call. Independent of the cloud.
 
-from collections.abc import Iterator
+Admin API: GET /admin/asked returns the received calls, oldest first, with their parameters; GET, POST and DELETE of
+/admin/faults return the active faults, add a `Fault` (400 with the reason if it is invalid), and clear them.
+"""
+
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -65,3 +69,24 @@ class Faults:
                 yield fault
                 if fault.kind == "refused":
                     return
+
+
+def answer_admin(
+    method: str, path: str, body: bytes, faults: Faults, calls: Iterable[msgspec.Struct]
+) -> tuple[int, bytes]:
+    """Return HTTP status and JSON."""
+    match method, path:
+        case "GET", "/admin/asked":
+            return 200, msgspec.json.encode(list(calls))
+        case "GET", "/admin/faults":
+            return 200, msgspec.json.encode(faults.standing)
+        case "DELETE", "/admin/faults":
+            faults.clear()
+            return 200, b"[]"
+        case "POST", "/admin/faults":
+            try:
+                faults.add(msgspec.json.decode(body, type=Fault))
+            except (msgspec.DecodeError, ValueError) as exc:
+                return 400, msgspec.json.encode({"error": str(exc)})
+            return 200, msgspec.json.encode(faults.standing)
+    return 404, msgspec.json.encode({"error": "doors: /admin/asked, /admin/faults"})

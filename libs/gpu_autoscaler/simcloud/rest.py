@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.simcloud.admin import answer_admin
-from gpu_autoscaler.simcloud.faults import Faults
+from gpu_autoscaler.simcloud.faults import Faults, answer_admin
 
 ASKED_MAX = 100_000
 BODY_BYTES_MAX = 2**20

@@ -76,7 +76,7 @@ async def _serve(
 
 def _azure_fake() -> "tuple[AzureFake, dict[str, str]]":
     from gpu_autoscaler.simcloud.azure.fake import AzureFake  # noqa: PLC0415 - an extra, and slow to load
-    from gpu_autoscaler.simcloud.azure.seeded import settings_of  # noqa: PLC0415 - an extra, and slow to load
+    from gpu_autoscaler.simcloud.azure.fleet_emulator import settings_of  # noqa: PLC0415 - an extra, and slow to load
 
     fake = AzureFake()
     FILES.parent.mkdir(parents=True, exist_ok=True)

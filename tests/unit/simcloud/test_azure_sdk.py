@@ -9,7 +9,7 @@ import pytest
 from tests.support.azure import REGION, Group, served_group
 
 from gpu_autoscaler.simcloud.azure.fake import GROUP, SUBSCRIPTION
-from gpu_autoscaler.simcloud.azure.texts import MACHINE
+from gpu_autoscaler.simcloud.azure.market import MACHINE
 from gpu_autoscaler.simcloud.faults import Fault
 
 compute = pytest.importorskip("azure.mgmt.compute", reason="NOT RUN: azure-mgmt-compute is not installed (`fakes`)")

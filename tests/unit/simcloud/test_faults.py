@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_autoscaler.simcloud.admin import answer_admin
-from gpu_autoscaler.simcloud.faults import FAULTS_MAX, Fault, Faults
+from gpu_autoscaler.simcloud.faults import FAULTS_MAX, Fault, Faults, answer_admin
 
 
 def asked(faults: Faults, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:

@@ -13,8 +13,7 @@ from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.aws import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.aws.fleet_emulator import AwsFleet
-from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
-from gpu_autoscaler.simcloud.node_texts import USER_DATA
+from gpu_autoscaler.simcloud.fleet_emulator import USER_DATA, FleetEmulator
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.invoice import invoice

@@ -15,14 +15,13 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.simcloud.admin import answer_admin
 from gpu_autoscaler.simcloud.aws import fleets, market
 from gpu_autoscaler.simcloud.aws.bridge import Bridge
 from gpu_autoscaler.simcloud.aws.groups import Groups, UnknownGroup
 from gpu_autoscaler.simcloud.aws.machines import ACCOUNT, Machines
 from gpu_autoscaler.simcloud.aws.reservations import TARGET, Reservations
 from gpu_autoscaler.simcloud.aws.wire import BODY_BYTES_MAX, Call, Environ, answer_body, elements, error_body, read_call
-from gpu_autoscaler.simcloud.faults import Faults
+from gpu_autoscaler.simcloud.faults import Faults, answer_admin
 
 Respond = Callable[[str, list[tuple[str, str]]], object]
 Answer = tuple[int, bytes]

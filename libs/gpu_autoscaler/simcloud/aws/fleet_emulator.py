@@ -1,96 +1,86 @@
-"""AWS instances for the fleet emulator: orders reconstructed from tags and user data."""
+"""The fake AWS for the fleet emulator, and as the cloud of a simulated cluster."""
 
 import base64
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 
-from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL
-from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.providers.aws.translate import PRICE, PROVIDER_ID_PREFIX
-from gpu_autoscaler.providers.protocol import Order
+from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.providers.aws import AwsOptions
+from gpu_autoscaler.providers.aws.translate import PRICE, provider_id_of
 from gpu_autoscaler.simcloud.aws import machines
 from gpu_autoscaler.simcloud.aws.fake import AwsFake
 from gpu_autoscaler.simcloud.aws.market import costs_more_than
-from gpu_autoscaler.simcloud.faults import Fault
-from gpu_autoscaler.simcloud.fleet_emulator import FleetInstance
-from gpu_autoscaler.simcloud.node_texts import labels_in, taints_in
-from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RefusalRule
+from gpu_autoscaler.simcloud.aws.server import serving
+from gpu_autoscaler.simcloud.fleet_emulator import USER_DATA, EmulatedFleet, FleetInstance, SeededCloud, ordered
+from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
+REGION = "us-east-1"  # offers the whole catalog but retired types
 _OFFERS = {offer.instance_type: offer for offer in offers_of(INSTANCE_CATALOG)}
 
 
-class AwsFleet:
-    """The fake AWS as the emulator reads it."""
+class AwsFleet(EmulatedFleet):
+    """EC2 instances, their orders reconstructed from tags and user data."""
+
+    launch_calls = "*Instances"
 
     def __init__(self, fake: AwsFake) -> None:
-        self._fake = fake
+        self.fake: AwsFake = fake
 
     @property
     def lock(self) -> AbstractContextManager[object]:
         """Return the fake's lock: it answers in its own threads."""
-        return self._fake.lock
-
-    def now(self) -> datetime:
-        """The fake's clock."""
-        return self._fake.now()
+        return self.fake.lock
 
     def settle(self) -> None:
-        """Advance every instance to the current time."""
-        self._fake.machines.settle()
+        self.fake.machines.settle()
 
     def seen(self) -> list[FleetInstance]:
-        """Return all instances with our tags."""
-        return [_seen(machine, self._fake) for machine in self._fake.machines.seen() if ACTION_ID in machine.tags]
+        return [self._seen(machine) for machine in self.fake.machines.seen() if ACTION_ID in machine.tags]
 
     def reclaim(self, instance_id: str) -> datetime:
-        """Reclaim it as EC2 reclaims spot."""
-        return self._fake.machines.reclaim(instance_id)
+        return self.fake.machines.reclaim(instance_id)
 
-    def refuse(self, rule: RefusalRule) -> None:
-        """Apply the rule as is: the simulated cloud uses EC2's codes."""
-        self._fake.faults.add(
-            Fault(kind="refused", offer=rule.pattern, call="*Instances", code=rule.code, left_count=rule.left_count)
+    def _seen(self, machine: machines.FleetInstance) -> FleetInstance:
+        offer, fake = f"{machine.instance_type}/{machine.zone}/spot", self.fake
+        is_outbid = machine.is_spot and costs_more_than(machine.usd_per_hour_max, offer, fake.zones, fake.spot_ratio_of)
+        return FleetInstance(
+            instance_id=machine.instance_id,
+            provider_id=provider_id_of(machine.zone, machine.instance_id),
+            order=ordered(
+                _OFFERS[machine.instance_type],
+                machine.zone,
+                CapacityType.SPOT if machine.is_spot else CapacityType.ON_DEMAND,
+                machine.tags,
+                (ACTION_ID, INSTALLATION, POOL, PRICE),
+                base64.b64decode(machine.user_data).decode(),
+            ),
+            launched_at=machine.launched_at,
+            ended_by_user_at=machine.ended_by_user_at,
+            is_alive=machine.is_alive,
+            outbid_notice_seconds=NOTICE_SECONDS if is_outbid else None,
         )
 
-    def follow_prices(self, ratio_of: Callable[[str], float]) -> None:
-        """Change the spot price history; the price list stays."""
-        self._fake.spot_ratio_of = ratio_of
 
-
-def _seen(machine: machines.FleetInstance, fake: AwsFake) -> FleetInstance:
-    offer = f"{machine.instance_type}/{machine.zone}/spot"
-    is_outbid = machine.is_spot and costs_more_than(machine.usd_per_hour_max, offer, fake.zones, fake.spot_ratio_of)
-    return FleetInstance(
-        instance_id=machine.instance_id,
-        provider_id=ProviderId(f"{PROVIDER_ID_PREFIX}{machine.zone}/{machine.instance_id}"),
-        order=_order(machine),
-        launched_at=machine.launched_at,
-        ended_by_user_at=machine.ended_by_user_at,
-        is_alive=machine.is_alive,
-        outbid_notice_seconds=NOTICE_SECONDS if is_outbid else None,
+def seed(now: Callable[[], datetime], texts: Path) -> SeededCloud:
+    """Return it with a launch template and a subnet in each zone; user data is written to `texts`."""
+    fake = AwsFake(REGION, now=now)
+    user_data = texts.with_suffix(".user-data")
+    user_data.write_text(USER_DATA, encoding="utf-8")
+    settings = AwsOptions(
+        region=fake.region,
+        launch_template="gpu",
+        subnets=tuple(fake.offer_template("gpu")),
+        instance_types=tuple(kind.name for kind in INSTANCE_CATALOG),
+        user_data_path=str(user_data.absolute()),
     )
 
+    @asynccontextmanager
+    async def served(port: int) -> AsyncIterator[str]:
+        with serving(fake, port=port) as url:  # in its own threads
+            yield url
 
-def _order(machine: machines.FleetInstance) -> Order:
-    known = _OFFERS[machine.instance_type]
-    given = base64.b64decode(machine.user_data).decode()
-    offer = Offer(
-        instance_type=machine.instance_type,
-        zone=machine.zone,
-        capacity_type=CapacityType.SPOT if machine.is_spot else CapacityType.ON_DEMAND,
-        resources=known.resources,
-        gpu_model=known.gpu_model,
-        gpu_memory_bytes=known.gpu_memory_bytes,
-        price_micro_usd_per_hour=int(machine.tags[PRICE]),
-    )
-    return Order(
-        action_id=ActionId(machine.tags[ACTION_ID]),
-        installation=machine.tags[INSTALLATION],
-        pool=machine.tags[POOL],
-        offer=offer,
-        labels=labels_in(given),
-        taints=taints_in(given),
-    )
+    return SeededCloud(fleet=AwsFleet(fake), catalog=INSTANCE_CATALOG, settings=settings, serving=served)

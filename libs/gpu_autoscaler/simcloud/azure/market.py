@@ -9,7 +9,6 @@ from typing import Any
 
 from gpu_autoscaler.providers.azure.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.simcloud.azure.machines import Machine
-from gpu_autoscaler.simcloud.azure.texts import MACHINE
 from gpu_autoscaler.simcloud.azure.wire import rejected
 from gpu_autoscaler.simcloud.rest import RestCall
 from gpu_autoscaler.simcluster.offers import (
@@ -63,6 +62,35 @@ def _catalogue_row(name: str, vcpus: int, gib: float, gpus: int, boot_seconds: f
 
 INSTANCE_CATALOG = tuple(_catalogue_row(*row) for row in _ROWS)
 SIZES = {instance_type.name: instance_type for instance_type in INSTANCE_CATALOG}
+# Machine properties: the file of `azure.machine_path`.
+_SUBNET = (
+    "/subscriptions/00000000-0000-4000-8000-000000000000/resourceGroups/gpu/providers/Microsoft.Network"
+    "/virtualNetworks/cluster/subnets/nodes"
+)
+_INTERFACE: dict[str, Any] = {
+    "name": "node",
+    "properties": {
+        "primary": True,
+        "deleteOption": "Delete",
+        "ipConfigurations": [{"name": "node", "properties": {"subnet": {"id": _SUBNET}}}],
+    },
+}
+MACHINE: dict[str, Any] = {
+    "storageProfile": {
+        "imageReference": {"publisher": "microsoft-dsvm", "offer": "ubuntu-hpc", "sku": "2204", "version": "latest"},
+        "osDisk": {
+            "createOption": "FromImage",
+            "deleteOption": "Delete",
+            "diskSizeGB": 100,
+            "managedDisk": {"storageAccountType": "Premium_LRS"},
+        },
+    },
+    "osProfile": {
+        "adminUsername": "node",
+        "linuxConfiguration": {"disablePasswordAuthentication": True, "provisionVMAgent": True},
+    },
+    "networkProfile": {"networkInterfaceConfigurations": [_INTERFACE]},
+}
 FLEXIBLE: dict[str, Any] = {
     "orchestrationMode": "Flexible",
     "platformFaultDomainCount": 1,
