@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -26,7 +27,7 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
     decoded,
 )
-from gpu_autoscaler.kube.watch import list_and_watch
+from gpu_autoscaler.kube.watch import list_and_watch, list_objects
 from gpu_autoscaler.kube.wire import core, workloads
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
@@ -117,40 +118,27 @@ class KubeClient:
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
         """Return the pods bound to this node."""
-        return await self._selected(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
+        return await self.list_all(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
 
     async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the nodes with these labels."""
-        return await self._selected(NODES, {"labelSelector": label_selector})
+        return await self.list_all(NODES, {"labelSelector": label_selector})
 
-    async def _selected(self, kind: Kind[ObjectT], query: Mapping[str, str]) -> Sequence[ObjectT]:
-        objects: list[ObjectT] = []
-        page_query = dict(query)
-        while True:
-            page = await self.list_page(kind, page_query)
-            objects += [kind.decode(item, "list") for item in page.items or ()]
-            if not page.metadata.continue_:
-                return objects
-            page_query["continue"] = page.metadata.continue_
+    async def list_all(self, kind: Kind[ObjectT], query: Mapping[str, str] = MappingProxyType({})) -> list[ObjectT]:
+        """Return the objects of all pages. Raises NotFound when the kind is not installed."""
+        return (await list_objects(self, kind, query))[0]
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:
         """Return the volumes attached to this node. All are listed, as the server cannot filter by node."""
-        names: list[str] = []
-        query: dict[str, str] = {}
-        while True:
-            try:
-                page = await self.list_page(ATTACHMENTS, query)
-            except NotFound:
-                return names
-            attachments = (ATTACHMENTS.decode(item, "list") for item in page.items or ())
-            names += [
-                attachment.spec.source.persistent_volume_name or attachment.metadata.name
-                for attachment in attachments
-                if attachment.spec.node_name == node_name
-            ]
-            if not page.metadata.continue_:
-                return names
-            query = {"continue": page.metadata.continue_}
+        try:
+            attachments = await self.list_all(ATTACHMENTS)
+        except NotFound:
+            return []
+        return [
+            attachment.spec.source.persistent_volume_name or attachment.metadata.name
+            for attachment in attachments
+            if attachment.spec.node_name == node_name
+        ]
 
     # ---- writing
 

@@ -15,7 +15,18 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.kube.api_errors import HistoryLost, error_from_status, read_status
-from gpu_autoscaler.kube.protocol import Bookmark, Changed, Deleted, Kind, Listed, NotFound, Now, WatchItem, decoded
+from gpu_autoscaler.kube.protocol import (
+    Bookmark,
+    Changed,
+    Deleted,
+    Kind,
+    Listed,
+    NotFound,
+    Now,
+    ObjectT,
+    WatchItem,
+    decoded,
+)
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
@@ -128,17 +139,24 @@ def _seconds() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:
-    seen_at = now()  # before the first page: the list is at least this recent
-    objects: list[core.Object] = []
+async def list_objects(
+    reader: Reader, kind: Kind[ObjectT], selector: Mapping[str, str]
+) -> tuple[list[ObjectT], core.ListMetadata]:
+    """Return the objects of all pages, with the metadata of the last one."""
+    objects: list[ObjectT] = []
     query = dict(selector)
     while True:
         page = await reader.list_page(kind, query)
         objects += [kind.decode(item, "list") for item in page.items or ()]
         if not page.metadata.continue_:
-            version = int(page.metadata.resource_version)
-            return Listed(kind=kind, objects=tuple(objects), version=version, seen_at=seen_at)
+            return objects, page.metadata
         query["continue"] = page.metadata.continue_
+
+
+async def _list(reader: Reader, kind: Kind[Any], selector: Mapping[str, str], now: Now) -> Listed:
+    seen_at = now()  # before the first page: the list is at least this recent
+    objects, metadata = await list_objects(reader, kind, selector)
+    return Listed(kind=kind, objects=tuple(objects), version=int(metadata.resource_version), seen_at=seen_at)
 
 
 async def _watch(

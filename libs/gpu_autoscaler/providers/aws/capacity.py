@@ -18,7 +18,7 @@ from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.client import AwsClient
-from gpu_autoscaler.providers.aws.fleets import AwsFleets, fleet_request
+from gpu_autoscaler.providers.aws.fleets import AwsFleets, fleet_request, template_reference
 from gpu_autoscaler.providers.aws.groups import AwsGroups
 from gpu_autoscaler.providers.aws.market import AwsMarket
 from gpu_autoscaler.providers.aws.options import OWNER, AwsOptions, names_by_pool, validate_options
@@ -188,14 +188,8 @@ class AwsCapacity:
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return an installation's instances, including ended ones while EC2 lists them: about an hour."""
-        own_tag = [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
         now = self._now()
-        listed = [
-            instance_data
-            async for page in self._client.pages("DescribeInstances", Filters=own_tag, MaxResults=LIST_PAGE_COUNT)
-            for reservation in page["Reservations"]
-            for instance_data in reservation["Instances"]
-        ]
+        listed = await self._client.instances(f"tag:{INSTALLATION}", [installation], MaxResults=LIST_PAGE_COUNT)
         return [
             instance_of(instance_data, now=now) for instance_data in await self._fleets.with_action_ids(listed, now)
         ]
@@ -249,9 +243,7 @@ class AwsCapacity:
             raise misconfigured(
                 f"{operation} failed: no subnet in {order.offer.zone}; add one to aws.subnets", "NoSubnet", scope="zone"
             )
-        template = self._options.launch_template
-        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
-        return {by: template}, zones[order.offer.zone]
+        return template_reference(self._options.launch_template), zones[order.offer.zone]
 
     async def _describe_ours(self, provider_id: ProviderId) -> Mapping[str, Any] | None:
         """Return the instance's description; None if there is none. Raises PermanentError if it is not ours."""
@@ -265,13 +257,7 @@ class AwsCapacity:
 
     async def _describe(self, instance_id: str) -> Mapping[str, Any] | None:
         # By filter rather than by id, so that an unknown id is no error. A filter by id takes no page size.
-        wanted = [{"Name": "instance-id", "Values": [instance_id]}]
-        async for page in self._client.pages("DescribeInstances", Filters=wanted):
-            for reservation in page["Reservations"]:
-                for instance_data in reservation["Instances"]:
-                    found: Mapping[str, Any] = instance_data
-                    return found
-        return None
+        return next(iter(await self._client.instances("instance-id", [instance_id])), None)
 
     async def _zones(self) -> Mapping[str, str]:
         """Return the first subnet of each zone, in the order of the settings."""
@@ -279,11 +265,7 @@ class AwsCapacity:
         if self._subnets_read_at is None or now - self._subnets_read_at >= SUBNETS_KEPT:
             zones: dict[str, str] = {}
             filters = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
-            subnets = [
-                subnet
-                async for page in self._client.pages("DescribeSubnets", Filters=filters)
-                for subnet in page["Subnets"]
-            ]
+            subnets = await self._client.items("DescribeSubnets", "Subnets", Filters=filters)
             zone_of_subnet = {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in subnets}
             self._zone_ids = {subnet["AvailabilityZone"]: subnet.get("AvailabilityZoneId", "") for subnet in subnets}
             missing = [subnet for subnet in self._options.subnets if subnet not in zone_of_subnet]

@@ -4,16 +4,18 @@ botocore validates requests against AWS's own models before they are sent. There
 retries with the same token.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, PermanentError, TransientError
+from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.providers.aws.permissions import CALLS
-from gpu_autoscaler.providers.aws.translate import failure, is_throttled
+from gpu_autoscaler.providers.aws.translate import error_in, failure, is_throttled
 from gpu_autoscaler.providers.throttling import BoundedCalls, RateLimit
 
 THREADS_COUNT = 8
 PAGES_MAX = 1000
+FILTER_COUNT_MAX = 200  # filter values (EC2 API Reference, "DescribeInstances", `Filters`)
 # AWS serves the price list in few regions (AWS Price List, "AWS services endpoints"; read 2026-11-21).
 PRICE_LIST_REGION = "us-east-1"
 # Part of the account's limits, to leave capacity for others: RunInstances and TerminateInstances refill at 2 and 5 per
@@ -66,7 +68,7 @@ class AwsClient:
             error = self._translated(operation, exc)
             if error is None:
                 raise
-            if is_throttled(_code_of(exc)):
+            if is_throttled(str(error_in(exc).get("Code", ""))):
                 rate_limit.throttled()
             raise error from exc
         rate_limit.succeeded()
@@ -82,6 +84,28 @@ class AwsClient:
                 return
             token = {"NextToken": page["NextToken"]}
         raise PermanentError(f"{operation}: more than {PAGES_MAX} pages; narrow the settings under [aws]")
+
+    async def items(self, operation: str, key: str, **parameters: object) -> list[Mapping[str, Any]]:
+        """Return the entries under this key of all pages. Raises as `pages`."""
+        return [item async for page in self.pages(operation, **parameters) for item in page[key]]
+
+    async def instances(self, by: str, values: Sequence[str], **more: object) -> list[Mapping[str, Any]]:
+        """Return the instances that match the filter. Raises as `pages`."""
+        filters = [{"Name": by, "Values": list(values)}]
+        reservations = await self.items("DescribeInstances", "Reservations", Filters=filters, **more)
+        return [instance for reservation in reservations for instance in reservation["Instances"]]
+
+    async def instances_of(
+        self, installation: str | None, by: str, values: Sequence[str]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return an installation's instances (None: anybody's) that match the filter, by id. Raises as `pages`."""
+        ours = [] if installation is None else [{"Name": f"tag:{INSTALLATION}", "Values": [installation]}]
+        instances: dict[str, Mapping[str, Any]] = {}
+        for start in range(0, len(values), FILTER_COUNT_MAX):
+            wanted = {"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}
+            for reservation in await self.items("DescribeInstances", "Reservations", Filters=[wanted, *ours]):
+                instances |= {instance["InstanceId"]: instance for instance in reservation["Instances"]}
+        return instances
 
     def known_regions(self) -> list[str]:
         """Return the regions known to the installed SDK; newer ones may be missing."""
@@ -118,8 +142,7 @@ class AwsClient:
         from botocore.parsers import ResponseParserError  # noqa: PLC0415 - as boto3
 
         if isinstance(exc, ClientError):
-            error = exc.response.get("Error", {})
-            is_launch = operation in _LAUNCHES
+            error, is_launch = error_in(exc), operation in _LAUNCHES
             return failure(operation, error.get("Code", ""), error.get("Message", ""), of_launch=is_launch)
         if isinstance(exc, ParamValidationError):
             return PermanentError(f"{operation}: request rejected by AWS's API model: {exc}")
@@ -128,8 +151,3 @@ class AwsClient:
         if isinstance(exc, BotoCoreError):
             return TransientError(f"{operation}: {exc}; safe to retry")
         return None
-
-
-def _code_of(exc: Exception) -> str:
-    code = getattr(exc, "response", {}).get("Error", {}).get("Code", "")
-    return str(code)

@@ -13,7 +13,7 @@ Sources: EC2 Auto Scaling API Reference, "SetDesiredCapacity", "DescribeScalingA
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
@@ -22,7 +22,7 @@ import msgspec
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, PREFIX
+from gpu_autoscaler.model.labels import ACTION_ID, PREFIX
 from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.translate import code_in_message, failure, read_tags, tags_for
 from gpu_autoscaler.providers.desired_capacity import Ledger, decode_ledger
@@ -36,7 +36,6 @@ RETRY_SECONDS = 2.0
 # An order is retried every few seconds until its boot deadline, and abandoned then. Source: our own.
 ABANDONED_SECONDS = 3600.0
 ACTIVITIES_COUNT = 100  # newest activities; the largest page
-FILTER_COUNT_MAX = 200  # filter values (EC2 API Reference, "DescribeInstances", `Filters`)
 _LEAVING = ("Terminating", "Terminated", "Detach")
 
 
@@ -142,11 +141,9 @@ class DesiredCapacityGroups:
 
     async def _read_state(self, name: str, action_id: ActionId, now: datetime) -> _GroupState:
         """Return the group's state; new members get the tags of their orders, and the ledger is written."""
-        groups = [
-            group
-            async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name])
-            for group in page["AutoScalingGroups"]
-        ]
+        groups = await self._client.items(
+            "DescribeAutoScalingGroups", "AutoScalingGroups", AutoScalingGroupNames=[name]
+        )
         if not groups:
             raise PermanentError(f"group {name} not found in {self._client.region}; check aws.desired_capacity_groups")
         group = groups[0]
@@ -157,9 +154,9 @@ class DesiredCapacityGroups:
         }
         stored = _without_abandoned(decode_ledger(_texts(group)), action_id, now)
         orders = sorted({action_id, *(pending_id for pending_id, _ in stored.pending)})
-        instances = await self._instances(f"tag:{ACTION_ID}", orders, {INSTALLATION: self._installation})
+        instances = await self._client.instances_of(self._installation, f"tag:{ACTION_ID}", orders)
         instance_of = {ActionId(read_tags(data)[ACTION_ID]): instance_id for instance_id, data in instances.items()}
-        members = await self._instances("instance-id", sorted(alive))
+        members = await self._client.instances_of(None, "instance-id", sorted(alive))
         known = {member: (ActionId(read_tags(members[member]).get(ACTION_ID, "")), "") for member in members}
         assigned = {member: order for member, order in known.items() if order[0]}
         for ordered_id in instance_of:  # launched, and not removed from the ledger yet
@@ -181,20 +178,6 @@ class DesiredCapacityGroups:
         if newly_assigned:
             await self._write(name, state, ledger)
         return state
-
-    async def _instances(
-        self, by: str, values: Sequence[str], tags: Mapping[str, str] | None = None
-    ) -> dict[str, Mapping[str, Any]]:
-        tagged = [{"Name": f"tag:{key}", "Values": [value]} for key, value in (tags or {}).items()]
-        return {
-            instance["InstanceId"]: instance
-            for start in range(0, len(values), FILTER_COUNT_MAX)
-            async for page in self._client.pages(
-                "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, *tagged]
-            )
-            for reservation in page["Reservations"]
-            for instance in reservation["Instances"]
-        }
 
     async def _write(self, name: str, state: _GroupState, ledger: Ledger) -> None:
         """Write the ledger to the group's tags. Assigned instances carry their orders themselves."""

@@ -23,6 +23,7 @@ from gpu_autoscaler.providers.aws.translate import (
     ORDERS,
     PRICE,
     TRANSACTION,
+    code_of,
     failure,
     instance_of,
     provider_id_of,
@@ -41,7 +42,6 @@ from gpu_autoscaler.providers.tokens import idempotency_token
 CREATE = "CreateFleet"
 TAG_LENGTH_MAX = 256
 ORDER_TAGS_MAX = 40  # of the 50 tags of an instance
-FILTER_COUNT_MAX = 200  # filter values (EC2 API Reference, "DescribeInstances", `Filters`)
 RETRY_SECONDS = 2.0
 # A member not listed by then has ended and been forgotten.
 LISTED_WITHIN = timedelta(minutes=10)
@@ -69,7 +69,7 @@ class AwsFleets:
         if ids is None:  # it may have launched more or fewer: its instances carry their orders
             members = await self._members(token, now)
         else:
-            described = await self._describe("instance-id", ids)
+            described = await self._client.instances_of(self._installation, "instance-id", ids)
             members = {
                 instance_id: (described.get(instance_id), action_id)
                 for instance_id, action_id in zip(ids, action_ids, strict=True)
@@ -115,7 +115,7 @@ class AwsFleets:
         try:
             answer = await self._client.call(CREATE, ClientToken=token, **request)
         except PermanentError as exc:
-            if _code_of(exc).startswith("IdempotentParameterMismatch"):
+            if code_of(exc).startswith("IdempotentParameterMismatch"):
                 return None
             raise
         ids = sorted(
@@ -142,19 +142,12 @@ class AwsFleets:
         }
 
     async def _by_transaction(self, token: str) -> list[InstanceData]:
-        return list((await self._describe(f"tag:{TRANSACTION}", [token])).values())
+        return list((await self._client.instances_of(self._installation, f"tag:{TRANSACTION}", [token])).values())
 
-    async def _describe(self, by: str, values: Sequence[str]) -> dict[str, InstanceData]:
-        ours = {"Name": f"tag:{INSTALLATION}", "Values": [self._installation]}
-        return {
-            instance["InstanceId"]: instance
-            for start in range(0, len(values), FILTER_COUNT_MAX)
-            async for page in self._client.pages(
-                "DescribeInstances", Filters=[{"Name": by, "Values": values[start : start + FILTER_COUNT_MAX]}, ours]
-            )
-            for reservation in page["Reservations"]
-            for instance in reservation["Instances"]
-        }
+
+def template_reference(template: str) -> dict[str, str]:
+    """Return a launch template of the settings, an id or a name, in the form of requests."""
+    return {"LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName": template}
 
 
 def fleet_request(
@@ -266,7 +259,3 @@ def _refusal(errors: Sequence[Mapping[str, Any]], made_count: int, orders: Seque
         return error
     wait_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
     return LaunchRefused(str(error), code=code, scope="offer", retry_after_seconds=wait_seconds)
-
-
-def _code_of(exc: PermanentError) -> str:
-    return str(getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", ""))

@@ -23,12 +23,13 @@ from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.desired_capacity import DesiredCapacityGroups
 from gpu_autoscaler.providers.aws.node_template import LABEL, NodeTemplate, template_of
 from gpu_autoscaler.providers.aws.options import AwsOptions, max_size_by_group, names_by_pool
-from gpu_autoscaler.providers.aws.translate import failure, is_answered, tags_of
+from gpu_autoscaler.providers.aws.translate import code_of, error_in, failure, is_answered, tags_of
 from gpu_autoscaler.providers.preflight import Finding, ok, warning
 from gpu_autoscaler.providers.protocol import Order, misconfigured
 from gpu_autoscaler.providers.tokens import idempotency_token
 
 UPDATE = "UpdateAutoScalingGroup"
+GROUPS_CALL = ("DescribeAutoScalingGroups", "AutoScalingGroups")  # with the key of its answer
 EKS_TAG = "eks:nodegroup-name"  # EKS User Guide, "Tag your Amazon EKS resources" (read 2026-11-22)
 CLUSTER_AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"  # cluster-autoscaler, cloudprovider/aws/README.md
 GROUPS_KEPT = timedelta(minutes=5)
@@ -53,17 +54,16 @@ class GroupMaxSizes:
     async def enforce(self, name: str) -> int:
         """Write the configured MaxSize and return it. Raises LaunchRefused if the group exceeds it, TransientError."""
         max_size = self._max_sizes[name]
-        async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=[name]):
-            for group_data in page["AutoScalingGroups"]:
-                if group_data["DesiredCapacity"] > max_size:
-                    raise misconfigured(
-                        f"{UPDATE}: group {name} has desired capacity {group_data['DesiredCapacity']}, above its"
-                        f" aws.group_max_sizes of {max_size}: MaxSize stays {group_data['MaxSize']} and nothing is"
-                        " bought from it until fewer instances run",
-                        "MaxSize",
-                    )
-                if group_data["MaxSize"] != max_size:
-                    await self._client.call(UPDATE, AutoScalingGroupName=name, MaxSize=max_size)
+        for group_data in await self._client.items(*GROUPS_CALL, AutoScalingGroupNames=[name]):
+            if group_data["DesiredCapacity"] > max_size:
+                raise misconfigured(
+                    f"{UPDATE}: group {name} has desired capacity {group_data['DesiredCapacity']}, above its"
+                    f" aws.group_max_sizes of {max_size}: MaxSize stays {group_data['MaxSize']} and nothing is bought"
+                    " from it until fewer instances run",
+                    "MaxSize",
+                )
+            if group_data["MaxSize"] != max_size:
+                await self._client.call(UPDATE, AutoScalingGroupName=name, MaxSize=max_size)
         return max_size
 
     def finding(self, current_max_size: int, name: str, *, desired_capacity: int) -> Finding:
@@ -140,11 +140,8 @@ class AwsGroups:
             return ()
         if self._read_at is None or now - self._read_at >= GROUPS_KEPT:
             names = sorted(set(self._names_by_pool.values()))
-            by_name = {
-                group["AutoScalingGroupName"]: group
-                async for page in self._client.pages("DescribeAutoScalingGroups", AutoScalingGroupNames=names)
-                for group in page["AutoScalingGroups"]
-            }
+            groups = await self._client.items(*GROUPS_CALL, AutoScalingGroupNames=names)
+            by_name = {group["AutoScalingGroupName"]: group for group in groups}
             self._groups = {name: await self._read_one(name, by_name.get(name)) for name in names}
             self._read_at = now
         return tuple(self._groups.values())
@@ -229,12 +226,12 @@ class AwsGroups:
     async def _own_policies(self, name: str) -> list[str]:
         """Return the group's own scaling policies; empty if reading them is not allowed. Raises TransientError."""
         try:
-            pages = [page async for page in self._client.pages("DescribePolicies", AutoScalingGroupName=name)]
+            policies = await self._client.items("DescribePolicies", "ScalingPolicies", AutoScalingGroupName=name)
         except TransientError as exc:
             if not is_answered(exc):
                 raise
             return []
-        return [policy["PolicyName"] for page in pages for policy in page["ScalingPolicies"]]
+        return [policy["PolicyName"] for policy in policies]
 
     async def _read_one(self, name: str, group_data: Mapping[str, Any] | None) -> Group:
         if group_data is None:
@@ -332,8 +329,8 @@ def capacity_type_of(
     """Return the group's purchase option; None if it mixes them, or neither template nor tag says it."""
     policy = group_data.get("MixedInstancesPolicy")
     if policy is None and not data:
-        message = {tags[key].lower().replace("_", "-") for key in NODE_TEMPLATE_CAPACITY_TYPES if key in tags}
-        return next((one for one in (CapacityType.SPOT, CapacityType.ON_DEMAND) if message == {one.value}), None)
+        values = {tags[key].lower().replace("_", "-") for key in NODE_TEMPLATE_CAPACITY_TYPES if key in tags}
+        return next((kind for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND) if values == {kind.value}), None)
     if policy is None:
         is_spot = data.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         return CapacityType.SPOT if is_spot else CapacityType.ON_DEMAND
@@ -372,9 +369,8 @@ def _shared_advice(policies: Sequence[str]) -> list[str]:
 
 def _is_of_no_group(exc: TransientError) -> bool:
     """Return whether AWS says that the instance is in no group, or not in this one, any more."""
-    error = getattr(exc.__cause__, "response", {}).get("Error", {})
-    words = str(error.get("Message", "")).lower()
-    return error.get("Code") == "ValidationError" and ("not found" in words or "not part of" in words)
+    words = str(error_in(exc.__cause__).get("Message", "")).lower()
+    return code_of(exc) == "ValidationError" and ("not found" in words or "not part of" in words)
 
 
 def _problems(

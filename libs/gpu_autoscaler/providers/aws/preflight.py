@@ -14,19 +14,19 @@ from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.aws.advisor import bands_of
 from gpu_autoscaler.providers.aws.client import AwsClient
-from gpu_autoscaler.providers.aws.fleets import fleet_request
-from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, AwsGroups, Group
+from gpu_autoscaler.providers.aws.fleets import fleet_request, template_reference
+from gpu_autoscaler.providers.aws.groups import CLUSTER_AUTOSCALER_TAG, GROUPS_CALL, AwsGroups, Group
 from gpu_autoscaler.providers.aws.market import AwsMarket
 from gpu_autoscaler.providers.aws.options import AwsOptions, names_by_pool
 from gpu_autoscaler.providers.aws.permissions import CALLS, Way, policy_of
 from gpu_autoscaler.providers.aws.quotas import quota_of, read_quotas
 from gpu_autoscaler.providers.aws.reservations import AwsReservations
+from gpu_autoscaler.providers.aws.translate import code_of, is_denied
 from gpu_autoscaler.providers.preflight import Finding, error, ok, stale_price_findings, unpriced_findings, warning
 from gpu_autoscaler.providers.spot_ceilings import ceiling_findings
 
 FLEET_TYPES = (CapacityType.ON_DEMAND, CapacityType.SPOT)
 QUEUE_LONG_COUNT = 1000  # waiting events; a watcher reads ten at a time
-_DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 
 
 def ways_of(options: AwsOptions) -> list[Way]:
@@ -70,6 +70,7 @@ class Preflight:
         self._installation = installation
         self._now = now
         self._groups = AwsGroups(client, options, installation or "")
+        self._template = str(options.launch_template)
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
@@ -115,11 +116,11 @@ class Preflight:
         """Fill `zones` with a subnet each, and report missing subnets."""
         filters = [{"Name": "subnet-id", "Values": list(self._options.subnets)}]
         try:
-            pages = [page async for page in self._client.pages("DescribeSubnets", Filters=filters)]
+            listed = await self._client.items("DescribeSubnets", "Subnets", Filters=filters)
         except AutoscalerError as exc:
             yield self._failed("DescribeSubnets", exc)
             return
-        subnets = {subnet["SubnetId"]: subnet for page in pages for subnet in page["Subnets"]}
+        subnets = {subnet["SubnetId"]: subnet for subnet in listed}
         for name in self._options.subnets:
             if name not in subnets:
                 step = "name subnets of this region, or correct aws.region"
@@ -181,12 +182,10 @@ class Preflight:
         """Report groups tagged for cluster-autoscaler that could be adopted."""
         filters = [{"Name": "tag-key", "Values": [CLUSTER_AUTOSCALER_TAG]}]
         try:
-            pages = [page async for page in self._client.pages("DescribeAutoScalingGroups", Filters=filters)]
+            groups = await self._client.items(*GROUPS_CALL, Filters=filters)
         except AutoscalerError:
             return  # already reported for the configured groups
-        for name in sorted(
-            {group["AutoScalingGroupName"] for page in pages for group in page["AutoScalingGroups"]} - known
-        ):
+        for name in sorted({group["AutoScalingGroupName"] for group in groups} - known):
             step = f"to adopt it, stop cluster-autoscaler and add a pool to aws.groups: <pool>={name}"
             yield warning(f"group {name}", "is tagged for cluster-autoscaler and not in aws.groups", step)
 
@@ -216,24 +215,14 @@ class Preflight:
         offer = next((offer for offer in offers if offer.zone in zones), None)
         if offer is None:
             return warning("RunInstances", "dry run skipped: no offer in a zone with a subnet", "check aws.subnets")
-        template = str(self._options.launch_template)
-        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
-        tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
-        try:
-            await self._client.call(
-                "RunInstances",
-                DryRun=True,
-                LaunchTemplate={by: template, "Version": "$Default"},
-                InstanceType=offer.instance_type,
-                SubnetId=zones[offer.zone],
-                MinCount=1,
-                MaxCount=1,
-                TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-            )
-        except AutoscalerError as exc:
-            if _code_of(exc) != "DryRunOperation":
-                return self._failed("RunInstances", exc)
-        return ok("RunInstances", f"dry run succeeded: {offer.instance_type} in {offer.zone} from {template}")
+        request = {
+            "LaunchTemplate": {**template_reference(self._template), "Version": "$Default"},
+            "InstanceType": offer.instance_type,
+            "SubnetId": zones[offer.zone],
+            "MinCount": 1,
+            "MaxCount": 1,
+        }
+        return await self._dry_run("RunInstances", request, f"{offer.instance_type} in {offer.zone}")
 
     async def _dry_run_fleet(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:
         """Dry-run a fleet of two; if fleets are off, report what they would do."""
@@ -243,17 +232,19 @@ class Preflight:
         offer = next((offer for offer in offers if offer.zone in zones and offer.capacity_type in FLEET_TYPES), None)
         if offer is None:
             return warning("CreateFleet", "dry run skipped: no offer in a zone with a subnet", "check aws.subnets")
-        template = str(self._options.launch_template)
-        by = "LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName"
-        request = fleet_request({by: template}, offer, 2, subnet=zones[offer.zone], ceiling=None, placed_in=None)
+        template = template_reference(self._template)
+        request = fleet_request(template, offer, 2, subnet=zones[offer.zone], ceiling=None, placed_in=None)
+        return await self._dry_run("CreateFleet", request, f"2 x {offer.instance_type} in {offer.zone}")
+
+    async def _dry_run(self, operation: str, request: Mapping[str, object], what: str) -> Finding:
         tags = [{"Key": INSTALLATION, "Value": self._installation or "doctor"}]
         specification = [{"ResourceType": "instance", "Tags": tags}]
         try:
-            await self._client.call("CreateFleet", DryRun=True, TagSpecifications=specification, **request)
+            await self._client.call(operation, DryRun=True, TagSpecifications=specification, **request)
         except AutoscalerError as exc:
-            if _code_of(exc) != "DryRunOperation":
-                return self._failed("CreateFleet", exc)
-        return ok("CreateFleet", f"dry run succeeded: 2 x {offer.instance_type} in {offer.zone} from {template}")
+            if code_of(exc) != "DryRunOperation":
+                return self._failed(operation, exc)
+        return ok(operation, f"dry run succeeded: {what} from {self._template}")
 
     async def _quotas(self, offers: Sequence[Offer]) -> AsyncIterator[Finding]:
         """Report zero quotas, which are common for GPUs in new accounts."""
@@ -313,7 +304,7 @@ class Preflight:
         try:
             answer = await self._client.call("GetQueueAttributes", QueueUrl=queue_url, AttributeNames=["All"])
         except AutoscalerError as exc:
-            if _code_of(exc).endswith(("NonExistentQueue", "QueueDoesNotExist")):
+            if code_of(exc).endswith(("NonExistentQueue", "QueueDoesNotExist")):
                 step = "correct it, or create the queue in this region as a target of EventBridge rules"
                 return error("aws.queue_url", f"queue {queue_url} not found", step)
             return self._failed("GetQueueAttributes", exc)
@@ -326,7 +317,7 @@ class Preflight:
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         permission = CALLS[operation]
-        if _code_of(exc) in _DENIED:
+        if is_denied(exc):
             step = f"allow {', '.join(permission.actions)}; `gpu-autoscaler doctor --policy` prints the whole policy"
             return error(operation, f"not allowed: {permission.without}", step)
         return error(operation, str(exc), "check aws.region, the cloud's address and the credentials")
@@ -336,7 +327,3 @@ def _price_actions() -> list[str]:
     return [
         action for call in CALLS.values() if call.way == "prices" for action in call.actions if "List" not in action
     ]
-
-
-def _code_of(exc: AutoscalerError) -> str:
-    return str(getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", ""))

@@ -11,6 +11,7 @@ from gpu_autoscaler.cloudmeta.protocol import QueuedEvent
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.aws.client import AwsClient
 from gpu_autoscaler.providers.aws.options import AwsOptions
+from gpu_autoscaler.providers.aws.translate import code_of
 
 VISIBLE_AGAIN_SECONDS = 10
 # SQS allows twelve hours in all since the message was received; stay below that.
@@ -86,8 +87,7 @@ class AwsQueue:
                 operation, AutoScalingGroupName=group, LifecycleHookName=hook, LifecycleActionToken=token, **more
             )
         except TransientError as exc:
-            code = getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", "")
-            if code != "ValidationError":  # "No active Lifecycle Action found": expired or already completed
+            if code_of(exc) != "ValidationError":  # "No active Lifecycle Action found": expired or already completed
                 raise
 
     async def close(self) -> None:

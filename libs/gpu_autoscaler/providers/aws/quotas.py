@@ -41,8 +41,7 @@ async def read_quotas(client: AwsClient) -> dict[str, Quota]:
     """Return the GPU quotas by code. Raises TransientError, PermanentError."""
     return {
         quota["QuotaCode"]: Quota(code=quota["QuotaCode"], name=quota["QuotaName"], vcpus_max=int(quota["Value"]))
-        async for page in client.pages("ListServiceQuotas", ServiceCode="ec2", MaxResults=100)
-        for quota in page["Quotas"]
+        for quota in await client.items("ListServiceQuotas", "Quotas", ServiceCode="ec2", MaxResults=100)
         if quota["QuotaCode"] in GPU_QUOTAS
     }
 

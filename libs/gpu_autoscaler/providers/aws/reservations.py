@@ -83,13 +83,11 @@ class AwsReservations:
         """Return the existing ones, by id. Raises TransientError."""
         if self._configured_ids and (self._read_at is None or now - self._read_at >= RESERVATIONS_KEPT):
             # Lists all rather than by id: one unknown id would fail the whole call.
-            reservations_data = [
-                data
-                async for page in self._client.pages("DescribeCapacityReservations")
-                for data in page["CapacityReservations"]
-                if data["CapacityReservationId"] in self._configured_ids
-            ]
-            self._known = tuple(sorted(map(reservation_of, reservations_data), key=lambda known: known.reservation_id))
+            existing = map(
+                reservation_of, await self._client.items("DescribeCapacityReservations", "CapacityReservations")
+            )
+            ours = (reservation for reservation in existing if reservation.reservation_id in self._configured_ids)
+            self._known = tuple(sorted(ours, key=lambda reservation: reservation.reservation_id))
             self._read_at = now
         return self._known
 

@@ -122,18 +122,25 @@ def failure(operation: str, code: str, message: str, *, of_launch: bool) -> Auto
     return TransientError(f"{operation}: {text}")
 
 
-def is_denied(exc: TransientError) -> bool:
+def is_denied(exc: AutoscalerError) -> bool:
     """Return whether the call fails until its permission is granted."""
-    return _code_of(exc) in {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+    return code_of(exc) in {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 
 
 def is_answered(exc: TransientError) -> bool:
     """Return whether the cloud gave a reason that stays: no permission, or no such object."""
-    return _code_of(exc) in _REFUSED or _code_of(exc).startswith("Invalid")
+    return code_of(exc) in _REFUSED or code_of(exc).startswith("Invalid")
 
 
-def _code_of(exc: TransientError) -> str:
-    return str(getattr(exc.__cause__, "response", {}).get("Error", {}).get("Code", ""))
+def code_of(exc: AutoscalerError) -> str:
+    """Return AWS's code of the error behind ours; empty if it is not AWS's."""
+    return str(error_in(exc.__cause__).get("Code", ""))
+
+
+def error_in(exc: BaseException | None) -> Mapping[str, Any]:
+    """Return code and message of botocore's error; empty for any other."""
+    error: Mapping[str, Any] = getattr(exc, "response", {}).get("Error", {})
+    return error
 
 
 def code_in_message(message: str) -> str:

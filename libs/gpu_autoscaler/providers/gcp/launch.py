@@ -7,7 +7,7 @@ name is gone from there, so that a refused instance is not created later.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +31,36 @@ from gpu_autoscaler.providers.tokens import idempotency_uuid
 CREATE = "instanceGroupManagers.createInstances"
 POLL_SECONDS, POLL_SECONDS_MAX = 0.25, 3.0  # wall time between polls: the first, and the longest
 Managed = Mapping[str, Mapping[str, Any]]  # a group's managed instances, by name
+
+
+async def poll(is_done: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it is done, with growing pauses."""
+    wait_seconds = POLL_SECONDS
+    while not await is_done():
+        await asyncio.sleep(wait_seconds)
+        wait_seconds = min(wait_seconds * 2, POLL_SECONDS_MAX)
+
+
+async def request_launch(
+    client: GcpClient, call: str, group: Group, body: object, query: Mapping[str, str] | None = None
+) -> str:
+    """Return the name of the operation that launches. Raises TransientError if another process was first."""
+    try:
+        answer = await client.call(call, query=query, body=body, zone=group.zone, instanceGroupManager=group.name)
+    except LaunchRefused as refused:
+        if refused.code in ("alreadyExists", "conflict"):
+            raise TransientError(f"{refused}; a retry finds it") from refused
+        raise
+    return last_of(str(answer["name"]))
+
+
+async def check_launch(client: GcpClient, call: str, zone: str, operation: str) -> None:
+    """Raise the error of an operation that `request_launch` began, if it failed."""
+    error = first_error((await client.call("zoneOperations.get", zone=zone, operation=operation)).get("error"))
+    if error is not None and "ALREADY_EXISTS" in error[0]:
+        raise TransientError(f"{call}: {error[0]}: {error[1]}; a retry finds it")
+    if error is not None:
+        raise refusal(call, error[0], f"{error[0]}: {error[1]}")
 
 
 class _Request(msgspec.Struct):
@@ -68,10 +98,7 @@ class GcpLauncher:
         request = _Request(order=order, group=group, name=name, failed_count=failed_count)
         try:
             async with asyncio.timeout(self._decided_seconds_max):
-                wait_seconds = POLL_SECONDS
-                while not await self._is_created(request):
-                    await asyncio.sleep(wait_seconds)
-                    wait_seconds = min(wait_seconds * 2, POLL_SECONDS_MAX)
+                await poll(lambda: self._is_created(request))
         except TimeoutError as exc:
             raise TransientError(
                 f"{CREATE}: {group.name} has not decided on {name} within {self._decided_seconds_max:g} s;"
@@ -96,7 +123,10 @@ class GcpLauncher:
         group, name = request.group, request.name
         managed = (await self.managed(group.zone, group.name)).get(name)
         if managed is None:
-            await self._create_or_ask(request)
+            if request.operation is None:
+                request.operation = await self._create(request)
+            else:
+                await check_launch(self._client, CREATE, group.zone, request.operation)
             return False
         if is_made(managed):
             return True
@@ -105,35 +135,12 @@ class GcpLauncher:
             await self._cancel(request, error)
         return False
 
-    async def _create_or_ask(self, request: _Request) -> None:
-        if request.operation is None:
-            request.operation = await self._create(request)
-            return
-        operation = await self._client.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
-        error = first_error(operation.get("error"))
-        if error is not None and "ALREADY_EXISTS" in error[0]:
-            raise TransientError(f"{CREATE}: {error[0]}: {error[1]}; a retry finds it")
-        if error is not None:
-            raise refusal(CREATE, error[0], f"{error[0]}: {error[1]}")
-
     async def _create(self, request: _Request) -> str:
-        order, group = request.order, request.group
-        try:
-            answer = await self._client.call(
-                CREATE,
-                zone=group.zone,
-                instanceGroupManager=group.name,
-                # A request id is executed once within an hour; a repeated attempt needs another.
-                query={
-                    "requestId": idempotency_uuid(order.installation, order.action_id, attempt=request.failed_count)
-                },
-                body={"instances": [{"name": request.name, "preservedState": {"metadata": metadata_for(order)}}]},
-            )
-        except LaunchRefused as refused:
-            if refused.code in ("alreadyExists", "conflict"):  # another process created the same instance
-                raise TransientError(f"{refused}; a retry finds it") from refused
-            raise
-        return last_of(str(answer["name"]))
+        order = request.order
+        # A request id is executed once within an hour; a repeated attempt needs another.
+        query = {"requestId": idempotency_uuid(order.installation, order.action_id, attempt=request.failed_count)}
+        body = {"instances": [{"name": request.name, "preservedState": {"metadata": metadata_for(order)}}]}
+        return await request_launch(self._client, CREATE, request.group, body, query)
 
     async def _cancel(self, request: _Request, error: tuple[str, str]) -> None:
         """Delete the refused instance, verify that it is gone, and raise the refusal or TransientError."""

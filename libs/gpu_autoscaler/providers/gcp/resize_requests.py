@@ -21,14 +21,13 @@ from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, Transie
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
-from gpu_autoscaler.providers.gcp.launch import POLL_SECONDS, POLL_SECONDS_MAX, GcpLauncher
+from gpu_autoscaler.providers.gcp.launch import GcpLauncher, check_launch, poll, request_launch
 from gpu_autoscaler.providers.gcp.permissions import REQUESTS
 from gpu_autoscaler.providers.gcp.translate import (
     first_error,
     instance_name,
     instant,
     is_passing,
-    last_of,
     metadata_for,
     owner_prefix,
     refusal,
@@ -86,10 +85,7 @@ class GcpResizeRequests:
         self._open_requests.setdefault(request.name, (now, request))
         try:
             async with asyncio.timeout(self._decided_seconds_max):
-                wait_seconds = POLL_SECONDS
-                while not await self._is_met(request, now):
-                    await asyncio.sleep(wait_seconds)
-                    wait_seconds = min(wait_seconds * 2, POLL_SECONDS_MAX)
+                await poll(lambda: self._is_met(request, now))
         except TimeoutError as exc:
             raise TransientError(
                 f"{INSERT}: {group.name} has not completed {request.name} within {self._decided_seconds_max:g} s;"
@@ -134,7 +130,10 @@ class GcpResizeRequests:
         """Return whether the request is met; create it if nobody has, cancel it if it cannot be met."""
         data = await self._client.find(f"{REQUESTS}.get", **request.path)
         if data is None:
-            await self._insert_or_ask(request)
+            if request.operation is None:
+                request.operation = await self._insert(request)
+            else:
+                await check_launch(self._client, INSERT, request.group.zone, request.operation)
             return False
         names = {str(instance.get("name")) for instance in data.get("instances", ())}
         unknown = [order.action_id for order in request.orders if _name(order, request.group) not in names]
@@ -162,17 +161,6 @@ class GcpResizeRequests:
             await self._client.find(f"{REQUESTS}.cancel", **request.path)
         return False
 
-    async def _insert_or_ask(self, request: _Request) -> None:
-        if request.operation is None:
-            request.operation = await self._insert(request)
-            return
-        operation = await self._client.call("zoneOperations.get", zone=request.group.zone, operation=request.operation)
-        error = first_error(operation.get("error"))
-        if error is not None and "ALREADY_EXISTS" in error[0]:
-            raise TransientError(f"{INSERT}: {error[0]}: {error[1]}; a retry finds it")
-        if error is not None:
-            raise refusal(INSERT, error[0], f"{error[0]}: {error[1]}")
-
     async def _insert(self, request: _Request) -> str:
         body: dict[str, Any] = {
             "name": request.name,
@@ -182,25 +170,21 @@ class GcpResizeRequests:
             ],
             "requestedRunDuration": {"seconds": str(self._run_seconds)},
         }
-        group = request.group
-        try:
-            answer = await self._client.call(INSERT, body=body, zone=group.zone, instanceGroupManager=group.name)
-        except LaunchRefused as refused:
-            if refused.code in ("alreadyExists", "conflict"):  # another process created the same request
-                raise TransientError(f"{refused}; a retry finds it") from refused
-            raise
-        return last_of(str(answer["name"]))
+        return await request_launch(self._client, INSERT, request.group, body)
 
     async def _clear(self, request: _Request, names: set[str]) -> None:
         """Delete all instances of the request from the group, then the request, so that a later one is independent."""
-        wait_seconds, group = POLL_SECONDS, request.group
-        is_withdrawn = False
-        while left := names & (await self._launches.managed(group.zone, group.name)).keys():
-            for name in () if is_withdrawn else sorted(left):
+        group = request.group
+        withdrawn: set[str] = set()
+
+        async def is_empty() -> bool:
+            left = names & (await self._launches.managed(group.zone, group.name)).keys()
+            for name in () if withdrawn else sorted(left):
                 await self._launches.delete(group.zone, group.name, name)
-            is_withdrawn = True
-            await asyncio.sleep(wait_seconds)
-            wait_seconds = min(wait_seconds * 2, POLL_SECONDS_MAX)
+            withdrawn.update(left)
+            return not left
+
+        await poll(is_empty)
         await self._client.find(f"{REQUESTS}.delete", **request.path)
 
 

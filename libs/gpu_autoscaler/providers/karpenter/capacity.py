@@ -43,7 +43,7 @@ from gpu_autoscaler.providers.karpenter.translate import (
 )
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, KARPENTER_FINALIZER, NodeClaim
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, wall_clock
+from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, misconfigured, wall_clock
 
 SHOWN_AFTER_END = timedelta(hours=1)
 # Claims deleted by others: long enough to be listed, and for one more retry of an order in progress when we started.
@@ -177,7 +177,7 @@ class KarpenterCapacity:
     async def _create(self, order: Order) -> NodeClaim:
         """Create the claim. Orders known to fail are refused beforehand."""
         if (problem := await self._classes.problem()) is not None:
-            raise LaunchRefused(f"{problem[0]}: {problem[1]}", code=problem[0], kind="configuration", scope="offer")
+            raise misconfigured(": ".join(problem), problem[0])
         listed = next((offer for offer in self._catalog.offers() if offer.key == order.offer.key), order.offer)
         claim = claim_of(order, node_class_of(self._options), listed.resources.gpu_count)
         try:
@@ -259,20 +259,13 @@ class KarpenterCapacity:
             claim = await self._find(name)
             if claim is not None and claim.status.provider_id == provider_id:
                 return claim
-        found = (claim for claim in await self._listed({}) if claim.status.provider_id == provider_id)
-        return next(found, None)
+        return next((claim for claim in await self._listed({}) if claim.status.provider_id == provider_id), None)
 
     async def _listed(self, query: dict[str, str]) -> list[NodeClaim]:
-        claims: list[NodeClaim] = []
-        while True:
-            try:
-                page = await self._kube.list_page(CLAIMS, query)
-            except NotFound as exc:
-                raise TransientError(f"{exc}; Karpenter's NodeClaims are not installed") from exc
-            claims += [CLAIMS.decode(item, "list") for item in page.items or ()]
-            if not page.metadata.continue_:
-                return claims
-            query = {**query, "continue": page.metadata.continue_}
+        try:
+            return await self._kube.list_all(CLAIMS, query)
+        except NotFound as exc:
+            raise TransientError(f"{exc}; Karpenter's NodeClaims are not installed") from exc
 
     def _is_expired(self, claim: NodeClaim, now: datetime) -> bool:
         """Return whether it ended so long ago that no order can retry it."""

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.protocol import PODS, Conflict, Kind, NotFound, ObjectT
+from gpu_autoscaler.kube.protocol import PODS, Conflict, NotFound
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError, TransientError
@@ -40,7 +40,7 @@ from gpu_autoscaler.providers.karpenter.node_pools import (
 )
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of
 from gpu_autoscaler.providers.karpenter.wire import CLAIMS, NODE_POOL, NodeClaim
-from gpu_autoscaler.providers.protocol import LaunchRefused, Order
+from gpu_autoscaler.providers.protocol import LaunchRefused, Order, misconfigured
 
 WRITE_TRIES_MAX = 5  # Karpenter writes the status of the same object
 # Karpenter looks at pending pods this often.
@@ -109,7 +109,7 @@ class LimitedNodePools:
         LaunchRefused, TransientError, PermanentError."""
         pool = await self.read(name)
         selling = Selling(pool=pool, offer=self.offer_of_pool(pool))
-        claims = await self._all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
+        claims = await self._kube.list_all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
         # `doctor` does not always know the installation.
         installation = pool.metadata.annotations.get(OWNER, "") if self._installation == "*" else self._installation
         state = pool_state(pool, claims, installation, self._now().timestamp(), self._ending[name], "")
@@ -150,7 +150,7 @@ class LimitedNodePools:
             labels.INSTANCE_TYPE: selling.offer.instance_type,
             labels.ZONE: selling.offer.zone,
         }
-        for pod in await self._all(PODS, query):
+        for pod in await self._kube.list_all(PODS, query):
             gpu_count = pod_requests(pod).gpu_count
             is_elsewhere = any(known.get(key, value) != value for key, value in pod.spec.node_selector.items())
             if not pod.spec.scheduling_gates and not is_elsewhere and 0 < gpu_count <= selling.gpu_count:
@@ -276,7 +276,7 @@ class LimitedNodePools:
         name = selling.name
         for _ in range(WRITE_TRIES_MAX):
             pool = await self.read(name)
-            claims = await self._all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
+            claims = await self._kube.list_all(CLAIMS, {"labelSelector": f"{NODE_POOL}={name}"})
             now = self._now().timestamp()
             state = pool_state(pool, claims, self._installation, now, self._ending[name], requested)
             self._ending[name] = state.ending
@@ -325,15 +325,6 @@ class LimitedNodePools:
         patch = {"metadata": {"resourceVersion": metadata.resource_version, "annotations": notes}, **spec}
         return await self._kube.change(POOLS, "", metadata.name, patch)
 
-    async def _all(self, kind: Kind[ObjectT], query: dict[str, str]) -> list[ObjectT]:
-        objects: list[ObjectT] = []
-        while True:
-            page = await self._kube.list_page(kind, query)
-            objects += [kind.decode(item, "list") for item in page.items or ()]
-            if not page.metadata.continue_:
-                return objects
-            query = {**query, "continue": page.metadata.continue_}
-
     def _check_problem(self, state: PoolState, selling: Selling) -> None:
         if (problem := state.problem(self._installation, selling.gpu_count)) is not None:
             self._log_once(selling.name, "limits", problem[1])
@@ -346,4 +337,4 @@ class LimitedNodePools:
 
 
 def _refused(code: str, sentence: str) -> LaunchRefused:
-    return LaunchRefused(f"{code}: {sentence}", code=code, kind="configuration", scope="offer")
+    return misconfigured(f"{code}: {sentence}", code)

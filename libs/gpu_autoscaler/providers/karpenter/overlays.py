@@ -247,15 +247,15 @@ class Overlays:
         Raises TransientError: prices may be wrong without the overlays.
         """
         try:
-            found = await self.look(catalog, pool)
+            overlaid = await self.look(catalog, pool)
         except PermanentError as exc:
-            found = OverlaidOffers(offers=catalog.offers(), ignored={"all of them": str(exc)})
+            overlaid = OverlaidOffers(offers=catalog.offers(), ignored={"all of them": str(exc)})
         name_of_pool = pool.get(NODE_POOL)
-        if found.ignored != self._logged.get(name_of_pool, {}):
-            for name, why in found.ignored.items():
+        if overlaid.ignored != self._logged.get(name_of_pool, {}):
+            for name, why in overlaid.ignored.items():
                 log.warning("node overlay ignored", node_overlay=name, reason=why)
-            self._logged[name_of_pool] = found.ignored
-        return found.offers
+            self._logged[name_of_pool] = overlaid.ignored
+        return overlaid.offers
 
     async def look(self, catalog: Catalog, pool: Mapping[str, str | None]) -> OverlaidOffers:
         """Return the same with ignored overlays. Raises PermanentError without permission, TransientError."""
@@ -263,14 +263,7 @@ class Overlays:
 
     async def read(self) -> Sequence[NodeOverlay]:
         """Return all overlays; none if the kind is not installed. Raises PermanentError, TransientError."""
-        found: list[NodeOverlay] = []
-        query: dict[str, str] = {}
-        while True:
-            try:
-                page = await self._kube.list_page(OVERLAYS, query)
-            except NotFound:
-                return ()
-            found += [OVERLAYS.decode(item, "list") for item in page.items or ()]
-            if not page.metadata.continue_:
-                return found
-            query = {"continue": page.metadata.continue_}
+        try:
+            return await self._kube.list_all(OVERLAYS)
+        except NotFound:
+            return ()

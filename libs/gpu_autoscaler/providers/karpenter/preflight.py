@@ -182,8 +182,7 @@ class Preflight:
     async def _other_pools(self) -> AsyncIterator[Finding]:
         """Report NodePools of others that launch GPUs for the same pods."""
         try:
-            page = await self._kube.list_page(POOLS, {})
-            pools = [POOLS.decode(item, "list") for item in page.items or ()]
+            pools = await self._kube.list_all(POOLS)
         except (PermanentError, NotFound):
             return
         except AutoscalerError as exc:
