@@ -48,7 +48,6 @@ class CheckpointHooks:
         await asyncio.gather(*(self._notify(pod, url, deadline_at) for pod, url in targets))
 
     async def close(self) -> None:
-        """Close connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

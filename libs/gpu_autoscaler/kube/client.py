@@ -59,7 +59,6 @@ class KubeClient:
     # ---- reading
 
     def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
-        """List, then watch, without an end."""
         return list_and_watch(self, kind, label_selector=label_selector, now=self._now)
 
     async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> core.Page:
@@ -93,7 +92,6 @@ class KubeClient:
         raise error_from_status(response.status, read_status(response.status, body), response.headers, what)
 
     async def cluster(self) -> Cluster:
-        """Return the identity of the cluster."""
         namespace = await self.get(NAMESPACES, "", "kube-system")
         created = namespace.metadata.creation_timestamp
         if created is None:
@@ -103,7 +101,6 @@ class KubeClient:
         return Cluster(installation=namespace.metadata.uid, epoch=int(created.timestamp()))
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
-        """Return the object. Raises NotFound."""
         body = await self._call("GET", kind.path(namespace, name), f"get {kind.plural} {namespace}/{name}")
         return kind.decode(body, "get")
 
@@ -117,11 +114,9 @@ class KubeClient:
         return any(resource.name == kind.plural for resource in served.resources)
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
-        """Return the pods bound to this node."""
         return await self.list_all(PODS, {"fieldSelector": f"spec.nodeName={node_name}"})
 
     async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
-        """Return the nodes with these labels."""
         return await self.list_all(NODES, {"labelSelector": label_selector})
 
     async def list_all(self, kind: Kind[ObjectT], query: Mapping[str, str] = MappingProxyType({})) -> list[ObjectT]:
@@ -143,7 +138,6 @@ class KubeClient:
     # ---- writing
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
-        """Apply a merge patch to the node."""
         return await self._patch(NODES, "", name, patch)
 
     async def delete_node(self, node: core.Node) -> bool:
@@ -211,12 +205,10 @@ class KubeClient:
         return await self._delete(PODS, pod, {"gracePeriodSeconds": max(1, grace_seconds)})
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
-        """Create the object."""
         what = f"create {kind.plural} {namespace}/{manifest['metadata']['name']}"
         return kind.decode(await self._call("POST", kind.path(namespace), what, body=manifest), "create")
 
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
-        """Apply a patch to the object."""
         return await self._patch(kind, namespace, name, patch)
 
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
@@ -237,7 +229,6 @@ class KubeClient:
         await self._call("PATCH", path, f"patch {path}", body=body, content_type=MERGE_PATCH)
 
     async def close(self) -> None:
-        """Close connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

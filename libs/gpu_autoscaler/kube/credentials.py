@@ -46,7 +46,6 @@ class Anonymous:
     """No credentials, for servers without authentication."""
 
     async def header(self) -> str | None:
-        """Return None."""
         return None
 
     def invalidate(self) -> None:
@@ -60,7 +59,6 @@ class StaticToken:
         self._header = f"Bearer {token}"
 
     async def header(self) -> str | None:
-        """Return the token."""
         return self._header
 
     def invalidate(self) -> None:
@@ -157,7 +155,6 @@ class ExecPlugin:
             return None if self._status.token is None else f"Bearer {self._status.token}"
 
     def invalidate(self) -> None:
-        """Run the plugin again before the next call."""
         self._status = None
 
     def _apply(self, status: _ExecStatus) -> None:

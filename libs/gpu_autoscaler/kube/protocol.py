@@ -44,7 +44,6 @@ class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):
 
     @property
     def crd(self) -> str:
-        """Return the name of the kind's CustomResourceDefinition."""
         return f"{self.plural}.{self.api.split('/')[2]}"
 
     def decode(self, body: bytes | msgspec.Raw, what: str) -> ObjectT:

@@ -124,7 +124,6 @@ class _Backoff:
         self.wait_seconds = WAIT_SECONDS_MIN
 
     def reset(self) -> None:
-        """Record data from the server."""
         self.last_data_at, self.wait_seconds = _seconds(), WAIT_SECONDS_MIN
 
     async def wait(self, retry_after_seconds: float) -> None:

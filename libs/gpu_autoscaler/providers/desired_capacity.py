@@ -44,7 +44,6 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_order(self, action_id: ActionId, note: str = "") -> "Ledger":
-        """Return the ledger with one more pending order."""
         return msgspec.structs.replace(self, pending=(*self.pending, (action_id, note)))
 
     def without_order(self, action_id: ActionId) -> "Ledger":
@@ -59,7 +58,6 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.without_order(action_id), assigned=assigned)
 
     def is_pending(self, action_id: ActionId) -> bool:
-        """Return whether the order has no member yet."""
         return any(pending_id == action_id for pending_id, _ in self.pending)
 
     def member_of(self, action_id: ActionId) -> str | None:

@@ -24,7 +24,6 @@ class EndedInstances:
         self._ended: dict[ProviderId, Instance] = {}
 
     def record_running(self, instance: Instance) -> None:
-        """Record a running instance."""
         if instance.provider_id not in self._ended:
             self._alive[instance.provider_id] = instance
 

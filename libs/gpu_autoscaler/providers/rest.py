@@ -92,7 +92,6 @@ class RestClient:
         return answer
 
     async def close(self) -> None:
-        """Release connections."""
         if self._session is not None:
             await self._session.close()
 

@@ -48,7 +48,6 @@ class Faults:
 
     @property
     def standing(self) -> tuple[Fault, ...]:
-        """Return the faults that calls may still meet."""
         return tuple(fault for fault in self._standing if fault.left_count != 0)
 
     def add(self, fault: Fault) -> None:
@@ -59,7 +58,6 @@ class Faults:
         self._standing.append(fault)
 
     def clear(self) -> None:
-        """Clear all faults."""
         self._standing.clear()
 
     def matching(self, call: str, offer: str = "", count: int = 1) -> Iterator[Fault]:

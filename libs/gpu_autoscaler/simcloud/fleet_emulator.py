@@ -142,7 +142,6 @@ class FleetEmulator:
         """Nothing: changes in the cluster do not affect the cloud."""
 
     def step(self, now: datetime) -> None:  # noqa: ARG002 - both have the same clock
-        """Synchronize both sides."""
         with self._fleet.lock:
             self._fleet.settle()
             for rule in self._cloud.take_rules():

@@ -103,7 +103,6 @@ class AwsCapacity:
         ]
 
     async def launch(self, order: Order) -> Instance:
-        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
         if self._groups.has_pool(order.pool):
             instance_id = await self._groups.launch(order, now)
@@ -128,7 +127,6 @@ class AwsCapacity:
         return self._options.fleets and not is_reserved and not self._groups.has_pool(pool)
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
         first = orders[0]
         template, subnet = await self._placement(first, "CreateFleet")
         ceiling = self._ceilings.of(first.offer.instance_type)
@@ -158,7 +156,6 @@ class AwsCapacity:
         await self._scores.extend_backoff(refused, self._zone_ids.get(order.offer.zone), types, now)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         instance_id = instance_id_of(provider_id)
         instance_data = await self._describe_ours(provider_id)
         if instance_data is None:
@@ -195,11 +192,9 @@ class AwsCapacity:
         ]
 
     async def preflight(self) -> Sequence[Finding]:
-        """Check account, region and settings. Read-only."""
         return await Preflight(self._options, self._client, self._installation, self._now()).findings()
 
     async def close(self) -> None:
-        """Release threads and connections."""
         self._client.close()
 
     async def _request(self, order: Order) -> dict[str, object]:

@@ -113,7 +113,6 @@ class AwsClient:
         return regions
 
     def close(self) -> None:
-        """Release connections."""
         self._calls.close()
         for client in self._clients.values():
             client.close()

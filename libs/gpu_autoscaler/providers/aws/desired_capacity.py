@@ -50,11 +50,9 @@ class _GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def desired_capacity(self) -> int:
-        """The group's current desired capacity."""
         return int(self.group["DesiredCapacity"])
 
     def required_capacity(self, ledger: Ledger) -> int:
-        """Return the capacity that the ledger requires."""
         return len(self.alive) + max(0, len(ledger.pending) - self.unseen_count)
 
 

@@ -96,7 +96,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()  # does not rule out purchases
 
     def sells(self, instance_type: str, zone: str, capacity_type: CapacityType) -> bool:
-        """Return whether the group can serve an order of this offer."""
         return (
             not self.problems
             and (self.instance_type, self.capacity_type) == (instance_type, capacity_type)
@@ -119,7 +118,6 @@ class AwsGroups:
         self._read_at: datetime | None = None
 
     def has_pool(self, pool: str) -> bool:
-        """Return whether the pool's instances come from a group."""
         return pool in self._names_by_pool
 
     def with_node_template(self, offer: Offer) -> Offer:
@@ -360,7 +358,6 @@ def _other_controllers(tags: Mapping[str, str], policies: Sequence[str]) -> list
 
 
 def _shared_advice(policies: Sequence[str]) -> list[str]:
-    """Return the risk of a group that also scales itself."""
     if not policies:
         return []
     message = f"its own scaling policies {', '.join(sorted(policies))} are accepted by aws.shared_groups"

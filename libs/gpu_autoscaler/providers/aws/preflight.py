@@ -135,7 +135,6 @@ class Preflight:
             yield ok("zones", ", ".join(sorted(zones)))
 
     async def _reservations(self, zones: Mapping[str, str]) -> AsyncIterator[Finding]:
-        """Report for each configured reservation whether it can be used."""
         configured_ids = self._options.capacity_reservations
         try:
             known = await AwsReservations(self._client, configured_ids).read(self._now)
@@ -211,7 +210,6 @@ class Preflight:
         return offers
 
     async def _dry_run_launch(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:
-        """Dry-run a launch of the first offer."""
         offer = next((offer for offer in offers if offer.zone in zones), None)
         if offer is None:
             return warning("RunInstances", "dry run skipped: no offer in a zone with a subnet", "check aws.subnets")

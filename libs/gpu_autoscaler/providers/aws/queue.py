@@ -42,7 +42,6 @@ class AwsQueue:
         self._client = AwsClient(options.region, url=url, call_seconds_max=call_seconds_max)
 
     async def receive(self) -> Sequence[QueuedEvent]:
-        """Return waiting messages; waits some seconds for the first. Raises TransientError."""
         answer = await self._client.call(
             "ReceiveMessage",
             QueueUrl=self._queue_url,
@@ -63,22 +62,18 @@ class AwsQueue:
         ]
 
     async def delete(self, event: QueuedEvent) -> None:
-        """Delete the handled message. Raises TransientError; then it reappears."""
         await self._client.call("DeleteMessage", QueueUrl=self._queue_url, ReceiptHandle=event.receipt)
 
     async def hide(self, event: QueuedEvent, seconds: float) -> None:
-        """Hide the message for this time, at most twelve hours. Raises TransientError."""
         timeout = max(0, min(int(seconds), HIDDEN_SECONDS_MAX))
         await self._client.call(
             "ChangeMessageVisibility", QueueUrl=self._queue_url, ReceiptHandle=event.receipt, VisibilityTimeout=timeout
         )
 
     async def complete_hook(self, group: str, hook: str, token: str) -> None:
-        """Complete the lifecycle action. Raises TransientError."""
         await self._hooked("CompleteLifecycleAction", group, hook, token, LifecycleActionResult="CONTINUE")
 
     async def extend_hook(self, group: str, hook: str, token: str) -> None:
-        """Restart the hook's timeout. Raises TransientError."""
         await self._hooked("RecordLifecycleActionHeartbeat", group, hook, token)
 
     async def _hooked(self, operation: str, group: str, hook: str, token: str, **more: object) -> None:
@@ -91,5 +86,4 @@ class AwsQueue:
                 raise
 
     async def close(self) -> None:
-        """Release threads and connections."""
         self._client.close()

@@ -84,7 +84,6 @@ class AzureCapacity:
         ]
 
     async def launch(self, order: Order) -> Instance:
-        """Launch the machine, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
         known = self._ended.by_order(order.action_id)
         ended = None if known is None else await self._record_if_gone(known.provider_id, now)
@@ -104,7 +103,6 @@ class AzureCapacity:
         return verify_order(instance, order)
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """Delete the machine; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         owned = await self._read(provider_id, now)
         if owned is None:
             return await self._record_if_gone(provider_id, now)
@@ -154,7 +152,6 @@ class AzureCapacity:
         return [*listed, *(instance for instance in self._ended.recent(now) if instance.provider_id not in listed_ids)]
 
     async def preflight(self) -> Sequence[Finding]:
-        """Check resource group, region and settings. Read-only."""
         preflight = Preflight(
             self._options,
             self._client,
@@ -166,7 +163,6 @@ class AzureCapacity:
         return await preflight.findings(self._now())
 
     async def close(self) -> None:
-        """Release threads and connections."""
         await self._client.close()
 
     def _sells(self, scale_set: ScaleSet, offer: Offer) -> bool:

@@ -69,7 +69,6 @@ class AzureClient:
         return self._rest.cloud_ahead
 
     def id_of(self, kind: str, name: str) -> str:
-        """Return the id of a Compute resource in the group."""
         return f"{self.group_id}/providers/Microsoft.Compute/{kind}/{name}"
 
     async def call(
@@ -149,7 +148,6 @@ class AzureClient:
         raise PermanentError(f"{PRICES_CALL}: more than {PAGES_MAX} pages; name fewer types in azure.instance_types")
 
     async def close(self) -> None:
-        """Release connections."""
         self._threads.close()
         await self._rest.close()
         await self._prices.close()

@@ -52,7 +52,6 @@ class _SetState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """The set's current capacity."""
         return int(self.set_data["sku"]["capacity"])
 
     @property
@@ -265,7 +264,6 @@ def _ledger_texts(set_data: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _instance(state: _SetState, scale_set: ScaleSet, member: str, now: datetime) -> Instance:
-    """Return the machine with the order data of the set."""
     machine_data = state.members[member]
     action_id, price = state.ledger.assigned.get(member, (None, ""))
     tags = {} if action_id is None else {ACTION_TAG: action_id, PRICE_TAG: price}

@@ -54,7 +54,6 @@ class LaunchLog:
         return None if key in self._not_created else launches.get(key)
 
     def creating(self, name: str) -> None:
-        """Mark the machine as about to be created."""
         self._forget({launch_digest(name)})
 
     def not_created(self, name: str) -> None:

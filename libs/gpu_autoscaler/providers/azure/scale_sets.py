@@ -32,7 +32,6 @@ class ScaleSet(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()  # does not rule out purchases
 
     def sells(self, instance_type: str, zone: str, capacity_type: CapacityType) -> bool:
-        """Return whether the set can serve an order of this offer."""
         return (
             not self.problems
             and zone in self.zones

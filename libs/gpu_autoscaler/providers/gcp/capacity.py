@@ -80,12 +80,10 @@ class GcpCapacity:
         self._observed: dict[str, Instance] = {}
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all groups. Raises TransientError."""
         now = self._now()
         return await self._market.offers(await self._groups.read(now), now)
 
     async def launch(self, order: Order) -> Instance:
-        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
         found = await self._found(order, now)
         if found is not None:
@@ -112,7 +110,6 @@ class GcpCapacity:
         )
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
         now = self._now()
         found = await asyncio.gather(*(self._found(order, now) for order in orders))
         if None in found:
@@ -132,7 +129,6 @@ class GcpCapacity:
         return instance
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         zone, name = parse_provider_id(provider_id, self._project)
         instance_data = await self._client.find("instances.get", zone=zone, instance=name)
         if instance_data is None:
@@ -188,11 +184,9 @@ class GcpCapacity:
         ]
 
     async def preflight(self) -> Sequence[Finding]:
-        """Check project, groups and settings. Read-only."""
         return await Preflight(self._options, self._client, self._installation, self._now()).findings()
 
     async def close(self) -> None:
-        """Release connections."""
         await self._client.close()
 
     # ---- lookups

@@ -44,11 +44,9 @@ class GoogleToken:
             return str(self._credentials.token)
 
     def invalidate(self) -> None:
-        """Discard a token that the cloud refused."""
         self._credentials = None
 
     def close(self) -> None:
-        """Release the thread."""
         self._threads.close()
 
     def _refresh(self) -> Any:  # noqa: ANN401 - google-auth ships no types for what it finds
@@ -127,7 +125,6 @@ class GcpClient:
         raise PermanentError(f"{operation}: more than {PAGES_MAX} pages; check gcp.project, {self.project}")
 
     async def close(self) -> None:
-        """Release connections and the thread."""
         await self._rest.close()
         if self._token is not None:
             self._token.close()

@@ -46,7 +46,6 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def region(self) -> str:
-        """The zone's."""
         return self.zone.rpartition("-")[0]
 
 

@@ -103,7 +103,6 @@ class Preflight:
             yield self._failed(operation, exc)
 
     async def _group_reservations(self, groups: Sequence[Group]) -> AsyncIterator[Finding]:
-        """Report the free capacity of each reservation that a group launches from."""
         for group in groups:
             if group.reservation is None:
                 continue

@@ -52,7 +52,6 @@ class _Request(msgspec.Struct):
 
     @property
     def path(self) -> dict[str, str]:
-        """The path parameters of the request."""
         return {"zone": self.group.zone, "instanceGroupManager": self.group.name, "resizeRequest": self.name}
 
 

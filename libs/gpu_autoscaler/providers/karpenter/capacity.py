@@ -158,12 +158,10 @@ class KarpenterCapacity:
         return instances
 
     async def preflight(self) -> Sequence[Finding]:
-        """Check cluster, permissions, node class and settings. Read-only."""
         node_class = node_class_of(self._options)
         return await Preflight(self._kube, node_class, self._catalog, self._installation).findings()
 
     async def close(self) -> None:
-        """Release connections."""
         await self._kube.close()
 
     # ---- one claim
@@ -277,7 +275,6 @@ class KarpenterCapacity:
         )
 
     def _is_abandoned(self, claim: NodeClaim, now: datetime) -> bool:
-        """Return whether it is older than any order waits for an instance."""
         return now - claim.created_at > ABANDONED_AFTER
 
     async def _release(self, claim: NodeClaim) -> None:

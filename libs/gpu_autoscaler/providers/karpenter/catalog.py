@@ -56,7 +56,6 @@ class Catalog:
         self._offers, self._labels = _read(path)
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the current offers."""
         stamp = _stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp

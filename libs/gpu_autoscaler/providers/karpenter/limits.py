@@ -59,12 +59,10 @@ class Selling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name of the pool."""
         return self.pool.metadata.name
 
     @property
     def gpu_count(self) -> int:
-        """GPUs of one machine."""
         return self.offer.resources.gpu_count
 
 

@@ -79,7 +79,6 @@ class LimitsModeCapacity(KarpenterCapacity):
         return await super().instances(installation)
 
     async def preflight(self) -> Sequence[Finding]:
-        """Check cluster, permissions, pools and settings. Read-only."""
         preflight = Preflight(self._kube, node_class_of(self._options), self._catalog, self._installation, self._pools)
         return await preflight.findings()
 

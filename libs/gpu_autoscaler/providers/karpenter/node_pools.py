@@ -87,7 +87,6 @@ class NodePool(Object, frozen=True, kw_only=True):
 
     @property
     def labels(self) -> dict[str, str | None]:
-        """Labels of all its nodes."""
         return {**self.spec.template.metadata.labels, f"{GROUP}/nodepool": self.metadata.name}
 
     @property
@@ -198,12 +197,10 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def required_gpus(self, ledger: Ledger, gpu_count: int) -> int:
-        """Return the GPU limit that follows from claims and ledger."""
         pending = [note for _, note in ledger.pending if note.split("@")[2] != _WITHDRAWING]
         return gpu_count * (len(self.counted_claims) + len(pending))
 
     def claim_of(self, action_id: ActionId) -> NodeClaim | None:
-        """Return the order's claim."""
         name = self.ledger.member_of(action_id)
         return None if name is None else self.claims.get(name)
 

@@ -148,7 +148,6 @@ class _OverlayTable:
         return False
 
     def set_price(self, overlay: NodeOverlay, matching: Iterable[Offer]) -> None:
-        """Set prices that no earlier overlay set."""
         change = overlay.spec.change
         for offer in matching if change is not None else ():
             if offer.key not in self._price_weights:
@@ -156,7 +155,6 @@ class _OverlayTable:
             self._price_weights[offer.key] = overlay.spec.weight
 
     def set_resources(self, spec: OverlaySpec, capacity: Resources, types: Iterable[str]) -> None:
-        """Set resources that no earlier overlay set."""
         names = frozenset(spec.capacity)
         for instance_type in types if names else ():
             new = names - self._resources_set.get(instance_type, frozenset())

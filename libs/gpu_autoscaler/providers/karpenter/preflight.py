@@ -180,7 +180,6 @@ class Preflight:
             yield ok("NodeClaim dry run", f"succeeded for {order.offer.key}")
 
     async def _other_pools(self) -> AsyncIterator[Finding]:
-        """Report NodePools of others that launch GPUs for the same pods."""
         try:
             pools = await self._kube.list_all(POOLS)
         except (PermanentError, NotFound):

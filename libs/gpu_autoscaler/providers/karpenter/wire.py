@@ -30,15 +30,12 @@ class NodeClaim(Object, frozen=True, kw_only=True):
 
     @property
     def created_at(self) -> datetime:
-        """When the claim was created."""
         return self.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
 
     def condition(self, name: str) -> Condition | None:
-        """Return the condition of that type."""
         return next((condition for condition in self.status.conditions if condition.type == name), None)
 
     def has(self, name: str) -> bool:
-        """Return whether the condition is true."""
         condition = self.condition(name)
         return condition is not None and condition.status == "True"
 

@@ -51,24 +51,19 @@ class SimCapacity:
         self._session: aiohttp.ClientSession | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        """Return all offers. Raises TransientError."""
         return _decoded(await self._call("GET", "/cloud/offers"), tuple[Offer, ...])
 
     async def launch(self, order: Order) -> Instance:
-        """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError, TransientError."""
         return _decoded(await self._call("POST", "/cloud/instances", body=msgspec.json.encode(order)), Instance)
 
     def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - the same for all
-        """Always."""
         return True
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Launch all, or return those launched before. Raises LaunchRefused, PermanentError, TransientError."""
         body = msgspec.json.encode(GroupOrder(transaction=transaction, orders=tuple(orders)))
         return _decoded(await self._call("POST", "/cloud/instances/together", body=body), tuple[Instance, ...])
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - the cloud dates it
-        """Terminate the instance; None if it never existed. Raises PermanentError if it is not ours, TransientError."""
         return await self._one("DELETE", provider_id)
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
@@ -83,12 +78,10 @@ class SimCapacity:
         return None if answer is None else _decoded(answer, Instance)
 
     async def instances(self, installation: str) -> Sequence[Instance]:
-        """Return the instances of an installation, including recently terminated ones. Raises TransientError."""
         answer = await self._call("GET", "/cloud/instances", query={"installation": installation})
         return _decoded(answer, tuple[Instance, ...])
 
     async def close(self) -> None:
-        """Release connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -126,7 +119,6 @@ def _decoded(content: bytes | None, wanted: type[T]) -> T:
 
 
 def _error(call: str, status: int, content: bytes, retry_after: str) -> Exception:
-    """Return the exception for an unsuccessful answer."""
     if status == 429 or status >= 500:
         wait_seconds = float(retry_after) if retry_after.isdigit() else None
         return TransientError(f"{call}: HTTP {status}, retried", retry_after_seconds=wait_seconds)

@@ -49,7 +49,6 @@ class Bridge:
         return event_id
 
     def write(self, body: str, *, name: str = "gpu-autoscaler") -> None:
-        """Write a raw message."""
         self._backend.send_message(name, body)
 
     def warn(self, instance_id: str, action: str = "terminate") -> str:

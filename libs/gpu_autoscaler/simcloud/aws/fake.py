@@ -84,7 +84,6 @@ class AwsFake:
         self.lock = threading.Lock()  # held while answering, and by readers of `machines`
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
-        """Answer one request."""
         if environ.get("PATH_INFO", "").startswith("/admin/"):
             return self._answer_admin(environ, respond)
         call = read_call(environ)
@@ -123,7 +122,6 @@ class AwsFake:
         return [body]
 
     def asked_of(self, name: str) -> list[Call]:
-        """Return the calls of this name, oldest first."""
         return [call for call in self.asked if call.name == name]
 
     def _perform(self, call: Call, environ: Environ) -> Answer:
@@ -178,7 +176,6 @@ class AwsFake:
 
     @property
     def zones(self) -> list[str]:
-        """The zones of the region."""
         return sorted({subnet.availability_zone for subnet in self.machines.backend.get_default_subnets().values()})
 
     def offer_template(self, name: str, instance_type: str = "m5.large", *, is_spot: bool = False) -> list[str]:
@@ -315,7 +312,6 @@ class AwsFake:
         return _STARTED.sub(f"<launchTime>{machine.launch_time.isoformat()}</launchTime>", text).encode()
 
     def _offer_of(self, call: Call) -> str:
-        """Return `type/zone/capacity type` of a launch, empty for other calls."""
         if call.name == "LaunchInstances":
             return self.groups.offer_of(call)
         if call.name == "CreateFleet":
@@ -330,7 +326,6 @@ class AwsFake:
         return f"{call.parameters.get('InstanceType', '')}/{zone}/{bought_as}"
 
     def _forward(self, environ: Environ) -> Answer:
-        """Let moto answer."""
         said: list[str] = []
 
         def respond(status: str, _headers: list[tuple[str, str]], *_: object) -> None:

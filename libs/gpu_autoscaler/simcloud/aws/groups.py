@@ -157,7 +157,6 @@ class Groups:
         return instance_id in self._machines and self._machines.get(instance_id).state in ("pending", "running")
 
     def answer(self, call: Call, instance_id: str) -> str:
-        """Return the inner answer of a successful launch."""
         made = self._machines.get(instance_id)
         one = {
             "InstanceType": made.instance_type,

@@ -102,7 +102,6 @@ class Machines:
         return now
 
     def seen(self) -> list["FleetInstance"]:
-        """Return all instances with what the fleet emulator needs."""
         return [
             FleetInstance(
                 instance_id=instance_id,
@@ -154,7 +153,6 @@ class Machines:
         return instance_id in self._lives
 
     def settle(self) -> None:
-        """Advance every instance to the current time."""
         now = self._now()
         for instance_id, life in list(self._lives.items()):
             reservations, machine = self.backend.reservations, self.get(instance_id)

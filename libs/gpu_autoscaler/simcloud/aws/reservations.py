@@ -38,11 +38,9 @@ class Reservations:
         self._places: dict[str, str] = {}  # instance: reservation
 
     def put(self, reserved: Reserved) -> None:
-        """Add or replace a reservation."""
         self._all[reserved.reservation_id] = reserved
 
     def used_count(self, reservation_id: str) -> int:
-        """Return how many of its slots are taken."""
         return sum(
             1 for instance_id, of in self._places.items() if of == reservation_id and self._is_alive(instance_id)
         )
@@ -74,7 +72,6 @@ class Reservations:
         return self._all[wanted].is_block
 
     def described(self) -> str:
-        """Return the inner answer of all reservations."""
         rows: list[dict[str, Any]] = []
         for one in self._all.values():
             row: dict[str, Any] = {

@@ -28,7 +28,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def protocol(self) -> Protocol:
-        """Protocol of the service."""
         return _SERVICES.get(self.service, "json")
 
     def listed(self, name: str) -> list[str]:
@@ -40,7 +39,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def tags(self, resource: str) -> dict[str, str]:
-        """Return the tags of a launch for this kind of resource."""
         found = {}
         for key, value in self.parameters.items():
             head, _, last = key.rpartition(".")

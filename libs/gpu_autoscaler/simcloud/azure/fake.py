@@ -59,7 +59,6 @@ class AzureFake(RestFake):
 
     @staticmethod
     def id_of(kind: str, name: str) -> str:
-        """Return the id of a Compute resource."""
         return f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.Compute/{kind}/{name}"
 
     def offer_flexible(self, name: str, *, zones: Sequence[str] = market.ZONES) -> str:
@@ -73,7 +72,6 @@ class AzureFake(RestFake):
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        """Return the call, checked against Azure's description. Raises Rejected."""
         self._host = f"http://{headers.get('host', 'localhost')}"
         call = read_request(method, path, query, headers, body)
         subscription, group = call.parameters.get("subscription", SUBSCRIPTION), call.parameters.get("group", GROUP)
@@ -84,7 +82,6 @@ class AzureFake(RestFake):
         return call
 
     def offer_of(self, call: RestCall) -> str:
-        """Return `type/zone/capacity type` of a launch, empty for other calls."""
         if call.name == "VirtualMachines_CreateOrUpdate":
             return self._machine_of(call).offer_key
         if call.name == "VirtualMachineScaleSets_Update" and self.scale_sets.growth(call) > 0:
@@ -101,11 +98,9 @@ class AzureFake(RestFake):
         return error_answer(status, code, message, RETRY_AFTER if status == 429 else None)
 
     def lost(self) -> RestAnswer:
-        """Return a gateway timeout."""
         return error_answer(500, "InternalServerError", ERRORS["InternalServerError"][1])
 
     def perform(self, call: RestCall) -> RestAnswer:
-        """Execute the call. Raises Rejected."""
         if "scale_set" in call.parameters:
             return self._of_scale_sets(call)
         now, names = self.now(), call.parameters

@@ -38,7 +38,6 @@ class Machine(msgspec.Struct, kw_only=True):
         return f"{self.size}/{zone}/{'spot' if self.is_spot else 'on-demand'}"
 
     def is_there(self, now: datetime) -> bool:
-        """Return whether it can be read by name."""
         return self.ends_at is None or now < self.ends_at
 
     def is_alive(self, now: datetime) -> bool:
@@ -54,7 +53,6 @@ class Machine(msgspec.Struct, kw_only=True):
         return "Succeeded" if now >= self.runs_at else "Creating"
 
     def described(self, now: datetime, *, with_view: bool = False) -> dict[str, Any]:
-        """Return the machine in Azure's format."""
         state = {"provisioningState": self.state(now), "timeCreated": self.created_at.isoformat()}
         properties: dict[str, Any] = self.properties | state
         # Passwords and scripts are never returned.
@@ -91,7 +89,6 @@ class Machines:
         self._machines: dict[str, Machine] = {}
 
     def begin(self, machine: Machine) -> Machine:
-        """Start the life cycle of a machine."""
         self._machines[machine.resource_id.lower()] = machine
         return machine
 
@@ -101,12 +98,10 @@ class Machines:
         return found if found is not None and found.is_there(self._now()) else None
 
     def there(self) -> Iterator[Machine]:
-        """Yield all machines that can be read by name."""
         now = self._now()
         return (machine for machine in self._machines.values() if machine.is_there(now))
 
     def listed(self) -> list[Machine]:
-        """Return all listed machines."""
         now = self._now()
         return [machine for machine in self.there() if now >= machine.shown_at]
 

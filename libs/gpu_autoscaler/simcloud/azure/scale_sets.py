@@ -46,7 +46,6 @@ class ScaleSets:
         return self._get(name).body
 
     def capacity(self, name: str) -> int:
-        """Return the capacity of a uniform set."""
         return int((self._get(name).body.get("sku") or {}).get("capacity", 0))
 
     def described(self, name: str) -> dict[str, Any]:
@@ -69,12 +68,10 @@ class ScaleSets:
         return self._new_member(name).offer_key
 
     def growth(self, call: RestCall) -> int:
-        """Return how many machines an update adds."""
         wanted = (call.body.get("sku") or {}).get("capacity")
         return 0 if wanted is None else int(wanted) - self.capacity(call.parameters["scale_set"])
 
     def planned(self, call: RestCall) -> list[Machine]:
-        """Return the machines that an update would create."""
         return [self._new_member(call.parameters["scale_set"]) for _ in range(self.growth(call))]
 
     def update(self, call: RestCall, *, is_failing: bool = False) -> dict[str, Any]:
@@ -106,7 +103,6 @@ class ScaleSets:
         return max((members[instance_id].ended_by_user_at or self._now() for instance_id in instance_ids), default=None)
 
     def members(self, name: str) -> list[dict[str, Any]]:
-        """Return the listed machines of a uniform set."""
         now, prefix = self._now(), self._member_id(name, "").lower()
         self._get(name)
         return [

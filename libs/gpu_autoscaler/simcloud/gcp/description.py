@@ -70,13 +70,11 @@ class Description:
         return found
 
     def body_violations(self, method: Method, body: object) -> list[str]:
-        """Return violations of a request body."""
         if method.request is None:
             return [] if body in (None, {}) else ["this call takes no body"]
         return list(self._violations(method.document, {"$ref": method.request}, body, "body"))
 
     def answer_violations(self, method: Method, body: object) -> list[str]:
-        """Return violations of an answer."""
         return list(self._violations(method.document, {"$ref": method.response}, body, "answer"))
 
     def _violations(self, document: str, schema: Mapping[str, Any], value: object, where: str) -> Iterator[str]:

@@ -27,11 +27,9 @@ class Reservation(msgspec.Struct, kw_only=True):
     created_at: datetime
 
     def used_count(self, machines: Iterable[Machine]) -> int:
-        """Return how many of its machines run."""
         return sum(1 for machine in machines if (machine.zone, machine.reservation) == (self.zone, self.name))
 
     def described(self, machines: Iterable[Machine]) -> dict[str, Any]:
-        """Return the reservation in the API's format."""
         return {
             "name": self.name,
             "zone": f"{BASE}/zones/{self.zone}",
@@ -111,7 +109,6 @@ class GcpFake(RestFake):
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        """Return the call, checked against Google's API description. Raises Rejected."""
         found = self._description.find(method, path)
         if found is None:
             raise Rejected(self._error("notFound", f"{method} {path} is no call of this API"))
@@ -134,7 +131,6 @@ class GcpFake(RestFake):
         return RestCall(name=called.name, parameters={**parameters, **query}, body=sent)
 
     def offer_of(self, call: RestCall) -> str:
-        """Return the offer of the launch's group."""
         if call.name not in LAUNCHES:
             return ""
         group = self.machines.groups.get((call.parameters["zone"], call.parameters["instanceGroupManager"]))
@@ -151,11 +147,9 @@ class GcpFake(RestFake):
             self._next_code = None
 
     def lost(self) -> RestAnswer:
-        """Return a front end's timeout."""
         return self._error("backendError")
 
     def perform(self, call: RestCall) -> RestAnswer:
-        """Execute the call."""
         self.machines.settle()
         self.resizes.settle(self.now())
         doors: dict[str, Callable[[RestCall], Any]] = {

@@ -35,7 +35,6 @@ class Operation(msgspec.Struct, kw_only=True):
     request_id: str | None = None
 
     def described(self, now: datetime) -> dict[str, Any]:
-        """Return the operation in the API's format."""
         is_done = now >= self.ends_at
         shown: dict[str, Any] = {
             "name": self.name,
@@ -73,7 +72,6 @@ class Machine(msgspec.Struct, kw_only=True):
     gone_at: datetime | None = None  # when its deletion completes
 
     def status(self, now: datetime) -> str:
-        """Return the API's status."""
         if self.gone_at is not None:
             return "STOPPING"
         if self.stopped_at is not None:
@@ -87,16 +85,13 @@ class Machine(msgspec.Struct, kw_only=True):
 
     @property
     def capacity_type(self) -> CapacityType:
-        """The purchase option."""
         return _capacity_type(self.reservation, is_spot=self.is_spot)
 
     @property
     def url(self) -> str:
-        """The resource URL."""
         return f"{BASE}/zones/{self.zone}/instances/{self.name}"
 
     def described(self, now: datetime) -> dict[str, Any]:
-        """Return the instance in the API's format."""
         scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
         if self.is_spot:
             scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
@@ -152,7 +147,6 @@ class Group(msgspec.Struct, kw_only=True):
         return template_name(self.machine_type, is_spot=self.is_spot)
 
     def shown(self) -> dict[str, Any]:
-        """Return the group in the API's format."""
         template = f"{BASE}/global/instanceTemplates/{self.template}"
         return {
             "name": self.name,
@@ -188,7 +182,6 @@ class Machines:
     def add_group(
         self, zone: str, machine_type: str, *, is_spot: bool, name: str | None = None, reservation: str | None = None
     ) -> Group:
-        """Add a group for this offer."""
         name = name or template_name(machine_type, is_spot=is_spot)
         group = Group(
             name=name,
@@ -208,7 +201,6 @@ class Machines:
         return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def want(self, group: Group, name: str, metadata: dict[str, str]) -> None:
-        """Request an instance of this name from the group."""
         group.wanted[name] = Wanted(
             name=name, metadata=metadata, tried_at=self._now() + timedelta(seconds=self.decided_seconds)
         )
@@ -223,7 +215,6 @@ class Machines:
             self.delete(machine)
 
     def delete(self, machine: Machine) -> None:
-        """Start its deletion."""
         machine.gone_at = self._now() + timedelta(seconds=ENDING_SECONDS)
         self.record("delete", machine.zone, machine.url, ends_at=machine.gone_at)
 
@@ -243,7 +234,6 @@ class Machines:
         return now
 
     def settle(self) -> None:
-        """Advance everything to the current time."""
         now = self._now()
         for group in self.groups.values():
             for wanted in group.wanted.values():
@@ -265,7 +255,6 @@ class Machines:
         error: tuple[str, str] | None = None,
         request_id: str | None = None,
     ) -> Operation:
-        """Record an operation."""
         made = Operation(
             name=f"operation-{len(self.operations)}",
             kind=kind,
@@ -280,7 +269,6 @@ class Machines:
         return made
 
     def shown(self, zone: str | None = None) -> Iterator[Machine]:
-        """Yield what lists show now."""
         now = self._now()
         for machine in self.machines.values():
             if now >= machine.shown_at and zone in (None, machine.zone):
@@ -309,7 +297,6 @@ class Machines:
         self.make(group, wanted, now)
 
     def make(self, group: Group, wanted: Wanted, now: datetime) -> None:
-        """Create the instance of this name."""
         target = f"{BASE}/zones/{group.zone}/instances/{wanted.name}"
         wanted.is_made, wanted.error = True, None
         self.launches_count += 1

@@ -25,7 +25,6 @@ class ResizeRequest(msgspec.Struct, kw_only=True):
     error: tuple[str, str] | None = None  # of the last attempt
 
     def described(self) -> dict[str, Any]:
-        """Return the request in the API's format."""
         shown: dict[str, Any] = {
             "name": self.name,
             "zone": f"{BASE}/zones/{self.group.zone}",
@@ -54,11 +53,9 @@ class ResizeRequests:
         self.requests: dict[tuple[str, str, str], ResizeRequest] = {}
 
     def of_group(self, group: Group) -> list[ResizeRequest]:
-        """Return all requests of the group."""
         return [request for request in self.requests.values() if request.group is group]
 
     def violation(self, group: Group, verb: str, name: str, body: dict[str, Any] | None) -> tuple[str, str] | None:
-        """Return error and message of an invalid call."""
         if verb == "insert":
             return self._body_violation(group, body or {})
         known = self.requests.get((group.zone, group.name, name))
