@@ -98,18 +98,18 @@ def claim_keys(pod: core.Pod) -> Iterator[Key]:
 
 def claimed(pod: core.Pod, known: Claims) -> Claimed:
     """Return the pod's devices. A missing claim, or a shared one that another pod gets first, is a problem too."""
-    asked: list[_RequestedDevices] = []
+    requested: list[_RequestedDevices] = []
     alternatives: list[tuple[NodeSelectorTerm, ...]] = []
     try:
         for named in _pod_claims(pod, known):
             allocation = None if named.claim is None else named.claim.status.allocation
             if allocation is None:
-                asked += _pending_requests(pod, named, known)
+                requested += _pending_requests(pod, named, known)
                 continue
-            asked += _allocated(pod, named, allocation, known)
+            requested += _allocated(pod, named, allocation, known)
             if allocation.node_selector is not None and not pod.spec.node_name:
                 alternatives.append(_terms(allocation.node_selector))
-        return _combine(asked, tuple(alternatives))
+        return _combine(requested, tuple(alternatives))
     except _UnsupportedClaim as exc:
         return Claimed(problem=str(exc))
 
@@ -153,9 +153,9 @@ def _pod_claims(pod: core.Pod, known: Claims) -> Iterator[_PodClaim]:
     for named in pod.spec.resource_claims:
         if template := named.get("resourceClaimTemplateName"):
             label = f"ResourceClaimTemplate {namespace}/{template}"
-            made = known.made.get((pod.metadata.uid, named.get("name", "")))
-            if made is not None:
-                yield _PodClaim(label, made.spec, made, is_shared=False)
+            generated = known.made.get((pod.metadata.uid, named.get("name", "")))
+            if generated is not None:
+                yield _PodClaim(label, generated.spec, generated, is_shared=False)
             elif (existing := known.templates.get((namespace, template))) is not None:
                 yield _PodClaim(label, existing.spec.spec, None, is_shared=False)
             else:

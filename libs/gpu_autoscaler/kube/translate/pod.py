@@ -123,18 +123,20 @@ def _container_requests(container: core.Container, of: str) -> Resources:
     return amounts({**container.resources.requests, **gpus}, of=of)
 
 
-def _larger(one: Resources, other: Resources) -> Resources:
+def _larger(first: Resources, second: Resources) -> Resources:
     return Resources(
-        cpu_milli=max(one.cpu_milli, other.cpu_milli),
-        memory_bytes=max(one.memory_bytes, other.memory_bytes),
-        gpu_count=max(one.gpu_count, other.gpu_count),
-        ephemeral_storage_bytes=max(one.ephemeral_storage_bytes, other.ephemeral_storage_bytes),
-        slices=_larger_slices(one.slices, other.slices) if one.slices and other.slices else one.slices or other.slices,
+        cpu_milli=max(first.cpu_milli, second.cpu_milli),
+        memory_bytes=max(first.memory_bytes, second.memory_bytes),
+        gpu_count=max(first.gpu_count, second.gpu_count),
+        ephemeral_storage_bytes=max(first.ephemeral_storage_bytes, second.ephemeral_storage_bytes),
+        slices=_larger_slices(first.slices, second.slices)
+        if first.slices and second.slices
+        else first.slices or second.slices,
     )
 
 
-def _larger_slices(one: Slices, other: Slices) -> Slices:
-    return tuple(sorted((Counter(dict(one)) | Counter(dict(other))).items()))
+def _larger_slices(first: Slices, second: Slices) -> Slices:
+    return tuple(sorted((Counter(dict(first)) | Counter(dict(second))).items()))
 
 
 def _finished_at(status: core.PodStatus) -> datetime | None:

@@ -53,8 +53,8 @@ class _ProductName(PartialString):
 
     def has_part(self, part: str) -> bool | None:
         """True for the model's own name, False for another model's."""
-        found = gpu_model_name(part)
-        if found is not None and found != self._product.model.name:
+        model = gpu_model_name(part)
+        if model is not None and model != self._product.model.name:
             return False
         return True if part == self._product.model.name else None
 
@@ -63,8 +63,8 @@ def fit_of(conditions: Sequence[Condition]) -> Fit | str:
     """Return the devices for which all conditions certainly hold; otherwise why that is unknown."""
     if _holds(conditions, _device("gpu")):
         return Fit()
-    if found := _fitting_models(conditions, "gpu", ""):
-        return found
+    if whole_gpu_fit := _fitting_models(conditions, "gpu", ""):
+        return whole_gpu_fit
     named = {word for condition in conditions for word in condition.words if _PROFILE.fullmatch(word)}
     profiles = [
         Fit(profile=profile)
@@ -75,7 +75,7 @@ def fit_of(conditions: Sequence[Condition]) -> Fit | str:
     found_profiles = [profile for profile in profiles if profile]
     if len(found_profiles) == 1 and not isinstance(found_profiles[0], str):
         return found_profiles[0]
-    problem = next((fit for fit in (found, *profiles) if isinstance(fit, str) and fit), "")
+    problem = next((fit for fit in (whole_gpu_fit, *profiles) if isinstance(fit, str) and fit), "")
     return problem or "the matching GPUs are unknown before the machine exists"
 
 

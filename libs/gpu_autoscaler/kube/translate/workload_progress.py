@@ -163,13 +163,13 @@ def _by_condition(
     """Return the end by the first true condition; a workload ends only once."""
     known = tuple(conditions)
     for condition_type, outcome in outcomes.items():
-        found = condition(known, condition_type)
-        if found is not None and found.status == "True":
-            message = "" if outcome == "completed" else f"{found.reason}: {found.message}"
-            return End(outcome=outcome, at=completed_at or found.last_transition_time, message=message)
+        current = condition(known, condition_type)
+        if current is not None and current.status == "True":
+            message = "" if outcome == "completed" else f"{current.reason}: {current.message}"
+            return End(outcome=outcome, at=completed_at or current.last_transition_time, message=message)
     return None
 
 
 def _holds(conditions: tuple[core.Condition, ...], condition_type: str) -> bool:
-    found = condition(conditions, condition_type)
-    return found is not None and found.status == "True"
+    current = condition(conditions, condition_type)
+    return current is not None and current.status == "True"

@@ -106,7 +106,7 @@ def names_by_pool(groups: Sequence[str]) -> dict[str, str]:
 
 def max_size_by_group(maxima: Sequence[str]) -> dict[str, int]:
     """Return the configured MaxSize by group name, without invalid entries."""
-    parts = ((name.strip(), count.strip()) for name, _, count in (one.rpartition("=") for one in maxima))
+    parts = ((name.strip(), count.strip()) for name, _, count in (entry.rpartition("=") for entry in maxima))
     return {name: int(count) for name, count in parts if name and count.isdecimal() and int(count) > 0}
 
 

@@ -74,26 +74,26 @@ class Preflight:
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
-        found = [*self._region(), await self._reading_instances()]
-        if found[-1].level == "error":
-            return found  # without credentials or region the other checks would repeat it
+        findings = [*self._region(), await self._reading_instances()]
+        if findings[-1].level == "error":
+            return findings  # without credentials or region the other checks would repeat it
         zones: dict[str, str] = {}
         if self._options.launch_template:
-            found += [finding async for finding in self._subnets(zones)]
-        found += [finding async for finding in self._reservations(zones)]
-        groups = await self._read_groups(found)
+            findings += [finding async for finding in self._subnets(zones)]
+        findings += [finding async for finding in self._reservations(zones)]
+        groups = await self._read_groups(findings)
         offers = await self._offers(
-            found, sorted({*zones, *(zone for group in groups for zone in group.zones)}), groups
+            findings, sorted({*zones, *(zone for group in groups for zone in group.zones)}), groups
         )
         if self._options.launch_template and zones and offers:
-            found.append(await self._dry_run_launch(offers, zones))
-            found.append(await self._dry_run_fleet(offers, zones))
-        found += [finding async for finding in self._quotas(offers)]
-        found += self._advisor()
-        found += [finding async for finding in self._placement_groups()]
+            findings.append(await self._dry_run_launch(offers, zones))
+            findings.append(await self._dry_run_fleet(offers, zones))
+        findings += [finding async for finding in self._quotas(offers)]
+        findings += self._advisor()
+        findings += [finding async for finding in self._placement_groups()]
         if self._options.queue_url:
-            found.append(await self._queue(self._options.queue_url))
-        return found
+            findings.append(await self._queue(self._options.queue_url))
+        return findings
 
     def _region(self) -> Iterator[Finding]:
         known = self._client.known_regions()
@@ -158,23 +158,23 @@ class Preflight:
                 )
                 yield ok(subject, message)
 
-    async def _read_groups(self, found: list[Finding]) -> Sequence[Group]:
+    async def _read_groups(self, findings: list[Finding]) -> Sequence[Group]:
         try:
             groups = await self._groups.read(self._now)
         except AutoscalerError as exc:
-            found.append(self._failed("DescribeAutoScalingGroups", exc))
+            findings.append(self._failed("DescribeAutoScalingGroups", exc))
             return ()
         for group in groups:
             subject = f"aws.groups {group.name}"
-            found += [
+            findings += [
                 error(subject, problem, "change the group, or use aws.launch_template") for problem in group.problems
             ]
-            found += [warning(subject, "usable", step) for step in group.advice]
+            findings += [warning(subject, "usable", step) for step in group.advice]
             if not group.problems:
                 message = f"offers {group.instance_type} as {group.capacity_type} in {', '.join(group.zones)}"
-                found.append(ok(subject, message))
-                found.append(self._groups.max_size_finding(group))
-        found += [finding async for finding in self._adoptable({group.name for group in groups})]
+                findings.append(ok(subject, message))
+                findings.append(self._groups.max_size_finding(group))
+        findings += [finding async for finding in self._adoptable({group.name for group in groups})]
         return groups
 
     async def _adoptable(self, known: set[str]) -> AsyncIterator[Finding]:
@@ -188,7 +188,7 @@ class Preflight:
             step = f"to adopt it, stop cluster-autoscaler and add a pool to aws.groups: <pool>={name}"
             yield warning(f"group {name}", "is tagged for cluster-autoscaler and not in aws.groups", step)
 
-    async def _offers(self, found: list[Finding], zones: Sequence[str], groups: Sequence[Group]) -> Sequence[Offer]:
+    async def _offers(self, findings: list[Finding], zones: Sequence[str], groups: Sequence[Group]) -> Sequence[Offer]:
         patterns = self._options.instance_types if self._options.launch_template else ()
         types = sorted({group.instance_type for group in groups if group.instance_type})
         if not zones or not (patterns or types):
@@ -196,17 +196,17 @@ class Preflight:
         try:
             offers = await AwsMarket(self._client, self._options).offers((*patterns, *types), zones, self._now)
         except AutoscalerError as exc:
-            found.append(self._failed("DescribeInstanceTypes", exc))
+            findings.append(self._failed("DescribeInstanceTypes", exc))
             return ()
         for pattern in patterns:
             if not any(fnmatchcase(offer.instance_type, pattern) for offer in offers):
                 message = f"matches no type offered in {', '.join(zones)}"
-                found.append(warning(f"aws.instance_types {pattern}", message, "correct or remove it"))
-        found += ceiling_findings(self._options.spot_ceilings, "aws.spot_ceilings", offers)
+                findings.append(warning(f"aws.instance_types {pattern}", message, "correct or remove it"))
+        findings += ceiling_findings(self._options.spot_ceilings, "aws.spot_ceilings", offers)
         step = f"allow {', '.join(_price_actions())}, or set aws.prices_path"
-        found += unpriced_findings(offers, step)
-        found += stale_price_findings(offers, "aws.prices_path")
-        found.append(ok("offers", f"{len(offers)} of {len({offer.instance_type for offer in offers})} types"))
+        findings += unpriced_findings(offers, step)
+        findings += stale_price_findings(offers, "aws.prices_path")
+        findings.append(ok("offers", f"{len(offers)} of {len({offer.instance_type for offer in offers})} types"))
         return offers
 
     async def _dry_run_launch(self, offers: Sequence[Offer], zones: Mapping[str, str]) -> Finding:

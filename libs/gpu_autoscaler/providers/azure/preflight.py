@@ -68,24 +68,24 @@ class Preflight:
 
     async def findings(self, now: datetime) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
-        found = [await self._machine_listing()]
-        found += clock_findings(self._client.cloud_ahead, "Azure's")
-        if found[0].level == "error":
-            return found  # without credentials or resource group the other checks would repeat it
-        found += [finding async for finding in self._permissions()]
-        found += [finding async for finding in self._image()]
+        findings = [await self._machine_listing()]
+        findings += clock_findings(self._client.cloud_ahead, "Azure's")
+        if findings[0].level == "error":
+            return findings  # without credentials or resource group the other checks would repeat it
+        findings += [finding async for finding in self._permissions()]
+        findings += [finding async for finding in self._image()]
         try:
             sets = await self._sets.read(now)
         except AutoscalerError as exc:
-            return [*found, self._failed("VirtualMachineScaleSets_Get", exc)]
+            return [*findings, self._failed("VirtualMachineScaleSets_Get", exc)]
         for scale_set in sets:
-            found += self._scale_set_findings(scale_set)
+            findings += self._scale_set_findings(scale_set)
         zones = sorted({zone for scale_set in sets if not scale_set.problems for zone in scale_set.zones})
         patterns = [*self._options.instance_types] if self._options.scale_set else []
         patterns += [scale_set.instance_type for scale_set in sets if scale_set.instance_type]
         if zones and patterns:
-            found += await self._offers(patterns, zones, now)
-        return found
+            findings += await self._offers(patterns, zones, now)
+        return findings
 
     async def _machine_listing(self) -> Finding:
         count = 0
@@ -165,7 +165,7 @@ class Preflight:
             offers = await self._market.offers(patterns, zones, now)
         except AutoscalerError as exc:
             return [self._failed("ResourceSkus_List", exc)]
-        found = [
+        findings = [
             warning(
                 f"azure.instance_types {pattern}",
                 f"matches no GPU size offered in {self._client.region}",
@@ -175,10 +175,10 @@ class Preflight:
             if not any(fnmatchcase(name, pattern) for name in kinds)
         ]
         families = sorted({kind.family for kind in kinds.values()})
-        found += [_quota_finding(name, quotas.get(name.lower())) for name in (*QUOTA_OF.values(), *families)]
-        found += ceiling_findings(self._options.spot_ceilings, "azure.spot_ceilings", offers)
-        found += unpriced_findings(offers, "allow access to prices.azure.com, or set azure.prices_path")
-        return [*found, *stale_price_findings(offers, "azure.prices_path"), _offers_finding(offers)]
+        findings += [_quota_finding(name, quotas.get(name.lower())) for name in (*QUOTA_OF.values(), *families)]
+        findings += ceiling_findings(self._options.spot_ceilings, "azure.spot_ceilings", offers)
+        findings += unpriced_findings(offers, "allow access to prices.azure.com, or set azure.prices_path")
+        return [*findings, *stale_price_findings(offers, "azure.prices_path"), _offers_finding(offers)]
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         if isinstance(exc, Denied):

@@ -85,10 +85,10 @@ class GcpCapacity:
 
     async def launch(self, order: Order) -> Instance:
         now = self._now()
-        found = await self._found(order, now)
-        if found is not None:
-            self._observed[last_of(found.provider_id)] = found
-            return msgspec.structs.replace(verify_order(found, order), action_id=order.action_id)
+        existing = await self._found(order, now)
+        if existing is not None:
+            self._observed[last_of(existing.provider_id)] = existing
+            return msgspec.structs.replace(verify_order(existing, order), action_id=order.action_id)
         group = await self._groups.of(order, now)
         failed_count = sum(past.failed_count for past in (await self._operations_of_token(order)).values())
         name = await self._launches.make(order, group, failed_count)
@@ -111,15 +111,15 @@ class GcpCapacity:
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         now = self._now()
-        found = await asyncio.gather(*(self._found(order, now) for order in orders))
-        if None in found:
+        existing = await asyncio.gather(*(self._found(order, now) for order in orders))
+        if None in existing:
             group = await self._groups.of(orders[0], now, for_gang=True)
             await self._resize_requests.make(transaction, orders, group, now)
-            found = await asyncio.gather(*(self._found(order, now) for order in orders))
+            existing = await asyncio.gather(*(self._found(order, now) for order in orders))
             names = [instance_name(order, group.zone, group.name) for order in orders]
         else:
-            names = ["" if instance is None else last_of(instance.provider_id) for instance in found]
-        return [self._launched(*launch, now) for launch in zip(orders, names, found, strict=True)]
+            names = ["" if instance is None else last_of(instance.provider_id) for instance in existing]
+        return [self._launched(*launch, now) for launch in zip(orders, names, existing, strict=True)]
 
     def _launched(self, order: Order, name: str, listed: Instance | None, now: datetime) -> Instance:
         if listed is None:  # the group has it, lists do not yet

@@ -37,22 +37,22 @@ class Preflight:
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings in the order of the checks. Does not raise for errors of the cloud."""
-        found = [await self._instance_listing()]
-        found += clock_findings(self._client.cloud_ahead, "Google's")
-        if found[0].level == "error":
-            return found  # without credentials or project the other checks would repeat it
-        found += [finding async for finding in self._permissions()]
+        findings = [await self._instance_listing()]
+        findings += clock_findings(self._client.cloud_ahead, "Google's")
+        if findings[0].level == "error":
+            return findings  # without credentials or project the other checks would repeat it
+        findings += [finding async for finding in self._permissions()]
         try:
             groups = await self._groups.read(self._now)
         except AutoscalerError as exc:
-            return [*found, self._failed("instanceGroupManagers.list", exc)]
+            return [*findings, self._failed("instanceGroupManagers.list", exc)]
         for group in groups:
-            found += _group_findings(group)
+            findings += _group_findings(group)
         for operation in ("instanceGroupManagers.listManagedInstances", "zoneOperations.list"):
-            found += [finding async for finding in self._launch_reads(operation, groups)]
-        found += [finding async for finding in self._group_reservations(groups)]
-        found += [finding async for finding in self._quotas(groups)]
-        return [*found, *await self._offers(groups)]
+            findings += [finding async for finding in self._launch_reads(operation, groups)]
+        findings += [finding async for finding in self._group_reservations(groups)]
+        findings += [finding async for finding in self._quotas(groups)]
+        return [*findings, *await self._offers(groups)]
 
     async def _instance_listing(self) -> Finding:
         prefix = "gpu-" if self._installation == "*" else owner_prefix(self._installation)
@@ -174,13 +174,13 @@ class Preflight:
             offers = await self._market.offers(groups, self._now)
         except AutoscalerError as exc:
             return [self._failed("services.skus.list", exc)]
-        found: list[Finding] = []
+        findings: list[Finding] = []
         step = "enable the Cloud Billing API and allow compute.advice.capacityHistory, or set gcp.prices_path"
-        found += unpriced_findings(offers, step)
-        found += stale_price_findings(offers, "gcp.prices_path")
+        findings += unpriced_findings(offers, step)
+        findings += stale_price_findings(offers, "gcp.prices_path")
         if not offers:
-            return [*found, error("offers", "there are none", "check groups, quotas and gcp.groups")]
-        return [*found, ok("offers", f"{len(offers)} of {len({offer.instance_type for offer in offers})} types")]
+            return [*findings, error("offers", "there are none", "check groups, quotas and gcp.groups")]
+        return [*findings, ok("offers", f"{len(offers)} of {len({offer.instance_type for offer in offers})} types")]
 
     def _failed(self, operation: str, exc: AutoscalerError) -> Finding:
         permission = CALLS[operation]
@@ -192,11 +192,11 @@ class Preflight:
 
 def _group_findings(group: Group) -> list[Finding]:
     subject = f"gcp.groups {group.zone}/{group.name}"
-    found = [error(subject, problem, "change the group, or remove it from gcp.groups") for problem in group.problems]
-    found += [warning(subject, "usable", step) for step in group.advice]
+    findings = [error(subject, problem, "change the group, or remove it from gcp.groups") for problem in group.problems]
+    findings += [warning(subject, "usable", step) for step in group.advice]
     if group.offer_key is not None:
         message = f"offers {group.offer_key} to pool {group.pool}"
         if group.reservation is not None:
             message += f", from reservation {group.reservation} only"
-        found.append(ok(subject, message))
-    return found
+        findings.append(ok(subject, message))
+    return findings

@@ -66,7 +66,7 @@ class GcpReservations:
         if "/" in name and self._client.project not in name.split("/"):
             return None, AVAILABLE  # of another project: only its owner may read it
         try:
-            found = await self.read(zone, name, now)
+            reservation = await self.read(zone, name, now)
         except AutoscalerError as exc:
             if denied_kind(exc) != "permission":
                 raise
@@ -74,10 +74,10 @@ class GcpReservations:
                 "reservation lookup denied", name=name, error=str(exc), effect="exhaustion surfaces as launch refusals"
             )
             return None, AVAILABLE
-        if found is None:
+        if reservation is None:
             message = f"reservation {name} not found in {zone} of project {self._client.project}"
             return None, Unavailable(UnavailabilityCause.NO_RESERVATION, message)
-        return found.since, found.availability
+        return reservation.since, reservation.availability
 
 
 def reservation_in(data: Mapping[str, Any]) -> Reservation:

@@ -92,16 +92,16 @@ class Preflight:
                 return [error("NodeClaims", f"{API_VERSION} is not served", step)]
         except AutoscalerError as exc:
             return [error("cluster", str(exc), "check the settings under [kube]")]
-        found = [ok("NodeClaims", f"served as {API_VERSION}"), self._offers_finding()]
-        found += [finding async for finding in self._permissions()]
-        found += [finding async for finding in self._overlays()]
-        found.append(await self._node_class())
+        findings = [ok("NodeClaims", f"served as {API_VERSION}"), self._offers_finding()]
+        findings += [finding async for finding in self._permissions()]
+        findings += [finding async for finding in self._overlays()]
+        findings.append(await self._node_class())
         if self._limited is None:
-            found += [finding async for finding in self._dry_run()]
+            findings += [finding async for finding in self._dry_run()]
         else:
-            found += [finding async for finding in pool_findings(self._limited)]
-        found += [finding async for finding in self._other_pools()]
-        return found
+            findings += [finding async for finding in pool_findings(self._limited)]
+        findings += [finding async for finding in self._other_pools()]
+        return findings
 
     def _offers_finding(self) -> Finding:
         unpriced = [offer.key for offer in self._offers if offer.price_micro_usd_per_hour is None]

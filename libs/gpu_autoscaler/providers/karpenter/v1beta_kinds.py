@@ -115,8 +115,8 @@ SCHEMAS: dict[str, type[Document]] = {"Provisioner": _OfProvisioner, "AWSNodeTem
 def checked(document: Any) -> Document:  # noqa: ANN401 - YAML
     """Return the object, validated by the schema of an old kind. Raises PermanentError with the place."""
     try:
-        found = msgspec.convert(document, Document)
-        return msgspec.convert(document, SCHEMAS.get(found.kind, Document))
+        bare = msgspec.convert(document, Document)
+        return msgspec.convert(document, SCHEMAS.get(bare.kind, Document))
     except msgspec.ValidationError as exc:
         kind = document.get("kind") if isinstance(document, dict) else None
         raise PermanentError(f"{kind or 'an object'}: {exc}") from exc

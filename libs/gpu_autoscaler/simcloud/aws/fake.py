@@ -196,8 +196,8 @@ class AwsFake:
         """
         token = call.parameters.get("ClientToken", "")
         if token in self._tokens:
-            asked, answered = self._tokens[token]
-            if _without_zone(asked) != _without_zone(call.parameters):
+            parameters, answered = self._tokens[token]
+            if _without_zone(parameters) != _without_zone(call.parameters):
                 why = "The request uses the same client token as a previous, but non-identical request."
                 return self._error(call, "IdempotentParameterMismatch", why)
             return 200, self._with_states(answered)
@@ -242,12 +242,12 @@ class AwsFake:
     def _create_fleet(self, call: Call, environ: Environ) -> Answer:
         if (wrong := fleets.wrong_in(call)) is not None:
             return self._error(call, *wrong)
-        one, count, ids = fleets.one_of(call), fleets.count_of(call), list[str]()
-        exceeded = market.exceeded_quota(one, self.quota_vcpus, self.machines.backend.all_running_instances(), count)
+        single, count, ids = fleets.one_of(call), fleets.count_of(call), list[str]()
+        exceeded = market.exceeded_quota(single, self.quota_vcpus, self.machines.backend.all_running_instances(), count)
         if exceeded is not None and "DryRun" not in call.parameters:
             return self._empty_fleet(call, exceeded, ERRORS[exceeded][1])
         for _ in range(count - self.fleet_missing_count):
-            status, body = self._run_instances(one, fleets.environ_of(one, environ))
+            status, body = self._run_instances(single, fleets.environ_of(single, environ))
             if status != 200:
                 code, message = fleets.error_in(body)
                 is_late = code == "SpotMaxPriceTooLow"  # found by EC2 while launching; other codes reject the request
@@ -262,13 +262,13 @@ class AwsFake:
 
     def _launch_instances(self, call: Call) -> Answer:
         try:
-            made = self.groups.launch(call)
+            instance_id = self.groups.launch(call)
         except UnknownGroup as unknown:
             return self._error(call, "ValidationError", f"AutoScalingGroup name not found - {unknown}")
-        if made is None:
+        if instance_id is None:
             return self._error(call, "ValidationError", "The group is at its MaxSize.")
         self.launches_count += 1
-        return 200, answer_body(call, self.groups.answer(call, made))
+        return 200, answer_body(call, self.groups.answer(call, instance_id))
 
     def _count_group(self, call: Call) -> Answer:
         name = call.parameters["AutoScalingGroupName"]
@@ -303,7 +303,7 @@ class AwsFake:
     def _with_states(self, body: bytes) -> bytes:
         """Return a launch's answer with the current state and reason of its first instance."""
         text = _REASON.sub("", body.decode())
-        first = next((one for one in _INSTANCE_ID.findall(text) if one in self.machines), None)
+        first = next((instance_id for instance_id in _INSTANCE_ID.findall(text) if instance_id in self.machines), None)
         if first is None:
             return body
         machine = self.machines.get(first)
@@ -326,13 +326,13 @@ class AwsFake:
         return f"{call.parameters.get('InstanceType', '')}/{zone}/{bought_as}"
 
     def _forward(self, environ: Environ) -> Answer:
-        said: list[str] = []
+        statuses: list[str] = []
 
         def respond(status: str, _headers: list[tuple[str, str]], *_: object) -> None:
-            said.append(status)
+            statuses.append(status)
 
         body = b"".join(self._moto(environ, respond))
-        return int(said[0].split(" ", 1)[0]), body
+        return int(statuses[0].split(" ", 1)[0]), body
 
     @staticmethod
     def _error(call: Call, code: str, message: str | None = None) -> Answer:

@@ -29,35 +29,41 @@ def is_spot(call: Call) -> bool:
 
 def wrong_in(call: Call) -> tuple[str, str] | None:
     """Return code and message if EC2 rejects the request, None if it does not."""
-    asked = call.parameters
-    if asked.get("Type") != "instant":
+    parameters = call.parameters
+    if parameters.get("Type") != "instant":
         return "InvalidParameterValue", "This fake makes fleets of type instant."
     options = "SpotOptions" if is_spot(call) else "OnDemandOptions"
-    least = int(asked.get(f"{options}.MinTargetCapacity", 0))
-    singles = (asked.get(f"{options}.{name}") for name in ("SingleInstanceType", "SingleAvailabilityZone"))
+    least = int(parameters.get(f"{options}.MinTargetCapacity", 0))
+    singles = (parameters.get(f"{options}.{name}") for name in ("SingleInstanceType", "SingleAvailabilityZone"))
     if least and "true" not in singles:
         return "InvalidParameterCombination", "MinTargetCapacity needs SingleInstanceType or SingleAvailabilityZone."
     if least != count_of(call):
         return "InvalidParameterValue", "This fake makes fleets whose MinTargetCapacity is their TotalTargetCapacity."
-    if f"{_OVERRIDE}.InstanceType" not in asked or any(key.startswith("LaunchTemplateConfigs.2") for key in asked):
+    if f"{_OVERRIDE}.InstanceType" not in parameters or any(
+        key.startswith("LaunchTemplateConfigs.2") for key in parameters
+    ):
         return "InvalidParameterValue", "This fake makes fleets with one override."
     return None
 
 
 def one_of(call: Call) -> Call:
     """Return the RunInstances call for one instance of the fleet."""
-    asked = call.parameters
+    requested = call.parameters
     wanted = {
-        "InstanceType": asked[f"{_OVERRIDE}.InstanceType"],
-        "SubnetId": asked.get(f"{_OVERRIDE}.SubnetId"),
-        "Placement.GroupName": asked.get(f"{_OVERRIDE}.Placement.GroupName"),
+        "InstanceType": requested[f"{_OVERRIDE}.InstanceType"],
+        "SubnetId": requested.get(f"{_OVERRIDE}.SubnetId"),
+        "Placement.GroupName": requested.get(f"{_OVERRIDE}.Placement.GroupName"),
         "MinCount": "1",
         "MaxCount": "1",
         "InstanceMarketOptions.MarketType": "spot" if is_spot(call) else None,
-        "InstanceMarketOptions.SpotOptions.MaxPrice": asked.get(f"{_OVERRIDE}.MaxPrice"),
-        "DryRun": asked.get("DryRun"),
-        **{f"LaunchTemplate{key.removeprefix(_TEMPLATE)}": asked[key] for key in asked if key.startswith(_TEMPLATE)},
-        **{key: asked[key] for key in asked if key.startswith("TagSpecification.")},
+        "InstanceMarketOptions.SpotOptions.MaxPrice": requested.get(f"{_OVERRIDE}.MaxPrice"),
+        "DryRun": requested.get("DryRun"),
+        **{
+            f"LaunchTemplate{key.removeprefix(_TEMPLATE)}": requested[key]
+            for key in requested
+            if key.startswith(_TEMPLATE)
+        },
+        **{key: requested[key] for key in requested if key.startswith("TagSpecification.")},
     }
     parameters = {key: value for key, value in wanted.items() if value is not None}
     return Call(service=call.service, name="RunInstances", parameters=parameters)
@@ -71,13 +77,13 @@ def environ_of(call: Call, environ: Environ) -> Environ:
 
 def error_in(body: bytes) -> tuple[str, str]:
     """Return code and message of a refused RunInstances."""
-    found = _CODE.search(body)
-    return ("InternalError", "") if found is None else (found[1].decode(), found[2].decode())
+    match = _CODE.search(body)
+    return ("InternalError", "") if match is None else (match[1].decode(), match[2].decode())
 
 
 def made(call: Call, number: int, ids: Sequence[str]) -> str:
     """Return the answer of a fleet with these instances."""
-    listed = "".join(element("item", one) for one in ids)
+    listed = "".join(element("item", instance_id) for instance_id in ids)
     instances = (
         f"<item>{_source(call)}<instanceIds>{listed}</instanceIds>"
         + element("instanceType", call.parameters[f"{_OVERRIDE}.InstanceType"])

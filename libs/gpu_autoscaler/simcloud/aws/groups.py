@@ -119,7 +119,7 @@ class Groups:
 
     def _fill(self, group: Any) -> int:  # noqa: ANN401 - moto ships no types
         """Launch missing instances as far as possible, and record activities. Returns how many were launched."""
-        made, described = 0, self._activities[group.name]
+        launched_count, described = 0, self._activities[group.name]
         while len(group.instance_states) < group.desired_capacity:
             zone = group.availability_zones[0]
             why = self._refused_because(self._offer(group, zone))
@@ -127,8 +127,8 @@ class Groups:
             if why is not None:
                 break
             self._make(group, zone)
-            made += 1
-        return made
+            launched_count += 1
+        return launched_count
 
     def _make(self, group: Any, zone: str) -> str:  # noqa: ANN401 - moto ships no types
         subnet = self._machines.backend.get_default_subnets()[zone]
@@ -137,40 +137,40 @@ class Groups:
             group.replace_autoscaling_group_instances(1, group.get_propagated_tags())
         finally:
             group.vpc_zone_identifier = all_subnets
-        made = group.instance_states[-1].instance
+        instance = group.instance_states[-1].instance
         if self._is_spot(group):
-            made.lifecycle = "spot"
-        self._machines.launched([made.id])
-        return str(made.id)
+            instance.lifecycle = "spot"
+        self._machines.launched([instance.id])
+        return str(instance.id)
 
     def heal(self) -> int:
         """Replace lost instances, as AWS does by itself. Returns how many were launched."""
-        made = 0
+        launched_count = 0
         for group in self.backend.autoscaling_groups.values():
             group.instance_states = [
                 instance_state for instance_state in group.instance_states if self._is_alive(instance_state.instance.id)
             ]
-            made += self._fill(group)
-        return made
+            launched_count += self._fill(group)
+        return launched_count
 
     def _is_alive(self, instance_id: str) -> bool:
         return instance_id in self._machines and self._machines.get(instance_id).state in ("pending", "running")
 
     def answer(self, call: Call, instance_id: str) -> str:
-        made = self._machines.get(instance_id)
-        one = {
-            "InstanceType": made.instance_type,
-            "MarketType": "spot" if made.lifecycle == "spot" else "on-demand",
-            "SubnetId": made.subnet_id,
-            "AvailabilityZone": made.availability_zone,
+        instance = self._machines.get(instance_id)
+        described = {
+            "InstanceType": instance.instance_type,
+            "MarketType": "spot" if instance.lifecycle == "spot" else "on-demand",
+            "SubnetId": instance.subnet_id,
+            "AvailabilityZone": instance.availability_zone,
         }
         ids = f"<InstanceIds>{element('member', instance_id)}</InstanceIds>"
-        return self._head(call) + f"<Instances><member>{_inner(one)}{ids}</member></Instances><Errors></Errors>"
+        return self._head(call) + f"<Instances><member>{_inner(described)}{ids}</member></Instances><Errors></Errors>"
 
     def failure(self, call: Call, code: str, message: str) -> str:
         """Return the inner answer of a failed launch: its HTTP status is 200 as well."""
-        one = {"ErrorCode": code, "ErrorMessage": message}
-        return self._head(call) + f"<Instances></Instances><Errors><member>{_inner(one)}</member></Errors>"
+        described = {"ErrorCode": code, "ErrorMessage": message}
+        return self._head(call) + f"<Instances></Instances><Errors><member>{_inner(described)}</member></Errors>"
 
     @staticmethod
     def _head(call: Call) -> str:

@@ -57,7 +57,7 @@ class Machines:
             reservation = next(
                 reservation
                 for reservation in self.backend.reservations.values()
-                if any(it.id == instance_id for it in reservation.instances)
+                if any(instance.id == instance_id for instance in reservation.instances)
             )
             self._lives[instance_id] = _Life(
                 reservation=reservation,
@@ -175,5 +175,5 @@ class Machines:
 
 
 def _dated(reason: str) -> datetime | None:
-    found = re.search(r"\((.+) GMT\)", reason)
-    return None if found is None else datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    match = re.search(r"\((.+) GMT\)", reason)
+    return None if match is None else datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

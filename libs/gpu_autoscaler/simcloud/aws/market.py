@@ -76,13 +76,13 @@ def placement_scores(region: str, scores: Mapping[str, int]) -> str:
 
 def products(call: Call, region: str) -> bytes:
     """Return the on-demand price list of types in the catalog, in pages. Source: AWS Price List API Reference."""
-    asked: dict[str, Any] = msgspec.json.decode(call.parameters["body"])
-    wanted = {one["Field"]: one["Value"] for one in asked.get("Filters", ())}
+    request: dict[str, Any] = msgspec.json.decode(call.parameters["body"])
+    wanted = {filter_data["Field"]: filter_data["Value"] for filter_data in request.get("Filters", ())}
     types = sorted({key.split("/", 1)[0] for key in _PRICES})
     if "instanceType" in wanted:
         types = [name for name in types if name == wanted["instanceType"]]
-    start = int(asked.get("NextToken") or 0)
-    page = types[start : start + min(asked.get("MaxResults", PAGE_PRODUCTS_COUNT), PAGE_PRODUCTS_COUNT)]
+    start = int(request.get("NextToken") or 0)
+    page = types[start : start + min(request.get("MaxResults", PAGE_PRODUCTS_COUNT), PAGE_PRODUCTS_COUNT)]
     answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": [_product(name, region) for name in page]}
     if start + len(page) < len(types):
         answer["NextToken"] = str(start + len(page))
@@ -109,9 +109,9 @@ def exceeded_quota(call: Call, quota_vcpus: Mapping[str, int], running: Iterable
     for pattern, limit in quota_vcpus.items():
         if fnmatchcase(wanted, pattern):
             same = [
-                one.instance_type
-                for one in running
-                if fnmatchcase(one.instance_type, pattern) and (one.lifecycle == "spot") == is_spot
+                instance.instance_type
+                for instance in running
+                if fnmatchcase(instance.instance_type, pattern) and (instance.lifecycle == "spot") == is_spot
             ]
             if sum(_VCPUS.get(name, 4) for name in [*same, *[wanted] * count]) > limit:
                 return "MaxSpotInstanceCountExceeded" if is_spot else "VcpuLimitExceeded"

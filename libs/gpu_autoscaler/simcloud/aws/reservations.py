@@ -50,16 +50,16 @@ class Reservations:
         wanted = call.parameters.get(TARGET)
         if wanted is None:
             return None
-        found = self._all.get(wanted)
-        if found is None:
+        reserved = self._all.get(wanted)
+        if reserved is None:
             return "InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist"
-        asked = (call.parameters.get("InstanceType"), zone)
-        if asked != (found.instance_type, found.zone) or not self._is_active(found):
+        launched = (call.parameters.get("InstanceType"), zone)
+        if launched != (reserved.instance_type, reserved.zone) or not self._is_active(reserved):
             return "InvalidParameterValue", f"The launch does not match the capacity reservation {wanted}."
         is_as_block = call.parameters.get("InstanceMarketOptions.MarketType") == "capacity-block"
-        if is_as_block != found.is_block:
+        if is_as_block != reserved.is_block:
             return "InvalidParameterCombination", f"The market type does not fit the capacity reservation {wanted}."
-        if self.used_count(wanted) >= found.count:
+        if self.used_count(wanted) >= reserved.count:
             return "ReservationCapacityExceeded", f"The capacity reservation {wanted} has no room left."
         return None
 
@@ -73,20 +73,20 @@ class Reservations:
 
     def described(self) -> str:
         rows: list[dict[str, Any]] = []
-        for one in self._all.values():
+        for reserved in self._all.values():
             row: dict[str, Any] = {
-                "capacityReservationId": one.reservation_id,
-                "instanceType": one.instance_type,
-                "availabilityZone": one.zone,
-                "totalInstanceCount": one.count,
-                "availableInstanceCount": one.count - self.used_count(one.reservation_id),
-                "state": self._state(one),
-                "reservationType": "capacity-block" if one.is_block else "default",
-                "createDate": one.starts_at.isoformat(),
-                "startDate": one.starts_at.isoformat(),
-                "endDateType": "unlimited" if one.ends_at is None else "limited",
+                "capacityReservationId": reserved.reservation_id,
+                "instanceType": reserved.instance_type,
+                "availabilityZone": reserved.zone,
+                "totalInstanceCount": reserved.count,
+                "availableInstanceCount": reserved.count - self.used_count(reserved.reservation_id),
+                "state": self._state(reserved),
+                "reservationType": "capacity-block" if reserved.is_block else "default",
+                "createDate": reserved.starts_at.isoformat(),
+                "startDate": reserved.starts_at.isoformat(),
+                "endDateType": "unlimited" if reserved.ends_at is None else "limited",
             }
-            rows.append(row if one.ends_at is None else row | {"endDate": one.ends_at.isoformat()})
+            rows.append(row if reserved.ends_at is None else row | {"endDate": reserved.ends_at.isoformat()})
         return elements("capacityReservationSet", rows)
 
     def dressed(self, body: bytes) -> bytes:
@@ -95,20 +95,20 @@ class Reservations:
             return body
         return _INSTANCE.sub(self._with_place, body.decode()).encode()
 
-    def _with_place(self, found: re.Match[str]) -> str:
-        reservation_id = self._places.get(found[2])
+    def _with_place(self, match: re.Match[str]) -> str:
+        reservation_id = self._places.get(match[2])
         if reservation_id is None:
-            return found[1]
+            return match[1]
         inner = f"<capacityReservationId>{reservation_id}</capacityReservationId>"
         return (
-            f"{found[1]}{inner}<capacityReservationSpecification><capacityReservationTarget>{inner}"
+            f"{match[1]}{inner}<capacityReservationSpecification><capacityReservationTarget>{inner}"
             "</capacityReservationTarget></capacityReservationSpecification>"
         )
 
-    def _is_active(self, one: Reserved) -> bool:
-        return self._state(one) == "active"
+    def _is_active(self, reserved: Reserved) -> bool:
+        return self._state(reserved) == "active"
 
-    def _state(self, one: Reserved) -> str:
-        if self._now() < one.starts_at:
+    def _state(self, reserved: Reserved) -> str:
+        if self._now() < reserved.starts_at:
             return "scheduled"
-        return "active" if one.ends_at is None or self._now() < one.ends_at else "expired"
+        return "active" if reserved.ends_at is None or self._now() < reserved.ends_at else "expired"

@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def tags(self, resource: str) -> dict[str, str]:
-        found = {}
+        tags = {}
         for key, value in self.parameters.items():
             head, _, last = key.rpartition(".")
             specification = ".".join(head.split(".")[:2])
@@ -48,8 +48,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
                 and head.startswith("TagSpecification.")
                 and self.parameters.get(f"{specification}.ResourceType") == resource
             ):
-                found[value] = self.parameters.get(f"{head}.Value", "")
-        return found
+                tags[value] = self.parameters.get(f"{head}.Value", "")
+        return tags
 
 
 def read_call(environ: Environ) -> Call:
@@ -97,7 +97,8 @@ def element(name: str, value: object) -> str:
 def elements(name: str, items: Iterable[Mapping[str, object]], *, item: str = "item") -> str:
     """Return a list of structures."""
     inner = "".join(
-        f"<{item}>" + "".join(element(key, value) for key, value in one.items()) + f"</{item}>" for one in items
+        f"<{item}>" + "".join(element(key, value) for key, value in structure.items()) + f"</{item}>"
+        for structure in items
     )
     return f"<{name}>{inner}</{name}>"
 

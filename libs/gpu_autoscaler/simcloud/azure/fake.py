@@ -138,8 +138,8 @@ class AzureFake(RestFake):
             case "Permissions_ListForResourceGroup":
                 return RestAnswer(body={"value": self.permissions})
             case "VirtualMachineImages_List":
-                asked = (names["region"], names["publisher"], names["offer"], names["sku"])
-                return RestAnswer(body=market.image_versions(self.region, *asked))
+                image = (names["region"], names["publisher"], names["offer"], names["sku"])
+                return RestAnswer(body=market.image_versions(self.region, *image))
             case "AutoscaleSettings_ListByResourceGroup":
                 return RestAnswer(body={"value": self.autoscale_settings})
         raise rejected(404, "InvalidResourceType", f"{call.name}: this fake has no such call.")
@@ -165,8 +165,8 @@ class AzureFake(RestFake):
                 return self._page(call, self.scale_sets.members(name))
             case "VirtualMachineScaleSetVMs_Get":
                 kind = f"virtualMachineScaleSets/{name}/virtualMachines"
-                found = self._found(self.id_of(kind, names["name"]))
-                return RestAnswer(body=found.described(self.now(), with_view="$expand" in names))
+                machine = self._found(self.id_of(kind, names["name"]))
+                return RestAnswer(body=machine.described(self.now(), with_view="$expand" in names))
         raise rejected(404, "InvalidResourceType", f"{call.name}: this fake has no such call.")
 
     # ---- machines
@@ -233,7 +233,7 @@ class AzureFake(RestFake):
 
     def _alive(self) -> list[Machine]:
         now = self.now()
-        return [one for one in self.machines.there() if one.is_alive(now)]
+        return [machine for machine in self.machines.there() if machine.is_alive(now)]
 
     def _found(self, resource_id: str) -> Machine:
         machine = self.machines.get(resource_id)
@@ -246,15 +246,15 @@ class AzureFake(RestFake):
     def _logged(self, wanted: str) -> list[dict[str, Any]]:
         """Return the ends of machines that the filter matches, by deletion or eviction."""
         described = []
-        for one in self.machines.ever():
-            if one.ends_at is not None and f"'{one.resource_id}'".lower() in wanted.lower():
-                what = "EvictSpotVM/action" if one.ended_by_user_at is None else "delete"
+        for machine in self.machines.ever():
+            if machine.ends_at is not None and f"'{machine.resource_id}'".lower() in wanted.lower():
+                what = "EvictSpotVM/action" if machine.ended_by_user_at is None else "delete"
                 described.append(
                     {
-                        "resourceId": one.resource_id,
+                        "resourceId": machine.resource_id,
                         "operationName": {"value": f"Microsoft.Compute/virtualMachines/{what}"},
                         "status": {"value": "Started"},
-                        "eventTimestamp": (one.ended_by_user_at or one.ends_at).isoformat(),
+                        "eventTimestamp": (machine.ended_by_user_at or machine.ends_at).isoformat(),
                     }
                 )
         return described

@@ -94,8 +94,8 @@ class Machines:
 
     def get(self, resource_id: str) -> Machine | None:
         """Return the machine if it can be read."""
-        found = self._machines.get(resource_id.lower())
-        return found if found is not None and found.is_there(self._now()) else None
+        machine = self._machines.get(resource_id.lower())
+        return machine if machine is not None and machine.is_there(self._now()) else None
 
     def there(self) -> Iterator[Machine]:
         now = self._now()

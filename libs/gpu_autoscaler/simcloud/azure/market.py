@@ -103,19 +103,19 @@ def skus(region: str) -> list[dict[str, Any]]:
     return [
         {
             "resourceType": "virtualMachines",
-            "name": one.name,
-            "family": KNOWN_INSTANCE_TYPES[one.name].family,
+            "name": size.name,
+            "family": KNOWN_INSTANCE_TYPES[size.name].family,
             "locations": [region],
             "locationInfo": [{"location": region, "zones": list(ZONES)}],
             "capabilities": [
-                {"name": "vCPUs", "value": str(int(one.vcpu_count))},
-                {"name": "MemoryGB", "value": str(one.memory_gib)},
-                {"name": "GPUs", "value": str(one.gpu_count)},
+                {"name": "vCPUs", "value": str(int(size.vcpu_count))},
+                {"name": "MemoryGB", "value": str(size.memory_gib)},
+                {"name": "GPUs", "value": str(size.gpu_count)},
                 {"name": "LowPriorityCapable", "value": "True"},
             ],
             "restrictions": [],
         }
-        for one in INSTANCE_CATALOG
+        for size in INSTANCE_CATALOG
     ]
 
 

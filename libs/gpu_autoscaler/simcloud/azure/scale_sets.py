@@ -50,10 +50,14 @@ class ScaleSets:
 
     def described(self, name: str) -> dict[str, Any]:
         """Return the set in Azure's format. Raises Rejected."""
-        found = self._get(name)
-        properties = {"provisioningState": found.state, "orchestrationMode": "Uniform", **found.body["properties"]}
-        known = {"id": self._id_of("virtualMachineScaleSets", name), "name": name, "etag": f'"{found.version}"'}
-        return {**found.body, **known, "properties": properties}
+        scale_set = self._get(name)
+        properties = {
+            "provisioningState": scale_set.state,
+            "orchestrationMode": "Uniform",
+            **scale_set.body["properties"],
+        }
+        known = {"id": self._id_of("virtualMachineScaleSets", name), "name": name, "etag": f'"{scale_set.version}"'}
+        return {**scale_set.body, **known, "properties": properties}
 
     def see_member(self, name: str, zones: Sequence[str]) -> None:
         """Raise Rejected for a machine that cannot join this flexible set."""
@@ -77,29 +81,29 @@ class ScaleSets:
     def update(self, call: RestCall, *, is_failing: bool = False) -> dict[str, Any]:
         """Apply tags and capacity. Raises Rejected if the ETag does not match."""
         name = call.parameters["scale_set"]
-        found, believed = self._get(name), call.parameters.get("if-match")
-        if believed not in (None, "*", f'"{found.version}"'):
+        scale_set, believed = self._get(name), call.parameters.get("if-match")
+        if believed not in (None, "*", f'"{scale_set.version}"'):
             raise rejected(412, "PreconditionFailed", "The If-Match condition is not met: the resource has changed.")
         growth = self.growth(call)
-        found.body |= {key: call.body[key] for key in ("sku", "tags", "zones") if key in call.body}
-        found.body["properties"] |= call.body.get("properties") or {}
-        found.version = next(self._versions)
-        found.state = "Failed" if is_failing else "Succeeded"
+        scale_set.body |= {key: call.body[key] for key in ("sku", "tags", "zones") if key in call.body}
+        scale_set.body["properties"] |= call.body.get("properties") or {}
+        scale_set.version = next(self._versions)
+        scale_set.state = "Failed" if is_failing else "Succeeded"
         if not is_failing:
             self._grow(name, growth)
         return self.described(name)
 
     def delete(self, name: str, instance_ids: Sequence[str]) -> datetime | None:
         """Start deleting these machines and lower the capacity; return when. Raises Rejected for unknown ones."""
-        found = self._get(name)
+        scale_set = self._get(name)
         members = {machine.instance_id: machine for machine in self._there(name)}
         for instance_id in instance_ids:
             if instance_id not in members:
                 raise rejected(404, "InstanceIdNotFound", f"{instance_id} is no instance of {name}.")
             if members[instance_id].ends_at is None:
-                found.body["sku"]["capacity"] -= 1
+                scale_set.body["sku"]["capacity"] -= 1
             self._machines.delete(members[instance_id])
-        found.version = next(self._versions)
+        scale_set.version = next(self._versions)
         return max((members[instance_id].ended_by_user_at or self._now() for instance_id in instance_ids), default=None)
 
     def members(self, name: str) -> list[dict[str, Any]]:
@@ -144,7 +148,7 @@ class ScaleSets:
         return self._id_of("virtualMachineScaleSets", f"{name}/virtualMachines/{number}")
 
     def _get(self, name: str) -> _Set:
-        found = self._sets.get(name)
-        if found is None:
+        scale_set = self._sets.get(name)
+        if scale_set is None:
             raise rejected(404, "ResourceNotFound", f"The scale set '{name}' was not found.")
-        return found
+        return scale_set

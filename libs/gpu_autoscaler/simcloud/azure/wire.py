@@ -121,9 +121,9 @@ def read_request(method: str, path: str, query: Mapping[str, str], headers: Mapp
 
 def _route_of(method: str, path: str) -> tuple[Route, dict[str, str]]:
     for route in ROUTES:
-        found = re.fullmatch(route.path, path, re.IGNORECASE) if route.method == method else None
-        if found is not None:
-            return route, found.groupdict()
+        match = re.fullmatch(route.path, path, re.IGNORECASE) if route.method == method else None
+        if match is not None:
+            return route, match.groupdict()
     raise rejected(404, "InvalidResourceType", f"{method} {path}: this fake has no such call.")
 
 
@@ -154,10 +154,10 @@ def type_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # noqa
         if not isinstance(value, list):
             yield f"{at}: is no list"
             return
-        for number, one in enumerate(value):
-            yield from type_violations(one, arguments[0], f"{at}[{number}]")
+        for number, item in enumerate(value):
+            yield from type_violations(item, arguments[0], f"{at}[{number}]")
     elif origin is dict:
-        if not isinstance(value, dict) or not all(isinstance(one, arguments[1]) for one in value.values()):
+        if not isinstance(value, dict) or not all(isinstance(item, arguments[1]) for item in value.values()):
             yield f"{at}: is no object of {arguments[1].__name__}"
     elif kind is float:
         if not isinstance(value, int | float):
@@ -171,12 +171,12 @@ def _field_violations(value: object, kind: Any, at: str) -> Iterator[str]:  # no
         yield f"{at or 'body'}: is no object"
         return
     fields = _fields_of(kind)
-    for name, one in value.items():
+    for name, inner in value.items():
         where = f"{at}.{name}" if at else name
         if name not in fields:
             yield f"{where}: {kind.__name__} has no such field"
         else:
-            yield from type_violations(one, fields[name], where)
+            yield from type_violations(inner, fields[name], where)
     # Only if marked: the generated types leave that to the mark, and call all fields of some structures required.
     required = {name for name, field in fields.items() if typing.get_origin(field) is Required}
     yield from (f"{at}.{name}: is missing" for name in sorted(required - set(value)))

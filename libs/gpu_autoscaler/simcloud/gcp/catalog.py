@@ -114,15 +114,15 @@ def is_added(name: str) -> bool:
 
 def skus() -> list[dict[str, Any]]:
     """Return the price catalog: core and memory of each family, and each GPU, on-demand and spot."""
-    found = []
+    entries = []
     for family in sorted({name.partition("-")[0].upper() for name in KINDS}):
         plain = f"{family} Predefined Instance" if family == "N1" else f"{family} Instance"
-        found += _skus_of(f"{plain} Core running in Netherlands", "CPU", "h", CORE_MICRO_USD)
-        found += _skus_of(f"{plain} Ram running in Netherlands", "RAM", "GiBy.h", GIBIBYTE_MICRO_USD)
+        entries += _skus_of(f"{plain} Core running in Netherlands", "CPU", "h", CORE_MICRO_USD)
+        entries += _skus_of(f"{plain} Ram running in Netherlands", "RAM", "GiBy.h", GIBIBYTE_MICRO_USD)
     for gpu, words in GPU_WORDS.items():
-        found += _skus_of(f"{words} running in Netherlands", "GPU", "h", GPU_MICRO_USD[gpu])
-    found += _skus_of("Storage PD Capacity in Netherlands", "PDStandard", "GiBy.mo", 40_000)
-    return [{"name": f"services/6F81-5844-456A/skus/{number}", **sku} for number, sku in enumerate(found)]
+        entries += _skus_of(f"{words} running in Netherlands", "GPU", "h", GPU_MICRO_USD[gpu])
+    entries += _skus_of("Storage PD Capacity in Netherlands", "PDStandard", "GiBy.mo", 40_000)
+    return [{"name": f"services/6F81-5844-456A/skus/{number}", **sku} for number, sku in enumerate(entries)]
 
 
 def _skus_of(description: str, group: str, unit: str, micro_usd: int) -> list[dict[str, Any]]:
@@ -163,7 +163,9 @@ def capacity_history(name: str, zone: str, now: datetime, ratio: float) -> dict[
         for price in (round(usual * ratio), usual, usual)
     ]
     return {
-        "priceHistory": [{"interval": one, "listPrice": price} for one, price in zip(intervals, money, strict=True)],
+        "priceHistory": [
+            {"interval": interval, "listPrice": price} for interval, price in zip(intervals, money, strict=True)
+        ],
         "preemptionHistory": [{"interval": interval, "preemptionRate": 0.04} for interval in intervals],
     }
 

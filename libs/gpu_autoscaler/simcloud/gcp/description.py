@@ -51,23 +51,23 @@ class Description:
 
     def named(self, name: str) -> Method:
         """Return the method of this name. Raises KeyError."""
-        found = next((method for method in self._methods if method.name == name), None)
-        if found is None:
+        method = next((method for method in self._methods if method.name == name), None)
+        if method is None:
             raise KeyError(name)
-        return found
+        return method
 
     def query_violations(self, method: Method, query: Mapping[str, str]) -> list[str]:
         """Return query parameters that the description does not contain."""
-        found = []
+        violations = []
         for name, value in query.items():
             wanted = method.parameters.get(name) or self._common[method.document].get(name)
             if wanted is None or (name in method.parameters and wanted.get("location") != "query"):
-                found.append(f'Unknown name "{name}": Cannot bind query parameter.')
+                violations.append(f'Unknown name "{name}": Cannot bind query parameter.')
             elif wanted.get("type") == "integer" and not value.isdigit():
-                found.append(f"Invalid value for field {name!r}: {value!r}")
+                violations.append(f"Invalid value for field {name!r}: {value!r}")
             elif "maximum" in wanted and int(value) > int(wanted["maximum"]):
-                found.append(f"Invalid value for field {name!r}: {value!r} is above {wanted['maximum']}")
-        return found
+                violations.append(f"Invalid value for field {name!r}: {value!r} is above {wanted['maximum']}")
+        return violations
 
     def body_violations(self, method: Method, body: object) -> list[str]:
         if method.request is None:
@@ -143,10 +143,10 @@ def _methods(holder: Mapping[str, Any], document: str, base: str | None = None, 
 
 def _pattern(path: str, parameters: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the regular expression of a path: `{zone}` is one segment, `{+parent}` has a form of its own."""
-    made = ""
+    pattern = ""
     for text, plus, name in re.findall(r"([^{]*)(?:\{(\+?)(\w+)\})?", path):
-        made += re.escape(text)
+        pattern += re.escape(text)
         if name:
             form = parameters.get(name, {}).get("pattern", "[^/]+").strip("^$") if plus else "[^/]+"
-            made += f"(?P<{name}>{form})"
-    return made
+            pattern += f"(?P<{name}>{form})"
+    return pattern

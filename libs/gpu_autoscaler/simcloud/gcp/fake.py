@@ -86,13 +86,13 @@ class GcpFake(RestFake):
 
     def offer_everything(self, machine_types: Iterable[str] = tuple(catalog.KINDS)) -> list[str]:
         """Add a group for each type in each zone, spot and on-demand; return their names for settings."""
-        made = [
+        groups = [
             self.machines.add_group(zone, name, is_spot=is_spot)
             for name in machine_types
             for zone in catalog.ZONES
             for is_spot in (False, True)
         ]
-        return [f"*={group.zone}/{group.name}" for group in made]
+        return [f"*={group.zone}/{group.name}" for group in groups]
 
     def reserve(self, name: str, machine_type: str, zone: str, count: int) -> str:
         """Add a reservation and a group that targets it; return the group's name for settings."""
@@ -109,10 +109,10 @@ class GcpFake(RestFake):
     def read_call(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: bytes
     ) -> RestCall:
-        found = self._description.find(method, path)
-        if found is None:
+        match = self._description.find(method, path)
+        if match is None:
             raise Rejected(self._error("notFound", f"{method} {path} is no call of this API"))
-        called, parameters = found
+        called, parameters = match
         try:
             sent = msgspec.json.decode(body) if body else None
         except msgspec.DecodeError as exc:
@@ -152,13 +152,13 @@ class GcpFake(RestFake):
     def perform(self, call: RestCall) -> RestAnswer:
         self.machines.settle()
         self.resizes.settle(self.now())
-        doors: dict[str, Callable[[RestCall], Any]] = {
+        handlers: dict[str, Callable[[RestCall], Any]] = {
             CREATE: self._create,
             "instanceGroupManagers.deleteInstances": self._delete_instances,
             "instanceGroupManagers.listManagedInstances": self._list_managed,
             "instanceGroupManagers.list": self._list_groups,
             "instances.aggregatedList": self._list_everywhere,
-            "instances.get": lambda asked: self._machine(asked).described(self.now()),
+            "instances.get": lambda request: self._machine(request).described(self.now()),
             "instances.delete": self._delete,
             **{f"{REQUESTS}.{verb}": self._resize for verb in ("insert", "get", "list", "cancel", "delete")},
             "zoneOperations.list": self._list_operations,
@@ -171,11 +171,11 @@ class GcpFake(RestFake):
             "projects.get": lambda _: self._project(),
             "projects.testIamPermissions": self._granted,
             "advice.capacityHistory": self._history,
-            "services.skus.list": lambda asked: self._page(asked, "skus", catalog.skus(), size="pageSize"),
+            "services.skus.list": lambda request: self._page(request, "skus", catalog.skus(), size="pageSize"),
         }
-        if call.name not in doors:
+        if call.name not in handlers:
             raise Rejected(self._error("notFound", f"{call.name} is not in this fake"))
-        return RestAnswer(body=doors[call.name](call))
+        return RestAnswer(body=handlers[call.name](call))
 
     # ---- launches and deletions
 
@@ -184,16 +184,16 @@ class GcpFake(RestFake):
         for known in self.machines.operations:
             if request_id is not None and known.request_id == request_id and self.now() - known.began_at < REQUEST_KEPT:
                 return known.described(self.now())
-        asked = call.body.get("instances", ())
-        for one in asked:
-            if one["name"] in group.wanted or (group.zone, one["name"]) in self.machines.machines:
-                raise Rejected(self._error("alreadyExists", f"Instance {one['name']!r} already exists"))
-        for one in asked:
-            self.machines.want(group, one["name"], one.get("preservedState", {}).get("metadata", {}))
+        instances = call.body.get("instances", ())
+        for instance in instances:
+            if instance["name"] in group.wanted or (group.zone, instance["name"]) in self.machines.machines:
+                raise Rejected(self._error("alreadyExists", f"Instance {instance['name']!r} already exists"))
+        for instance in instances:
+            self.machines.want(group, instance["name"], instance.get("preservedState", {}).get("metadata", {}))
         target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
         kind = "compute.instanceGroupManagers.createInstances"
-        made = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
-        return made.described(self.now())
+        operation = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
+        return operation.described(self.now())
 
     def _delete_instances(self, call: RestCall) -> dict[str, Any]:
         group = self._group(call)
@@ -218,7 +218,7 @@ class GcpFake(RestFake):
     def _resize(self, call: RestCall) -> dict[str, Any]:
         group, verb = self._group(call), call.name.rpartition(".")[2]
         if verb == "list":
-            return self._page(call, "items", [one.described() for one in self.resizes.of_group(group)])
+            return self._page(call, "items", [request.described() for request in self.resizes.of_group(group)])
         name = call.parameters.get("resizeRequest", "")
         violation = self.resizes.violation(group, verb, name, call.body)
         if violation is not None:
@@ -256,7 +256,9 @@ class GcpFake(RestFake):
             for reservation in self.reservations.values()
             if (reservation.machine_type, reservation.zone) == (name, zone)
         )
-        has_room = any(one.used_count(self.machines.machines.values()) < one.count for one in kept)
+        has_room = any(
+            reservation.used_count(self.machines.machines.values()) < reservation.count for reservation in kept
+        )
         return None if has_room else "RESERVATION_CAPACITY_EXCEEDED"
 
     def _is_above_quota(self, offer_key: str, count: int) -> bool:
@@ -281,17 +283,17 @@ class GcpFake(RestFake):
         self.lists_behind_count = max(0, self.lists_behind_count - 1)
         for wanted in wanted_now:
             machine = self.machines.machines.get((group.zone, wanted.name))
-            one: dict[str, Any] = {
+            row: dict[str, Any] = {
                 "name": wanted.name,
                 "instance": f"{BASE}/zones/{group.zone}/instances/{wanted.name}",
                 "currentAction": "CREATING" if machine is None else "NONE" if machine.gone_at is None else "DELETING",
             }
             if machine is not None:
-                one["instanceStatus"] = machine.status(now)
+                row["instanceStatus"] = machine.status(now)
             if wanted.error is not None:
                 error = {"code": wanted.error[0], "message": wanted.error[1]}
-                one["lastAttempt"] = {"errors": {"errors": [error]}}
-            shown.append(one)
+                row["lastAttempt"] = {"errors": {"errors": [error]}}
+            shown.append(row)
         return self._page(call, "managedInstances", shown)
 
     def _list_groups(self, call: RestCall) -> dict[str, Any]:
@@ -303,11 +305,11 @@ class GcpFake(RestFake):
         )
 
     def _list_everywhere(self, call: RestCall) -> dict[str, Any]:
-        matching = self._matching(call, [one.described(self.now()) for one in self.machines.shown()])
+        matching = self._matching(call, [machine.described(self.now()) for machine in self.machines.shown()])
         page = self._page(call, "instances", matching)
         items: dict[str, Any] = {f"zones/{zone}": {} for zone in catalog.ZONES}
-        for one in page.pop("instances"):
-            items[f"zones/{one['zone'].rpartition('/')[2]}"].setdefault("instances", []).append(one)
+        for machine in page.pop("instances"):
+            items[f"zones/{machine['zone'].rpartition('/')[2]}"].setdefault("instances", []).append(machine)
         for scope, shown in items.items():
             if scope.rpartition("/")[2] in self.unseen_zones:
                 shown["warning"] = {"code": "UNREACHABLE", "message": "The zone could not be reached."}
@@ -328,10 +330,10 @@ class GcpFake(RestFake):
 
     def _operation(self, call: RestCall) -> dict[str, Any]:
         name = call.parameters["operation"]
-        found = next((operation for operation in self.machines.operations if operation.name == name), None)
-        if found is None:
+        operation = next((operation for operation in self.machines.operations if operation.name == name), None)
+        if operation is None:
             raise Rejected(self._error("notFound", f"operation {name} was not found"))
-        return found.described(self.now())
+        return operation.described(self.now())
 
     # ---- offers
 
@@ -343,10 +345,10 @@ class GcpFake(RestFake):
         return {"name": name, "properties": properties}
 
     def _machine_type(self, call: RestCall) -> dict[str, Any]:
-        found = catalog.machine_type(call.parameters["machineType"], call.parameters["zone"])
-        if found is None:
+        described = catalog.machine_type(call.parameters["machineType"], call.parameters["zone"])
+        if described is None:
             raise Rejected(self._error("notFound", f"machine type {call.parameters['machineType']} was not found"))
-        return found
+        return described
 
     def _region(self, call: RestCall) -> dict[str, Any]:
         if call.parameters["region"] != catalog.REGION:
@@ -358,10 +360,10 @@ class GcpFake(RestFake):
         return {"name": catalog.REGION, "status": "UP", "quotas": quotas}
 
     def _reservation(self, call: RestCall) -> dict[str, Any]:
-        found = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
-        if found is None:
+        reservation = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
+        if reservation is None:
             raise Rejected(self._error("notFound", f"reservation {call.parameters['reservation']} was not found"))
-        return found.described(self.machines.machines.values())
+        return reservation.described(self.machines.machines.values())
 
     def _project(self) -> dict[str, Any]:
         limit = self.quota_gpus.get("GPUS_ALL_REGIONS", QUOTA_GPUS)
@@ -401,11 +403,11 @@ class GcpFake(RestFake):
         text = call.parameters.get("filter")
         if text is None:
             return list(items)
-        asked = _FILTER.match(text)
-        if asked is None:
+        condition = _FILTER.match(text)
+        if condition is None:
             raise Rejected(self._error("invalid", f"Invalid value for field 'filter': {text!r}"))
-        pattern = re.compile(asked[2])
-        return [one for one in items if pattern.fullmatch(str(one.get(asked[1], "")))]
+        pattern = re.compile(condition[2])
+        return [item for item in items if pattern.fullmatch(str(item.get(condition[1], "")))]
 
     def _page(
         self, call: RestCall, name: str, items: Sequence[dict[str, Any]], *, size: str = "maxResults"
@@ -419,8 +421,8 @@ class GcpFake(RestFake):
     @staticmethod
     def _error(code: str, message: str | None = None) -> RestAnswer:
         status, words = ERRORS.get(code, (400, f"{code}, as configured in this fake"))
-        said = message or words
-        error = {"code": status, "message": said, "errors": [{"reason": code, "message": said, "domain": "global"}]}
+        text = message or words
+        error = {"code": status, "message": text, "errors": [{"reason": code, "message": text, "domain": "global"}]}
         return RestAnswer(status=status, body={"error": error})
 
 

@@ -255,7 +255,7 @@ class Machines:
         error: tuple[str, str] | None = None,
         request_id: str | None = None,
     ) -> Operation:
-        made = Operation(
+        operation = Operation(
             name=f"operation-{len(self.operations)}",
             kind=kind,
             zone=zone,
@@ -265,8 +265,8 @@ class Machines:
             error=error,
             request_id=request_id,
         )
-        self.operations.append(made)
-        return made
+        self.operations.append(operation)
+        return operation
 
     def shown(self, zone: str | None = None) -> Iterator[Machine]:
         now = self._now()
@@ -328,8 +328,8 @@ def template_properties(name: str) -> dict[str, Any] | None:
     """Return the instance properties of a template, None if there is none of this name."""
     head, _, reservation = name.partition(_RESERVED)
     if reservation:
-        found = template_properties(template_name(head, is_spot=False))
-        return None if found is None else {**found, "reservationAffinity": affinity_of(reservation)}
+        base = template_properties(template_name(head, is_spot=False))
+        return None if base is None else {**base, "reservationAffinity": affinity_of(reservation)}
     is_spot = name.endswith("-spot")
     machine_type = name.removesuffix("-spot").removesuffix("-on-demand")
     if machine_type not in KINDS or machine_type == name:
@@ -337,15 +337,15 @@ def template_properties(name: str) -> dict[str, Any] | None:
     scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
     if is_spot:
         scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
-    made: dict[str, Any] = {"machineType": machine_type, "scheduling": scheduling}
+    properties: dict[str, Any] = {"machineType": machine_type, "scheduling": scheduling}
     if not is_spot:
-        made["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
+        properties["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
     kind = KINDS[machine_type]
     if is_added(machine_type):
-        made["guestAccelerators"] = [
+        properties["guestAccelerators"] = [
             {"acceleratorType": kind.accelerator, "acceleratorCount": kind.resources.gpu_count}
         ]
-    return made
+    return properties
 
 
 def affinity_of(reservation: str) -> dict[str, Any]:

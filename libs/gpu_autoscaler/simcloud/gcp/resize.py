@@ -93,7 +93,7 @@ class ResizeRequests:
         return None
 
     def _insert(self, group: Group, body: dict[str, Any], now: datetime) -> None:
-        made = ResizeRequest(
+        request = ResizeRequest(
             name=body["name"],
             group=group,
             instances={
@@ -104,8 +104,8 @@ class ResizeRequests:
             created_at=now,
             tried_at=now + timedelta(seconds=self._machines.decided_seconds),
         )
-        self.requests[group.zone, group.name, made.name] = made
-        for name, metadata in made.instances.items():  # members of the group from now on
+        self.requests[group.zone, group.name, request.name] = request
+        for name, metadata in request.instances.items():  # members of the group from now on
             group.wanted[name] = Wanted(name=name, metadata=metadata, tried_at=NEVER)
         self.settle(now)
 
