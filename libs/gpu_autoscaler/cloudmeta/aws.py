@@ -65,10 +65,8 @@ class AwsMetadata:
         self._slow_read_at_seconds: float | None = None  # by the loop's clock
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return interruption, scheduled maintenance and termination by the group; 404 means that none is active.
-
-        The interruption is read each time, the others every SLOW_SECONDS. Raises TransientError.
-        """
+        """Return interruption, scheduled maintenance and termination by the group; 404 means that none is active. The
+        interruption is read each time, the others every SLOW_SECONDS. Raises TransientError."""
         action = await self._read("spot/instance-action", _InstanceAction)
         if action is not None:  # at once: the other reads may fail or be slow
             return (ReclaimNotice(action.action, action.time.isoformat(), action.time), *self._slow)

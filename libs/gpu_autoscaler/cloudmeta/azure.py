@@ -80,10 +80,8 @@ class AzureMetadata:
         self._released: set[str] = set()  # approved events
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return the events that name this machine. Raises TransientError.
-
-        A canceled call does not cancel the first, slow request: the next call waits for the same request.
-        """
+        """Return the events that name this machine. Raises TransientError. A canceled call does not cancel the first,
+        slow request: the next call waits for the same request."""
         own_name = resource_name_of(await self.provider_id())
         if self._reading is None:
             self._reading = asyncio.create_task(self._document())
@@ -114,10 +112,8 @@ class AzureMetadata:
         return self._provider_id
 
     async def release(self, drained: Collection[ProviderId]) -> None:
-        """Approve, once, the events whose machines are all drained. Raises TransientError.
-
-        An approved event affects all machines that it names, so one machine that is not drained delays it.
-        """
+        """Approve, once, the events whose machines are all drained. Raises TransientError. An approved event affects
+        all machines that it names, so one machine that is not drained delays it."""
         names = {resource_name_of(provider_id) for provider_id in drained}
         ready = [
             event.event_id

@@ -20,10 +20,8 @@ class ReclaimNotice(msgspec.Struct, frozen=True):
 
 
 class InstanceMetadata(Protocol):
-    """The instance metadata of one instance. Every call has its own time limit.
-
-    All methods raise TransientError when the metadata cannot be read, which does not mean "no notice".
-    """
+    """The instance metadata of one instance. Every call has its own time limit. All methods raise TransientError when
+    the metadata cannot be read, which does not mean "no notice"."""
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
         """Return every active notice; none if the cloud reports none."""
@@ -48,10 +46,8 @@ class QueuedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventQueue(Protocol):
-    """A cloud's queue of events about instances. Messages are redelivered until they are deleted.
-
-    All methods raise TransientError when the queue is unreachable or refuses.
-    """
+    """A cloud's queue of events about instances. Messages are redelivered until they are deleted. All methods raise
+    TransientError when the queue is unreachable or refuses."""
 
     async def receive(self) -> Sequence[QueuedEvent]:
         """Return a few waiting messages; none after some seconds."""

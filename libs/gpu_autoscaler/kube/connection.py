@@ -77,10 +77,8 @@ def from_service_account(folder: Path = SERVICE_ACCOUNT) -> Connection:
 
 
 def from_environment(path: str | None = None, context: str | None = None) -> Connection:
-    """Return the connection of a named kubeconfig, otherwise of this pod, otherwise of the user's kubeconfig.
-
-    Raises ConfigError.
-    """
+    """Return the connection of a named kubeconfig, otherwise of this pod, otherwise of the user's kubeconfig. Raises
+    ConfigError."""
     if path is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return from_service_account()
     return from_kubeconfig(path, context)

@@ -133,10 +133,8 @@ class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class ExecPlugin:
-    """A program that returns expiring credentials, run again before they expire.
-
-    Source: Kubernetes documentation, "Authenticating", section "client-go credential plugins" (read 2026-11-21).
-    """
+    """A program that returns expiring credentials, run again before they expire. Source: Kubernetes documentation,
+    "Authenticating", section "client-go credential plugins" (read 2026-11-21)."""
 
     def __init__(self, entry: ExecEntry, cluster: ClusterEntry, tls: ssl.SSLContext | None) -> None:
         self._entry = entry

@@ -14,19 +14,15 @@ NAMESPACE_OF_NODES = "default"  # of Events about cluster-scoped objects, as for
 
 
 class EventRecorder:
-    """Writes announcements as `v1` Events.
-
-    Source: Kubernetes API reference v1.36, "Event"; k8s.io/client-go, tools/events and tools/record (read 2026-11-21).
-    """
+    """Writes announcements as `v1` Events. Source: Kubernetes API reference v1.36, "Event"; k8s.io/client-go,
+    tools/events and tools/record (read 2026-11-21)."""
 
     def __init__(self, kube: KubeClient) -> None:
         self._kube = kube
 
     async def record(self, announcement: Announcement, now: datetime) -> None:
         """Create the Event, or increase its count and update its message; `is_once` Events are not counted again.
-
-        Raises TransientError, PermanentError.
-        """
+        Raises TransientError, PermanentError."""
         namespace = announcement.namespace or NAMESPACE_OF_NODES
         path = f"/api/v1/namespaces/{namespace}/events"
         # The name is derived from the topic, so that a restarted or second process increases the same count.

@@ -104,10 +104,8 @@ def paths(named: str | None, environment: Mapping[str, str]) -> tuple[Path, ...]
 
 
 def read(files: Sequence[Path], context: str | None) -> Chosen:
-    """Return a context of these files, by default the current one. Raises ConfigError.
-
-    As in kubectl, the first file that defines a name takes precedence, and files of a list may be missing.
-    """
+    """Return a context of these files, by default the current one. Raises ConfigError. As in kubectl, the first file
+    that defines a name takes precedence, and files of a list may be missing."""
     existing = [path for path in files if path.is_file()]
     names = ", ".join(map(str, files))
     if not existing:

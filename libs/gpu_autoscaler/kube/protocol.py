@@ -199,10 +199,8 @@ class KubeApi(Protocol):
         ...
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
-        """Delete exactly this pod regardless of PodDisruptionBudgets; False when it no longer exists.
-
-        `grace_seconds` is at least 1.
-        """
+        """Delete exactly this pod regardless of PodDisruptionBudgets; False when it no longer exists. `grace_seconds`
+        is at least 1."""
         ...
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:

@@ -61,9 +61,7 @@ class Reader(Protocol):
 
 async def list_and_watch(reader: Reader, kind: Kind[Any], *, label_selector: str, now: Now) -> AsyncIterator[WatchItem]:
     """Yield Listed, then Changed, Deleted and Bookmark from its version on; Listed again whenever history is lost.
-
-    Refusals (a missing permission, an unknown kind) are logged and retried like outages: a source never ends.
-    """
+    Refusals (a missing permission, an unknown kind) are logged and retried like outages: a source never ends."""
     selector = {"labelSelector": label_selector} if label_selector else {}
     version: int | None = None  # None: nothing listed yet, or history lost
     is_absent = False  # an empty list of an optional kind was reported

@@ -65,10 +65,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return next((member for member, (assigned_id, _) in self.assigned.items() if assigned_id == action_id), None)
 
     def encode(self, length_max: int, count_max: int, members: Iterable[str]) -> list[str] | None:
-        """Return the ledger as texts of at most this length; of members that are gone only the newest that fit.
-
-        None if even the present members do not fit. Consecutive orders with the same note share its space.
-        """
+        """Return the ledger as texts of at most this length; of members that are gone only the newest that fit. None if
+        even the present members do not fit. Consecutive orders with the same note share its space."""
         alive = set(members)
         gone = sorted((member for member in self.assigned if member not in alive), key=lambda name: (len(name), name))
         kept_count = len(gone)

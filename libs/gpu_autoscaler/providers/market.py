@@ -36,10 +36,8 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class PriceFile:
-    """Prices of the settings' file in US dollars per hour, by offer key or by `type/*/capacity type`.
-
-    They override the cloud's.
-    """
+    """Prices of the settings' file in US dollars per hour, by offer key or by `type/*/capacity type`. They override the
+    cloud's."""
 
     def __init__(self, owner: str, path: str | None) -> None:
         """Raises ConfigError in the name of `owner`; None: no file."""

@@ -117,10 +117,8 @@ class ReplacesInstances(Protocol):
     """A cloud whose groups replace lost instances. An interrupted instance must have one successor: ours."""
 
     async def detach(self, provider_id: ProviderId) -> None:
-        """Keep the group from replacing this instance when it ends; it stays ours. Idempotent.
-
-        Raises TransientError.
-        """
+        """Keep the group from replacing this instance when it ends; it stays ours. Idempotent. Raises
+        TransientError."""
         ...
 
 
@@ -159,10 +157,8 @@ class LaunchesGroups(Protocol):
 
 
 class CapacityProvider(Protocol):
-    """A cloud as the executor and the price watcher use it. Every call has its own time limit.
-
-    All methods raise TransientError if the cloud is unreachable or throttles, or if its answer is lost.
-    """
+    """A cloud as the executor and the price watcher use it. Every call has its own time limit. All methods raise
+    TransientError if the cloud is unreachable or throttles, or if its answer is lost."""
 
     name: str
 
@@ -175,10 +171,8 @@ class CapacityProvider(Protocol):
         ...
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
-        """End the instance and return its new state; None if it never existed. Idempotent.
-
-        Raises PermanentError for an instance without our tag.
-        """
+        """End the instance and return its new state; None if it never existed. Idempotent. Raises PermanentError for an
+        instance without our tag."""
         ...
 
     async def instances(self, installation: str) -> Sequence[Instance]:

@@ -76,10 +76,8 @@ class BoundedCalls:
         self._call_seconds_max = call_seconds_max
 
     async def run(self, call: str, function: Callable[[], T]) -> T:
-        """Return the function's result; time in the queue counts. Raises TransientError on a timeout.
-
-        The thread keeps running until the SDK's own limits: the call may still take effect.
-        """
+        """Return the function's result; time in the queue counts. Raises TransientError on a timeout. The thread keeps
+        running until the SDK's own limits: the call may still take effect."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, function)
         try:
             return await asyncio.wait_for(future, self._call_seconds_max)

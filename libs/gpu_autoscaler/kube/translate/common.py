@@ -42,10 +42,8 @@ def honored(annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def amounts(quantities: Mapping[str, str], *, of: str, is_capacity: bool = False) -> Resources:
-    """Return quantities in our units, without unknown resources. Capacity is rounded down.
-
-    Raises PermanentError naming `of` and the resource for an invalid or negative quantity.
-    """
+    """Return quantities in our units, without unknown resources. Capacity is rounded down. Raises PermanentError naming
+    `of` and the resource for an invalid or negative quantity."""
 
     def whole(name: str) -> int:
         return _amount(quantities, name, lambda text: _floor(text) if is_capacity else parse_quantity(text), of)

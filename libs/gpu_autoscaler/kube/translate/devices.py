@@ -115,11 +115,8 @@ def claimed(pod: core.Pod, known: Claims) -> Claimed:
 
 
 def offered(slices: Iterable[wire_devices.ResourceSlice]) -> Offered:
-    """Return the whole GPUs and GPU slices in these resource slices of one node.
-
-    Outdated generations of a pool and tainted devices do not count, nor partitions that are created on demand: there
-    the whole GPU counts.
-    """
+    """Return the whole GPUs and GPU slices in these resource slices of one node. Outdated generations of a pool and
+    tainted devices do not count, nor partitions that are created on demand: there the whole GPU counts."""
     ours = [resource_slice for resource_slice in slices if resource_slice.spec.driver == GPU_DRIVER]
     newest: dict[str, int] = {}
     for resource_slice in ours:

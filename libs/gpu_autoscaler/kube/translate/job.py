@@ -62,8 +62,6 @@ def is_ending(job: core.Object) -> bool:
 
 
 def is_fully_suspended(job: core.Object) -> bool:
-    """True for a suspended Job without pods: from then on its scheduling directives may be changed.
-
-    Source: Kubernetes, "Jobs: Mutable Scheduling Directives"; seen on v1.36: the status then has no `startTime`.
-    """
+    """True for a suspended Job without pods: from then on its scheduling directives may be changed. Source: Kubernetes,
+    "Jobs: Mutable Scheduling Directives"; seen on v1.36: the status then has no `startTime`."""
     return progress(job).is_fully_suspended

@@ -59,10 +59,8 @@ class AwsFleets:
     async def launch(
         self, transaction: ActionId, orders: Sequence[Order], request: Mapping[str, object], now: datetime
     ) -> list[Instance]:
-        """Return an instance for each order, tagged. `request` follows from the settings and the orders' offer.
-
-        Raises LaunchRefused, PermanentError, TransientError.
-        """
+        """Return an instance for each order, tagged. `request` follows from the settings and the orders' offer. Raises
+        LaunchRefused, PermanentError, TransientError."""
         token = idempotency_token(self._installation, ActionId(f"together/{transaction}"))
         action_ids = sorted(order.action_id for order in orders)
         ids = await self._create(token, orders, {**request, **_tags(token, orders, action_ids)})
@@ -91,10 +89,8 @@ class AwsFleets:
         return [_instance_for(order, *by_action_id[order.action_id], now) for order in orders]
 
     async def with_action_ids(self, instances: Iterable[InstanceData], now: datetime) -> list[InstanceData]:
-        """Return the instances with their action ids, even where the tag was never written.
-
-        Members of a young, partially listed fleet are left out: their orders are unknown.
-        """
+        """Return the instances with their action ids, even where the tag was never written. Members of a young,
+        partially listed fleet are left out: their orders are unknown."""
         listed = list(instances)
         transactions = {tags[TRANSACTION] for tags in map(read_tags, listed) if _lacks_action_id(tags)}
         known = {token: _action_ids(await self._by_transaction(token), now) for token in sorted(transactions)}
@@ -153,10 +149,8 @@ def template_reference(template: str) -> dict[str, str]:
 def fleet_request(
     template: Mapping[str, str], offer: Offer, count: int, *, subnet: str, ceiling: str | None, placed_in: str | None
 ) -> dict[str, object]:
-    """Return a request for `count` instances of the offer or none, without tags and token.
-
-    `ceiling`: US dollars per hour, for spot; None: EC2's own ceiling, the on-demand price.
-    """
+    """Return a request for `count` instances of the offer or none, without tags and token. `ceiling`: US dollars per
+    hour, for spot; None: EC2's own ceiling, the on-demand price."""
     override: dict[str, object] = {"InstanceType": offer.instance_type, "SubnetId": subnet}
     if placed_in is not None:
         override["Placement"] = {"GroupName": placed_in}

@@ -193,10 +193,8 @@ class AwsGroups:
             self._groups = {**self._groups, group.name: updated}
 
     async def terminate(self, instance_id: str) -> bool:
-        """Terminate the instance without a successor; False if it is in no group any more.
-
-        Raises TransientError, PermanentError.
-        """
+        """Terminate the instance without a successor; False if it is in no group any more. Raises TransientError,
+        PermanentError."""
         try:
             await self._client.call(
                 "TerminateInstanceInAutoScalingGroup", InstanceId=instance_id, ShouldDecrementDesiredCapacity=True
@@ -274,10 +272,8 @@ class AwsGroups:
         )
 
     async def _template_data(self, group_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the group's launch template data; empty if it has none, or reading it is not allowed.
-
-        Raises TransientError.
-        """
+        """Return the group's launch template data; empty if it has none, or reading it is not allowed. Raises
+        TransientError."""
         mixed = group_data.get("MixedInstancesPolicy", {}).get("LaunchTemplate", {}).get("LaunchTemplateSpecification")
         template = group_data.get("LaunchTemplate") or mixed
         if template is None:

@@ -93,9 +93,7 @@ class AwsReservations:
 
     async def usable(self, now: datetime) -> Sequence[Reservation]:
         """Return one usable reservation per type and zone: those with free capacity first, then those that end last.
-
-        Never raises: a failure is logged, and known reservations stay.
-        """
+        Never raises: a failure is logged, and known reservations stay."""
         try:
             await self.read(now)
         except AutoscalerError as exc:
@@ -124,11 +122,8 @@ class AwsReservations:
 
 
 def reserved_offer(reservation: Reservation, kind: InstanceType, on_demand_micro_usd: int | None) -> Offer:
-    """Return the reservation as an offer.
-
-    Instances in a reservation are billed as on-demand; those in a block are prepaid (EC2 User Guide, "Capacity
-    Reservation pricing and billing").
-    """
+    """Return the reservation as an offer. Instances in a reservation are billed as on-demand; those in a block are
+    prepaid (EC2 User Guide, "Capacity Reservation pricing and billing")."""
     is_used_up = reservation.state == "active" and reservation.available_count == 0
     message = f"{reservation.reservation_id} is exhausted: 0 of {reservation.total_count} are free"
     return offer_of(

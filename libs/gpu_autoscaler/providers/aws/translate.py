@@ -144,10 +144,8 @@ def error_in(exc: BaseException | None) -> Mapping[str, Any]:
 
 
 def code_in_message(message: str) -> str:
-    """Return EC2's code for a group's message about a failed launch; `ValidationError` if unknown.
-
-    An unknown failure needs an operator: the message says why, and the group would retry in vain.
-    """
+    """Return EC2's code for a group's message about a failed launch; `ValidationError` if unknown. An unknown failure
+    needs an operator: the message says why, and the group would retry in vain."""
     for code in _CODE.findall(message):
         if code in _REFUSED or code.startswith("Invalid"):
             return str(code)

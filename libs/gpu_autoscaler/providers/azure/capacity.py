@@ -216,10 +216,8 @@ class AzureCapacity:
         return self._ended.record_end(provider_id, at)
 
     async def _logged_end(self, provider_id: ProviderId, now: datetime) -> datetime:
-        """Return when a machine was evicted or deleted, by the activity log; `now` if it is not logged yet.
-
-        Source: Azure REST API, "Activity Logs - List": an event appears within minutes (read 2026-11-22).
-        """
+        """Return when a machine was evicted or deleted, by the activity log; `now` if it is not logged yet. Source:
+        Azure REST API, "Activity Logs - List": an event appears within minutes (read 2026-11-22)."""
         since = (now - SHOWN - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         query = {"$filter": f"eventTimestamp ge '{since}' and resourceUri eq '{resource_id_of(provider_id)}'"}
         try:

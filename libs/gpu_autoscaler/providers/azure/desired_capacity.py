@@ -75,9 +75,7 @@ class UniformScaleSets:
 
     async def launch(self, order: Order, sets: Sequence[ScaleSet], now: datetime) -> Instance:
         """Return the order's machine, from the set that knows it, else from the pool's first set with free capacity.
-
-        Raises LaunchRefused, PermanentError, TransientError.
-        """
+        Raises LaunchRefused, PermanentError, TransientError."""
         candidates = await self._candidates(order, sets)
         for scale_set in candidates[:-1]:
             try:
@@ -89,9 +87,7 @@ class UniformScaleSets:
 
     async def _candidates(self, order: Order, sets: Sequence[ScaleSet]) -> list[ScaleSet]:
         """Return the set that knows the order, else all sets that offer it, in an order that depends on the action id.
-
-        Retries use the same order of sets, and the orders of a pool spread over all of its sets.
-        """
+        Retries use the same order of sets, and the orders of a pool spread over all of its sets."""
         if len(sets) == 1:
             return [*sets]
         described = await asyncio.gather(*(self._find(scale_set.name) for scale_set in sets))
@@ -247,10 +243,8 @@ class UniformScaleSets:
 
 
 def _with_lost_members(ledger: Ledger, now: datetime) -> Ledger:
-    """Return the ledger without orders pending for so long that their machines must have come and gone unseen.
-
-    New members are not theirs. They are assigned a fictitious member, so that their tokens launch nothing again.
-    """
+    """Return the ledger without orders pending for so long that their machines must have come and gone unseen. New
+    members are not theirs. They are assigned a fictitious member, so that their tokens launch nothing again."""
     for action_id, note in ledger.pending:
         since = note.partition(_SINCE)[2]
         if since.isdigit() and now - datetime.fromtimestamp(int(since), tz=UTC) > LISTED_WITHIN:

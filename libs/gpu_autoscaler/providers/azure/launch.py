@@ -61,10 +61,8 @@ class FlexibleScaleSet:
         return f"gpu-{idempotency_token(order.installation, order.action_id)}"
 
     async def launch(self, order: Order, now: datetime) -> Instance:
-        """Create the machine, or return the one of this name; a deleted one is `terminated`, without a date.
-
-        Raises LaunchRefused, PermanentError, TransientError.
-        """
+        """Create the machine, or return the one of this name; a deleted one is `terminated`, without a date. Raises
+        LaunchRefused, PermanentError, TransientError."""
         name = self.name_of(order)
         recorded_at = await self._launch_log.record(name, now)
         if recorded_at is not None:

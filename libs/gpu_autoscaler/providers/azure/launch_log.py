@@ -45,9 +45,7 @@ class LaunchLog:
 
     async def record(self, name: str, now: datetime) -> datetime | None:
         """Record the order of this machine; return when it was first recorded, None if no machine was created yet.
-
-        Raises LaunchRefused, PermanentError, TransientError: the order may or may not be recorded then.
-        """
+        Raises LaunchRefused, PermanentError, TransientError: the order may or may not be recorded then."""
         key = launch_digest(name)
         self._requested.setdefault(key, now)
         launches = await self._writing.fresh()

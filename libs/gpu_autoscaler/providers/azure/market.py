@@ -60,10 +60,8 @@ class AzureMarket:
         self._prices_read_at: datetime | None = None
 
     async def offers(self, patterns: Sequence[str], zones: Sequence[str], now: datetime) -> list[Offer]:
-        """Return the offers of matching sizes in these zones; those without quota are marked unavailable.
-
-        Raises TransientError.
-        """
+        """Return the offers of matching sizes in these zones; those without quota are marked unavailable. Raises
+        TransientError."""
         quotas = await self.quotas()
         sold = await self._read_sold(tuple(patterns), now)
         await self._read_prices(sorted(sold.kinds), now)

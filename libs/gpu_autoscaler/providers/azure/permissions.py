@@ -170,10 +170,8 @@ def actions_of(operation: str) -> tuple[str, ...]:
 
 
 def is_allowed(action: str, granted: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether the caller's permissions include the action.
-
-    Source: Azure documentation, "Understand Azure role definitions", actions and notActions (read 2026-11-22).
-    """
+    """Return whether the caller's permissions include the action. Source: Azure documentation, "Understand Azure role
+    definitions", actions and notActions (read 2026-11-22)."""
 
     def matches(patterns: Iterable[str]) -> bool:
         return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)

@@ -203,10 +203,8 @@ def gpu_of(name: str, family: str) -> tuple[str, int] | None:
 
 
 def parse_instance_type(sku: Mapping[str, Any]) -> InstanceType | None:
-    """Return the size that the list of SKUs describes; None without a whole GPU of a known NVIDIA model.
-
-    Azure counts a share of a GPU as no GPU, so such sizes are left out.
-    """
+    """Return the size that the list of SKUs describes; None without a whole GPU of a known NVIDIA model. Azure counts a
+    share of a GPU as no GPU, so such sizes are left out."""
     capabilities = {capability["name"]: capability["value"] for capability in sku.get("capabilities", ())}
     gpu_count = int(float(capabilities.get("GPUs", "0")))
     gpu = gpu_of(sku["name"], sku.get("family", ""))

@@ -211,10 +211,8 @@ class GcpCapacity:
         return await self._operations(order.offer.zone, token_prefix(order.installation, order.action_id), None)
 
     async def _operations(self, zone: str, prefix: str, since: datetime | None) -> Mapping[str, Past]:
-        """Return what operations say of instances with this name prefix, back to `since` or as far as they go.
-
-        By one regular expression, which Compute Engine does not combine with other constraints.
-        """
+        """Return what operations say of instances with this name prefix, back to `since` or as far as they go. By one
+        regular expression, which Compute Engine does not combine with other constraints."""
         query = {
             "filter": f'targetLink eq ".*/instances/{prefix}.*"',
             "orderBy": "creationTimestamp desc",

@@ -91,9 +91,7 @@ class GcpLauncher:
 
     async def make(self, order: Order, group: Group, failed_count: int) -> str:
         """Return the name of the order's instance once it exists. Raises LaunchRefused, PermanentError, TransientError.
-
-        `failed_count`: failed attempts under this name; each attempt is a request of its own.
-        """
+        `failed_count`: failed attempts under this name; each attempt is a request of its own."""
         name = instance_name(order, group.zone, group.name)
         request = _Request(order=order, group=group, name=name, failed_count=failed_count)
         try:

@@ -80,10 +80,8 @@ class GcpMarket:
         return known[1]
 
     async def project_quota(self, now: datetime) -> float | None:
-        """Return how many on-demand GPUs the project may have in all regions; None if unlimited.
-
-        Raises TransientError.
-        """
+        """Return how many on-demand GPUs the project may have in all regions; None if unlimited. Raises
+        TransientError."""
         if self._project_quota is None or now - self._project_quota[0] >= QUOTAS_KEPT:
             answer = await self._client.call("projects.get")
             limits = {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}

@@ -310,10 +310,8 @@ class InstanceType(MachineKind, frozen=True, kw_only=True):
 def parse_instance_type(
     data: Mapping[str, Any], template_accelerators: Sequence[Mapping[str, Any]] = ()
 ) -> InstanceType | None:
-    """Return the machine type that the cloud describes, with GPUs that a template adds to it (N1).
-
-    None for accelerators of other vendors, which our pods cannot use.
-    """
+    """Return the machine type that the cloud describes, with GPUs that a template adds to it (N1). None for
+    accelerators of other vendors, which our pods cannot use."""
     built_in = [
         (accelerator["guestAcceleratorType"], accelerator["guestAcceleratorCount"])
         for accelerator in data.get("accelerators", ())

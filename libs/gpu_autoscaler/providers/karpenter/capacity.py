@@ -101,11 +101,8 @@ class KarpenterCapacity:
         return await self._overlays.apply_to(self._catalog, NO_POOL)
 
     async def launch(self, order: Order) -> Instance:
-        """Create the claim, or find the token's, and wait for its instance.
-
-        Raises LaunchRefused when nothing was launched, PermanentError for a token that bought something else,
-        TransientError: retried with the same token.
-        """
+        """Create the claim, or find the token's, and wait for its instance. Raises LaunchRefused when nothing was
+        launched, PermanentError for a token that bought something else, TransientError: retried with the same token."""
         try:
             claim = await self._find(name_of(order)) or await self._create(order)
         except LaunchRefused:
@@ -188,10 +185,8 @@ class KarpenterCapacity:
             ) from exc
 
     async def _terminate(self, claim: NodeClaim, now: datetime) -> NodeClaim | None:
-        """Delete the claim, with a termination timestamp of now: the node was drained before.
-
-        Without it Karpenter waits without limit for pods that it may not evict.
-        """
+        """Delete the claim, with a termination timestamp of now: the node was drained before. Without it Karpenter
+        waits without limit for pods that it may not evict."""
         name, note = claim.metadata.name, {ENDS_AT: now.strftime("%Y-%m-%dT%H:%M:%SZ")}
         with contextlib.suppress(NotFound, Conflict):  # gone, or another claim of that name
             await self._kube.change(CLAIMS, "", name, {"metadata": {"uid": claim.metadata.uid, "annotations": note}})

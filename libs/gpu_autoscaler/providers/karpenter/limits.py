@@ -165,10 +165,8 @@ class LimitedNodePools:
     # ---- orders
 
     async def advance(self, selling: Selling, order: Order) -> NodeClaim | None:
-        """Record the order and allow its GPUs; return its claim, None if there is none yet.
-
-        Raises LaunchRefused if nothing may be written, TransientError, PermanentError.
-        """
+        """Record the order and allow its GPUs; return its claim, None if there is none yet. Raises LaunchRefused if
+        nothing may be written, TransientError, PermanentError."""
         return await self._locked(selling.name, lambda: self._advance(selling, order))
 
     async def _advance(self, selling: Selling, order: Order) -> NodeClaim | None:
@@ -188,10 +186,8 @@ class LimitedNodePools:
         return None
 
     async def begin_withdrawal(self, selling: Selling, order: Order) -> None:
-        """Lower the limit by the order, which stays pending until `withdraw`, for a claim that appears anyway.
-
-        A claim without a machine is deleted. Raises TransientError if it has one, and as `advance`.
-        """
+        """Lower the limit by the order, which stays pending until `withdraw`, for a claim that appears anyway. A claim
+        without a machine is deleted. Raises TransientError if it has one, and as `advance`."""
         await self._locked(selling.name, lambda: self._begin_withdrawal(selling, order))
 
     async def _begin_withdrawal(self, selling: Selling, order: Order) -> None:

@@ -46,10 +46,8 @@ class LimitsModeCapacity(KarpenterCapacity):
         self._pools = LimitedNodePools(self._kube, options, self._catalog, installation, now)
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers of the pools, with NodeOverlays applied. Raises TransientError.
-
-        Pools whose GPU count an overlay changes are left out, as their limit would count other GPUs.
-        """
+        """Return the offers of the pools, with NodeOverlays applied. Raises TransientError. Pools whose GPU count an
+        overlay changes are left out, as their limit would count other GPUs."""
         with retried():
             selling = await self._pools.selling()
         offers: dict[str, Offer] = {}
@@ -60,10 +58,8 @@ class LimitsModeCapacity(KarpenterCapacity):
         return tuple(offers[key] for key in sorted(offers))
 
     async def launch(self, order: Order) -> Instance:
-        """Raise the limit by one machine and wait for the one that Karpenter launches; or find the token's.
-
-        Raises as `KarpenterCapacity.launch`; a refused order is withdrawn and read back before.
-        """
+        """Raise the limit by one machine and wait for the one that Karpenter launches; or find the token's. Raises as
+        `KarpenterCapacity.launch`; a refused order is withdrawn and read back before."""
         try:
             claim = await self._find_launched(order) or await self._launch(order)
         except (LaunchRefused, _OtherOfferError):
@@ -137,10 +133,8 @@ class LimitsModeCapacity(KarpenterCapacity):
         )
 
     async def _hold(self, claim: NodeClaim) -> NodeClaim:
-        """Put our finalizer on a claim with a machine, so that it represents the used token.
-
-        Not before: Karpenter does not provision while a claim without machine exists.
-        """
+        """Put our finalizer on a claim with a machine, so that it represents the used token. Not before: Karpenter does
+        not provision while a claim without machine exists."""
         for _ in range(WRITE_TRIES_MAX):
             metadata = claim.metadata
             if FINALIZER in metadata.finalizers or metadata.deletion_timestamp is not None:

@@ -241,9 +241,7 @@ class Overlays:
 
     async def apply_to(self, catalog: Catalog, pool: Mapping[str, str | None]) -> Sequence[Offer]:
         """Return the catalog's offers with overlays applied; ignored overlays and missing permissions are logged once.
-
-        Raises TransientError: prices may be wrong without the overlays.
-        """
+        Raises TransientError: prices may be wrong without the overlays."""
         try:
             overlaid = await self.look(catalog, pool)
         except PermanentError as exc:

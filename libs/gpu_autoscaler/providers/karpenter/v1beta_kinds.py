@@ -193,9 +193,7 @@ def convert_documents(
     documents: Sequence[Any], *, role: str | None = None, source: str = "convert karpenter"
 ) -> Converted:
     """Return each Provisioner as a NodePool and each AWSNodeTemplate as an EC2NodeClass; other objects are omitted.
-
-    `role`: IAM role of nodes, for templates without an instance profile. Raises ConfigError with all violations.
-    """
+    `role`: IAM role of nodes, for templates without an instance profile. Raises ConfigError with all violations."""
     notes = _Notes()
     objects: list[Json] = []
     forms = [_form(document, notes) for document in documents]

@@ -190,10 +190,8 @@ class AwsFake:
     # ---- launches
 
     def _once(self, call: Call, perform: Callable[[], Answer]) -> Answer:
-        """Execute once per token; a repeat gets the first answer with current states, another request an error.
-
-        Source: EC2 Developer Guide, "Ensuring idempotency in Amazon EC2 API requests" (read 2026-11-21).
-        """
+        """Execute once per token; a repeat gets the first answer with current states, another request an error. Source:
+        EC2 Developer Guide, "Ensuring idempotency in Amazon EC2 API requests" (read 2026-11-21)."""
         token = call.parameters.get("ClientToken", "")
         if token in self._tokens:
             parameters, answered = self._tokens[token]

@@ -28,10 +28,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Groups:
-    """Auto Scaling groups of a region, in moto's state.
-
-    `refused_because` returns why an offer cannot be launched now, None if it can.
-    """
+    """Auto Scaling groups of a region, in moto's state. `refused_because` returns why an offer cannot be launched now,
+    None if it can."""
 
     def __init__(
         self, region: str, machines: Machines, now: Callable[[], datetime], refused_because: Callable[[str], str | None]
@@ -72,9 +70,7 @@ class Groups:
 
     def set_number(self, name: str, count: int) -> str | None:
         """Set the desired capacity, launch or terminate instances accordingly; return an error. Raises UnknownGroup.
-
-        Instances protected from scale-in stay; callers must not rely on which of the others end.
-        """
+        Instances protected from scale-in stay; callers must not rely on which of the others end."""
         group = self.get(name)
         if not group.min_size <= count <= group.max_size:
             bound = "above max" if count > group.max_size else "below min"

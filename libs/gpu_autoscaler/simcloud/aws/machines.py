@@ -120,10 +120,8 @@ class Machines:
         ]
 
     def stock(self, instance_id: str, count: int) -> None:
-        """Create copies of an instance, with its tags: a large fleet without individual launches.
-
-        Copies have no disks and network interfaces, which cause most of moto's work in a list.
-        """
+        """Create copies of an instance, with its tags: a large fleet without individual launches. Copies have no disks
+        and network interfaces, which cause most of moto's work in a list."""
         life, model = self._lives[instance_id], self.get(instance_id)
         tags = dict(self.backend.tags[instance_id])
         described = [{"key": key, "value": value} for key, value in tags.items()]

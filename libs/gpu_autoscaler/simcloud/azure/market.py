@@ -188,10 +188,8 @@ def usd_per_hour(size: str, *, is_spot: bool) -> float:
 
 
 def retail_prices(call: RestCall, host: str, spot_ratio_of: Callable[[str], float]) -> dict[str, Any]:
-    """Return a page of the price list for the sizes in the filter, including Windows prices.
-
-    `spot_ratio_of`: factor of an offer's usual spot price. The list has no zones: the highest factor applies.
-    """
+    """Return a page of the price list for the sizes in the filter, including Windows prices. `spot_ratio_of`: factor of
+    an offer's usual spot price. The list has no zones: the highest factor applies."""
     wanted = call.parameters.get("$filter", "")
     names = re.findall(r"armSkuName eq '([^']+)'", wanted)
     region = re.search(r"armRegionName eq '([^']+)'", wanted)
