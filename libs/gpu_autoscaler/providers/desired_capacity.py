@@ -64,6 +64,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         """Return the order's member, which may be gone; None if it has none yet."""
         return next((member for member, (assigned_id, _) in self.assigned.items() if assigned_id == action_id), None)
 
+    def knows(self, action_id: ActionId) -> bool:
+        """Return whether the order is pending or has a member."""
+        return self.is_pending(action_id) or self.member_of(action_id) is not None
+
     def encode(self, length_max: int, count_max: int, members: Iterable[str]) -> list[str] | None:
         """Return the ledger as texts of at most this length; of members that are gone only the newest that fit. None if
         even the present members do not fit. Consecutive orders with the same note share its space."""

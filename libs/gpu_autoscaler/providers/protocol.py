@@ -3,9 +3,10 @@
 A provider chooses nothing: the order names the offer and carries the token. It keeps no state that must survive.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal, Protocol, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -75,6 +76,32 @@ def instance_from_order(
         price_micro_usd_per_hour=offer.price_micro_usd_per_hour,
         launched_at=launched_at,
     )
+
+
+OptionsT = TypeVar("OptionsT")
+
+
+class CloudCapacity(ABC, Generic[OptionsT]):
+    """Base of the drivers that call a cloud's API: options and clock, before the connection is opened."""
+
+    def __init__(
+        self,
+        options: OptionsT,
+        *,
+        installation: str,
+        url: str | None = None,
+        call_seconds_max: float = 30.0,
+        now: Callable[[], datetime] = wall_clock,
+    ) -> None:
+        """`url` redirects all calls to a fake. Raises ConfigError with all violations."""
+        self._options = options
+        self._installation = installation
+        self._now = now
+        self._open(url, call_seconds_max)
+
+    @abstractmethod
+    def _open(self, url: str | None, call_seconds_max: float) -> None:
+        """Validate the options and open the connection. Raises ConfigError with all violations."""
 
 
 class LaunchRefused(PermanentError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -66,6 +66,17 @@ class RateLimit:
         self._left = min(self._left + (now - self._filled_at) * rate, self._burst)
         self._filled_at = now
         return max(0.0, (1.0 - self._left) / rate)
+
+
+NameT = TypeVar("NameT", bound=str)
+
+
+def rate_limits(rates: Mapping[NameT, tuple[float, int]], wait_seconds_max: float) -> dict[NameT, RateLimit]:
+    """Return a cloud's rate limits, from calls per second and burst."""
+    return {
+        name: RateLimit(per_second, burst, wait_seconds_max=wait_seconds_max)
+        for name, (per_second, burst) in rates.items()
+    }
 
 
 class BoundedCalls:

@@ -1,11 +1,13 @@
-"""Common parts of all translations: quantities, labels, conditions."""
+"""Common parts of all translations: quantities, labels, conditions, requirements."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast, get_args
 
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, is_slice, parse_quantity, parse_quantity_milli
+from gpu_autoscaler.model.scheduling import LabelRequirement, Operator
 
 # Labels that name a GPU model, ours first.
 GPU_MODEL_LABELS = (
@@ -82,3 +84,13 @@ def group_name(metadata: core.Metadata) -> str:
 def condition(conditions: Iterable[core.Condition], condition_type: str) -> core.Condition | None:
     """Return the condition of this type, None without one."""
     return next((item for item in conditions if item.type == condition_type), None)
+
+
+def requirements(conditions: Sequence[core.Requirement]) -> tuple[LabelRequirement, ...]:
+    """Return the requirements. Raises PermanentError for an unknown operator."""
+    for item in conditions:
+        if item.operator not in get_args(Operator):
+            raise PermanentError(
+                f"requirement on {item.key}: unknown operator {item.operator!r}; use {get_args(Operator)}"
+            )
+    return tuple(LabelRequirement(item.key, cast("Operator", item.operator), item.values) for item in conditions)

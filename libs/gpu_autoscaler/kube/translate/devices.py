@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpu_autoscaler.kube.translate.common import requirements
 from gpu_autoscaler.kube.translate.products import GPU_DRIVER, Fit, fit_of, is_about_gpus
-from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import devices as wire_devices
 from gpu_autoscaler.model import cel

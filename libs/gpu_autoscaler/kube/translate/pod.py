@@ -10,10 +10,9 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
-from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honored, pairs
+from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honored, pairs, requirements
 from gpu_autoscaler.kube.translate.pod_affinity import pod_constraints, preferences
 from gpu_autoscaler.kube.translate.related_objects import NO_RELATED_OBJECTS, RelatedObjects, all_terms
-from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError

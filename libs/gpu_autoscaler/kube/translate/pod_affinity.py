@@ -5,7 +5,7 @@ Source: Kubernetes documentation, "Pod Topology Spread Constraints" and "Assigni
 
 from collections.abc import Iterable, Iterator
 
-from gpu_autoscaler.kube.translate.requirements import requirements
+from gpu_autoscaler.kube.translate.common import requirements
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.scheduling import (
     AffinityPreference,

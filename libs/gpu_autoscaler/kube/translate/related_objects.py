@@ -11,8 +11,8 @@ from itertools import product
 import msgspec
 
 from gpu_autoscaler.events.pod import PodBudgetGone, PodBudgetObserved
+from gpu_autoscaler.kube.translate.common import requirements
 from gpu_autoscaler.kube.translate.devices import NOTHING_CLAIMED, Claimed, Claims, claimed
-from gpu_autoscaler.kube.translate.requirements import requirements
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import storage as wire_storage
 from gpu_autoscaler.model import labels

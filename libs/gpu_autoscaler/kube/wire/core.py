@@ -10,11 +10,11 @@ import msgspec
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of all wire structs: camelCase names, unknown fields ignored."""
 
 
-class OwnerReference(_Wire, frozen=True, kw_only=True):
+class OwnerReference(Wire, frozen=True, kw_only=True):
     """The owner of an object."""
 
     kind: str
@@ -23,7 +23,7 @@ class OwnerReference(_Wire, frozen=True, kw_only=True):
     controller: bool = False
 
 
-class Metadata(_Wire, frozen=True, kw_only=True):
+class Metadata(Wire, frozen=True, kw_only=True):
     """The metadata of an object."""
 
     name: str = ""
@@ -39,7 +39,7 @@ class Metadata(_Wire, frozen=True, kw_only=True):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
-class Condition(_Wire, frozen=True, kw_only=True):
+class Condition(Wire, frozen=True, kw_only=True):
     """One condition of a status."""
 
     type: str
@@ -49,7 +49,7 @@ class Condition(_Wire, frozen=True, kw_only=True):
     last_transition_time: datetime | None = None
 
 
-class Object(_Wire, frozen=True, kw_only=True):
+class Object(Wire, frozen=True, kw_only=True):
     """Any object: the fields common to all kinds."""
 
     metadata: Metadata
@@ -63,14 +63,14 @@ class Object(_Wire, frozen=True, kw_only=True):
 # ---- pods
 
 
-class ResourceList(_Wire, frozen=True, kw_only=True):
+class ResourceList(Wire, frozen=True, kw_only=True):
     """Requests and limits of a container, as quantities."""
 
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
 
 
-class Container(_Wire, frozen=True, kw_only=True):
+class Container(Wire, frozen=True, kw_only=True):
     """A container or init container; an init container with restartPolicy Always is a sidecar."""
 
     name: str = ""
@@ -78,7 +78,7 @@ class Container(_Wire, frozen=True, kw_only=True):
     restart_policy: str | None = None
 
 
-class Requirement(_Wire, frozen=True, kw_only=True):
+class Requirement(Wire, frozen=True, kw_only=True):
     """A label selector requirement."""
 
     key: str
@@ -86,27 +86,27 @@ class Requirement(_Wire, frozen=True, kw_only=True):
     values: tuple[str, ...] = ()
 
 
-class SelectorTerm(_Wire, frozen=True, kw_only=True):
+class SelectorTerm(Wire, frozen=True, kw_only=True):
     """Node requirements that must all hold."""
 
     match_expressions: tuple[Requirement, ...] = ()
     match_fields: tuple[Requirement, ...] = ()
 
 
-class NodeSelector(_Wire, frozen=True, kw_only=True):
+class NodeSelector(Wire, frozen=True, kw_only=True):
     """Alternative node selector terms."""
 
     node_selector_terms: tuple[SelectorTerm, ...] = ()
 
 
-class PreferredTerm(_Wire, frozen=True, kw_only=True):
+class PreferredTerm(Wire, frozen=True, kw_only=True):
     """A weighted node preference."""
 
     weight: int
     preference: SelectorTerm = SelectorTerm()
 
 
-class NodeAffinity(_Wire, frozen=True, kw_only=True):
+class NodeAffinity(Wire, frozen=True, kw_only=True):
     """Required and preferred node affinity."""
 
     required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
@@ -115,14 +115,14 @@ class NodeAffinity(_Wire, frozen=True, kw_only=True):
     )
 
 
-class LabelSelector(_Wire, frozen=True, kw_only=True):
+class LabelSelector(Wire, frozen=True, kw_only=True):
     """Label requirements that must all hold; an empty selector selects everything."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Requirement, ...] = ()
 
 
-class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
+class PodAffinityTerm(Wire, frozen=True, kw_only=True):
     """A term of pod (anti-)affinity. Without a label selector it matches no pod."""
 
     topology_key: str
@@ -133,14 +133,14 @@ class PodAffinityTerm(_Wire, frozen=True, kw_only=True):
     mismatch_label_keys: tuple[str, ...] = ()
 
 
-class WeightedPodAffinityTerm(_Wire, frozen=True, kw_only=True):
+class WeightedPodAffinityTerm(Wire, frozen=True, kw_only=True):
     """A weighted term of pod (anti-)affinity."""
 
     weight: int
     pod_affinity_term: PodAffinityTerm
 
 
-class PodAffinity(_Wire, frozen=True, kw_only=True):
+class PodAffinity(Wire, frozen=True, kw_only=True):
     """Required and preferred terms of pod (anti-)affinity."""
 
     required: tuple[PodAffinityTerm, ...] = msgspec.field(
@@ -151,7 +151,7 @@ class PodAffinity(_Wire, frozen=True, kw_only=True):
     )
 
 
-class Affinity(_Wire, frozen=True, kw_only=True):
+class Affinity(Wire, frozen=True, kw_only=True):
     """Node affinity, pod affinity and pod anti-affinity."""
 
     node_affinity: NodeAffinity | None = None
@@ -159,7 +159,7 @@ class Affinity(_Wire, frozen=True, kw_only=True):
     pod_anti_affinity: PodAffinity | None = None
 
 
-class TopologySpreadConstraint(_Wire, frozen=True, kw_only=True):
+class TopologySpreadConstraint(Wire, frozen=True, kw_only=True):
     """A topology spread constraint."""
 
     topology_key: str
@@ -169,7 +169,7 @@ class TopologySpreadConstraint(_Wire, frozen=True, kw_only=True):
     match_label_keys: tuple[str, ...] = ()
 
 
-class WireToleration(_Wire, frozen=True, kw_only=True):
+class WireToleration(Wire, frozen=True, kw_only=True):
     """A toleration."""
 
     key: str = ""
@@ -178,17 +178,17 @@ class WireToleration(_Wire, frozen=True, kw_only=True):
     effect: str = ""
 
 
-class Marker(_Wire, frozen=True, kw_only=True):
+class Marker(Wire, frozen=True, kw_only=True):
     """An object whose presence alone matters."""
 
 
-class ClaimSource(_Wire, frozen=True, kw_only=True):
+class ClaimSource(Wire, frozen=True, kw_only=True):
     """A volume's PersistentVolumeClaim."""
 
     claim_name: str
 
 
-class Volume(_Wire, frozen=True, kw_only=True):
+class Volume(Wire, frozen=True, kw_only=True):
     """A volume: the types that are lost with the node, and those with a claim."""
 
     name: str = ""
@@ -198,13 +198,7 @@ class Volume(_Wire, frozen=True, kw_only=True):
     ephemeral: Marker | None = None  # its claim is named after pod and volume
 
 
-class SchedulingGate(_Wire, frozen=True, kw_only=True):
-    """A scheduling gate."""
-
-    name: str = ""
-
-
-class PodSpec(_Wire, frozen=True, kw_only=True):
+class PodSpec(Wire, frozen=True, kw_only=True):
     """The spec of a pod."""
 
     containers: tuple[Container, ...] = ()
@@ -215,7 +209,7 @@ class PodSpec(_Wire, frozen=True, kw_only=True):
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = ()
     tolerations: tuple[WireToleration, ...] = ()
-    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_gates: tuple[Marker, ...] = ()
     priority: int = 0
     priority_class_name: str = ""
     termination_grace_period_seconds: float = 30.0
@@ -223,25 +217,25 @@ class PodSpec(_Wire, frozen=True, kw_only=True):
     resource_claims: tuple[dict[str, str], ...] = ()  # each with its name and that of its claim or template
 
 
-class Terminated(_Wire, frozen=True, kw_only=True):
+class Terminated(Wire, frozen=True, kw_only=True):
     """The terminated state of a container."""
 
     finished_at: datetime | None = None
 
 
-class ContainerState(_Wire, frozen=True, kw_only=True):
+class ContainerState(Wire, frozen=True, kw_only=True):
     """The state of a container; only its end is read."""
 
     terminated: Terminated | None = None
 
 
-class ContainerStatus(_Wire, frozen=True, kw_only=True):
+class ContainerStatus(Wire, frozen=True, kw_only=True):
     """The status of a container."""
 
     state: ContainerState = ContainerState()
 
 
-class PodStatus(_Wire, frozen=True, kw_only=True):
+class PodStatus(Wire, frozen=True, kw_only=True):
     """The status of a pod."""
 
     phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"] = "Pending"
@@ -261,7 +255,7 @@ class Pod(Object, frozen=True, kw_only=True):
 # ---- nodes
 
 
-class WireTaint(_Wire, frozen=True, kw_only=True):
+class WireTaint(Wire, frozen=True, kw_only=True):
     """A taint."""
 
     key: str
@@ -269,7 +263,7 @@ class WireTaint(_Wire, frozen=True, kw_only=True):
     value: str = ""
 
 
-class NodeSpec(_Wire, frozen=True, kw_only=True):
+class NodeSpec(Wire, frozen=True, kw_only=True):
     """The spec of a node."""
 
     provider_id: str | None = msgspec.field(default=None, name="providerID")
@@ -277,14 +271,14 @@ class NodeSpec(_Wire, frozen=True, kw_only=True):
     taints: tuple[WireTaint, ...] = ()
 
 
-class NodeAddress(_Wire, frozen=True, kw_only=True):
+class NodeAddress(Wire, frozen=True, kw_only=True):
     """An address of a node."""
 
     type: str
     address: str
 
 
-class NodeStatus(_Wire, frozen=True, kw_only=True):
+class NodeStatus(Wire, frozen=True, kw_only=True):
     """The status of a node."""
 
     allocatable: dict[str, str] = {}
@@ -302,13 +296,13 @@ class Node(Object, frozen=True, kw_only=True):
 # ---- disruption budgets and jobs
 
 
-class BudgetSpec(_Wire, frozen=True, kw_only=True):
+class BudgetSpec(Wire, frozen=True, kw_only=True):
     """The spec of a PodDisruptionBudget. Without a selector it selects no pod; an empty one selects all."""
 
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(_Wire, frozen=True, kw_only=True):
+class BudgetStatus(Wire, frozen=True, kw_only=True):
     """The status of a PodDisruptionBudget."""
 
     observed_generation: int = 0
@@ -324,14 +318,14 @@ class PodDisruptionBudget(Object, frozen=True, kw_only=True):
     status: BudgetStatus = BudgetStatus()
 
 
-class JobSpecification(_Wire, frozen=True, kw_only=True):
+class JobSpecification(Wire, frozen=True, kw_only=True):
     """The spec of a Job."""
 
     parallelism: int = 1
     suspend: bool = False
 
 
-class JobStatus(_Wire, frozen=True, kw_only=True):
+class JobStatus(Wire, frozen=True, kw_only=True):
     """The status of a Job."""
 
     active: int = 0
@@ -352,28 +346,28 @@ class Job(Object, frozen=True, kw_only=True):
 # ---- lists, watches, errors
 
 
-class ListMetadata(_Wire, frozen=True, kw_only=True):
+class ListMetadata(Wire, frozen=True, kw_only=True):
     """Version and continuation of a list."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class Page(_Wire, frozen=True, kw_only=True):
+class Page(Wire, frozen=True, kw_only=True):
     """One page of a list, with encoded items."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = None
 
 
-class WatchEvent(_Wire, frozen=True, kw_only=True):
+class WatchEvent(Wire, frozen=True, kw_only=True):
     """One line of a watch, with an encoded object."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
-class Cause(_Wire, frozen=True, kw_only=True):
+class Cause(Wire, frozen=True, kw_only=True):
     """One cause of an error."""
 
     reason: str = ""
@@ -381,7 +375,7 @@ class Cause(_Wire, frozen=True, kw_only=True):
     field: str = ""
 
 
-class StatusDetails(_Wire, frozen=True, kw_only=True):
+class StatusDetails(Wire, frozen=True, kw_only=True):
     """The details of an error."""
 
     name: str = ""
@@ -390,7 +384,7 @@ class StatusDetails(_Wire, frozen=True, kw_only=True):
     retry_after_seconds: int | None = None
 
 
-class Status(_Wire, frozen=True, kw_only=True):
+class Status(Wire, frozen=True, kw_only=True):
     """The server's answer instead of an object."""
 
     status: str = ""

@@ -8,26 +8,22 @@ from typing import Any
 
 import msgspec
 
-from gpu_autoscaler.kube.wire.core import NodeSelector, Object
+from gpu_autoscaler.kube.wire.core import NodeSelector, Object, Wire
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of these structs; see `wire/core.py`."""
-
-
-class CelSelector(_Wire, frozen=True, kw_only=True):
+class CelSelector(Wire, frozen=True, kw_only=True):
     """A CEL expression on a device."""
 
     expression: str = ""
 
 
-class DeviceSelector(_Wire, frozen=True, kw_only=True):
+class DeviceSelector(Wire, frozen=True, kw_only=True):
     """A device selector."""
 
     cel: CelSelector = CelSelector()
 
 
-class ExactRequest(_Wire, frozen=True, kw_only=True):
+class ExactRequest(Wire, frozen=True, kw_only=True):
     """A request for devices of one class."""
 
     device_class_name: str = ""
@@ -44,7 +40,7 @@ class SubRequest(ExactRequest, frozen=True, kw_only=True):
     name: str
 
 
-class DeviceRequest(_Wire, frozen=True, kw_only=True):
+class DeviceRequest(Wire, frozen=True, kw_only=True):
     """A request for devices: exact, or alternatives in order of preference."""
 
     name: str
@@ -52,27 +48,27 @@ class DeviceRequest(_Wire, frozen=True, kw_only=True):
     first_available: tuple[SubRequest, ...] = ()
 
 
-class DeviceClaim(_Wire, frozen=True, kw_only=True):
+class DeviceClaim(Wire, frozen=True, kw_only=True):
     """All requests of a claim, and constraints between their devices."""
 
     requests: tuple[DeviceRequest, ...] = ()
     constraints: tuple[dict[str, Any], ...] = ()
 
 
-class ResourceClaimSpec(_Wire, frozen=True, kw_only=True):
+class ResourceClaimSpec(Wire, frozen=True, kw_only=True):
     """The spec of a claim."""
 
     devices: DeviceClaim = DeviceClaim()
 
 
-class Consumer(_Wire, frozen=True, kw_only=True):
+class Consumer(Wire, frozen=True, kw_only=True):
     """A user of an allocated claim."""
 
     name: str = ""
     uid: str = ""
 
 
-class AllocatedDevice(_Wire, frozen=True, kw_only=True):
+class AllocatedDevice(Wire, frozen=True, kw_only=True):
     """One device allocated to a claim."""
 
     request: str = ""  # its name; for an alternative `request/alternative`
@@ -80,20 +76,20 @@ class AllocatedDevice(_Wire, frozen=True, kw_only=True):
     admin_access: bool = False
 
 
-class AllocatedDevices(_Wire, frozen=True, kw_only=True):
+class AllocatedDevices(Wire, frozen=True, kw_only=True):
     """All devices allocated to a claim."""
 
     results: tuple[AllocatedDevice, ...] = ()
 
 
-class Allocation(_Wire, frozen=True, kw_only=True):
+class Allocation(Wire, frozen=True, kw_only=True):
     """The allocation of a claim: its devices, and the nodes that can use them."""
 
     devices: AllocatedDevices = AllocatedDevices()
     node_selector: NodeSelector | None = None
 
 
-class ResourceClaimStatus(_Wire, frozen=True, kw_only=True):
+class ResourceClaimStatus(Wire, frozen=True, kw_only=True):
     """The status of a claim."""
 
     allocation: Allocation | None = None
@@ -107,7 +103,7 @@ class ResourceClaim(Object, frozen=True, kw_only=True):
     status: ResourceClaimStatus = ResourceClaimStatus()
 
 
-class TemplateSpec(_Wire, frozen=True, kw_only=True):
+class TemplateSpec(Wire, frozen=True, kw_only=True):
     """The claim created for each pod."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
@@ -119,7 +115,7 @@ class ResourceClaimTemplate(Object, frozen=True, kw_only=True):
     spec: TemplateSpec = TemplateSpec()
 
 
-class DeviceClassSpec(_Wire, frozen=True, kw_only=True):
+class DeviceClassSpec(Wire, frozen=True, kw_only=True):
     """The spec of a device class."""
 
     selectors: tuple[DeviceSelector, ...] = ()
@@ -131,35 +127,35 @@ class DeviceClass(Object, frozen=True, kw_only=True):
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
-class DeviceAttribute(_Wire, frozen=True, kw_only=True):
+class DeviceAttribute(Wire, frozen=True, kw_only=True):
     """A string attribute of a device."""
 
     string: str | None = None
 
 
-class DeviceTaint(_Wire, frozen=True, kw_only=True):
+class DeviceTaint(Wire, frozen=True, kw_only=True):
     """A taint of a device."""
 
     effect: str = ""
 
 
-class Device(_Wire, frozen=True, kw_only=True):
+class Device(Wire, frozen=True, kw_only=True):
     """A device."""
 
     name: str
-    attributes: dict[str, DeviceAttribute] = {}
+    attributes: dict[str, DeviceAttribute] = msgspec.field(default_factory=dict)
     consumes_counters: tuple[dict[str, Any], ...] = ()  # shares counters with other devices, such as slices of one GPU
     taints: tuple[DeviceTaint, ...] = ()
 
 
-class DevicePool(_Wire, frozen=True, kw_only=True):
+class DevicePool(Wire, frozen=True, kw_only=True):
     """The pool of a slice; slices of an older generation are outdated."""
 
     name: str = ""
     generation: int = 0
 
 
-class ResourceSliceSpec(_Wire, frozen=True, kw_only=True):
+class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
     """The spec of a ResourceSlice: devices of one driver on one node."""
 
     driver: str = ""

@@ -7,23 +7,17 @@ scheduler-plugins (scheduling.x-k8s.io/v1alpha1) and of Volcano (scheduling.volc
 
 from typing import Literal
 
-import msgspec
-
-from gpu_autoscaler.kube.wire.core import NodeSelector, Object
+from gpu_autoscaler.kube.wire.core import NodeSelector, Object, Wire
 
 
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of these structs; see `wire/core.py`."""
-
-
-class ClaimSpec(_Wire, frozen=True, kw_only=True):
+class ClaimSpec(Wire, frozen=True, kw_only=True):
     """The spec of a claim."""
 
     storage_class_name: str | None = None  # None: the cluster's default class; empty: none
     volume_name: str = ""
 
 
-class ClaimStatus(_Wire, frozen=True, kw_only=True):
+class ClaimStatus(Wire, frozen=True, kw_only=True):
     """The status of a claim."""
 
     phase: Literal["Pending", "Bound", "Lost"] = "Pending"
@@ -36,13 +30,13 @@ class Claim(Object, frozen=True, kw_only=True):
     status: ClaimStatus = ClaimStatus()
 
 
-class AttachmentSource(_Wire, frozen=True, kw_only=True):
+class AttachmentSource(Wire, frozen=True, kw_only=True):
     """The volume of an attachment."""
 
     persistent_volume_name: str = ""  # empty: an inline volume of the pod
 
 
-class AttachmentSpec(_Wire, frozen=True, kw_only=True):
+class AttachmentSpec(Wire, frozen=True, kw_only=True):
     """The spec of an attachment."""
 
     node_name: str
@@ -55,20 +49,20 @@ class Attachment(Object, frozen=True, kw_only=True):
     spec: AttachmentSpec
 
 
-class VolumeNodeAffinity(_Wire, frozen=True, kw_only=True):
+class VolumeNodeAffinity(Wire, frozen=True, kw_only=True):
     """The nodes that can reach a volume."""
 
     required: NodeSelector | None = None
 
 
-class VolumeSpec(_Wire, frozen=True, kw_only=True):
+class VolumeSpec(Wire, frozen=True, kw_only=True):
     """The spec of a volume, as far as it determines the node."""
 
     storage_class_name: str = ""
     node_affinity: VolumeNodeAffinity | None = None
 
 
-class VolumeStatus(_Wire, frozen=True, kw_only=True):
+class VolumeStatus(Wire, frozen=True, kw_only=True):
     """The status of a volume."""
 
     phase: str = "Pending"  # Available: not bound
@@ -81,14 +75,14 @@ class PersistentVolume(Object, frozen=True, kw_only=True):
     status: VolumeStatus = VolumeStatus()
 
 
-class TopologyLabel(_Wire, frozen=True, kw_only=True):
+class TopologyLabel(Wire, frozen=True, kw_only=True):
     """A topology requirement: the label has one of these values."""
 
     key: str
     values: tuple[str, ...] = ()
 
 
-class TopologyTerm(_Wire, frozen=True, kw_only=True):
+class TopologyTerm(Wire, frozen=True, kw_only=True):
     """Topology requirements that must all hold; terms are alternatives."""
 
     match_label_expressions: tuple[TopologyLabel, ...] = ()
@@ -102,7 +96,7 @@ class StorageClass(Object, frozen=True, kw_only=True):
     allowed_topologies: tuple[TopologyTerm, ...] = ()
 
 
-class GroupSpec(_Wire, frozen=True, kw_only=True):
+class GroupSpec(Wire, frozen=True, kw_only=True):
     """The spec of a pod group."""
 
     min_member: int = 0

@@ -9,46 +9,53 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.kube.wire.core import Condition, Object
-
-
-class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of these structs; see `wire/core.py`."""
-
+from gpu_autoscaler.kube.wire.core import Condition, Object, Wire
 
 # ---- API discovery
 
 
-class ServedResource(_Wire, frozen=True, kw_only=True):
+class ServedResource(Wire, frozen=True, kw_only=True):
     """One kind that the server serves."""
 
     name: str
 
 
-class Served(_Wire, frozen=True, kw_only=True):
+class Served(Wire, frozen=True, kw_only=True):
     """The kinds of one group and version."""
 
     resources: tuple[ServedResource, ...] = ()
 
 
+class Suspension(Wire, frozen=True, kw_only=True):
+    """The field of a spec, or of a run policy, that suspends a workload."""
+
+    suspend: bool = False
+
+
+class Replicas(Wire, frozen=True, kw_only=True):
+    """The number of pods of one role or template."""
+
+    replicas: int = 1
+
+
 # ---- JobSet
 
 
-class ReplicatedJob(_Wire, frozen=True, kw_only=True):
+class ReplicatedJob(Wire, frozen=True, kw_only=True):
     """Jobs of one template."""
 
     name: str
     replicas: int = 1
 
 
-class JobSetSpec(_Wire, frozen=True, kw_only=True):
+class JobSetSpec(Wire, frozen=True, kw_only=True):
     """The spec of a JobSet."""
 
     suspend: bool = False
     replicated_jobs: tuple[ReplicatedJob, ...] = ()
 
 
-class ReplicatedJobStatus(_Wire, frozen=True, kw_only=True):
+class ReplicatedJobStatus(Wire, frozen=True, kw_only=True):
     """Counts of a template's Jobs by progress. `ready`: all pods of the Job are ready or done."""
 
     name: str
@@ -57,7 +64,7 @@ class ReplicatedJobStatus(_Wire, frozen=True, kw_only=True):
     succeeded: int = 0
 
 
-class JobSetStatus(_Wire, frozen=True, kw_only=True):
+class JobSetStatus(Wire, frozen=True, kw_only=True):
     """The status of a JobSet."""
 
     conditions: tuple[Condition, ...] = ()
@@ -74,33 +81,21 @@ class JobSet(Object, frozen=True, kw_only=True):
 # ---- PyTorchJob
 
 
-class RunPolicy(_Wire, frozen=True, kw_only=True):
-    """The run policy of a job."""
-
-    suspend: bool = False
-
-
-class ReplicaSpec(_Wire, frozen=True, kw_only=True):
-    """The pods of one role."""
-
-    replicas: int = 1
-
-
-class PyTorchJobSpec(_Wire, frozen=True, kw_only=True):
+class PyTorchJobSpec(Wire, frozen=True, kw_only=True):
     """The spec of a PyTorchJob."""
 
-    run_policy: RunPolicy = RunPolicy()
-    pytorch_replica_specs: dict[str, ReplicaSpec] = {}
+    run_policy: Suspension = Suspension()
+    pytorch_replica_specs: dict[str, Replicas] = msgspec.field(default_factory=dict)
 
 
-class ReplicaStatus(_Wire, frozen=True, kw_only=True):
+class ReplicaStatus(Wire, frozen=True, kw_only=True):
     """Counts of a role's pods by progress. `active`: running."""
 
     active: int = 0
     succeeded: int = 0
 
 
-class PyTorchJobStatus(_Wire, frozen=True, kw_only=True):
+class PyTorchJobStatus(Wire, frozen=True, kw_only=True):
     """The status of a PyTorchJob."""
 
     conditions: tuple[Condition, ...] | None = None
@@ -118,13 +113,7 @@ class PyTorchJob(Object, frozen=True, kw_only=True):
 # ---- RayJob
 
 
-class RayJobSpec(_Wire, frozen=True, kw_only=True):
-    """The spec of a RayJob."""
-
-    suspend: bool = False
-
-
-class RayJobStatus(_Wire, frozen=True, kw_only=True):
+class RayJobStatus(Wire, frozen=True, kw_only=True):
     """The status of a RayJob: of the work (`job_status`, by Ray), and of its deployment by the operator."""
 
     job_status: str = ""  # PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED
@@ -137,26 +126,20 @@ class RayJobStatus(_Wire, frozen=True, kw_only=True):
 class RayJob(Object, frozen=True, kw_only=True):
     """A RayJob."""
 
-    spec: RayJobSpec = RayJobSpec()
+    spec: Suspension = Suspension()
     status: RayJobStatus = RayJobStatus()
 
 
 # ---- Volcano
 
 
-class VolcanoTask(_Wire, frozen=True, kw_only=True):
-    """The pods of one template."""
-
-    replicas: int = 1
-
-
-class VolcanoJobSpec(_Wire, frozen=True, kw_only=True):
+class VolcanoJobSpec(Wire, frozen=True, kw_only=True):
     """The spec of a Volcano Job. It cannot be created suspended."""
 
-    tasks: tuple[VolcanoTask, ...] = ()
+    tasks: tuple[Replicas, ...] = ()
 
 
-class VolcanoState(_Wire, frozen=True, kw_only=True):
+class VolcanoState(Wire, frozen=True, kw_only=True):
     """The phase of a Volcano Job."""
 
     phase: str = ""  # Pending, Running, Restarting, Completed, Aborted, Terminated, Failed ...
@@ -165,7 +148,7 @@ class VolcanoState(_Wire, frozen=True, kw_only=True):
     last_transition_time: datetime | None = None
 
 
-class VolcanoJobStatus(_Wire, frozen=True, kw_only=True):
+class VolcanoJobStatus(Wire, frozen=True, kw_only=True):
     """The status of a Volcano Job."""
 
     state: VolcanoState = VolcanoState()

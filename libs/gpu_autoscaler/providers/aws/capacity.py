@@ -5,7 +5,7 @@ the token free, whereas an instant fleet of zero instances consumes it; and the 
 of one transaction become a fleet if the settings say so (`fleets.py`): all or none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
@@ -37,13 +37,13 @@ from gpu_autoscaler.providers.aws.translate import (
 from gpu_autoscaler.providers.files import fill_template, read_text
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import (
+    CloudCapacity,
     Instance,
     LaunchRefused,
     Order,
     instance_from_order,
     misconfigured,
     verify_order,
-    wall_clock,
 )
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings, usd_text
 from gpu_autoscaler.providers.tokens import idempotency_token
@@ -52,25 +52,14 @@ SUBNETS_KEPT = timedelta(hours=1)
 LIST_PAGE_COUNT = 500  # half of EC2's maximum: a page arrives well within a call's time limit
 
 
-class AwsCapacity:
+class AwsCapacity(CloudCapacity[AwsOptions]):
     """Capacity of one region for one installation."""
 
     name = "aws"
 
-    def __init__(
-        self,
-        options: AwsOptions,
-        *,
-        installation: str,
-        url: str | None = None,
-        call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = wall_clock,
-    ) -> None:
-        """Raises ConfigError with all violations."""
+    def _open(self, url: str | None, call_seconds_max: float) -> None:
+        options, installation = self._options, self._installation
         validate_options(options)
-        self._options = options
-        self._installation = installation
-        self._now = now
         self._user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._client = AwsClient(str(options.region), url=url, call_seconds_max=call_seconds_max)
         self._scores = PlacementScores(self._client, options.placement_score_count)

@@ -11,7 +11,7 @@ from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, PermanentE
 from gpu_autoscaler.model.labels import INSTALLATION
 from gpu_autoscaler.providers.aws.permissions import CALLS
 from gpu_autoscaler.providers.aws.translate import error_in, failure, is_throttled
-from gpu_autoscaler.providers.throttling import BoundedCalls, RateLimit
+from gpu_autoscaler.providers.throttling import BoundedCalls, rate_limits
 
 THREADS_COUNT = 8
 PAGES_MAX = 1000
@@ -20,9 +20,7 @@ FILTER_COUNT_MAX = 200  # filter values (EC2 API Reference, "DescribeInstances",
 PRICE_LIST_REGION = "us-east-1"
 # Part of the account's limits, to leave capacity for others: RunInstances and TerminateInstances refill at 2 and 5 per
 # second, reads at 20 (EC2 Developer Guide, "Request throttling for the Amazon EC2 API", read 2026-11-21).
-LAUNCHES_PER_SECOND, LAUNCHES_BURST = 2.0, 5
-ENDS_PER_SECOND, ENDS_BURST = 5.0, 50
-READS_PER_SECOND, READS_BURST = 10.0, 50
+RATES: Mapping[str, tuple[float, int]] = {"launches": (2.0, 5), "ends": (5.0, 50), "reads": (10.0, 50)}
 _LAUNCHES = frozenset(
     {"RunInstances", "CreateFleet", "LaunchInstances", "SetDesiredCapacity", "UpdateAutoScalingGroup"}
 )
@@ -52,13 +50,13 @@ class AwsClient:
         self._session = boto3.Session(region_name=region, **keys)
         self._clients: dict[str, Any] = {}
         self._calls = BoundedCalls("aws", threads_count=THREADS_COUNT, call_seconds_max=call_seconds_max)
-        self._launches = RateLimit(LAUNCHES_PER_SECOND, LAUNCHES_BURST, wait_seconds_max=call_seconds_max)
-        self._ends = RateLimit(ENDS_PER_SECOND, ENDS_BURST, wait_seconds_max=call_seconds_max)
-        self._reads = RateLimit(READS_PER_SECOND, READS_BURST, wait_seconds_max=call_seconds_max)
+        self._rate_limits = rate_limits(RATES, call_seconds_max)
 
     async def call(self, operation: str, **parameters: object) -> Mapping[str, Any]:
         """Return the answer. Raises LaunchRefused, PermanentError, TransientError."""
-        rate_limit = self._rate_limit_of(operation)
+        rate_limit = self._rate_limits[
+            "launches" if operation in _LAUNCHES else "ends" if operation in _ENDS else "reads"
+        ]
         await rate_limit.take(operation)
         try:
             answer: Mapping[str, Any] = await self._calls.run(operation, lambda: self._perform(operation, parameters))
@@ -131,9 +129,6 @@ class AwsClient:
                 service, region_name=region, endpoint_url=self._url, config=self._config
             )
         return self._clients[service]
-
-    def _rate_limit_of(self, operation: str) -> RateLimit:
-        return self._launches if operation in _LAUNCHES else self._ends if operation in _ENDS else self._reads
 
     @staticmethod
     def _translated(operation: str, exc: Exception) -> AutoscalerError | None:

@@ -1,6 +1,6 @@
 """Azure driver: one machine per order, from the pool's uniform scale sets, else by name into the flexible one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,32 +21,21 @@ from gpu_autoscaler.providers.azure.translate import INSTALLATION_TAG, Denied, i
 from gpu_autoscaler.providers.ended_instances import SHOWN, EndedInstances
 from gpu_autoscaler.providers.files import read_text
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, Order, misconfigured, verify_order, wall_clock
+from gpu_autoscaler.providers.protocol import CloudCapacity, Instance, Order, misconfigured, verify_order
 from gpu_autoscaler.providers.spot_ceilings import SpotCeilings
 
 _ENDS = ("/delete", "/delete/action", "/evictspotvm/action")  # suffixes of operations that end a machine
 _OF_SETS = "virtualMachineScaleSets"
 
 
-class AzureCapacity:
+class AzureCapacity(CloudCapacity[AzureOptions]):
     """Capacity of one resource group for one installation."""
 
     name = "azure"
 
-    def __init__(
-        self,
-        options: AzureOptions,
-        *,
-        installation: str,
-        url: str | None = None,
-        call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = wall_clock,
-    ) -> None:
-        """Raises ConfigError with all violations."""
+    def _open(self, url: str | None, call_seconds_max: float) -> None:
+        options = self._options
         validate_options(options)
-        self._options = options
-        self._installation = installation
-        self._now = now
         user_data = None if options.user_data_path is None else read_text(OWNER, options.user_data_path)
         self._machine = machine = None if options.machine_path is None else machine_of(options.machine_path)
         self._client = AzureClient(options, url=url, call_seconds_max=call_seconds_max)
@@ -65,7 +54,7 @@ class AzureCapacity:
                 user_data=user_data,
                 ceilings=SpotCeilings(options.spot_ceilings),
             )
-        self._sets = ScaleSets(self._client, installation, modes)
+        self._sets = ScaleSets(self._client, self._installation, modes)
 
     async def offers(self) -> Sequence[Offer]:
         """Return the offers of uniform sets, and all sizes in each zone of the flexible set. Raises TransientError."""

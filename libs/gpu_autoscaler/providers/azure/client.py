@@ -15,7 +15,7 @@ from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.azure.permissions import CALLS, PRICES_CALL, PRICES_PATH, RateLimitName
 from gpu_autoscaler.providers.azure.translate import failure
 from gpu_autoscaler.providers.rest import Answer, RestClient, error_text
-from gpu_autoscaler.providers.throttling import BoundedCalls, NotSent, RateLimit
+from gpu_autoscaler.providers.throttling import BoundedCalls, NotSent, rate_limits
 
 MANAGEMENT_URL = "https://management.azure.com"
 PRICES_URL = "https://prices.azure.com"
@@ -53,10 +53,7 @@ class AzureClient:
         self._token_lock = asyncio.Lock()
         self._rest = RestClient(self._bearer, call_seconds_max=call_seconds_max)
         self._prices = RestClient(None, call_seconds_max=call_seconds_max)
-        self._rate_limits = {
-            name: RateLimit(per_second, burst, wait_seconds_max=call_seconds_max)
-            for name, (per_second, burst) in _RATES.items()
-        }
+        self._rate_limits = rate_limits(_RATES, call_seconds_max)
 
     @property
     def group_id(self) -> str:

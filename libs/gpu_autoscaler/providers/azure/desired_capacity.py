@@ -92,8 +92,7 @@ class UniformScaleSets:
             return [*sets]
         described = await asyncio.gather(*(self._find(scale_set.name) for scale_set in sets))
         for scale_set, set_data in zip(sets, described, strict=True):
-            ledger = decode_ledger(_ledger_texts(set_data or {}))
-            if ledger.is_pending(order.action_id) or ledger.member_of(order.action_id) is not None:
+            if decode_ledger(_ledger_texts(set_data or {})).knows(order.action_id):
                 return [scale_set]
         offer = order.offer
         offering = [
@@ -104,7 +103,7 @@ class UniformScaleSets:
     async def _launch_from(self, order: Order, scale_set: ScaleSet, now: datetime) -> Instance:
         async with self._locks[scale_set.name]:
             state = await self._read_state(scale_set.name, now)
-            if not self._is_known(state, order.action_id):
+            if not state.ledger.knows(order.action_id):
                 state = await self._raise_capacity(order, scale_set, state, now)
             return await self._machine_of(order, scale_set, state, now)
 
@@ -127,10 +126,6 @@ class UniformScaleSets:
             return None
         owner = state.owner if instance_id in state.ledger.assigned else None
         return owner, _instance(state, scale_set, instance_id, now)
-
-    @staticmethod
-    def _is_known(state: _SetState, action_id: ActionId) -> bool:
-        return state.ledger.is_pending(action_id) or state.ledger.member_of(action_id) is not None
 
     async def _raise_capacity(self, order: Order, scale_set: ScaleSet, state: _SetState, now: datetime) -> _SetState:
         """Raise the capacity by one, with the order recorded in the same call. Raises as `launch`."""

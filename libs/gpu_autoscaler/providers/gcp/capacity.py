@@ -5,7 +5,7 @@ instances, of which the cloud shows only the operations that created and deleted
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -37,32 +37,21 @@ from gpu_autoscaler.providers.gcp.translate import (
     token_prefix,
 )
 from gpu_autoscaler.providers.preflight import Finding
-from gpu_autoscaler.providers.protocol import Instance, Order, instance_from_order, verify_order, wall_clock
+from gpu_autoscaler.providers.protocol import CloudCapacity, Instance, Order, instance_from_order, verify_order
 from gpu_autoscaler.providers.shared_reads import SharedRead
 
 SHOWN = timedelta(hours=1)  # how long ended instances are listed
 LIST_PAGE_COUNT = 500  # Compute Engine's maximum
 
 
-class GcpCapacity:
+class GcpCapacity(CloudCapacity[GcpOptions]):
     """Capacity of one project for one installation."""
 
     name = "gcp"
 
-    def __init__(
-        self,
-        options: GcpOptions,
-        *,
-        installation: str,
-        url: str | None = None,
-        call_seconds_max: float = 30.0,
-        now: Callable[[], datetime] = wall_clock,
-    ) -> None:
-        """Raises ConfigError with all violations."""
+    def _open(self, url: str | None, call_seconds_max: float) -> None:
+        options, installation = self._options, self._installation
         validate_options(options)
-        self._options = options
-        self._installation = installation
-        self._now = now
         self._project = str(options.project)
         self._client = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
         self._groups = GcpGroups(self._client, group_names(options))

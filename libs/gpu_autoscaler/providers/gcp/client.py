@@ -10,7 +10,7 @@ from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientEr
 from gpu_autoscaler.providers.gcp.permissions import CALLS, RateLimitName
 from gpu_autoscaler.providers.gcp.translate import failure, is_throttled
 from gpu_autoscaler.providers.rest import Answer, RestClient
-from gpu_autoscaler.providers.throttling import BoundedCalls, RateLimit
+from gpu_autoscaler.providers.throttling import BoundedCalls, rate_limits
 
 PAGES_MAX = 1000
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -66,6 +66,14 @@ class GoogleToken:
         return credentials
 
 
+def _body(operation: str, answer: Answer) -> Mapping[str, Any]:
+    """Return what the answer describes. Raises the refusal."""
+    if not answer.is_success:
+        raise failure(operation, answer)
+    body: Mapping[str, Any] = answer.body
+    return body
+
+
 async def _fake_token() -> str:
     return "fake"  # a fake must not receive a real token
 
@@ -81,10 +89,7 @@ class GcpClient:
         self._rest = RestClient(
             self._token or _fake_token, call_seconds_max=call_seconds_max, is_throttled=is_throttled
         )
-        self._rate_limits: dict[RateLimitName, RateLimit] = {
-            rate_limit: RateLimit(per_second, burst, wait_seconds_max=call_seconds_max)
-            for rate_limit, (per_second, burst) in RATES.items()
-        }
+        self._rate_limits = rate_limits(RATES, call_seconds_max)
 
     @property
     def cloud_ahead(self) -> timedelta | None:
@@ -95,21 +100,12 @@ class GcpClient:
         self, operation: str, /, *, query: Mapping[str, str] | None = None, body: object = None, **path: str
     ) -> Mapping[str, Any]:
         """Return the answer. Raises LaunchRefused, PermanentError, TransientError."""
-        answer = await self._ask(operation, path, query, body)
-        if not answer.is_success:
-            raise failure(operation, answer)
-        answer_body: Mapping[str, Any] = answer.body
-        return answer_body
+        return _body(operation, await self._ask(operation, path, query, body))
 
     async def find(self, operation: str, /, **path: str) -> Mapping[str, Any] | None:
         """Return the described object, None if it does not exist."""
         answer = await self._ask(operation, path, None, None)
-        if answer.status == 404:
-            return None
-        if not answer.is_success:
-            raise failure(operation, answer)
-        answer_body: Mapping[str, Any] = answer.body
-        return answer_body
+        return None if answer.status == 404 else _body(operation, answer)
 
     async def pages(
         self, operation: str, /, *, query: Mapping[str, str] | None = None, **path: str

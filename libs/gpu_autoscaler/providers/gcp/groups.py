@@ -83,9 +83,12 @@ class GcpGroups:
         for group in groups:
             if group.offer_key == order.offer.key and (group.run_seconds is not None or not for_gang):
                 return group
-        known = "; ".join(_description(group) for group in groups) or "it has none"
+        known = "; ".join(
+            f"{group.name} " + ("; ".join(group.problems) or f"offers {group.offer_key}") for group in groups
+        )
         raise misconfigured(
-            f"no group of pool {order.pool} offers {order.offer.key}: {known}; check gcp.groups and the policy",
+            f"no group of pool {order.pool} offers {order.offer.key}: {known or 'it has none'}; check gcp.groups and"
+            " the policy",
             "NoGroup",
         )
 
@@ -171,10 +174,6 @@ class _Templates:
                 return None
             self._types[zone, name] = machine_type
         return parse_instance_type(self._types[zone, name], added)
-
-
-def _description(group: Group) -> str:
-    return f"{group.name} " + ("; ".join(group.problems) or f"offers {group.offer_key}")
 
 
 def _mark_conflicts(groups: Sequence[Group]) -> list[Group]:

@@ -15,9 +15,8 @@ from gpu_autoscaler.providers.gcp.catalog import UnitPrices, part_of, price_of
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import Group
 from gpu_autoscaler.providers.gcp.options import OWNER, GcpOptions
-from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
-from gpu_autoscaler.providers.gcp.translate import InstanceType, denied_kind
+from gpu_autoscaler.providers.gcp.translate import GPUS_ALL_REGIONS, InstanceType, denied_kind, quota_metric
 from gpu_autoscaler.providers.market import Price, PriceFile, Unavailable, first_unavailable, offer_of
 
 KEPT = timedelta(hours=1)  # on-demand prices change monthly, spot prices once a day (Compute Engine, "Spot VMs")

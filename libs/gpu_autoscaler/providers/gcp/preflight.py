@@ -9,9 +9,8 @@ from gpu_autoscaler.providers.gcp.groups import GcpGroups, Group
 from gpu_autoscaler.providers.gcp.market import GcpMarket
 from gpu_autoscaler.providers.gcp.options import GcpOptions, group_names
 from gpu_autoscaler.providers.gcp.permissions import CALLS, REQUESTS
-from gpu_autoscaler.providers.gcp.quotas import GPUS_ALL_REGIONS, quota_metric
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
-from gpu_autoscaler.providers.gcp.translate import denied_kind, owner_prefix
+from gpu_autoscaler.providers.gcp.translate import GPUS_ALL_REGIONS, denied_kind, owner_prefix, quota_metric
 from gpu_autoscaler.providers.preflight import (
     Finding,
     clock_findings,

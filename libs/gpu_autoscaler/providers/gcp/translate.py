@@ -366,3 +366,23 @@ def _gpu_memory_bytes(accelerator: str, model: str | None) -> int | None:
         return GPU_BY_ACCELERATOR[accelerator][1] * GIBIBYTE
     sized = _GPU_SIZE.search(accelerator)
     return None if sized is None else int(sized[1]) * GIBIBYTE
+
+
+# ---- quotas. Compute Engine API v1, `Quota.metric` (discovery document of 2026-11-06), has only a spot metric for H100
+# and none for later models: their quotas are by GPU family, reported by Cloud Quotas, and surface as launch refusals.
+
+# Limits all on-demand GPUs of the project (Compute Engine, "GPU quotas"). Whether spot counts is undocumented, so spot
+# is not limited by it.
+GPUS_ALL_REGIONS = "GPUS_ALL_REGIONS"
+
+
+def quota_metric(kind: InstanceType, capacity_type: CapacityType) -> str | None:
+    """Return the region's quota metric; None without GPUs, or for GPUs without a metric."""
+    if capacity_type is CapacityType.RESERVED:
+        return None  # counted at reservation time
+    accelerator, _ = GPU_BY_ACCELERATOR.get(kind.accelerator or "", (None, 0))
+    if accelerator is None or accelerator.quota_metric is None:
+        return None
+    if capacity_type is CapacityType.SPOT:
+        return f"PREEMPTIBLE_{accelerator.quota_metric}"
+    return None if accelerator.is_spot_only else accelerator.quota_metric

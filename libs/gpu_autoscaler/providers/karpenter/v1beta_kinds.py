@@ -155,23 +155,7 @@ _TYPE_LABELS = frozenset(
         "karpenter.k8s.aws/instance-generation",
     }
 )
-_PROVISIONER_FIELDS = frozenset(
-    {
-        "annotations",
-        "labels",
-        "taints",
-        "startupTaints",
-        "requirements",
-        "kubeletConfiguration",
-        "provider",
-        "providerRef",
-        "ttlSecondsAfterEmpty",
-        "ttlSecondsUntilExpired",
-        "limits",
-        "weight",
-        "consolidation",
-    }
-)
+_PROVISIONER_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(Provisioner))
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ class Reservations:
         if reserved is None:
             return "InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist"
         launched = (call.parameters.get("InstanceType"), zone)
-        if launched != (reserved.instance_type, reserved.zone) or not self._is_active(reserved):
+        if launched != (reserved.instance_type, reserved.zone) or self._state(reserved) != "active":
             return "InvalidParameterValue", f"The launch does not match the capacity reservation {wanted}."
         is_as_block = call.parameters.get("InstanceMarketOptions.MarketType") == "capacity-block"
         if is_as_block != reserved.is_block:
@@ -104,9 +104,6 @@ class Reservations:
             f"{match[1]}{inner}<capacityReservationSpecification><capacityReservationTarget>{inner}"
             "</capacityReservationTarget></capacityReservationSpecification>"
         )
-
-    def _is_active(self, reserved: Reserved) -> bool:
-        return self._state(reserved) == "active"
 
     def _state(self, reserved: Reserved) -> str:
         if self._now() < reserved.starts_at:

@@ -10,9 +10,8 @@ from typing import Any
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.gcp.quotas import quota_metric
 from gpu_autoscaler.providers.gcp.translate import InstanceType as MachineType
-from gpu_autoscaler.providers.gcp.translate import build_instance_type
+from gpu_autoscaler.providers.gcp.translate import build_instance_type, quota_metric
 from gpu_autoscaler.simcluster.offers import InstanceType
 
 REGION = "europe-west4"

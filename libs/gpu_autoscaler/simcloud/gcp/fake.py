@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.gcp.quotas import quota_metric
+from gpu_autoscaler.providers.gcp.translate import quota_metric
 from gpu_autoscaler.simcloud.gcp import catalog
 from gpu_autoscaler.simcloud.gcp.description import description
 from gpu_autoscaler.simcloud.gcp.machines import BASE, PROJECT, Group, Machine, Machines, stamp, template_properties
@@ -111,23 +111,23 @@ class GcpFake(RestFake):
     ) -> RestCall:
         match = self._description.find(method, path)
         if match is None:
-            raise Rejected(self._error("notFound", f"{method} {path} is no call of this API"))
+            raise self._rejected("notFound", f"{method} {path} is no call of this API")
         called, parameters = match
         try:
             sent = msgspec.json.decode(body) if body else None
         except msgspec.DecodeError as exc:
-            raise Rejected(self._error("invalid", f"Invalid JSON payload received. {exc}")) from exc
+            raise self._rejected("invalid", f"Invalid JSON payload received. {exc}") from exc
         violations = [
             *self._description.query_violations(called, query),
             *self._description.body_violations(called, sent),
         ]
         if violations:
-            raise Rejected(self._error("invalid", "Invalid JSON payload received. " + " ".join(violations)))
+            raise self._rejected("invalid", "Invalid JSON payload received. " + " ".join(violations))
         if not headers.get("authorization", "").startswith("Bearer "):
-            raise Rejected(self._error("authError", "Request is missing required authentication credential."))
+            raise self._rejected("authError", "Request is missing required authentication credential.")
         if parameters.get("project", PROJECT) != PROJECT:
             why = f"Required 'compute' permission for 'projects/{parameters['project']}', or it does not exist"
-            raise Rejected(self._error("forbidden", why))
+            raise self._rejected("forbidden", why)
         return RestCall(name=called.name, parameters={**parameters, **query}, body=sent)
 
     def offer_of(self, call: RestCall) -> str:
@@ -174,7 +174,7 @@ class GcpFake(RestFake):
             "services.skus.list": lambda request: self._page(request, "skus", catalog.skus(), size="pageSize"),
         }
         if call.name not in handlers:
-            raise Rejected(self._error("notFound", f"{call.name} is not in this fake"))
+            raise self._rejected("notFound", f"{call.name} is not in this fake")
         return RestAnswer(body=handlers[call.name](call))
 
     # ---- launches and deletions
@@ -187,25 +187,20 @@ class GcpFake(RestFake):
         instances = call.body.get("instances", ())
         for instance in instances:
             if instance["name"] in group.wanted or (group.zone, instance["name"]) in self.machines.machines:
-                raise Rejected(self._error("alreadyExists", f"Instance {instance['name']!r} already exists"))
+                raise self._rejected("alreadyExists", f"Instance {instance['name']!r} already exists")
         for instance in instances:
             self.machines.want(group, instance["name"], instance.get("preservedState", {}).get("metadata", {}))
-        target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
-        kind = "compute.instanceGroupManagers.createInstances"
-        operation = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
-        return operation.described(self.now())
+        return self._recorded("compute.instanceGroupManagers.createInstances", group, request_id)
 
     def _delete_instances(self, call: RestCall) -> dict[str, Any]:
         group = self._group(call)
         names = [url.rpartition("/")[2] for url in call.body.get("instances", ())]
         strange = [name for name in names if name not in group.wanted]
         if strange and not call.body.get("skipInstancesOnValidationError"):
-            raise Rejected(self._error("invalid", f"{', '.join(strange)} are no members of {group.name}"))
+            raise self._rejected("invalid", f"{', '.join(strange)} are no members of {group.name}")
         for name in names:
             self.machines.unwant(group, name)
-        target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
-        kind = "compute.instanceGroupManagers.deleteInstances"
-        return self.machines.record(kind, group.zone, target, ends_at=self.now()).described(self.now())
+        return self._recorded("compute.instanceGroupManagers.deleteInstances", group)
 
     def _delete(self, call: RestCall) -> dict[str, Any]:
         machine = self._machine(call)
@@ -222,12 +217,16 @@ class GcpFake(RestFake):
         name = call.parameters.get("resizeRequest", "")
         violation = self.resizes.violation(group, verb, name, call.body)
         if violation is not None:
-            raise Rejected(self._error(*violation))
+            raise self._rejected(*violation)
         if verb == "get":
             return self.resizes.requests[group.zone, group.name, name].described()
         self.resizes.perform(group, verb, name, call.body, self.now())
+        return self._recorded(call.name, group)
+
+    def _recorded(self, kind: str, group: Group, request_id: str | None = None) -> dict[str, Any]:
         target = f"{BASE}/zones/{group.zone}/instanceGroupManagers/{group.name}"
-        return self.machines.record(call.name, group.zone, target, ends_at=self.now()).described(self.now())
+        operation = self.machines.record(kind, group.zone, target, ends_at=self.now(), request_id=request_id)
+        return operation.described(self.now())
 
     def _refusal_of(self, offer_key: str, count: int = 1) -> str | None:
         """Return why the machines cannot be launched: a fault of this request, an active one, or a quota."""
@@ -299,7 +298,7 @@ class GcpFake(RestFake):
     def _list_groups(self, call: RestCall) -> dict[str, Any]:
         zone = call.parameters["zone"]
         if zone not in catalog.ZONES:
-            raise Rejected(self._error("notFound", f"The resource 'projects/{PROJECT}/zones/{zone}' was not found"))
+            raise self._rejected("notFound", f"The resource 'projects/{PROJECT}/zones/{zone}' was not found")
         return self._page(
             call, "items", [group.shown() for group in self.machines.groups.values() if group.zone == zone]
         )
@@ -332,7 +331,7 @@ class GcpFake(RestFake):
         name = call.parameters["operation"]
         operation = next((operation for operation in self.machines.operations if operation.name == name), None)
         if operation is None:
-            raise Rejected(self._error("notFound", f"operation {name} was not found"))
+            raise self._rejected("notFound", f"operation {name} was not found")
         return operation.described(self.now())
 
     # ---- offers
@@ -341,18 +340,18 @@ class GcpFake(RestFake):
         name = call.parameters["instanceTemplate"]
         properties = template_properties(name)
         if properties is None:
-            raise Rejected(self._error("notFound", f"instance template {name} was not found"))
+            raise self._rejected("notFound", f"instance template {name} was not found")
         return {"name": name, "properties": properties}
 
     def _machine_type(self, call: RestCall) -> dict[str, Any]:
         described = catalog.machine_type(call.parameters["machineType"], call.parameters["zone"])
         if described is None:
-            raise Rejected(self._error("notFound", f"machine type {call.parameters['machineType']} was not found"))
+            raise self._rejected("notFound", f"machine type {call.parameters['machineType']} was not found")
         return described
 
     def _region(self, call: RestCall) -> dict[str, Any]:
         if call.parameters["region"] != catalog.REGION:
-            raise Rejected(self._error("notFound", f"region {call.parameters['region']} was not found"))
+            raise self._rejected("notFound", f"region {call.parameters['region']} was not found")
         metrics = catalog.quota_metrics()
         quotas = [
             {"metric": metric, "limit": self.quota_gpus.get(metric, QUOTA_GPUS), "usage": 0.0} for metric in metrics
@@ -362,7 +361,7 @@ class GcpFake(RestFake):
     def _reservation(self, call: RestCall) -> dict[str, Any]:
         reservation = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
         if reservation is None:
-            raise Rejected(self._error("notFound", f"reservation {call.parameters['reservation']} was not found"))
+            raise self._rejected("notFound", f"reservation {call.parameters['reservation']} was not found")
         return reservation.described(self.machines.machines.values())
 
     def _project(self) -> dict[str, Any]:
@@ -380,7 +379,7 @@ class GcpFake(RestFake):
         zone = call.body["locationPolicy"]["location"].rpartition("/")[2]
         name = call.body["instanceProperties"]["machineType"]
         if name not in catalog.KINDS:
-            raise Rejected(self._error("invalid", f"machine type {name} has no history"))
+            raise self._rejected("invalid", f"machine type {name} has no history")
         described = catalog.capacity_history(name, zone, self.now(), self.spot_ratio_of(f"{name}/{zone}/spot"))
         return {"machineType": name, "location": f"{BASE}/zones/{zone}", **described}
 
@@ -389,7 +388,7 @@ class GcpFake(RestFake):
     def _group(self, call: RestCall) -> Group:
         key = (call.parameters["zone"], call.parameters["instanceGroupManager"])
         if key not in self.machines.groups:
-            raise Rejected(self._error("notFound", f"The group {'/'.join(key)} was not found"))
+            raise self._rejected("notFound", f"The group {'/'.join(key)} was not found")
         return self.machines.groups[key]
 
     def _machine(self, call: RestCall) -> Machine:
@@ -397,7 +396,7 @@ class GcpFake(RestFake):
         for machine in self.machines.shown():
             if (machine.zone, machine.name) == wanted:
                 return machine
-        raise Rejected(self._error("notFound", f"The instance {'/'.join(wanted)} was not found"))
+        raise self._rejected("notFound", f"The instance {'/'.join(wanted)} was not found")
 
     def _matching(self, call: RestCall, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         text = call.parameters.get("filter")
@@ -405,7 +404,7 @@ class GcpFake(RestFake):
             return list(items)
         condition = _FILTER.match(text)
         if condition is None:
-            raise Rejected(self._error("invalid", f"Invalid value for field 'filter': {text!r}"))
+            raise self._rejected("invalid", f"Invalid value for field 'filter': {text!r}")
         pattern = re.compile(condition[2])
         return [item for item in items if pattern.fullmatch(str(item.get(condition[1], "")))]
 
@@ -417,6 +416,9 @@ class GcpFake(RestFake):
         if start + count < len(items):
             page["nextPageToken"] = str(start + count)
         return page
+
+    def _rejected(self, code: str, message: str) -> Rejected:
+        return Rejected(self._error(code, message))
 
     @staticmethod
     def _error(code: str, message: str | None = None) -> RestAnswer:
