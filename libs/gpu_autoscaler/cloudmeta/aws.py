@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import aiohttp
 import msgspec
 
-from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice, exchange
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.observed import Instant
@@ -141,19 +141,11 @@ class AwsMetadata:
         return self._token
 
     async def _call(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        url = self._base_url + path
-        try:
-            async with self._session.request(
-                method, url, headers=headers, timeout=self._timeout, allow_redirects=False
-            ) as response:
-                content = bytearray()
-                async for chunk in response.content.iter_any():  # one read may return a part
-                    content += chunk
-                    if len(content) > ANSWER_BYTES_MAX:
-                        raise TransientError(f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; check the address")
-                return response.status, content.decode("utf-8", errors="replace")
-        except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise TransientError(f"{method} {url}: {str(exc) or type(exc).__name__}; notices are unknown") from exc
+        url, timeout = self._base_url + path, self._timeout
+        status, content = await exchange(
+            self._session, method, url, headers=headers, timeout=timeout, bytes_max=ANSWER_BYTES_MAX
+        )
+        return status, content.decode("utf-8", errors="replace")
 
 
 def _maintenance_at(text: str) -> datetime:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice
+from gpu_autoscaler.cloudmeta.protocol import ReclaimNotice, exchange
 from gpu_autoscaler.events.spot import NoticeKind
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import ProviderId
@@ -84,7 +84,7 @@ class AzureMetadata:
         slow request: the next call waits for the same request."""
         own_name = resource_name_of(await self.provider_id())
         if self._reading is None:
-            self._reading = asyncio.create_task(self._document())
+            self._reading = asyncio.create_task(self._read("GET", EVENTS, _Document, self._events_seconds_max))
         reading = self._reading
         try:
             document = await asyncio.shield(reading)
@@ -135,9 +135,6 @@ class AzureMetadata:
             self._reclaimed_at[event.event_id] = min(at, self._reclaimed_at.get(event.event_id, at))
         return ReclaimNotice(kind, event.event_id, self._reclaimed_at.get(event.event_id))
 
-    async def _document(self) -> _Document:
-        return await self._read("GET", EVENTS, _Document, self._events_seconds_max)
-
     async def _read(self, method: str, path: str, schema: type[T], seconds_max: float) -> T:
         text = await self._call(method, path, seconds_max)
         try:
@@ -146,26 +143,18 @@ class AzureMetadata:
             raise TransientError(f"{self._base_url}{path}: undecodable answer {text[:200]!r}: {exc}") from exc
 
     async def _call(self, method: str, path: str, seconds_max: float, body: bytes | None = None) -> bytes:
-        url = self._base_url + path
-        try:
-            async with self._session.request(
-                method,
-                url,
-                headers={"Metadata": "true"},
-                data=body,
-                timeout=aiohttp.ClientTimeout(total=seconds_max),
-                allow_redirects=False,
-            ) as response:
-                content = bytearray()
-                async for chunk in response.content.iter_any():
-                    content += chunk
-                    if len(content) > ANSWER_BYTES_MAX:
-                        raise TransientError(f"{method} {url}: more than {ANSWER_BYTES_MAX} bytes; check the address")
-                if response.status != 200:
-                    raise TransientError(f"{method} {url}: HTTP {response.status}; retried with the next tick")
-                return bytes(content)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise TransientError(f"{method} {url}: {str(exc) or type(exc).__name__}; notices are unknown") from exc
+        status, content = await exchange(
+            self._session,
+            method,
+            self._base_url + path,
+            headers={"Metadata": "true"},
+            timeout=aiohttp.ClientTimeout(total=seconds_max),
+            bytes_max=ANSWER_BYTES_MAX,
+            body=body,
+        )
+        if status != 200:
+            raise TransientError(f"{method} {self._base_url}{path}: HTTP {status}; retried with the next tick")
+        return content
 
 
 def provider_id_of(resource_id: str) -> ProviderId:

@@ -138,7 +138,7 @@ class KubeClient:
     # ---- writing
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
-        return await self._patch(NODES, "", name, patch)
+        return await self.change(NODES, "", name, patch)
 
     async def delete_node(self, node: core.Node) -> bool:
         """Delete exactly this node in the observed version: a node that its kubelet updated since is kept."""
@@ -149,7 +149,7 @@ class KubeClient:
         """Set annotations; False when exactly this pod no longer exists (the UID is a precondition)."""
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": dict(annotations)}}
         try:
-            await self._patch(PODS, pod.metadata.namespace, pod.metadata.name, patch)
+            await self.change(PODS, pod.metadata.namespace, pod.metadata.name, patch)
         except (NotFound, Conflict):
             return False
         return True
@@ -208,9 +208,6 @@ class KubeClient:
         what = f"create {kind.plural} {namespace}/{manifest['metadata']['name']}"
         return kind.decode(await self._call("POST", kind.path(namespace), what, body=manifest), "create")
 
-    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
-        return await self._patch(kind, namespace, name, patch)
-
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
         """Delete exactly this object and its dependents (by default batch/v1 Jobs orphan their pods; recorded)."""
         return await self._delete(kind, thing, {"propagationPolicy": "Foreground" if is_last else "Background"})
@@ -235,7 +232,7 @@ class KubeClient:
 
     # ---- one call
 
-    async def _patch(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
         what = f"patch {kind.plural} {namespace}/{name}"
         content_type = MERGE_PATCH if isinstance(patch, Mapping) else JSON_PATCH
         body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=content_type)

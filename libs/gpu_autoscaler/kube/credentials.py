@@ -35,11 +35,9 @@ class Credentials(Protocol):
 
     async def header(self) -> str | None:
         """Return the Authorization header, None without one. Raises TransientError while it is unavailable."""
-        ...
 
     def invalidate(self) -> None:
         """Drop cached credentials after a 401."""
-        ...
 
 
 class Anonymous:

@@ -31,7 +31,6 @@ class HeldLease(Protocol):
     @property
     def is_held(self) -> bool:
         """True while this process holds it."""
-        ...
 
 
 class LeaseMirror:

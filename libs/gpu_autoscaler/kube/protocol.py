@@ -156,68 +156,52 @@ class KubeApi(Protocol):
 
     def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
         """List, then watch, without an end: list again when history is lost, wait while the server is away."""
-        ...
 
     async def cluster(self) -> Cluster:
         """Return the identity of the cluster."""
-        ...
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
         """Return the object. Raises NotFound."""
-        ...
 
     async def serves(self, kind: Kind[Any]) -> bool:
         """True when the kind is installed."""
-        ...
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
         """Return the current pods bound to this node, finished ones included."""
-        ...
 
     async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
         """Return the current nodes with these labels (`key=value`)."""
-        ...
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:
         """Return the names of the volumes attached to this node; none without the VolumeAttachment API."""
-        ...
 
     async def patch_node(self, name: str, patch: Mapping[str, Any]) -> core.Node:
         """Apply a merge patch (RFC 7386) to the node. Raises NotFound, Conflict."""
-        ...
 
     async def delete_node(self, node: core.Node) -> bool:
         """Delete exactly this node as observed; False when it was deleted or has changed since."""
-        ...
 
     async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
         """Set annotations; False when exactly this pod no longer exists."""
-        ...
 
     async def evict_pod(self, pod: core.Pod) -> Eviction:
         """Request the eviction of exactly this pod, subject to PodDisruptionBudgets."""
-        ...
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
         """Delete exactly this pod regardless of PodDisruptionBudgets; False when it no longer exists. `grace_seconds`
         is at least 1."""
-        ...
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
         """Create the object. Raises Conflict when its name is taken, NotFound when the kind is not installed."""
-        ...
 
     async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
         """Apply a patch to the object. Raises NotFound, Conflict."""
-        ...
 
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
         """Delete exactly this object and, in the background, its dependents; False when it no longer exists."""
-        ...
 
     async def close(self) -> None:
         """Close connections."""
-        ...
 
 
 class Now(Protocol):
@@ -225,4 +209,3 @@ class Now(Protocol):
 
     def __call__(self) -> datetime:
         """Return the current time, UTC."""
-        ...

@@ -50,13 +50,11 @@ class Reader(Protocol):
 
     async def list_page(self, kind: Kind[Any], query: Mapping[str, str]) -> core.Page:
         """Return one page of a list."""
-        ...
 
     async def open_watch(
         self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
     ) -> aiohttp.ClientResponse:
         """Open a watch."""
-        ...
 
 
 async def list_and_watch(reader: Reader, kind: Kind[Any], *, label_selector: str, now: Now) -> AsyncIterator[WatchItem]:

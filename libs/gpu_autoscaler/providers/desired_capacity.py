@@ -1,15 +1,10 @@
 """Ledger of orders for groups that are sized by a desired capacity. Shared by all drivers; does no IO.
 
-A call that sets a number takes no token, so the group itself has to remember its orders. A driver
-
-1. reads group and members, and assigns new members to pending orders, oldest first (`with_members`);
-2. returns the order's member if it has one;
-3. writes a new order (`with_order`) to the group *before or with* the raised capacity, in a call that fails if the
-   group changed since it was read: after a crash the order is found there, and the capacity is not raised again;
-4. removes an order (`without_order`) only after the capacity is lowered and read back, and only then reports "refused".
-
-Members that existed before the first pending order are foreign and never assigned. Members are interchangeable, so a
-group offers one instance type in one zone under one purchase option.
+A call that sets a number takes no token, so the group itself remembers its orders. A driver reads group and members,
+assigns new members to pending orders, oldest first (`with_members`), and returns the order's member if it has one; else
+it writes the order (`with_order`) before or with the raised capacity, in a call that fails if the group changed; it
+removes an order (`without_order`) only after the capacity is lowered and read back, and only then reports "refused".
+Members from before the first pending order are foreign. A group offers one type in one zone under one purchase option.
 """
 
 import base64

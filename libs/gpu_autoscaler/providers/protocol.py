@@ -146,7 +146,6 @@ class ReplacesInstances(Protocol):
     async def detach(self, provider_id: ProviderId) -> None:
         """Keep the group from replacing this instance when it ends; it stays ours. Idempotent. Raises
         TransientError."""
-        ...
 
 
 @runtime_checkable
@@ -160,7 +159,6 @@ class DescribesInstance(Protocol):
         Raises TransientError, and PermanentError for an instance that is not ours or cannot be looked up here (another
         cloud, project, group or region).
         """
-        ...
 
 
 @runtime_checkable
@@ -169,7 +167,6 @@ class LaunchesGroups(Protocol):
 
     def can_launch_group(self, pool: str, offer: Offer) -> bool:
         """Return whether orders of this pool and offer can be launched as a group. Depends on settings; no call."""
-        ...
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
         """Launch all orders, or return the instances that the transaction launched; one per order, in their order.
@@ -180,7 +177,6 @@ class LaunchesGroups(Protocol):
         clouds repeat their first answer to a name: a new attempt needs another name. Raises PermanentError for a
         transaction that launched other orders, TransientError.
         """
-        ...
 
 
 class CapacityProvider(Protocol):
@@ -191,21 +187,16 @@ class CapacityProvider(Protocol):
 
     async def offers(self) -> Sequence[Offer]:
         """Return all offers, with their prices where known."""
-        ...
 
     async def launch(self, order: Order) -> Instance:
         """Launch the instance, or return the one launched with this token. Raises LaunchRefused."""
-        ...
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:
         """End the instance and return its new state; None if it never existed. Idempotent. Raises PermanentError for an
         instance without our tag."""
-        ...
 
     async def instances(self, installation: str) -> Sequence[Instance]:
         """Return all instances with this installation's tag, including those terminated in the last hour."""
-        ...
 
     async def close(self) -> None:
         """Release connections."""
-        ...

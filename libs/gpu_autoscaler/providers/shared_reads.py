@@ -1,10 +1,27 @@
-"""One read shared by all concurrent callers: fresh for each of them, and no more reads than needed."""
+"""No more reads than needed: results kept for a while, and one fresh read shared by all concurrent callers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
+
+
+class KeptReads(Generic[K, T]):
+    """Reads by key, each repeated once its result is older than `kept`."""
+
+    def __init__(self, kept: timedelta) -> None:
+        self._kept = kept
+        self._known: dict[K, tuple[datetime, T]] = {}
+
+    async def get(self, key: K, now: datetime, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the kept result, else that of `read`. Raises what the read raises."""
+        known = self._known.get(key)
+        if known is None or now - known[0] >= self._kept:
+            known = self._known[key] = (now, await read())
+        return known[1]
 
 
 class SharedRead(Generic[T]):

@@ -46,7 +46,6 @@ class Fake(Protocol):
 
     def now(self) -> datetime:
         """Return cluster time."""
-        ...
 
 
 class EmulatedFleet(ABC):

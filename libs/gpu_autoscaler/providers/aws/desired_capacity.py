@@ -1,14 +1,9 @@
 """Auto Scaling groups without LaunchInstances, sized by desired capacity (`providers/desired_capacity.py`).
 
-SetDesiredCapacity takes no token and no precondition, so the number is never chosen freely: it follows from what the
-group remembers. The group's tags hold its pending orders and its foreign instances. An order is written there first;
-the desired capacity is then the number of live members plus pending orders, so that a retry sets the same number. An
-instance carries its order in the tags that all our instances have, written before the order is removed from the group.
-
-The capacity is lowered only for instances that the group could not launch; instances are terminated by id. AWS chooses
-the victim if more instances run than desired, so the group has to protect new instances from scale-in.
-Sources: EC2 Auto Scaling API Reference, "SetDesiredCapacity", "DescribeScalingActivities"; EC2 Auto Scaling User Guide,
-"Use instance scale-in protection" (read 2026-11-22).
+SetDesiredCapacity takes no token: the number follows from live members and from the pending orders in the group's tags,
+so a retry sets the same one. It is lowered only for instances that could not be launched; others end by id, and new
+ones must be protected from scale-in. Sources: EC2 Auto Scaling API Reference, "SetDesiredCapacity",
+"DescribeScalingActivities"; EC2 Auto Scaling User Guide, "Use instance scale-in protection" (read 2026-11-22).
 """
 
 import asyncio

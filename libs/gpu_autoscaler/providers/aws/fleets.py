@@ -1,12 +1,9 @@
 """EC2 Fleets of type `instant`: several instances of one offer in one call, all or none (MinTargetCapacity).
 
-A fleet tags all its instances alike, so each carries the action ids of all orders and gets its own by CreateTags: the
-sorted instances correspond to the sorted orders. If that call is lost, the next reader computes the same assignment. A
-fleet that came back empty has used up its token and repeats its answer; the next plan's orders are another transaction.
-
-An instant fleet launches only once. Its instances are terminated by id, and the fleet is not deleted, which would
-terminate all of them. Sources: EC2 API Reference, "CreateFleet", "SpotOptionsRequest"; EC2 User Guide, "Configure an
-EC2 Fleet of type instant" and "Tag restrictions"; karpenter-provider-aws, pkg/providers/instance (read 2026-11-22).
+A fleet tags all instances with the action ids of all orders; sorted instances correspond to sorted orders, so any
+reader computes the same assignment. An empty fleet has used up its token. Instances end by id: deleting the fleet would
+end all. Sources: EC2 API Reference, "CreateFleet", "SpotOptionsRequest"; EC2 User Guide, "Configure an EC2 Fleet of
+type instant" and "Tag restrictions"; karpenter-provider-aws, pkg/providers/instance (read 2026-11-22).
 """
 
 import asyncio

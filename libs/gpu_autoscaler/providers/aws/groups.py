@@ -1,11 +1,8 @@
 """Auto Scaling groups: launch one instance of a pool's group by LaunchInstances, terminate instances by id.
 
-LaunchInstances takes a token and a zone and does not retry: an order results in one instance or a refusal. Groups that
-do not support it are sized by desired capacity if the settings say so (`providers/aws/desired_capacity.py`).
-
-A usable group offers one instance type under one purchase option; any other is reported with its name, as its launches
-would be unpredictable. `aws.group_max_sizes` writes MaxSize, a limit beside those of the policy, which span groups:
-AWS then launches no more for anybody. Sources: EC2 Auto Scaling API Reference, "LaunchInstances",
+LaunchInstances takes a token and a zone and does not retry: an order results in one instance or a refusal. A usable
+group offers one instance type under one purchase option; others are reported. `aws.group_max_sizes` writes MaxSize, so
+that AWS launches no more for anybody. Sources: EC2 Auto Scaling API Reference, "LaunchInstances",
 "UpdateAutoScalingGroup"; cluster-autoscaler, cloudprovider/aws/README.md (tags of node templates, and why
 CapacityRebalance and AZRebalance must be off); read 2026-11-21, 2026-11-22.
 """

@@ -31,28 +31,19 @@ QUEUE_LONG_COUNT = 1000  # waiting events; a watcher reads ten at a time
 
 def ways_of(options: AwsOptions) -> list[Way]:
     """Return the purchase methods that the settings use."""
-    ways: list[Way] = ["prices"]
-    if options.launch_template:
-        ways.append("template")
-    if options.fleets:
-        ways.append("fleets")
-    if options.groups or options.desired_capacity_groups:
-        ways.append("groups")
-    if options.groups:
-        ways.append("launches")
-    if options.desired_capacity_groups:
-        ways.append("desired_capacity")
-    if options.group_max_sizes:
-        ways.append("group_max_sizes")
-    if options.capacity_reservations:
-        ways.append("reservations")
-    if options.placement_groups:
-        ways.append("placement")
-    if options.placement_score_count is not None:
-        ways.append("scores")
-    if options.queue_url:
-        ways.append("queue")
-    return ways
+    settings: Mapping[Way, object] = {
+        "template": options.launch_template,
+        "fleets": options.fleets,
+        "groups": options.groups or options.desired_capacity_groups,
+        "launches": options.groups,
+        "desired_capacity": options.desired_capacity_groups,
+        "group_max_sizes": options.group_max_sizes,
+        "reservations": options.capacity_reservations,
+        "placement": options.placement_groups,
+        "scores": options.placement_score_count,
+        "queue": options.queue_url,
+    }
+    return ["prices", *(way for way, setting in settings.items() if setting)]
 
 
 def needed_policy(options: AwsOptions) -> str:

@@ -1,8 +1,7 @@
 """Capacity reservations and capacity blocks of the settings: offers that are already paid for.
 
-A reservation is one offer of its type and zone; an order identifies it by its start, so that a retry is the same
-request. AWS terminates the instances of a capacity block from 30 minutes before its end, so it ends for us then. After
-the end of an ordinary reservation its instances keep running at the on-demand price; that is no interruption.
+An order identifies one by type, zone and start, so that a retry is the same request. A block ends for us 30 minutes
+early, when AWS starts to terminate its instances; those of an ordinary reservation keep running at the on-demand price.
 Sources: EC2 API Reference, "CapacityReservation"; EC2 User Guide, "Capacity Blocks for ML" and "Launch instances into
 an existing Capacity Reservation" (read 2026-11-22).
 """

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
@@ -31,6 +31,16 @@ _RATES: Mapping[RateLimitName, tuple[float, int]] = {"reads": (10.0, 60), "write
 
 
 NOT_FOUND_CODES = frozenset({"ResourceNotFound", "NotFound", "InstanceIdNotFound", "PlatformImageNotFound"})  # of a 404
+
+
+class Request(TypedDict, total=False):
+    """What a call adds to its path and version."""
+
+    body: object
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    scale_set: str  # names in the path
+    name: str
 
 
 class AzureClient:
@@ -68,37 +78,21 @@ class AzureClient:
     def id_of(self, kind: str, name: str) -> str:
         return f"{self.group_id}/providers/Microsoft.Compute/{kind}/{name}"
 
-    async def call(
-        self,
-        operation: str,
-        *,
-        body: object = None,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        scale_set: str = "",
-        name: str = "",
-    ) -> Answer:
+    async def call(self, operation: str, **request: Unpack[Request]) -> Answer:
         """Return the answer. Raises LaunchRefused, PermanentError, TransientError."""
-        return self.checked(
-            operation,
-            await self.ask(operation, body=body, query=query, headers=headers, scale_set=scale_set, name=name),
-        )
+        return self.checked(operation, await self.ask(operation, **request))
 
-    async def find(
-        self, operation: str, *, query: Mapping[str, str] | None = None, scale_set: str = "", name: str = ""
-    ) -> Mapping[str, Any] | None:
+    async def find(self, operation: str, **request: Unpack[Request]) -> Mapping[str, Any] | None:
         """Return the described object, None if it does not exist. Raises as `call`."""
-        answer = await self.ask(operation, query=query, scale_set=scale_set, name=name)
+        answer = await self.ask(operation, **request)
         if answer.status == 404 and error_of(answer)[0] in NOT_FOUND_CODES:
             return None
         body: Mapping[str, Any] = self.checked(operation, answer).body
         return body
 
-    async def pages(
-        self, operation: str, *, query: Mapping[str, str] | None = None, scale_set: str = ""
-    ) -> AsyncIterator[Mapping[str, Any]]:
+    async def pages(self, operation: str, **request: Unpack[Request]) -> AsyncIterator[Mapping[str, Any]]:
         """Yield each item of every page, or raise: part of a list proves nothing."""
-        answer = await self.call(operation, query=query, scale_set=scale_set)
+        answer = await self.call(operation, **request)
         for _ in range(PAGES_MAX):
             for item in answer.body["value"]:
                 yield item
@@ -149,26 +143,20 @@ class AzureClient:
         await self._rest.close()
         await self._prices.close()
 
-    async def ask(
-        self,
-        operation: str,
-        *,
-        body: object = None,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        scale_set: str = "",
-        name: str = "",
-    ) -> Answer:
+    async def ask(self, operation: str, **request: Unpack[Request]) -> Answer:
         """Return the answer, even a refusal. Raises TransientError for temporary failures."""
         permission = CALLS[operation]
+        path = permission.path.format(
+            **self._names, scale_set=request.get("scale_set", ""), name=request.get("name", "")
+        )
         return await self._rest.call(
             operation,
             permission.method,
-            self._url + permission.path.format(**self._names, scale_set=scale_set, name=name),
+            self._url + path,
             rate_limit=self._rate_limits[permission.rate_limit],
-            query={"api-version": permission.version, **(query or {})},
-            body=body,
-            headers=headers,
+            query={"api-version": permission.version, **request.get("query", {})},
+            body=request.get("body"),
+            headers=request.get("headers"),
         )
 
     async def _follow(self, operation: str, link: str, rest: RestClient, url: str) -> Answer:

@@ -1,14 +1,9 @@
 """Machines of a flexible scale set: each created and deleted by name, which follows from the order's token.
 
-A PUT with If-None-Match creates the machine once: a retry gets "exists" and reads it. The name of a deleted
-machine is free again, so the order is recorded on the scale set first (`launch_log.py`); a recorded order is looked up
-and never created again.
-
-Allocation failures arrive late: the call succeeds, then the machine exists in state failed. Such a machine is deleted
-and verified to be gone before the order is reported as refused.
-
-Sources: Azure REST API, "Virtual Machines - Create Or Update"; hashicorp/terraform-provider-azurerm, issues 753 and
-7516 (a failed allocation leaves a machine behind); read 2026-11-22.
+A PUT with If-None-Match creates the machine once. The name of a deleted one is free again, so the order is recorded on
+the scale set first (`launch_log.py`) and never created again. A failed allocation leaves a machine behind: it is
+deleted and verified to be gone before the order is reported as refused. Sources: Azure REST API, "Virtual Machines -
+Create Or Update"; hashicorp/terraform-provider-azurerm, issues 753 and 7516; read 2026-11-22.
 """
 
 import base64

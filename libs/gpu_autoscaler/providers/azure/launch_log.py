@@ -1,12 +1,9 @@
 """Launch log of a flexible scale set: its orders, recorded in tags of the set before a machine is created.
 
-Azure shows nothing of a deleted machine, and its name is free again: a restarted process that repeats a token would
-create a second machine. So the order is first recorded in tags of the set, under the set's ETag; a recorded order is
-looked up and never created again. Concurrent orders share one write.
-
-The newest orders are kept; each takes twelve characters. A collision of two five-byte digests would report the new
-order as ended, and it would be ordered again. Source of the limits: Azure documentation, "Use tags to organize your
-Azure resources" (read 2026-11-22).
+Azure shows nothing of a deleted machine: a restarted process that repeats a token would create a second one. The log is
+written under the set's ETag; concurrent orders share one write. The newest orders are kept, each in twelve characters;
+if two five-byte digests collide, the new order is reported as ended and ordered again. Source of the limits: Azure
+documentation, "Use tags to organize your Azure resources" (read 2026-11-22).
 """
 
 import base64

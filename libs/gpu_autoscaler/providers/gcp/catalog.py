@@ -1,12 +1,9 @@
 """Prices of the public billing catalog, and the built-in table of GPU machine types.
 
-Google prices a machine by its cores, memory and GPUs, each with a SKU of its own. A description in other words matches
-nothing, so the machine has no price, which is reported; it never gets part of a price. The built-in table is used if
-machine types may not be read; it lacks types to which a template adds GPUs (N1).
-
-Sources: Cloud Billing API v1, "services.skus.list" (`Sku`, `PricingInfo`); Google Cloud, "SKUs: Compute Engine" (the
-descriptions name family and GPU; not looked up again); Compute Engine, "GPU machine types" and "Accelerator-optimized
-machine family" (read 2026-11-21).
+Google prices a machine by its cores, memory and GPUs, each with a SKU; a machine of which a part matches no description
+has no price, which is reported. The table is used if machine types may not be read; it lacks types to which a template
+adds GPUs (N1). Sources: Cloud Billing API v1, "services.skus.list"; Google Cloud, "SKUs: Compute Engine" (not looked up
+again); Compute Engine, "GPU machine types", "Accelerator-optimized machine family" (read 2026-11-21).
 """
 
 import re
@@ -75,10 +72,6 @@ def _nano_usd(sku: Mapping[str, Any]) -> int | None:
         return None
     return int(price.get("units", 0)) * NANO_USD_PER_USD + int(price.get("nanos", 0)) or None
 
-
-# GPU machine types as they were sold when this was written: what stands in where the cloud may not be asked. Source:
-# Compute Engine, "GPU machine types" and "Accelerator-optimized machine family" (read 2026-11-21). Types to which a
-# template adds GPUs (N1) are not here: their GPUs stand in the template, and their sizes are always asked for.
 
 AS_OF = "2026-11-21"
 

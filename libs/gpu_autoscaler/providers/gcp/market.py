@@ -18,6 +18,7 @@ from gpu_autoscaler.providers.gcp.options import OWNER, GcpOptions
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import GPUS_ALL_REGIONS, InstanceType, denied_kind, quota_metric
 from gpu_autoscaler.providers.market import Price, PriceFile, Unavailable, first_unavailable, offer_of
+from gpu_autoscaler.providers.shared_reads import KeptReads
 
 KEPT = timedelta(hours=1)  # on-demand prices change monthly, spot prices once a day (Compute Engine, "Spot VMs")
 SPOT_KEPT = timedelta(minutes=5)  # so that an outdated price is used briefly only
@@ -41,11 +42,10 @@ class GcpMarket:
         """Raises ConfigError for the price file."""
         self._client = client
         self._file_prices = PriceFile(OWNER, options.prices_path)
-        self._catalog: tuple[datetime, UnitPrices] | None = None
-        self._spot: dict[str, tuple[datetime, Spot]] = {}  # by offer key
+        self._catalogs = KeptReads[None, UnitPrices](KEPT)
+        self._spots = KeptReads[str, Spot](SPOT_KEPT)  # by offer key
         self._reservations = GcpReservations(client)
-        self._project_quota: tuple[datetime, float | None] | None = None
-        self._quotas: dict[str, tuple[datetime, Mapping[str, float]]] = {}  # by region: limit by metric
+        self._quotas = KeptReads[str | None, Mapping[str, float]](QUOTAS_KEPT)  # by region, None: the project's
 
     async def offers(self, groups: Sequence[Group], now: datetime) -> list[Offer]:
         """Return the groups' offers, each once; those without quota are marked unavailable. Raises TransientError."""
@@ -71,21 +71,17 @@ class GcpMarket:
 
     async def quotas(self, region: str, now: datetime) -> Mapping[str, float]:
         """Return the region's quota limits by metric. Raises TransientError."""
-        known = self._quotas.get(region)
-        if known is None or now - known[0] >= QUOTAS_KEPT:
-            answer = await self._client.call("regions.get", region=region)
-            limits = {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}
-            known = self._quotas[region] = (now, limits)
-        return known[1]
+        return await self._quotas.get(region, now, lambda: self._read_quotas(region))
 
     async def project_quota(self, now: datetime) -> float | None:
         """Return how many on-demand GPUs the project may have in all regions; None if unlimited. Raises
         TransientError."""
-        if self._project_quota is None or now - self._project_quota[0] >= QUOTAS_KEPT:
-            answer = await self._client.call("projects.get")
-            limits = {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}
-            self._project_quota = (now, limits.get(GPUS_ALL_REGIONS))
-        return self._project_quota[1]
+        return (await self._quotas.get(None, now, lambda: self._read_quotas(None))).get(GPUS_ALL_REGIONS)
+
+    async def _read_quotas(self, region: str | None) -> Mapping[str, float]:
+        call = self._client.call("projects.get") if region is None else self._client.call("regions.get", region=region)
+        answer = await call
+        return {quota["metric"]: float(quota["limit"]) for quota in answer.get("quotas", ())}
 
     async def _availability(
         self, kind: InstanceType, group: Group, now: datetime
@@ -118,32 +114,27 @@ class GcpMarket:
             return filed
         if spot.price_micro_usd_per_hour is not None:
             return Price(spot.price_micro_usd_per_hour, "capacity history")
-        prices = await self._read_catalog(now)
+        prices = await self._catalogs.get(None, now, self._read_catalog)
         # Reserved capacity is billed as on-demand.
         billed_as = CapacityType.SPOT if group.capacity_type is CapacityType.SPOT else CapacityType.ON_DEMAND
         return Price(price_of(kind, billed_as, group.zone.rpartition("-")[0], prices), "billing catalog")
 
-    async def _read_catalog(self, now: datetime) -> UnitPrices:
-        if self._catalog is None or now - self._catalog[0] >= KEPT:
-            prices: dict[tuple[str, str, CapacityType], int] = {}
-            try:
-                async for page in self._client.pages("services.skus.list", query={"pageSize": "5000"}):
-                    for sku in page.get("skus", ()):
-                        prices |= part_of(sku)
-            except AutoscalerError as exc:
-                if denied_kind(exc) != "permission":
-                    raise
-                log.warning("price lookup failed", error=str(exc), effect="offers without a price are not used")
-            self._catalog = (now, prices)
-        return self._catalog[1]
+    async def _read_catalog(self) -> UnitPrices:
+        prices: dict[tuple[str, str, CapacityType], int] = {}
+        try:
+            async for page in self._client.pages("services.skus.list", query={"pageSize": "5000"}):
+                for sku in page.get("skus", ()):
+                    prices |= part_of(sku)
+        except AutoscalerError as exc:
+            if denied_kind(exc) != "permission":
+                raise
+            log.warning("price lookup failed", error=str(exc), effect="offers without a price are not used")
+        return prices
 
     async def _spot_of(self, key: str, kind: InstanceType, group: Group, now: datetime) -> Spot:
         if group.capacity_type is not CapacityType.SPOT:
             return Spot()
-        known = self._spot.get(key)
-        if known is None or now - known[0] >= SPOT_KEPT:
-            known = self._spot[key] = (now, await self._read_spot(kind.name, group.zone))
-        return known[1]
+        return await self._spots.get(key, now, lambda: self._read_spot(kind.name, group.zone))
 
     async def _read_spot(self, machine_type: str, zone: str) -> Spot:
         body = {

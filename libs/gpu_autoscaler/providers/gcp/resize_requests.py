@@ -1,12 +1,10 @@
 """Launch of several instances of a group, all or none, by a resize request.
 
-The request's name is the transaction's token, and it names the instances by the tokens of their orders, so that a
-retry finds what the first one created. An accepted request waits for capacity until it is cancelled; ours is cancelled
-when an attempt failed for lack of capacity, or at its time limit, and is reported as refused only when it is read back
-as over and none of its names is in the group. Names come with metadata, as those of createInstances.
-
-Sources: Compute Engine API v1, `InstanceGroupManagerResizeRequest`, `PerInstanceConfig`; Compute Engine, "About resize
-requests in a MIG" (run duration of ten minutes to seven days, after which instances are deleted); read 2026-11-22.
+Its name is the transaction's token, and it names the instances by the tokens of their orders, so that a retry finds
+them. A request waits for capacity until it is cancelled: ours is at its time limit, or when an attempt failed for lack
+of capacity; it is refused only when read back as over, with none of its names in the group. Sources: Compute Engine API
+v1, `InstanceGroupManagerResizeRequest`, `PerInstanceConfig`; Compute Engine, "About resize requests in a MIG" (run
+duration of ten minutes to seven days, after which instances are deleted); read 2026-11-22.
 """
 
 import asyncio

@@ -92,9 +92,6 @@ class Machine(msgspec.Struct, kw_only=True):
         return f"{BASE}/zones/{self.zone}/instances/{self.name}"
 
     def described(self, now: datetime) -> dict[str, Any]:
-        scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
-        if self.is_spot:
-            scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
         shown: dict[str, Any] = {
             "name": self.name,
             "id": str(int(hashlib.sha256(self.url.encode()).hexdigest()[:15], 16)),
@@ -103,7 +100,7 @@ class Machine(msgspec.Struct, kw_only=True):
             "machineType": f"{BASE}/zones/{self.zone}/machineTypes/{self.machine_type}",
             "status": self.status(now),
             "creationTimestamp": stamp(self.created_at),
-            "scheduling": scheduling,
+            "scheduling": _scheduling(is_spot=self.is_spot),
             "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata.items()]},
         }
         if self.reservation is not None:
@@ -334,10 +331,7 @@ def template_properties(name: str) -> dict[str, Any] | None:
     machine_type = name.removesuffix("-spot").removesuffix("-on-demand")
     if machine_type not in KINDS or machine_type == name:
         return None
-    scheduling: dict[str, Any] = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"}
-    if is_spot:
-        scheduling |= {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
-    properties: dict[str, Any] = {"machineType": machine_type, "scheduling": scheduling}
+    properties: dict[str, Any] = {"machineType": machine_type, "scheduling": _scheduling(is_spot=is_spot)}
     if not is_spot:
         properties["reservationAffinity"] = {"consumeReservationType": "NO_RESERVATION"}
     kind = KINDS[machine_type]
@@ -346,6 +340,11 @@ def template_properties(name: str) -> dict[str, Any] | None:
             {"acceleratorType": kind.accelerator, "acceleratorCount": kind.resources.gpu_count}
         ]
     return properties
+
+
+def _scheduling(*, is_spot: bool) -> dict[str, Any]:
+    spot = {"provisioningModel": "SPOT", "preemptible": True, "instanceTerminationAction": "DELETE"}
+    return {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE"} | (spot if is_spot else {})
 
 
 def affinity_of(reservation: str) -> dict[str, Any]:
