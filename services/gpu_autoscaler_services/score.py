@@ -19,11 +19,11 @@ from rich.table import Table
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.sim.scoring import synthetic, traces
+from gpu_autoscaler.sim.scoring import traces
 from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutoscaler
 from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
 from gpu_autoscaler.sim.scoring.baselines.known_demand import FixedFleet, score_omniscient, sized_for
-from gpu_autoscaler.sim.scoring.baselines.protocol import Baseline
+from gpu_autoscaler.sim.scoring.baselines.observation import Baseline
 from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
 from gpu_autoscaler.sim.scoring.metrics import Score
 from gpu_autoscaler.sim.scoring.runner import (
@@ -33,7 +33,7 @@ from gpu_autoscaler.sim.scoring.runner import (
     score_ours,
     score_without_save_requests,
 )
-from gpu_autoscaler.sim.scoring.scenario import Scenario
+from gpu_autoscaler.sim.scoring.scenario import Scenario, bursts, steady
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
 from gpu_autoscaler_services.score_page import COLUMNS, ScenarioScores, ScoreReport, cells, page
 from gpu_autoscaler_services.simulation import ROLES
@@ -48,8 +48,8 @@ CRITICAL = 50  # services log every refusal; the score holds what matters
 CHECKPOINTS = "bamboo-checkpoints"
 MakeScenario = Callable[[int, float], Scenario]
 WORLDS: dict[str, MakeScenario] = {
-    "steady": synthetic.steady,
-    "bursts": synthetic.bursts,
+    "steady": steady,
+    "bursts": bursts,
     "openb": partial(traces.openb, TRACES),
     "philly": partial(traces.philly, TRACES),
     "bamboo": partial(traces.bamboo, TRACES),

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from gpu_autoscaler.sim import simulation
-from gpu_autoscaler.sim.adapters.bundle import Roles
-from gpu_autoscaler.sim.shrink import with_only_faults
+from gpu_autoscaler.sim.adapters.assembly import Roles
 from gpu_autoscaler.sim.simulation import HOURS, Result, Setting, run_differential
-from gpu_autoscaler.sim.sweep import SweepLimits, parse_faults, print_summary, summarize, sweep, write
+from gpu_autoscaler.sim.sweep import SweepLimits, parse_faults, print_summary, summarize, sweep, with_only_faults, write
 from gpu_autoscaler_services.simulation import ROLES
 
 OUT = Path("out/sim.json")

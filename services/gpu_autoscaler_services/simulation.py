@@ -24,8 +24,9 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
-from gpu_autoscaler.sim.adapters.bundle import EXPORTER_URL, METADATA_URL, AdapterBundle, Resume, Role, Roles
-from gpu_autoscaler.sim.tick_skipping.inputs import plan_inputs, queue_inputs
+from gpu_autoscaler.sim.adapters.assembly import AdapterBundle, Resume, Role, Roles
+from gpu_autoscaler.sim.adapters.provider import EXPORTER_URL, METADATA_URL
+from gpu_autoscaler.sim.tick_inputs import plan_inputs, queue_inputs
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher

@@ -60,7 +60,7 @@ _JOBS = (
     Planted(
         "a message is acknowledged before its outcome is published",
         1,
-        "libs/gpu_autoscaler/sim/service_process.py",
+        "libs/gpu_autoscaler/sim/process_pool.py",
         "        again_seconds = await self._attempt(recorded, key)\n",
         "        consumer.settle(sequence)\n        again_seconds = await self._attempt(recorded, key)\n",
         profile="crashes",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpu_autoscaler.sim.service_process import BUG
+from gpu_autoscaler.sim.process_pool import BUG
 from gpu_autoscaler.sim.simulation import Setting
 from gpu_autoscaler_services.simulate import run_one
 

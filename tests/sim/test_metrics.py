@@ -5,7 +5,7 @@ from tests.support.scoring import HOUR, Scripted, job, offer, played, scenario
 
 from gpu_autoscaler.sim.actors.checkpointing import SAVED_EVERY_SECONDS
 from gpu_autoscaler.sim.cluster.controllers import START_SECONDS
-from gpu_autoscaler.sim.scoring.baselines.protocol import Buy, Drain
+from gpu_autoscaler.sim.scoring.baselines.observation import Buy, Drain
 from gpu_autoscaler.sim.scoring.metrics import ALL, waiting_of
 from gpu_autoscaler.sim.scoring.scenario import Reclaim
 

@@ -10,8 +10,7 @@ from gpu_autoscaler.sim.scoring.baselines import cluster_autoscaler, utilization
 from gpu_autoscaler.sim.scoring.baselines.cluster_autoscaler import ClusterAutoscaler
 from gpu_autoscaler.sim.scoring.baselines.karpenter import Karpenter
 from gpu_autoscaler.sim.scoring.baselines.known_demand import FixedFleet, score_omniscient, sized_for
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Baseline
+from gpu_autoscaler.sim.scoring.baselines.observation import Action, Baseline, Observation
 from gpu_autoscaler.sim.scoring.baselines.utilization import UtilizationOnly, groups_for
 from gpu_autoscaler.sim.scoring.metrics import ALL
 from gpu_autoscaler.sim.scoring.scenario import Reclaim, Shortage

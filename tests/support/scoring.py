@@ -8,8 +8,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.cluster.cloud import Machine
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Baseline
+from gpu_autoscaler.sim.scoring.baselines.observation import Action, Baseline, Observation
 from gpu_autoscaler.sim.scoring.metrics import Score
 from gpu_autoscaler.sim.scoring.runner import ScoringRun, run_baseline
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario

@@ -33,16 +33,14 @@ from gpu_autoscaler.replay.outcome import Outcome, measure
 from gpu_autoscaler.replay.recording import Recording
 from gpu_autoscaler.replay.workload_script import Reclaim, Refusal, Replicas, Script, script_of
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, tick_inputs_of_roles
-from gpu_autoscaler.sim.adapters.bundle import Roles
+from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes, amounts_text
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
-from gpu_autoscaler.sim.process_pool import ProcessPool
-from gpu_autoscaler.sim.service_process import Process
+from gpu_autoscaler.sim.process_pool import Process, ProcessPool
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 SEED = "replay"  # of random durations: start of a pod, end of a machine

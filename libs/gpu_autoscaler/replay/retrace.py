@@ -27,7 +27,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.recording import Head, Recording
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.sim.tick_skipping.inputs import plan_inputs
+from gpu_autoscaler.sim.tick_inputs import plan_inputs
 
 TICK_SECONDS = 5.0  # as the scaler
 # A decision between two recorded plans counts as different once it persists this long: the real scaler ticks at other

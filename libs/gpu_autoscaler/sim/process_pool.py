@@ -1,15 +1,410 @@
 """The processes of a run: starting, killing and restarting them."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from datetime import datetime
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
-from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.bus.memory_broker import MemoryConsumer
+from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for
+from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.events.envelope import Envelope, Recorded
+from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.runtime.loop_context import Limits
+from gpu_autoscaler.runtime.loops.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import as_outcome, wrap_in_envelopes
+from gpu_autoscaler.runtime.service import (
+    FactInput,
+    FoldInput,
+    Outcome,
+    Outputs,
+    Service,
+    TickInput,
+    WatchInput,
+    urgency_filter,
+)
 from gpu_autoscaler.runtime.snapshots import Snapshots
-from gpu_autoscaler.sim.adapters.bus import SimBus
+from gpu_autoscaler.runtime.urgency import Urgency
+from gpu_autoscaler.sim.adapters.bus import DeadLetter, SimBus
+from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
+from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, keep, resume
 from gpu_autoscaler.sim.faults.injection import Faults
-from gpu_autoscaler.sim.service_process import BugHandler, Process, ServiceFactory
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
+
+TRANSIT_SECONDS = 0.002  # from the broker to a consumer
+DELAYED_SECONDS = (0.2, 20.0)
+BUG = "bug"
+
+BugHandler = Callable[[str, Exception], None]
+ServiceFactory = Callable[["Process"], Service]
+
+
+class Process:
+    """A running service, until it is killed."""
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        loop: VirtualLoop,
+        faults: Faults,
+        bus: SimBus,
+        clock: VirtualClock,
+        on_kill: Callable[["Process"], None],
+        on_bug: BugHandler,
+        tick_inputs: Callable[[StateView, datetime], Hashable] | None = None,
+    ) -> None:
+        self.role = role
+        self.is_dead = False
+        self.clock = clock
+        self.view = StateView()
+        self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
+        self.boundary = CallBoundary(loop, faults, self)
+        self.delayed_until: dict[str, float] = {}  # by stream: no fact of it arrives earlier
+        self._loop = loop
+        self._faults = faults
+        self.bus = bus
+        self._on_kill = on_kill
+        self._on_bug = on_bug
+        self._tick_inputs = tick_inputs
+        self._last_inputs: Hashable = None  # of the last tick that published nothing
+        self._limits = Limits()
+        self._service: Service
+        self._fold_input: FoldInput | None = None
+        self._fact_input: FactInput | None = None  # checked once: isinstance with a protocol is slow
+        self._folds: frozenset[Any] = frozenset()
+        self._is_urgent: Callable[[Any], bool] = bool
+        self._streams: frozenset[str] = frozenset()
+        self._arriving: set[str] = set()
+        self._consumers: dict[str, tuple[ConsumerSpec, MemoryConsumer]] = {}
+        self._consumed: frozenset[str] = frozenset()  # names of streams
+        self._in_progress: dict[tuple[str, int], MemoryConsumer] = {}
+        self._tries: dict[tuple[str, int], int] = {}
+        self._concurrency = 1
+        self._is_pumping = False
+        self._waking: asyncio.Future[None] | None = None
+        self._urgency = Urgency(self._limits.batch_window)
+        self._has_failed = False  # of the last tick
+        self._folded = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life cycle
+
+    def begin(self, factory: ServiceFactory, snapshots: Snapshots | None, *, keeps: bool) -> None:
+        """Start the service, from the newest snapshot if it keeps snapshots."""
+        if snapshots is None:
+            self.start(factory(self))
+        else:
+            self._spawn(self._resume(factory, snapshots, keeps=keeps))
+
+    async def _resume(self, factory: ServiceFactory, snapshots: Snapshots, *, keeps: bool) -> None:
+        await resume(snapshots, self.boundary)
+        self.seed = snapshots.lost_state
+        self.start(factory(self))
+        if keeps:
+            self._spawn(keep(snapshots, self.boundary))
+
+    def start(self, service: Service) -> None:
+        """Read the streams, then start consumers, ticks and sources."""
+        self._service = service
+        self._fold_input = service if isinstance(service, FoldInput) else None
+        self._folds = frozenset(service.folds)
+        self._is_urgent = urgency_filter(service)
+        self._streams = frozenset(fact.stream() for fact in service.folds)
+        self._concurrency = getattr(service, "concurrency_max", 1)
+        self._catch_up(service)
+        if self._fold_input is not None:
+            self._fold_input.on_folded(self.bus.since({}, self._folds))
+        for spec in consumers_for(service.name, service.consumes):
+            self._consumers[spec.durable] = (spec, self.bus.consumer(spec))
+        self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
+        self._fact_input = service if isinstance(service, FactInput) else None
+        if service.tick_seconds is not None:
+            assert isinstance(service, TickInput)  # noqa: S101 - like the runner
+            self._spawn(self._tick_forever(service, service.tick_seconds))
+        if isinstance(service, WatchInput):
+            semaphore = asyncio.Semaphore(1)
+            for source in service.sources():
+                self._spawn(self._watch_forever(service, source, semaphore))
+        self.pump()
+
+    def _catch_up(self, service: Service) -> None:
+        """Fold all facts. From a snapshot only later facts are folded; the result must equal the fold of all."""
+        places, (cursors, state) = dict(self.view.cut.last_sequences), self.bus.folded(service.folds)
+        from_snapshot = self.view.state if places else None
+        if (
+            from_snapshot is not None
+            and (from_snapshot := fold(from_snapshot, self.bus.since(places, self._folds))) != state
+        ):
+            self._on_bug(
+                self.role, SnapshotDiffers("the snapshot and later facts fold to another state than all facts")
+            )
+        self.view.advance(from_snapshot or state, cursors)
+
+    def kill(self) -> None:
+        """Stop at once; messages in progress are redelivered after their ack wait."""
+        if not self.is_dead:
+            self.end()
+            self._on_kill(self)
+
+    def end(self) -> None:
+        """Stop: none of its code runs again."""
+        self.is_dead = True
+        self._loop.graveyard.append(self)
+
+    def close(self) -> None:
+        self.is_dead = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _spawn(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._loop.create_task(work))
+
+    # ---- folding
+
+    def stream_advanced(self, stream: str) -> None:
+        """The stream has a new fact."""
+        if stream in self._streams and stream not in self._arriving:
+            self._arriving.add(stream)
+            at = max(self._loop.time() + self._transit_seconds(), self.delayed_until.get(stream, 0.0))
+            self._loop.call_at(at, self._fold, stream)
+
+    def _transit_seconds(self) -> float:
+        if not self._faults.strikes("message_delayed", self.role):
+            return TRANSIT_SECONDS
+        seconds = self._faults.seconds("message_delayed", *DELAYED_SECONDS)
+        self._faults.disturb(seconds, self.role)
+        return seconds
+
+    def _fold(self, stream: str) -> None:
+        if self.is_dead:
+            return
+        self._arriving.discard(stream)
+        if self.bus.is_away:
+            return  # `pump` resumes when the broker is back
+        facts = self.bus.facts[stream]
+        new_facts = [
+            recorded for recorded in facts[self.view.last_sequence(stream) :] if type(recorded.fact) in self._folds
+        ]
+        state = fold(self.view.state, new_facts) if new_facts else self.view.state
+        self.view.advance(state, {stream: len(facts)})
+        if new_facts and self._fold_input is not None:
+            self._fold_input.on_folded(new_facts)
+        self._folded.set()
+        self._folded.clear()
+        if count := sum(self._is_urgent(recorded.fact) for recorded in new_facts):
+            self._urgency.record(count, self._loop.time())
+            self._schedule_urgent_tick()
+
+    async def _until_folded(self, stream: str, sequence: int) -> bool:
+        """Wait until the state includes this fact. Return False on timeout."""
+        until = self._loop.time() + self._limits.fold_seconds_max
+        while self.view.last_sequence(stream) < sequence:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._folded.wait()
+            except TimeoutError:
+                await self.boundary.continue_if_alive()
+                return False
+        await self.boundary.continue_if_alive()
+        return True
+
+    # ---- ticks
+
+    async def _tick_forever(self, service: TickInput, tick_seconds: float) -> None:
+        failures_count, was_stale = 0, False
+        while True:
+            was_stale, interval = False, tick_seconds
+            self._urgency.start_tick(self._loop.time())
+            now = self.clock.now()
+            try:
+                inputs = None if self._tick_inputs is None else self._tick_inputs(self.view, now)
+                if inputs is None or inputs != self._last_inputs:
+                    interval = await self._tick(service, now, inputs) or tick_seconds
+                failures_count = 0
+            except StalePlan:
+                was_stale = True
+            except TransientError:
+                failures_count += 1
+            except Exception as exc:  # noqa: BLE001 - any error of a service is reported and retried
+                failures_count += 1
+                self._on_bug(self.role, exc)
+            await self.boundary.continue_if_alive()
+            if failures_count or was_stale:
+                interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
+            self._urgency.end_tick(self._loop.time())
+            self._has_failed = failures_count > 0
+            await self._wait_for_tick(interval)
+
+    async def _tick(self, service: TickInput, now: datetime, inputs: Hashable) -> float | None:
+        self._last_inputs = None
+        outcome = as_outcome(await service.on_tick(now))
+        sequence = await self._publish(outcome, None)
+        if outcome.expected_last_sequence is not None:
+            await self._until_folded(outcome.facts[0].stream(), sequence)
+        if not outcome.facts and outcome.next_tick_seconds is None:
+            self._last_inputs = inputs  # a service that wants its next tick sooner is called each time
+        return outcome.next_tick_seconds
+
+    async def _wait_for_tick(self, seconds: float) -> None:
+        """Wait for the next regular tick, or an earlier one for urgent facts."""
+        self._waking = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _wake, self._waking)
+        self._schedule_urgent_tick()
+        await self._waking
+        timer.cancel()
+        await self.boundary.continue_if_alive()
+
+    def _schedule_urgent_tick(self) -> None:
+        """Schedule the tick that urgent facts wait for; further urgent facts may postpone it."""
+        due_at, waking = self._urgency.due_at, self._waking
+        if waking is not None and not waking.done() and due_at is not None and not self._has_failed:
+            self._loop.call_at(max(due_at, self._loop.time()), self._tick_if_due, waking)
+
+    def _tick_if_due(self, waking: "asyncio.Future[None]") -> None:
+        due_at = self._urgency.due_at
+        if due_at is not None and due_at <= self._loop.time():
+            _wake(waking)
+
+    # ---- sources
+
+    async def _watch_forever(
+        self, service: WatchInput, source: AsyncIterator[Any], semaphore: asyncio.Semaphore
+    ) -> None:
+        async for item in source:
+            await self.boundary.continue_if_alive()
+            tries = 0
+            while True:
+                try:
+                    async with semaphore:
+                        outcome = as_outcome(await service.on_item(item))
+                    await self._publish(outcome, None)
+                    break
+                except TransientError as exc:
+                    tries += 1
+                    await self.boundary.sleep(self._backoff_seconds(tries, exc))
+                except PermanentError:
+                    break
+                except Exception as exc:  # noqa: BLE001 - as in ticks
+                    self._on_bug(self.role, exc)
+                    break
+
+    # ---- effects
+
+    def schedule_pump(self, stream: str) -> None:
+        """The stream has a new fact that one of the consumers may want."""
+        if stream in self._consumed and not self._is_pumping:
+            self._is_pumping = True
+            self._loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Take messages from the broker up to the limit of concurrent handlers."""
+        self._is_pumping = False
+        if self.is_dead or self.bus.is_away:
+            return
+        for stream in sorted(self._streams):
+            if self.view.last_sequence(stream) < len(self.bus.facts[stream]):
+                self.stream_advanced(stream)
+        for spec, consumer in self._consumers.values():
+            free_count = self._concurrency - len(self._in_progress)
+            if free_count > 0:
+                for message, _ in consumer.deliver(free_count, self._loop.now()):
+                    key = (spec.durable, message.sequence)
+                    self._in_progress[key] = consumer
+                    self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
+                    self._spawn(self._handle(self.bus.at(spec.stream, message.sequence), spec, consumer))
+
+    async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
+        key, sequence = (spec.durable, recorded.sequence), recorded.sequence
+        await self.boundary.sleep(self._transit_seconds())
+        again_seconds = await self._attempt(recorded, key)
+        del self._in_progress[key]
+        if self._faults.strikes("message_repeated", self.role):
+            again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgment was lost
+        if again_seconds is None:
+            self._tries.pop(key, None)
+            consumer.complete(sequence)
+        else:
+            consumer.postpone(sequence, self._loop.now() + timedelta(seconds=again_seconds))
+            self._loop.call_later(again_seconds, self.pump)
+        self.pump()
+
+    async def _attempt(self, recorded: Recorded, key: tuple[str, int]) -> float | None:
+        """Try once. Return the seconds until the next attempt, None when done."""
+        try:
+            return await self._effect(recorded)
+        except StalePlan:
+            return STALE_SECONDS
+        except TransientError as exc:
+            return self._failed(key, exc)
+        except PermanentError as exc:
+            self.bus.dead_letters.append(DeadLetter(recorded, self._service.name, exc))
+            return None
+        except Exception as exc:  # noqa: BLE001 - as in ticks
+            self._on_bug(self.role, exc)
+            return self._failed(key, exc)
+
+    async def _effect(self, recorded: Recorded) -> float | None:
+        """Call the service and publish its outcome. Return the seconds after which it wants the fact again, or None."""
+        assert self._fact_input is not None  # noqa: S101 - like the runner
+        if type(recorded.fact) in self._folds and not await self._until_folded(recorded.stream, recorded.sequence):
+            raise TransientError("the state does not include the fact yet")
+        outcome = as_outcome(await self._fact_input.on_fact(recorded))
+        await self._publish(outcome, recorded.envelope)
+        if outcome.set_aside_reason is not None:
+            raise PermanentError(outcome.set_aside_reason)
+        if self._faults.strikes("killed_before_ack", self.role):
+            self.kill()
+        await self.boundary.continue_if_alive()
+        return outcome.redeliver_after_seconds
+
+    def _failed(self, key: tuple[str, int], error: Exception) -> float:
+        self._tries[key] = self._tries.get(key, 0) + 1
+        return self._backoff_seconds(self._tries[key], error)
+
+    def _keep_alive(self, key: tuple[str, int]) -> None:
+        """Send progress heartbeats to the broker while work continues."""
+        consumer = self._in_progress.get(key)
+        if consumer is not None and not self.is_dead:
+            consumer.progress(key[1], self._loop.now())
+            self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
+
+    # ---- publishing
+
+    async def _publish(self, outcome: Outcome | Outputs, cause: Envelope | None) -> int:
+        """Publish the facts of an outcome. Return the last sequence. Raises StalePlan, TransientError."""
+        await self.boundary.continue_if_alive()
+        normalized = as_outcome(outcome)
+        if not normalized.facts:
+            return 0
+        if self._faults.strikes("killed_before_publish", self.role):
+            self.kill()
+            await self.boundary.continue_if_alive()
+        sequence = 0
+        source = f"/gpu-autoscaler/{self._service.name}/{self.role}"
+        for envelope in wrap_in_envelopes(
+            normalized.facts, cause, service=self._service.name, source=source, at=self.clock.now()
+        ):
+            sequence = self.bus.publish(envelope, expected_last_sequence=normalized.expected_last_sequence).sequence
+            if self._faults.strikes("publish_answer_lost", self.role):
+                raise TransientError("publish_answer_lost: the fact is stored, but the response is lost")
+        return sequence
+
+    def _backoff_seconds(self, tries_count: int, error: Exception | None) -> float:
+        """Return the wait of `runtime/retry.py`, without its jitter."""
+        if isinstance(error, TransientError) and error.retry_after_seconds is not None:
+            return error.retry_after_seconds
+        backoff = self._limits.backoff
+        return min(backoff.first_seconds * 2.0 ** (max(tries_count, 1) - 1), backoff.seconds_max)
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
 
 RESTART_SECONDS = (1.0, 120.0)
 LOST_RESTART_SECONDS = (1.0, 5.0)  # of a process that exited, by its supervisor
@@ -56,7 +451,6 @@ class ProcessPool:
         bus.listen(self._on_fact)
 
     def begin(self) -> None:
-        """Start every role."""
         for role in self._skew:
             self.start(role)
 
@@ -83,7 +477,6 @@ class ProcessPool:
         process.begin(self._factory, snapshots, keeps=keeps)
 
     def kill(self, name: str) -> None:
-        """Kill a process wherever it is."""
         if name in self.processes:
             self.processes[name].kill()
 
@@ -105,16 +498,13 @@ class ProcessPool:
 
     @property
     def is_complete(self) -> bool:
-        """True while every role has a process."""
         return all(role in self.processes for role in self._skew)
 
     def pump(self) -> None:
-        """Let every live process poll the broker."""
         for process in tuple(self.processes.values()):
             process.pump()
 
     def close(self) -> None:
-        """Close all processes at the end of the run."""
         for process in (*self._ended, *self.processes.values()):
             process.close()
 

@@ -24,12 +24,10 @@ from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
 from gpu_autoscaler.sim.actors.operators import Operators
-from gpu_autoscaler.sim.actors.policies import sharing_of
-from gpu_autoscaler.sim.actors.policy_objects import PolicyObjects, policies_of
+from gpu_autoscaler.sim.actors.policies import PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
 from gpu_autoscaler.sim.actors.users import DemandReporters, Users
-from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, tick_inputs_of_roles
-from gpu_autoscaler.sim.adapters.bundle import Roles
+from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
 from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers
@@ -48,8 +46,7 @@ from gpu_autoscaler.sim.invariants.quiescence import Quiescence
 from gpu_autoscaler.sim.invariants.reason_coverage import ReasonCoverage
 from gpu_autoscaler.sim.invariants.recovery import RecoveryInvariant
 from gpu_autoscaler.sim.invariants.spend import JobBudgetsInvariant
-from gpu_autoscaler.sim.process_pool import ProcessPool
-from gpu_autoscaler.sim.service_process import BUG, Process
+from gpu_autoscaler.sim.process_pool import BUG, Process, ProcessPool
 from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
 
 # Demand history of the day before, for large clusters with a forecast: on a first day nothing could be forecast.
@@ -113,12 +110,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pods_per_hour(self) -> float:
-        """Pods created per hour."""
         return self.pods_count / self.cluster_hours if self.cluster_hours else 0.0
 
     @property
     def faults_per_hour(self) -> float:
-        """Faults that struck per hour."""
         return sum(self.faults.values()) / self.cluster_hours if self.cluster_hours else 0.0
 
 
@@ -218,7 +213,6 @@ class Simulation:
             self._close()
 
     def write_record(self, path: Path) -> None:
-        """Write all facts, an envelope as JSON per line."""
         path.write_bytes(b"".join(encode(recorded.envelope) + b"\n" for recorded in self.bus.published))
 
     # ---- parts

@@ -127,7 +127,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.passed_seconds
 
     def now(self) -> datetime:
-        """The instant by the simulation's clock."""
         seconds = self._jump.passed_seconds
         if self._now[0] != seconds:
             self._now = (seconds, self._origin + timedelta(seconds=seconds))
@@ -143,9 +142,7 @@ class VirtualClock(Clock):
         super().__init__(1.0, ORIGIN)
 
     def wall_now(self) -> datetime:  # type: ignore[override]  # virtual time
-        """The instant by this process's clock."""
         return self._loop.now() + self._skew
 
     def monotonic_seconds(self) -> float:  # type: ignore[override]  # like wall_now
-        """Seconds since the run began."""
         return self._loop.time()

@@ -56,7 +56,6 @@ class Api:
         store.table(PODS.table).add_index("node", _node_of)
 
     def find(self, kind: Kind, key: str) -> Json | None:
-        """Return the object, None if there is none. Read-only."""
         record = self.store.table(kind.table).records.get(key)
         return record.object if record else None
 

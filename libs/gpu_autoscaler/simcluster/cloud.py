@@ -1,6 +1,7 @@
 """The simulated cloud: offers, machines, refusals and reclaimed instances. No HTTP, never waits.
 
-A controller like the others: `step` does what is due in cluster time. `cloud_nodes` writes the nodes.
+A controller like the others: `step` does what is due in cluster time. It writes node objects as kubelets and the node
+life cycle do; nodes deleted by somebody else stay deleted.
 """
 
 import random
@@ -13,16 +14,19 @@ from functools import partial
 import msgspec
 
 from gpu_autoscaler.events.spot import NoticeKind
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalKind, RefusalScope
-from gpu_autoscaler.simcluster import cloud_nodes
 from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.controllers.nodes import LEASE_NAMESPACE
 from gpu_autoscaler.simcluster.controllers.protocol import Agenda
-from gpu_autoscaler.simcluster.instances import Machine, Notice, new_machine
-from gpu_autoscaler.simcluster.objects import phase_of
-from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, InstanceType, offers_of
+from gpu_autoscaler.simcluster.instances import Machine, Notice, new_machine, shown_gpus
+from gpu_autoscaler.simcluster.kinds import LEASES, NODES
+from gpu_autoscaler.simcluster.objects import Json, phase_of, set_condition, stamp_micro
+from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, InstanceType, capacity_of, offers_of
 from gpu_autoscaler.simcluster.store import Change
 
 # Shares of the boot time at which each step is done; GPUs are allocatable at its end.
@@ -39,6 +43,16 @@ LOST_NODE_FORGOTTEN_SECONDS = (
 TERMINATED_SHOWN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
 RETRY_AFTER_SECONDS = 180.0  # as Karpenter's unavailable offerings (karpenter-provider-aws, pkg/cache)
 REFUSAL_RULES_MAX = 100
+LEASE_RENEW_SECONDS = 10.0  # kubelet renews at a quarter of nodeLeaseDurationSeconds, 40 s by default
+LEASE_SECONDS = 40
+KUBELET_VERSION = "v1.36.3"
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB, by NVIDIA's GPU feature discovery
+
+_PRESSURES = (
+    ("MemoryPressure", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    ("DiskPressure", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    ("PIDPressure", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+)
 
 # Kind and scope of each refusal code: capacity concerns an offer, quotas the region.
 REFUSALS: dict[str, tuple[RefusalKind, RefusalScope]] = {
@@ -69,7 +83,6 @@ class RefusalRule:
     passed_count: int = 0  # instances that are still launched before
 
     def hits(self, offer: Offer, now: datetime) -> bool:
-        """Return whether the rule refuses this launch."""
         is_over = (self.until is not None and now >= self.until) or self.left_count == 0
         return not is_over and fnmatchcase(offer.key, self.pattern)
 
@@ -94,11 +107,9 @@ class Cloud:
     # ---- the capacity API
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return all offers."""
         return tuple(self._priced(offer) for offer in self._offers.values())
 
     def price_ratio_of(self, offer_key: str) -> float:
-        """Return the factor of the offer's usual price."""
         ratios = [ratio for pattern, ratio in self.price_ratios.items() if fnmatchcase(offer_key, pattern)]
         return ratios[-1] if ratios else 1.0
 
@@ -250,7 +261,6 @@ class Cloud:
         return at
 
     def withdraw_notice(self, machine: Machine) -> None:
-        """Take the notice back: the machine stays."""
         machine.notice = None
 
     def recommend_rebalance(self, machine: Machine) -> datetime:
@@ -281,7 +291,6 @@ class Cloud:
         """Nothing: changes in the cluster do not affect the cloud."""
 
     def step(self, now: datetime) -> None:
-        """Do what is due."""
         for action in self._agenda.take_due(now):
             action(now)
 
@@ -310,22 +319,24 @@ class Cloud:
     def _register(self, machine: Machine, now: datetime) -> None:
         if machine.is_alive:
             machine.is_registered = True
-            cloud_nodes.register(self._api, machine, now)
+            _register_node(self._api, machine, now)
 
     def _ready(self, machine: Machine, now: datetime) -> None:
         if machine.is_alive:
-            cloud_nodes.make_ready(self._api, machine, now)
+            _set_ready(
+                self._api, machine, now, status="True", reason="KubeletReady", message="kubelet is posting ready status"
+            )
 
     def _show_gpus(self, machine: Machine, _now: datetime) -> None:
         if machine.is_alive and machine.kind.gpu_count:
-            cloud_nodes.show_gpus(self._api, machine)
+            _show_node_gpus(self._api, machine)
 
     def _beat(self, now: datetime) -> None:
         """Renew the lease of every living node, as kubelets do."""
         for machine in self._by_id.values():
             if machine.is_alive and machine.is_registered:
-                cloud_nodes.renew_lease(self._api, machine, now)
-        self._agenda.add(now + timedelta(seconds=cloud_nodes.LEASE_RENEW_SECONDS), self._beat)
+                _renew_lease(self._api, machine, now)
+        self._agenda.add(now + timedelta(seconds=LEASE_RENEW_SECONDS), self._beat)
 
     def _reclaim(self, machine: Machine, now: datetime) -> None:
         if machine.notice is not None and machine.notice.at <= now:
@@ -336,14 +347,14 @@ class Cloud:
             return
         now = self._api.now()
         machine.state = "terminating"
-        cloud_nodes.shut_down(self._api, machine, now)
+        _set_ready(self._api, machine, now, status="False", reason="KubeletNotReady", message="node is shutting down")
         self._agenda.add(now + timedelta(seconds=TERMINATION_SECONDS), partial(self._ended, machine, forgotten_seconds))
 
     def _ended(self, machine: Machine, forgotten_seconds: float, now: datetime) -> None:
         machine.state = "terminated"
         machine.terminated_at = machine.terminated_at or now
         forgotten_at = now + timedelta(seconds=forgotten_seconds)
-        self._agenda.add(forgotten_at, lambda _now: cloud_nodes.forget(self._api, machine))
+        self._agenda.add(forgotten_at, lambda _now: _remove_node(self._api, machine))
 
     @staticmethod
     def _refusal(code: str, key: str, retry_after_seconds: float) -> LaunchRefused:
@@ -354,3 +365,114 @@ class Cloud:
             scope=REFUSALS[code][1],
             retry_after_seconds=retry_after_seconds,
         )
+
+
+# ---- node objects
+
+
+def _register_node(api: Api, machine: Machine, now: datetime) -> None:
+    """Create the node: labels and taints of the order, not ready, no GPUs yet."""
+    node: Json = {
+        "metadata": {"name": machine.node_name, "labels": _labels(machine)},
+        "spec": {
+            "providerID": machine.provider_id,
+            "taints": [
+                {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}
+                for taint in machine.taints
+            ],
+        },
+        "status": {
+            "addresses": [
+                {"type": "InternalIP", "address": machine.internal_ip},
+                {"type": "Hostname", "address": machine.node_name},
+            ],
+            "capacity": _amounts(capacity_of(machine.kind)),
+            "allocatable": _amounts(machine.offer.resources),
+            "nodeInfo": _node_info(machine),
+        },
+    }
+    for name, reason, message in _PRESSURES:
+        set_condition(node, now, name, status="False", reason=reason, message=message)
+    set_condition(
+        node, now, "Ready", status="False", reason="KubeletNotReady", message="container runtime network not ready"
+    )
+    if api.find(NODES, machine.node_name) is None:
+        api.create(NODES, None, node)
+    _renew_lease(api, machine, now)
+
+
+def _show_node_gpus(api: Api, machine: Machine) -> None:
+    """Make the GPUs allocatable, as the device plugin does some time after the node is ready."""
+    kind = machine.kind
+    memory_mib = (kind.gpu_memory_gib or 0) * 1024
+    gpus = shown_gpus(kind.gpu_count, kind.gpu_model, memory_mib * 2**20, _labels(machine))
+
+    def change(node: Json) -> None:
+        for amounts in (node["status"]["capacity"], node["status"]["allocatable"]):
+            amounts.update(gpus)
+        node["metadata"].setdefault("labels", {}).update(
+            {labels.GPU_PRODUCT: machine.telemetry.product.replace(" ", "-"), GPU_MEMORY_LABEL: str(memory_mib)}
+        )
+
+    api.modify(NODES, machine.node_name, change)
+
+
+def _remove_node(api: Api, machine: Machine) -> None:
+    """Delete node and lease of a machine that is gone, as the cloud's node life-cycle controller does."""
+    if api.find(NODES, machine.node_name) is not None:
+        api.delete(NODES, machine.node_name)
+    if api.find(LEASES, f"{LEASE_NAMESPACE}/{machine.node_name}") is not None:
+        api.delete(LEASES, f"{LEASE_NAMESPACE}/{machine.node_name}")
+
+
+def _renew_lease(api: Api, machine: Machine, now: datetime) -> None:
+    spec = {"holderIdentity": machine.node_name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": stamp_micro(now)}
+    if api.modify(LEASES, f"{LEASE_NAMESPACE}/{machine.node_name}", lambda lease: lease.update(spec=spec)) is None:
+        api.create(LEASES, LEASE_NAMESPACE, {"metadata": {"name": machine.node_name}, "spec": spec})
+
+
+def _set_ready(api: Api, machine: Machine, now: datetime, **fields: str) -> None:
+    api.modify(NODES, machine.node_name, lambda node: set_condition(node, now, "Ready", **fields))
+
+
+def _labels(machine: Machine) -> dict[str, str]:
+    """Return the order's labels, then those of the machine."""
+    known = {
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+        labels.HOSTNAME: machine.node_name,
+        labels.INSTANCE_TYPE: machine.offer.instance_type,
+        labels.ZONE: machine.offer.zone,
+        labels.REGION: machine.region,
+        labels.POOL: machine.pool,
+        labels.CAPACITY_TYPE: str(machine.offer.capacity_type),
+        labels.GPU_MODEL: machine.offer.gpu_model,
+        labels.ACTION_ID: machine.action_id,
+        labels.INSTALLATION: machine.installation,
+    }
+    return dict(machine.labels) | {key: value for key, value in known.items() if value}
+
+
+def _amounts(resources: Resources) -> dict[str, str]:
+    """Return the resources that a kubelet reports before any device plugin registers."""
+    return {
+        "cpu": f"{resources.cpu_milli}m" if resources.cpu_milli % 1000 else str(resources.cpu_milli // 1000),
+        "memory": f"{resources.memory_bytes // 1024}Ki",
+        "ephemeral-storage": str(resources.ephemeral_storage_bytes),
+        "pods": str(resources.pod_count),
+    }
+
+
+def _node_info(machine: Machine) -> dict[str, str]:
+    return {
+        "architecture": "amd64",
+        "bootID": "",
+        "containerRuntimeVersion": "containerd://2.1.5",
+        "kernelVersion": "6.12.0",
+        "kubeProxyVersion": "",
+        "kubeletVersion": KUBELET_VERSION,
+        "machineID": machine.instance_id,
+        "operatingSystem": "linux",
+        "osImage": "Simulated Linux",
+        "systemUUID": machine.instance_id,
+    }

@@ -41,11 +41,8 @@ from gpu_autoscaler.simcluster.admin import decode, guarded
 from gpu_autoscaler.simcluster.answers import bad_request, failure
 from gpu_autoscaler.simcluster.cloud import NOTICE_SECONDS, RETRY_AFTER_SECONDS, Cloud, NotOurs, RefusalRule
 from gpu_autoscaler.simcluster.exporter import Sickness, TelemetryFault
-from gpu_autoscaler.simcluster.instances import Machine
-from gpu_autoscaler.simcluster.invoice import invoice
+from gpu_autoscaler.simcluster.instances import Machine, invoice
 from gpu_autoscaler.simcluster.metadata import add_metadata_routes
-from gpu_autoscaler.simcluster.metadata_azure import add_azure_metadata_routes
-from gpu_autoscaler.simcluster.metadata_gcp import add_gcp_metadata_routes
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, InstanceType
 from gpu_autoscaler.simcluster.server import Extension
 from gpu_autoscaler.simcluster.world import World
@@ -118,8 +115,6 @@ def attach_cloud(
 
 def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
     add_metadata_routes(app, cloud)
-    add_azure_metadata_routes(app, cloud)
-    add_gcp_metadata_routes(app, cloud)
     _add_capacity_routes(app, cloud)
     _add_launch_routes(app, cloud)
     _add_exporter_route(app, cloud, world)

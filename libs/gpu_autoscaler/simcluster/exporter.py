@@ -210,7 +210,6 @@ class Telemetry:
 
     @property
     def fault(self) -> TelemetryFault | None:
-        """The active telemetry fault; None: none."""
         return self._fault
 
     def break_with(self, fault: TelemetryFault | None) -> None:

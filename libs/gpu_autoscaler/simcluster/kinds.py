@@ -166,11 +166,9 @@ class Registry:
             self.add(kind)
 
     def add(self, kind: Kind) -> None:
-        """Serve one more kind from now on."""
         self._by_path[kind.group, kind.version, kind.plural] = kind
 
     def find(self, group: str, version: str, plural: str) -> Kind | None:
-        """Return the kind served at that path, None where there is none."""
         return self._by_path.get((group, version, plural))
 
     def __iter__(self) -> Iterator[Kind]:

@@ -79,7 +79,6 @@ def _read_token(token: str) -> tuple[int, str]:
 
 
 def _start(store: Store, table: Table, query: Mapping[str, str], limit: int) -> _Start:
-    """Return where the list begins and at which version."""
     if query.get("continue"):
         version, after = _read_token(query["continue"])
         return _Start(0, after, exact=False) if version < 0 else _Start(version, after, exact=True)

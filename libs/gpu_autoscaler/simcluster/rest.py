@@ -1,4 +1,4 @@
-"""The Kubernetes REST door: paths and verbs to the API behind it. Decides nothing itself.
+"""The Kubernetes REST API: paths and verbs to the rules behind it, and API discovery.
 
 Paths: Kubernetes documentation, "Kubernetes API Concepts: Resource URIs" (read 2026-11-21).
 """
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.simcluster import answers, discovery
+from gpu_autoscaler.simcluster import answers
 from gpu_autoscaler.simcluster.api import Api, DeleteOptions
 from gpu_autoscaler.simcluster.faults import Faults
-from gpu_autoscaler.simcluster.kinds import PODS, Kind
+from gpu_autoscaler.simcluster.kinds import PODS, Kind, Registry
 from gpu_autoscaler.simcluster.listing import Page, list_page, positive_integer
 from gpu_autoscaler.simcluster.objects import Json
 from gpu_autoscaler.simcluster.shapes import DeleteBody, read_as
@@ -24,6 +24,9 @@ _ORPHAN_WARNING = (
     '299 - "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove '
     'them or set propagationPolicy=Orphan to suppress this warning"'
 )
+KUBERNETES_MINOR = "36"  # the release whose recorded answers are imitated
+_RESOURCE_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+_STATUS_VERBS = ["get", "patch", "update"]
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -38,7 +41,6 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The object's key in the store."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
@@ -56,7 +58,7 @@ class RestDoor:
         try:
             self._require_known(request)
             parts = [part for part in request.path.split("/") if part]
-            described = discovery.describe(self._api.registry, parts) if request.method == "GET" else None
+            described = describe(self._api.registry, parts) if request.method == "GET" else None
             if described is not None:
                 return json_answer(described)
             target = self._target(parts)
@@ -220,3 +222,63 @@ async def _delete_options(request: web.Request) -> DeleteOptions:
     if policy := request.query.get("propagationPolicy"):
         options = replace(options, propagation=policy)
     return options
+
+
+# ---- API discovery
+
+
+def describe_version() -> Json:
+    """Return the answer to /version."""
+    return {
+        "major": "1",
+        "minor": KUBERNETES_MINOR,
+        "emulationMajor": "1",
+        "emulationMinor": KUBERNETES_MINOR,
+        "minCompatibilityMajor": "1",
+        "minCompatibilityMinor": str(int(KUBERNETES_MINOR) - 1),
+        "gitVersion": f"v1.{KUBERNETES_MINOR}.0-simcluster",
+        "gitCommit": "",
+        "gitTreeState": "",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "",
+        "compiler": "",
+        "platform": "",
+    }
+
+
+def describe(registry: Registry, parts: list[str]) -> Json | None:
+    """Return the discovery document at a path, None for an unknown path."""
+    if parts == ["api"]:
+        return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+    if parts == ["apis"]:
+        groups = sorted({kind.group for kind in registry if kind.group})
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(registry, name) for name in groups]}
+    group_version = (parts[0] == "api" and len(parts) == 2) or (parts[0] == "apis" and len(parts) == 3)
+    if parts[0] == "apis" and len(parts) == 2 and any(kind.group == parts[1] for kind in registry):
+        return {"kind": "APIGroup", "apiVersion": "v1", **_group(registry, parts[1])}
+    if not group_version:
+        return None
+    api_version = "/".join(parts[1:])
+    kinds = [kind for kind in registry if kind.api_version == api_version]
+    if not kinds:
+        return None
+    resources = [entry for kind in kinds for entry in _resources(kind)]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": resources}
+
+
+def _group(registry: Registry, name: str) -> Json:
+    versions = sorted({kind.version for kind in registry if kind.group == name})
+    entries = [{"groupVersion": f"{name}/{entry}", "version": entry} for entry in versions]
+    return {"name": name, "versions": entries, "preferredVersion": entries[-1]}
+
+
+def _resources(kind: Kind) -> list[Json]:
+    row = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced, "kind": kind.kind}
+    entries: list[Json] = [{**row, "verbs": _RESOURCE_VERBS}]
+    if kind.has_status:
+        entries.append({**row, "name": f"{kind.plural}/status", "singularName": "", "verbs": _STATUS_VERBS})
+    if kind.kind == "Pod":
+        eviction = {"group": "policy", "version": "v1", "kind": "Eviction", "verbs": ["create"]}
+        entries.append({**row, **eviction, "name": "pods/eviction", "singularName": ""})
+        entries.append({**row, "kind": "Binding", "name": "pods/binding", "singularName": "", "verbs": ["create"]})
+    return entries

@@ -8,10 +8,9 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gpu_autoscaler.simcluster import discovery
 from gpu_autoscaler.simcluster.admin import add_admin_routes
 from gpu_autoscaler.simcluster.answers import failure
-from gpu_autoscaler.simcluster.rest import BODY_BYTES_MAX, RestDoor, json_answer, refused
+from gpu_autoscaler.simcluster.rest import BODY_BYTES_MAX, RestDoor, describe_version, json_answer, refused
 from gpu_autoscaler.simcluster.world import World
 
 Extension = Callable[[web.Application], None]
@@ -36,7 +35,7 @@ def create_app(world: World, *, token: str | None = None, extensions: Iterable[E
         return web.Response(text="ok")
 
     async def version(_: web.Request) -> web.Response:
-        return json_answer(discovery.version())
+        return json_answer(describe_version())
 
     async def run_world(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(world.run(), name="simcluster world")

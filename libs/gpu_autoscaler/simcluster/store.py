@@ -34,7 +34,6 @@ class Record:
 
     @property
     def encoded(self) -> bytes:
-        """The object as JSON."""
         if self._encoded is None:
             self._encoded = msgspec.json.encode(self.object)
         return self._encoded
@@ -138,7 +137,6 @@ class Table:
         self.wake()
 
     def wake(self) -> None:
-        """Wake all waiting watches."""
         for event in self.waiting:
             event.set()
 
@@ -164,7 +162,6 @@ class Store:
         return iter(self._tables.items())
 
     def subscribe(self, on_change: Callable[[Change], None]) -> None:
-        """Call `on_change` with every change from now on. It must not write."""
         self._subscribers.append(on_change)
 
     def put(self, table: str, key: str, item: Json) -> Record:

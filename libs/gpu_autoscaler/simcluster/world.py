@@ -84,7 +84,6 @@ class World:
         self.controllers.insert(0 if is_first else len(self.controllers), controller)
 
     def step(self) -> None:
-        """Run one step of every controller."""
         for controller in self.controllers:
             controller.step(self.clock.now())
 

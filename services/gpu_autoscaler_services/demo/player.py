@@ -13,7 +13,7 @@ from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler.sim.scoring.openb import TracePod, as_request
+from gpu_autoscaler.sim.scoring.traces import TracePod, as_request
 from gpu_autoscaler_services.demo.story import Input, Moment
 from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
 

@@ -11,7 +11,7 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.format import listed
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler.sim.scoring.openb import find_pod_list, read_pods
+from gpu_autoscaler.sim.scoring.traces import find_pod_list, read_pods
 from gpu_autoscaler_services.demo.narration import Narrator
 from gpu_autoscaler_services.demo.player import Player
 from gpu_autoscaler_services.demo.promises import charge_differences, jobs_have_ended, orders_have_ended

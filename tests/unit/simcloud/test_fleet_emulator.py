@@ -16,7 +16,7 @@ from gpu_autoscaler.simcloud.aws.fleet_emulator import AwsFleet
 from gpu_autoscaler.simcloud.fleet_emulator import USER_DATA, FleetEmulator
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
-from gpu_autoscaler.simcluster.invoice import invoice
+from gpu_autoscaler.simcluster.instances import invoice
 from gpu_autoscaler.simcluster.kinds import NODES
 from gpu_autoscaler.simcluster.world import World
 

@@ -12,8 +12,7 @@ from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.scheduling import Taint
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcluster.cloud import Cloud, NotOurs, RefusalRule
-from gpu_autoscaler.simcluster.instances import Machine
-from gpu_autoscaler.simcluster.invoice import invoice
+from gpu_autoscaler.simcluster.instances import Machine, invoice
 from gpu_autoscaler.simcluster.kinds import LEASES, NODES, PODS
 from gpu_autoscaler.simcluster.objects import Json, is_true
 

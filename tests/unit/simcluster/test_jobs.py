@@ -4,7 +4,7 @@ from tests.support.kube_objects import PREFIX, Json, eviction, job
 from tests.unit.simcluster.conftest import Cluster
 
 from gpu_autoscaler.simcluster.api import DeleteOptions
-from gpu_autoscaler.simcluster.controllers.job_rules import indexes_text
+from gpu_autoscaler.simcluster.controllers.jobs import indexes_text
 from gpu_autoscaler.simcluster.kinds import JOBS, NODES, PODS
 from gpu_autoscaler.simcluster.objects import condition, is_true, key_of
 from gpu_autoscaler.simcluster.subresources import evict

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, PartLimit, SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.sim.actors.policies import Policies, policy_of
-from gpu_autoscaler.sim.actors.policy_objects import POLICY_OBJECTS, documents_of
+from gpu_autoscaler.sim.actors.policies import POLICY_OBJECTS, Policies, documents_of, policy_of
 from gpu_autoscaler.sim.faults.injection import kinds_of_seed
 from gpu_autoscaler.simcluster.offers import ZONES
 

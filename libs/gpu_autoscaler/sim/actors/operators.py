@@ -59,7 +59,6 @@ class Operators:
         self._cluster.listen(self._on_change)
 
     def begin(self) -> None:
-        """Add own nodes; act until the faults end."""
         for number in range(self._rng.choice(OWN_NODES_COUNTS)):
             self._add_own_node(f"own-{number}")
         for name in self._acts:
@@ -164,7 +163,6 @@ class OverridingOperators:
         self._active: dict[str, PolicyDirectiveGiven] = {}  # by key: directives that may be active
 
     def override(self) -> None:
-        """Give a directive."""
         seconds = self._faults.seconds(OVERRIDES, *OVERRIDE_SECONDS)
         pool = self._faults.choose(OVERRIDES, sorted(pool_policy.name for pool_policy in self._policies.now.pools))
         directives: Mapping[str, AnyDirective] = {
@@ -187,7 +185,6 @@ class OverridingOperators:
             self._loop.call_later(self._faults.seconds(OVERRIDES, 0.0, seconds), self._lift, directive.key)
 
     def end(self) -> None:
-        """Lift all directives that may be active."""
         for key in sorted(self._active):
             self._lift(key)
 

@@ -46,7 +46,6 @@ def with_preferences(pod: core.PodSpec, name: str, rng: random.Random) -> core.P
 
 
 def _prefer_two(key: str, values: tuple[str, ...], rng: random.Random) -> core.NodeAffinity:
-    """Prefer two values, each with its own weight."""
     conditions = [core.Requirement(key=key, operator="In", values=(value,)) for value in rng.sample(values, 2)]
     return core.NodeAffinity(
         preferred=tuple(
@@ -103,13 +102,11 @@ class Services:
         self._is_over = False
 
     def begin(self) -> None:
-        """Start creating services."""
         for _ in range(self._rng.randint(0, FIRST_COUNT_MAX)):
             self._loop.call_later(self._rng.uniform(0.0, FIRST_SECONDS_MAX), self._start)
         self._schedule_next()
 
     def stop(self) -> None:
-        """Stop all services."""
         self._is_over = True
         for uid in sorted(self._running):
             self._stop(uid)

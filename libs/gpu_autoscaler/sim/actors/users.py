@@ -55,7 +55,6 @@ class Users:
         self._is_over = False
 
     def begin(self) -> None:
-        """Start submitting jobs."""
         self._next()
 
     def stop(self) -> None:
@@ -173,12 +172,10 @@ class DemandReporters:
         self._is_over = False
 
     def begin(self) -> None:
-        """Start reporting."""
         for source in self._sources:
             self._next(source)
 
     def stop(self) -> None:
-        """Withdraw all demand."""
         self._is_over = True
         for source in self._sources:
             self._submit(source, 0)

@@ -4,13 +4,20 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from typing import Protocol
 
+from gpu_autoscaler.cloudmeta.protocol import EventQueue, InstanceMetadata
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
-from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.kube.protocol import Cluster, KubeApi
+from gpu_autoscaler.providers.protocol import CapacityProvider
+from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.sim.adapters.bundle import AdapterBundle, Roles, TickInputs
+from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.snapshots import Snapshots, Streams
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue, SimInterruptionQueue
 from gpu_autoscaler.sim.adapters.kube_api import SimKube, WatchFaults
 from gpu_autoscaler.sim.adapters.provider import SimExporters, SimMetadata, SimProvider, SimStore, StoreFaults
@@ -20,8 +27,55 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.invariants.observer import Observer
-from gpu_autoscaler.sim.process_pool import BoundTickInputs
-from gpu_autoscaler.sim.service_process import Process
+from gpu_autoscaler.sim.process_pool import BoundTickInputs, Process
+from gpu_autoscaler.store.protocol import Store
+
+
+class Exporters(Protocol):
+    """Metrics pages of GPU exporters by address."""
+
+    async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
+        """Return the page of each name's URL; None for one that did not respond."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBundle:
+    """All adapters of one process."""
+
+    view: StateView
+    policy: ScalingPolicy
+    clock: Clock
+    cluster: Cluster
+    kube: KubeApi
+    provider: CapacityProvider
+    store: Store
+    metadata: Callable[[str], InstanceMetadata]
+    interruption_queue: EventQueue | None  # the cloud's interruption queue; None: the cloud has none
+    exporters: Exporters
+    streams: Streams
+    seed: ClusterState  # the last snapshot state of streams that were lost
+    on_refused_plan: Callable[[], None]  # the plan check found a violation, which must never happen
+
+
+Compose = Callable[[AdapterBundle], Service]
+Resume = Callable[[AdapterBundle], Snapshots]
+# What a tick's outcome depends on besides the service's own memory. If it equals that of the last tick, which published
+# nothing, the tick is skipped.
+TickInputs = Callable[[StateView, ScalingPolicy, datetime], Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process of the running system."""
+
+    compose: Compose
+    tick_inputs: TickInputs | None = None  # None: every tick is called
+    snapshots: Resume | None = None  # None: it starts from the oldest facts
+    keeps_snapshots: bool = False
+
+
+Roles = Mapping[str, Role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +93,6 @@ class AdapterFactory:
     interruption_queue: InterruptionQueue | None = None  # None: the cloud has no queue, and metadata responds
 
     def bundle(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> AdapterBundle:
-        """Return the adapters of this process."""
         boundary = process.boundary
         is_closed = self.interruption_queue is not None and self.interruption_queue.is_metadata_closed
         return AdapterBundle(

@@ -55,7 +55,6 @@ class CallBoundary:
             raise TransientError(f"{loss}: the call took effect, but its response is lost")
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass for this process."""
         waiting = self.loop.create_future()
         self.loop.call_later(seconds, _end, waiting)
         await waiting

@@ -62,13 +62,11 @@ class InterruptionQueue:
         return taken
 
     def hide(self, number: int, seconds: float) -> None:
-        """Hide the message for this time."""
         if (message := self.waiting.get(number)) is not None:
             message.visible_at = self._loop.time() + seconds
             self._loop.call_later(seconds, self._wake)
 
     def delete(self, number: int) -> None:
-        """Delete the message."""
         if (message := self.waiting.pop(number, None)) is not None:
             for listener in self.deleted_listeners:
                 listener(message)
@@ -116,7 +114,6 @@ class SimInterruptionQueue:
         self._queue = queue
 
     async def receive(self) -> Sequence[QueuedEvent]:
-        """Wait for messages and return them."""
         await self._boundary.continue_if_alive()
         while not (taken := self._queue.take(self._boundary.loop.time())):
             await self._queue.until_more()
@@ -128,13 +125,11 @@ class SimInterruptionQueue:
         ]
 
     async def delete(self, event: QueuedEvent) -> None:
-        """Delete the message. Raises TransientError."""
         await self._boundary.before_call("cloud_call_failed")
         self._queue.delete(int(event.receipt))
         await self._boundary.after_call("cloud_call_failed")
 
     async def hide(self, event: QueuedEvent, seconds: float) -> None:
-        """Hide the message for this time. Raises TransientError."""
         await self._boundary.before_call("cloud_call_failed")
         self._queue.hide(int(event.receipt), seconds)
 

@@ -75,7 +75,6 @@ class SimKube:
     # ---- reading
 
     async def watch(self, kind: Kind[Any], *, label_selector: str = "") -> AsyncIterator[WatchItem]:
-        """List, then watch forever."""
         cluster, boundary = self._cluster, self._boundary
         if not cluster.has(kind):
             yield Listed(kind=kind, objects=(), version=cluster.version, seen_at=self._clock.now())
@@ -125,38 +124,31 @@ class SimKube:
             raise TransientError("the API server is unavailable")
 
     async def _until_available(self) -> None:
-        """Wait while the API server is unavailable."""
         while self._watch_faults.is_away:
             await self._boundary.sleep(RETRIED_SECONDS)
 
     async def cluster(self) -> Cluster:
-        """Return the identity of the cluster."""
         await self._before_call()
         return self._identity
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
-        """Return the object. Raises NotFound."""
         await self._before_call()
         return self._get(kind, namespace, name)
 
     async def serves(self, kind: Kind[Any]) -> bool:
-        """True where the kind is installed."""
         await self._before_call()
         return self._cluster.has(kind)
 
     async def pods_on(self, node_name: str) -> Sequence[core.Pod]:
-        """Return the pods bound to this node."""
         await self._before_call()
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == node_name]
 
     async def nodes_labeled(self, label_selector: str) -> Sequence[core.Node]:
-        """Return the nodes with this label."""
         await self._before_call()
         key, _, value = label_selector.partition("=")
         return [node for node in self._cluster.all(NODES) if node.metadata.labels.get(key) == value]
 
     async def volumes_on(self, node_name: str) -> Sequence[str]:  # noqa: ARG002 - nothing is ever attached
-        """Return the volumes that are attached to this node."""
         await self._before_call()
         return ()
 
@@ -202,7 +194,6 @@ class SimKube:
         return is_same
 
     async def annotate_pod(self, pod: core.Pod, annotations: Mapping[str, str]) -> bool:
-        """Set annotations; False where the pod is gone."""
         await self._before_call()
         current = self._cluster.current(PODS, pod)
         if current is not None:
@@ -215,7 +206,6 @@ class SimKube:
         return current is not None
 
     async def evict_pod(self, pod: core.Pod) -> Eviction:
-        """Evict the pod."""
         await self._before_call()
         current = self._cluster.current(PODS, pod)
         if current is None:
@@ -226,7 +216,6 @@ class SimKube:
         return answer
 
     async def delete_pod(self, pod: core.Pod, *, grace_seconds: int) -> bool:
-        """Delete the pod regardless of its budgets."""
         await self._before_call()
         current = self._cluster.current(PODS, pod)
         if current is not None:
@@ -236,7 +225,6 @@ class SimKube:
         return current is not None
 
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
-        """Create the object. Raises Conflict, NotFound."""
         await self._before_call()
         name = manifest["metadata"]["name"]
         if not self._cluster.has(kind):
@@ -261,7 +249,6 @@ class SimKube:
         return item
 
     async def remove(self, kind: Kind[Any], item: core.Object, *, is_last: bool = False) -> bool:  # noqa: ARG002 - pods are always deleted too
-        """Delete the Job and its pods in the background."""
         await self._before_call()
         current = self._cluster.current(kind, item)
         if current is not None:
@@ -273,7 +260,6 @@ class SimKube:
         """Nothing to close."""
 
     def _create(self, kind: Kind[Any], namespace: str, manifest: Mapping[str, Any]) -> core.Object:
-        """Create a Job, whose pods follow, or a plain object."""
         if kind is JOBS:
             return self._workloads.create_job(namespace, manifest)
         owners = msgspec.convert(manifest["metadata"]["ownerReferences"], tuple[core.OwnerReference, ...])

@@ -15,7 +15,6 @@ from gpu_autoscaler.model.ids import ActionId, JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import Instance, LaunchRefused, Order, RefusalScope
-from gpu_autoscaler.sim.adapters.bundle import node_of
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
 from gpu_autoscaler.sim.adapters.snapshots import corrupted
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
@@ -23,6 +22,8 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.invariants.observer import Observer
 from gpu_autoscaler.store.protocol import Acceptance, JobOutcome
 
+METADATA_URL = "sim://{node_name}/metadata"
+EXPORTER_URL = "sim://{node_name}/metrics"
 REFUSED_SECONDS = 180.0
 SLOW_SECONDS = (2.0, 60.0)
 LISTED_LATE_SECONDS = (5.0, 90.0)  # until a launched instance is listed
@@ -33,6 +34,11 @@ _CODES: tuple[tuple[str, RefusalScope], ...] = (
     ("Unsupported", "zone"),
     ("VcpuLimitExceeded", "region"),
 )
+
+
+def node_of(address: str) -> str:
+    """Return the node name in an address of these two forms."""
+    return address.removeprefix("sim://").partition("/")[0]
 
 
 def no_stream() -> int:
@@ -55,12 +61,10 @@ class SimProvider:
         self._reported_up_to = reported_up_to
 
     async def offers(self) -> Sequence[Offer]:
-        """Return all available offers."""
         await self._boundary.before_call("cloud_call_failed")
         return self._cloud.offers
 
     async def launch(self, order: Order) -> Instance:
-        """Launch the instance, or return the one of this token. Raises LaunchRefused, TransientError."""
         return (await self._launched((order,)))[0]
 
     def can_launch_group(self, pool: str, offer: Offer) -> bool:  # noqa: ARG002 - equal for all
@@ -68,7 +72,6 @@ class SimProvider:
         return self._cloud.has_launch_groups
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        """Launch all, or return what was launched. Raises LaunchRefused, PermanentError, TransientError."""
         made_count = sum(self._cloud.has_machine(order.action_id) for order in orders)
         if 0 < made_count < len(orders):
             raise PermanentError(f"transaction {transaction} has launched only {made_count} of {len(orders)} orders")
@@ -111,7 +114,6 @@ class SimProvider:
         )
 
     async def terminate(self, provider_id: ProviderId, *, now: datetime) -> Instance | None:  # noqa: ARG002 - protocol
-        """Terminate the instance. Raises TransientError."""
         await self._boundary.before_call("cloud_call_failed")
         machine = self._cloud.of_id(provider_id)
         if machine is not None:
@@ -122,7 +124,6 @@ class SimProvider:
         return None if machine is None else machine.shown()
 
     async def instances(self, installation: str) -> Sequence[Instance]:  # noqa: ARG002 - one account, one installation
-        """Return every instance, those terminated in the last hour included."""
         await self._boundary.before_call("cloud_call_failed")
         shown, faults = self._cloud.shown(), self._boundary.faults
         if shown and faults.strikes("instances_left_out"):  # one incomplete list
@@ -130,7 +131,6 @@ class SimProvider:
         return shown
 
     async def instance(self, provider_id: ProviderId) -> Instance | None:
-        """Return this instance; None where it is not listed yet or does not exist. Raises TransientError."""
         await self._boundary.before_call("cloud_call_failed")
         machine = self._cloud.of_id(provider_id)
         return None if machine is None or machine.visible_at > self._boundary.loop.now() else machine.shown()
@@ -150,16 +150,13 @@ class SimMetadata:
         self._node_name = node_of(address)
 
     async def reclaim_notices(self) -> Sequence[ReclaimNotice]:
-        """Return the active notice, if any. Raises TransientError."""
         notice = (await self._machine()).notice
         return () if notice is None else (notice,)
 
     async def rebalance_recommended_at(self) -> datetime | None:
-        """Return the instant of the active rebalance recommendation. Raises TransientError."""
         return (await self._machine()).hinted_at
 
     async def provider_id(self) -> ProviderId:
-        """Return the id of this instance. Raises TransientError."""
         return (await self._machine()).provider_id
 
     async def _machine(self) -> Machine:
@@ -179,7 +176,6 @@ class SimExporters:
         self._frozen: dict[str, Page] = {}
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
-        """Return the page of each name's URL; None for one that did not respond."""
         await self._boundary.before_call()
         return {name: self._page(url) for name, url in urls.items()}
 
@@ -223,13 +219,11 @@ class SimStore(MemoryStore):
         return acceptance
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
-        """See `accept_job`."""
         is_known = await super().finish_job(job_id, outcome=outcome, finished_at=finished_at)
         await self._boundary.after_call("store_answer_lost")
         return is_known
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
-        """See `accept_job`."""
         new_count = await super().charge(spans)
         await self._boundary.after_call("store_answer_lost")
         return new_count

@@ -34,12 +34,10 @@ class SimStreams:
         self._bus = bus
 
     async def span(self, stream: str) -> StreamSpan:
-        """See Bus."""
         await self._reached()
         return self._bus.span(stream)
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
-        """See Bus."""
         await self._reached()
         return self._bus.message_at(stream, sequence)
 

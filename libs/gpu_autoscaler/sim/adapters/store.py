@@ -52,7 +52,6 @@ class MemoryStore:
         self._tables = tables
 
     async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
-        """See Store."""
         await self._reached()
         known = self._tables.jobs.get(spec.job_id)
         if known is not None:
@@ -61,7 +60,6 @@ class MemoryStore:
         return "accepted"
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
-        """See Store."""
         await self._reached()
         row = self._tables.jobs.get(job_id)
         if row is not None and row.outcome is None:
@@ -69,25 +67,21 @@ class MemoryStore:
         return row is not None
 
     async def job(self, job_id: JobId) -> JobRow | None:
-        """See Store."""
         await self._reached()
         return self._tables.jobs.get(job_id)
 
     async def jobs(
         self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
-        """See Store."""
         await self._reached()
         rows = list(self._tables.jobs.values())
         return _page(rows, [project_id in (None, row.spec.project_id) for row in rows], cursor, count_max)
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
-        """See Store."""
         await self._reached()
         return [row for row in self._tables.jobs.values() if row.outcome is None]
 
     async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
-        """See Store."""
         await self._reached()
         if fact.plan_id in self._tables.plans:
             return False
@@ -95,18 +89,15 @@ class MemoryStore:
         return True
 
     async def plan(self, plan_id: PlanId) -> PlanRow | None:
-        """See Store."""
         await self._reached()
         return self._tables.plans.get(plan_id)
 
     async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
-        """See Store."""
         await self._reached()
         rows = list(self._tables.plans.values())
         return _page(rows, [True] * len(rows), cursor, count_max)
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
-        """See Store."""
         await self._reached()
         msgspec.json.encode(spans)  # refuse what cannot be encoded before anything is stored
         return sum(self._charge(span) for span in spans)
@@ -132,33 +123,27 @@ class MemoryStore:
     async def ledger(
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[CostAccrued]:
-        """See Store."""
         await self._reached()
         rows = list(self._tables.ledger.values())
         return _page(rows, [provider_id in (None, row.provider_id) for row in rows], cursor, count_max)
 
     async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
-        """See Store."""
         await self._reached()
         return dict(self._tables.charges)
 
     async def confirm_charge(self, span: CostAccrued) -> None:
-        """See Store."""
         await self._reached()
         self._tables.unconfirmed.pop((span.provider_id, span.from_at), None)
 
     async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
-        """See Store."""
         await self._reached()
         return list(self._tables.unconfirmed.values())[:count_max]
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
-        """See Store."""
         await self._reached()
         return dict(self._tables.spent)
 
     async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
-        """See Store."""
         await self._reached()
         oldest = period_name("day", since)
         rows = sorted(self._tables.periods.items())
@@ -169,7 +154,6 @@ class MemoryStore:
         ]
 
     async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
-        """See Store."""
         await self._reached()
         known = self._tables.requests.get(key)
         if known is None:
@@ -177,14 +161,12 @@ class MemoryStore:
         return known
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
-        """See Store."""
         await self._reached()
         row = self._tables.requests.get(key)
         if row is not None:
             self._tables.requests[key] = replace(row, status=status, answer=answer)
 
     async def delete_requests(self, before: datetime) -> int:
-        """See Store."""
         await self._reached()
         old = [key for key, row in self._tables.requests.items() if row.started_at < before]
         for key in old:
@@ -192,25 +174,21 @@ class MemoryStore:
         return len(old)
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
-        """See Store."""
         await self._reached()
         self._tables.snapshots_count += 1
         number = self._tables.snapshots_count
         self._tables.snapshots[number] = (SnapshotRow(number=number, saved_at=saved_at, label=label), body)
 
     async def snapshots(self) -> Sequence[SnapshotRow]:
-        """See Store."""
         await self._reached()
         return [row for row, _ in reversed(self._tables.snapshots.values())]
 
     async def snapshot_body(self, number: int) -> bytes | None:
-        """See Store."""
         await self._reached()
         kept = self._tables.snapshots.get(number)
         return None if kept is None else kept[1]
 
     async def delete_snapshots(self, numbers: Sequence[int]) -> None:
-        """See Store."""
         await self._reached()
         for number in numbers:
             self._tables.snapshots.pop(number, None)

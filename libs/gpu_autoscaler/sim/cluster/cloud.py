@@ -23,7 +23,7 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.providers.protocol import Instance, Order
 from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
 from gpu_autoscaler.sim.cluster.objects import amounts_text, with_condition
-from gpu_autoscaler.simcluster.device_plugin import shown_gpus
+from gpu_autoscaler.simcluster.instances import shown_gpus
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
 Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
@@ -64,12 +64,10 @@ class Machine:
 
     @property
     def offer(self) -> Offer:
-        """The offer that was bought."""
         return self.order.offer
 
     @property
     def is_alive(self) -> bool:
-        """True until it is terminated."""
         return self.state in ("pending", "running")
 
     @property
@@ -78,12 +76,10 @@ class Machine:
         return self.was_broken or self.gpu_fault.get("xid") == 79 or bool(self.gpu_fault.get("is_row_remap_failed"))
 
     def set_gpu_fault(self, gpu_fault: Mapping[str, Any]) -> None:
-        """Let its first GPU report this from now on."""
         self.was_broken = self.has_broken_gpu
         self.gpu_fault = gpu_fault
 
     def shown(self) -> Instance:
-        """Return the instance as the cloud's API lists it."""
         return Instance(
             provider_id=self.provider_id,
             action_id=self.order.action_id,
@@ -139,19 +135,15 @@ class Cloud:
     # ---- queries
 
     def alive(self) -> list[Machine]:
-        """Return machines that have not been terminated."""
         return [machine for machine in self.machines if machine.is_alive]
 
     def of_node(self, node_name: str | None) -> Machine | None:
-        """Return the machine of a node."""
         return self._by_node.get(node_name or "")
 
     def of_id(self, provider_id: ProviderId) -> Machine | None:
-        """Return the machine of this provider id."""
         return self._by_id.get(provider_id)
 
     def of_token(self, action_id: ActionId) -> Machine | None:
-        """Return the machine launched with this token."""
         return self._by_token.get(action_id)
 
     def has_machine(self, action_id: ActionId) -> bool:
@@ -159,7 +151,6 @@ class Cloud:
         return action_id in self._by_token
 
     def shown(self) -> Sequence[Instance]:
-        """Return the instances that the API lists now."""
         now = self._cluster.now()
         oldest = now - timedelta(seconds=SHOWN_SECONDS_AFTER_END)
         return [
@@ -169,7 +160,6 @@ class Cloud:
         ]
 
     def is_out_of(self, offer: Offer) -> bool:
-        """True while the offer has no capacity."""
         is_without_spot = offer.capacity_type is CapacityType.SPOT and offer.zone in self.zones_without_spot
         return is_without_spot or offer.gpu_model in self.sold_out
 
@@ -265,7 +255,6 @@ class Cloud:
         self._loop.call_later(self._rng.uniform(*TERMINATION_SECONDS), self._ended, machine)
 
     def reclaim(self, machine: Machine) -> None:
-        """Reclaim the machine."""
         if machine.is_alive:
             machine.reclaimed_at = self._cluster.now()
             self.terminate(machine)
@@ -287,7 +276,6 @@ class Cloud:
             listener(machine)
 
     def withdraw(self, machine: Machine) -> None:
-        """Withdraw the notice: the machine stays."""
         machine.notice = None
         self.version += 1
 
@@ -364,7 +352,6 @@ class Cloud:
             machine.is_usable = True
 
     def pods_on(self, machine: Machine) -> list[core.Pod]:
-        """Return the ready pods on the machine's node."""
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == machine.node_name and is_ready(pod)]
 
     def spot(self) -> list[Machine]:

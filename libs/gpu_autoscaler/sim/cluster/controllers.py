@@ -51,7 +51,6 @@ class Work:
 
     @property
     def members_count(self) -> int:
-        """How many pods must complete."""
         return int(self.manifest["spec"]["completions"])
 
 
@@ -91,7 +90,6 @@ class Workloads:
         return job
 
     def patch_job(self, job: core.Job, manifest: dict[str, Any]) -> core.Job:
-        """Replace the Job's manifest."""
         work = self.works[job.metadata.uid]
         work.manifest = manifest
         specification = msgspec.convert(manifest["spec"], core.JobSpecification)
@@ -134,7 +132,6 @@ class Workloads:
         self.loop.call_later(REACTION_SECONDS, self._fill, uid)
 
     def _fill(self, uid: str) -> None:
-        """Create a pod for each index without one."""
         work = self.works.get(uid)
         if work is None or is_over(work.job) or work.job.spec.suspend:
             return
@@ -187,7 +184,6 @@ class Workloads:
             work.job = self.cluster.put(JOBS, replace(work.job, status=status))
 
     def _count(self, uid: str) -> None:
-        """Update the Job's status from its pods."""
         work = self.works.get(uid)
         if work is None or is_over(work.job):
             return
@@ -222,7 +218,6 @@ class Workloads:
     # ---- the scheduler
 
     def nodes(self) -> list[core.Node]:
-        """Return all nodes."""
         return self.cluster.all(NODES)
 
     def _on_change(self, plural: str, _: Entry) -> None:
@@ -369,7 +364,6 @@ class Workloads:
         self.kubelet_dead_since.setdefault(node_name, self.cluster.now())
 
     def remove_node(self, node_name: str) -> None:
-        """Remove the node object and the pods bound to it."""
         node = self.cluster.find(NODES, "", node_name)
         if node is not None:
             self.cluster.delete(NODES, node)

@@ -50,19 +50,12 @@ class Kubernetes:
             self._objects[kind.plural] = {}
 
     def has(self, kind: Kind[Any]) -> bool:
-        """False for a kind that this cluster does not serve."""
         return kind.path() in self._served
 
     def listen(self, listener: Callable[[str, Entry], None]) -> None:
-        """Call the listener for every change from now on."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[str, Entry], None]) -> None:
-        """Stop calling the listener."""
-        self._listeners.remove(listener)
-
     def find(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT | None:
-        """Return the object; None if no object has this name."""
         item: ObjectT | None = self._objects[kind.plural].get((namespace, name))
         return item
 

@@ -72,7 +72,6 @@ class ReplicaSets:
         self._fill()
 
     def stop(self, uid: str) -> None:
-        """Delete the replicas and their budget."""
         replica_set = self._by_uid.pop(uid)
         budget = self._cluster.find(BUDGETS, NAMESPACE, replica_set.name)
         if budget is not None:
@@ -81,7 +80,6 @@ class ReplicaSets:
             self._workloads.delete(pod)
 
     def names(self) -> list[str]:
-        """Return the names of all ReplicaSets, sorted."""
         return sorted(replica_set.name for replica_set in self._by_uid.values())
 
     def tighten(self, name: str) -> Callable[[], None]:
@@ -119,7 +117,6 @@ class ReplicaSets:
         return Eviction(answer="accepted")
 
     def budgets_of(self, pod: core.Pod) -> list[core.PodDisruptionBudget]:
-        """Return the budgets that cover the pod."""
         return [
             budget
             for budget in self._cluster.all(BUDGETS)

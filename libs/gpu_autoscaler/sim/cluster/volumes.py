@@ -60,7 +60,6 @@ class VolumeController:
         return (core.Volume(name="data", persistent_volume_claim=core.ClaimSource(claim_name=name)),)
 
     def reaches(self, pod: core.Pod, node: core.Node) -> bool:
-        """True if all volumes of the pod are reachable from the node."""
         for volume in pod.spec.volumes:
             source = volume.persistent_volume_claim
             claim = None if source is None else self._cluster.find(CLAIMS, NAMESPACE, source.claim_name)
@@ -84,7 +83,6 @@ class VolumeController:
         self._workloads.request_scheduling()
 
     def _make(self, name: str, zone: str) -> None:
-        """Create the volume and bind the claim to it."""
         claim = self._cluster.find(CLAIMS, NAMESPACE, name)
         if claim is None or claim.spec.volume_name:
             return

@@ -170,11 +170,9 @@ class Faults:
         return max((self._disturbed_until.get(place, 0.0) for place in places or self._disturbed_until), default=0.0)
 
     def seconds(self, name: str, least: float, most: float) -> float:
-        """Draw a duration."""
         return self._random[name].uniform(least, most)
 
     def choose(self, name: str, among: list[str]) -> str:
-        """Draw the target."""
         return self._random[name].choice(among)
 
     def next_in_seconds(self, name: str) -> float | None:

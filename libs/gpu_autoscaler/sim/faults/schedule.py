@@ -12,8 +12,7 @@ from gpu_autoscaler.kube.protocol import NODES, PODS, Cluster
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.actors.operators import LOWERS_SPEND_LIMIT, OVERRIDES, OverridingOperators, SpendLimitOperators
-from gpu_autoscaler.sim.actors.policies import Policies
-from gpu_autoscaler.sim.actors.policy_objects import EDITS_POLICY_OBJECTS, PolicyObjects
+from gpu_autoscaler.sim.actors.policies import EDITS_POLICY_OBJECTS, Policies, PolicyObjects
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
 from gpu_autoscaler.sim.adapters.kube_api import WatchFaults

@@ -57,7 +57,6 @@ def storm_ratio(machines: Iterable[BilledMachine]) -> float | None:
 
 
 def _changes(machines: Iterable[BilledMachine]) -> Sequence[tuple[datetime, Offer, int]]:
-    """Return when GPUs are added and removed."""
     result = []
     for machine in machines:
         count = machine.offer.resources.gpu_count
@@ -143,7 +142,6 @@ class _Job:
 
     @property
     def is_done(self) -> bool:
-        """True once every member has completed."""
         return all(member.ended_at is not None for member in self.members.values())
 
 
@@ -171,18 +169,15 @@ class MetricsCollector:
     # ---- events
 
     def job_requested(self, request: JobRequested) -> None:
-        """A job was requested."""
         assert request.job_id is not None, "a scenario's jobs have ids"  # noqa: S101 - a bug of the scenario
         job = self._jobs[request.job_id] = _Job(request, self._cluster.now())
         job.members = {(request.job_id, str(index)): _Member() for index in range(request.members)}
         self._open_count += 1
 
     def is_over(self) -> bool:
-        """True once every requested job has ended."""
         return self._open_count == 0
 
     def saved_seconds(self, pod: core.Pod) -> float:
-        """Return the saved progress of the pod's work."""
         member = self._member(pod)
         return 0.0 if member is None else member.saved_seconds
 

@@ -22,8 +22,7 @@ from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointingPods
 from gpu_autoscaler.sim.actors.policies import Policies
-from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, tick_inputs_of_roles
-from gpu_autoscaler.sim.adapters.bundle import Roles
+from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud
@@ -33,12 +32,11 @@ from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
 from gpu_autoscaler.sim.invariants import PLAN_CHECK
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor, InvariantViolation
-from gpu_autoscaler.sim.process_pool import ProcessPool
+from gpu_autoscaler.sim.process_pool import BUG, Process, ProcessPool
 from gpu_autoscaler.sim.scoring.baselines.actuator import Actuator
-from gpu_autoscaler.sim.scoring.baselines.protocol import Baseline
+from gpu_autoscaler.sim.scoring.baselines.observation import Baseline
 from gpu_autoscaler.sim.scoring.metrics import MetricsCollector, Score
 from gpu_autoscaler.sim.scoring.scenario import Scenario, ScenarioPlayer, SubmitJob
-from gpu_autoscaler.sim.service_process import BUG, Process
 from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
 
 OURS = "gpu-autoscaler"
@@ -85,7 +83,6 @@ class ScoringRun:
                 return
 
     def close(self) -> None:
-        """Close the loop."""
         self.loop.set_exception_handler(lambda *_: None)
         self.loop.call_later(0.0, self.loop.stop)
         self.loop.run_forever()

@@ -41,7 +41,6 @@ class Budgets:
         self._stale: dict[str, None] = {}
 
     def on_change(self, change: Change) -> None:
-        """Update the pod's count; read a budget's selector."""
         namespace = change.record.key.partition("/")[0]
         if change.table == PODS.table:
             pod = None if change.type == "DELETED" else change.record.object
@@ -52,7 +51,6 @@ class Budgets:
             self._budget_changed(change, namespace)
 
     def step(self, now: datetime) -> None:
-        """Write the status of budgets whose pods or rules have changed."""
         stale, self._stale = self._stale, {}
         for key in stale:
             members = self._members.get(key.partition("/")[0], {}).get(key)

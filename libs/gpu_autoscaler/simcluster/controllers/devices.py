@@ -29,7 +29,6 @@ class DeviceClaims:
         self._over: dict[str, Json] = {}  # finished pods with claims, by uid
 
     def on_change(self, change: Change) -> None:
-        """Record pods with claims, and templates that some may wait for."""
         if change.table == DEVICE_TEMPLATES.table and change.type != "DELETED":
             self._pods.update((key_of(pod), None) for pod in self._api.objects(PODS) if _claims_in(pod))
         elif change.table == PODS.table and _claims_in(change.record.object):
@@ -40,7 +39,6 @@ class DeviceClaims:
                 self._pods[change.record.key] = None
 
     def step(self, _now: datetime) -> None:
-        """Create and release claims."""
         pods, self._pods = self._pods, {}
         for key in pods:
             pod = self._api.find(PODS, key)

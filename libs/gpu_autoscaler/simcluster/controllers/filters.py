@@ -4,7 +4,9 @@ Order and wording of the refusals: the filter plugins of kube-scheduler 1.36, `p
 (read 2026-11-21). Without plugins that no workload here uses: ports, pod affinity, spread.
 """
 
-from collections.abc import Mapping
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_autoscaler.simcluster.objects import Json, labels_of, quantity_milli
@@ -35,7 +37,6 @@ class NodeView:
             self.used_milli[name] = self.used_milli.get(name, 0) + sign * amount
 
     def same_shape(self, other: "NodeView") -> bool:
-        """Return whether only the usage differs."""
         mine = (self.labels, self.taints, self.unschedulable, self.allocatable_milli)
         return mine == (other.labels, other.taints, other.unschedulable, other.allocatable_milli)
 
@@ -166,3 +167,52 @@ def fullness(requests: Mapping[str, int], node: NodeView) -> float:
         if amount and name != "pods"
     ]
     return sum(shares) / len(shares) if shares else 0.0
+
+
+_Entry = tuple[int, float, str]  # least first: less preferred, less full, name
+
+
+class Shortlist:
+    """Nodes that permanent rules allow for pods with these needs."""
+
+    def __init__(self, needs: Needs, nodes: Iterable[NodeView], touched_count: int) -> None:
+        """`touched_count`: touches of nodes so far."""
+        self._requests = needs.requests_milli
+        self._refusals = Counter[str]()
+        self._allowed: dict[str, tuple[int, NodeView]] = {}
+        self._touches_seen = touched_count
+        for node in nodes:
+            refusal = standing_refusal(needs, node)
+            if refusal is None:
+                self._allowed[node.name] = (-preference(needs, node), node)
+            else:
+                self._refusals[refusal] += 1
+        self._heap = [self._entry(name) for name, (_, node) in self._allowed.items() if self._fits(node)]
+        heapq.heapify(self._heap)
+
+    def best(self, touched: Sequence[str]) -> str | None:
+        """Return the node to use: the most preferred, then the fullest, then the first by name."""
+        for name in set(touched[self._touches_seen :]) & self._allowed.keys():
+            if self._fits(self._allowed[name][1]):
+                heapq.heappush(self._heap, self._entry(name))
+        self._touches_seen = len(touched)
+        while self._heap:
+            entry = self._heap[0]
+            if self._fits(self._allowed[entry[2]][1]) and entry == self._entry(entry[2]):
+                return entry[2]
+            heapq.heappop(self._heap)
+        return None
+
+    def why_none(self) -> Counter[str]:
+        """Return how many nodes are excluded for which reason; a node may have several."""
+        reasons = Counter(self._refusals)
+        for _, node in self._allowed.values():
+            reasons.update(lacking(self._requests, node))
+        return reasons
+
+    def _fits(self, node: NodeView) -> bool:
+        return not lacking(self._requests, node)
+
+    def _entry(self, name: str) -> _Entry:
+        dislike, node = self._allowed[name]
+        return (dislike, -fullness(self._requests, node), name)

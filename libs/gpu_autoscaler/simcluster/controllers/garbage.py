@@ -38,7 +38,6 @@ class Garbage:
         self._sweep_at: datetime | None = None
 
     def on_change(self, change: Change) -> None:
-        """Record deleted owners, namespaces and nodes."""
         key, item = change.record.key, change.record.object
         gone = change.type == "DELETED"
         if gone or is_terminating(item):
@@ -64,7 +63,6 @@ class Garbage:
                 self._nodes_gone.add(due, node_name)
 
     def step(self, now: datetime) -> None:
-        """Remove what is due."""
         owners, self._owners = self._owners, {}
         for (table, key), item in owners.items():
             self._settle_dependents(self._kind_of(table), key, item)

@@ -72,7 +72,6 @@ class Kubelets:
         return len(running)
 
     def on_change(self, change: Change) -> None:
-        """Schedule the actions for a pod or node."""
         if change.table == NODES.table:
             if change.type == "DELETED":
                 self._held_up.pop(change.record.key, None)
@@ -82,7 +81,6 @@ class Kubelets:
             self._pod_changed(change)
 
     def step(self, now: datetime) -> None:
-        """Do what is due."""
         for duty in itertools.islice(self._agenda.take_due(now), DUTIES_PER_STEP_MAX):
             pod = self._api.find(PODS, duty.key)
             if pod is None or pod["metadata"]["uid"] != duty.uid:

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.filters import UNSCHEDULABLE_TAINT, toleration_matches
-from gpu_autoscaler.simcluster.controllers.protocol import Agenda
-from gpu_autoscaler.simcluster.controllers.recorder import Recorder
+from gpu_autoscaler.simcluster.controllers.protocol import Agenda, Recorder
 from gpu_autoscaler.simcluster.defaults import NOT_READY, UNREACHABLE
 from gpu_autoscaler.simcluster.kinds import LEASES, NODES, PODS
 from gpu_autoscaler.simcluster.objects import (
@@ -44,7 +43,6 @@ class NodeLifecycle:
         self._monitor_at: datetime | None = None
 
     def on_change(self, change: Change) -> None:
-        """Record heartbeats, node changes, and pods bound to a node."""
         key = change.record.key
         if change.table == LEASES.table and key.startswith(LEASE_NAMESPACE + "/") and change.type != "DELETED":
             self._seen_at[key.partition("/")[2]] = self._api.now()
@@ -61,7 +59,6 @@ class NodeLifecycle:
                 self._pods_bound[key] = None
 
     def step(self, now: datetime) -> None:
-        """Detect dead nodes, update taints, and evict pods."""
         if self._monitor_at is None or now >= self._monitor_at:
             self._monitor_at = now + timedelta(seconds=MONITOR_SECONDS)
             self._find_silent(now)

@@ -14,9 +14,8 @@ import msgspec
 
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.devices import DEVICE_TABLES, allocate, claims_made, device_reach
-from gpu_autoscaler.simcluster.controllers.filters import Needs, NodeView, needs_of, view_of
-from gpu_autoscaler.simcluster.controllers.recorder import Recorder
-from gpu_autoscaler.simcluster.controllers.shortlist import Shortlist
+from gpu_autoscaler.simcluster.controllers.filters import Needs, NodeView, Shortlist, needs_of, view_of
+from gpu_autoscaler.simcluster.controllers.protocol import Recorder
 from gpu_autoscaler.simcluster.controllers.volumes import STORAGE_TABLES, claims_of, reach
 from gpu_autoscaler.simcluster.kinds import NODES, PODS
 from gpu_autoscaler.simcluster.objects import (
@@ -68,7 +67,6 @@ class Scheduler:
         self._may_help = False
 
     def on_change(self, change: Change) -> None:
-        """Update the view of nodes and pods."""
         if change.table == NODES.table:
             self._node_changed(change)
         elif change.table == PODS.table:

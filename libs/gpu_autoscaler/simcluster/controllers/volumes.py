@@ -25,7 +25,6 @@ class Volumes:
         self._claims: dict[str, None] = {}  # new or changed
 
     def on_change(self, change: Change) -> None:
-        """Record new claims, and pods with claims that have a node now."""
         key, item = change.record.key, change.record.object
         if change.type == "DELETED":
             return
@@ -35,7 +34,6 @@ class Volumes:
             self._pods[key] = None
 
     def step(self, _now: datetime) -> None:
-        """Bind what is due."""
         claims, self._claims = self._claims, {}
         for key in claims:
             claim = self._api.find(CLAIMS, key)

@@ -24,7 +24,7 @@ from gpu_autoscaler.model.reasons.defer import NoOfferFits
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.resources import SHARED_GPU_RESOURCE, Resources
-from gpu_autoscaler.simcluster.device_plugin import shown_gpus
+from gpu_autoscaler.simcluster.instances import shown_gpus
 
 SMALL, LARGE = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"
 T4 = offer("g4dn.xlarge", gpus=1, model="T4", gpu_memory_gib=16, cpu=4, memory_gib=16, usd_per_hour=0.5)

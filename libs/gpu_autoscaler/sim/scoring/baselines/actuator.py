@@ -17,8 +17,7 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Baseline, Buy, Drain, Uncordon
+from gpu_autoscaler.sim.scoring.baselines.observation import Action, Baseline, Buy, Drain, Observation, Uncordon
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
 
 EVICTION_RETRY_SECONDS = 5.0  # after an eviction blocked by a budget
@@ -75,7 +74,6 @@ class Actuator:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, baseline: Baseline) -> None:
-        """Start its loop."""
         self._spawn(self._scan_forever(baseline))
 
     def has_failed(self) -> bool:

@@ -12,8 +12,15 @@ from collections.abc import Iterable, Sequence
 
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation, OwnedMachine, Slot, is_protected
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Buy, Drain
+from gpu_autoscaler.sim.scoring.baselines.observation import (
+    Action,
+    Buy,
+    Drain,
+    Observation,
+    OwnedMachine,
+    Slot,
+    is_protected,
+)
 
 UTILIZATION_MAX = 0.5
 UNNEEDED_SECONDS = 600.0
@@ -36,7 +43,6 @@ class ClusterAutoscaler:
         self._unneeded_since: dict[str, float] = {}
 
     def step(self, observation: Observation) -> Iterable[Action]:
-        """Scale up, or else down."""
         machines = observation.machines()
         yield from (
             Drain(token=machine.token)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation, OwnedMachine, is_protected
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Buy, Drain
+from gpu_autoscaler.sim.scoring.baselines.observation import Action, Buy, Drain, Observation, OwnedMachine, is_protected
 
 BATCH_IDLE_SECONDS, BATCH_SECONDS_MAX = 1.0, 10.0
 REFUSED_SECONDS = 180.0
@@ -56,7 +55,6 @@ class _Claim:
         return True
 
     def cheapest(self) -> Offer:
-        """Return the offer to buy."""
         return min((slot.offer for slot in self.slots), key=lambda slot: (slot.price_micro_usd_per_hour or 0, slot.key))
 
 
@@ -79,7 +77,6 @@ class Karpenter:
         self._seen: tuple[int, int, int] | None = None
 
     def step(self, observation: Observation) -> Iterable[Action]:
-        """Handle notices, provision, consolidate."""
         now = observation.now_seconds
         is_same = self._seen == observation.version and self._batch_began_at is None
         if is_same and now < self._consolidates_at:

@@ -1,7 +1,10 @@
 """The observable state of cluster and cloud for a baseline, without knowledge of the future."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from gpu_autoscaler.kube.protocol import BUDGETS, NODES, PODS
 from gpu_autoscaler.kube.translate.common import amounts, condition
@@ -41,11 +44,9 @@ class Slot:
         self.offer = offer
 
     def takes(self, pod: core.Pod, requests: Resources) -> bool:
-        """True if the pod fits and accepts the node."""
         return requests.fits_in(self.free) and accepts(pod.spec, self.node)
 
     def put(self, requests: Resources) -> None:
-        """Reduce the free capacity."""
         self.free -= requests
 
 
@@ -86,7 +87,6 @@ class Observation:
         return self._machines
 
     def node(self, name: str) -> core.Node | None:
-        """Return the node of this name."""
         return self._cluster.find(NODES, "", name)
 
     def pods_by_node(self) -> dict[str, list[core.Pod]]:
@@ -95,7 +95,6 @@ class Observation:
         return self._pods_by_node
 
     def _refresh(self) -> None:
-        """Refresh the cache."""
         if self._cached_version == self.version:
             return
         self._cached_version = self.version
@@ -113,7 +112,6 @@ class Observation:
         return pods_by_node
 
     def requests(self, pod: core.Pod) -> Resources:
-        """Return the pod's requests."""
         pods_by_node = self._requests.get(pod.metadata.uid)
         if pods_by_node is None:
             pods_by_node = self._requests[pod.metadata.uid] = pod_requests(pod)
@@ -153,7 +151,6 @@ class Observation:
 
     @staticmethod
     def slot_of_offer(offer: Offer, token: str = "") -> Slot:
-        """Return an empty node of this offer."""
         metadata = core.Metadata(name=token, uid=token, labels=labels_of(offer, token))
         return Slot(token, core.Node(metadata=metadata), offer.resources, offer)
 
@@ -194,3 +191,38 @@ def is_protected(pod: core.Pod) -> bool:
 def _is_unschedulable(pod: core.Pod) -> bool:
     scheduled = condition(pod.status.conditions, "PodScheduled")
     return scheduled is not None and scheduled.status == "False"
+
+
+class Buy(msgspec.Struct, frozen=True, kw_only=True):
+    """Buy one node. `token` identifies the node and is never reused."""
+
+    offer: Offer
+    token: str
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """Cordon the node, evict its pods, terminate its machine when it is empty."""
+
+    token: str
+    seconds_max: float | None = None  # after which the drain is canceled; None: no limit
+    is_forced: bool = False  # delete pods regardless of their budgets
+
+
+class Uncordon(msgspec.Struct, frozen=True, kw_only=True):
+    """Uncordon the node and cancel its drain."""
+
+    token: str
+
+
+Action = Buy | Drain | Uncordon
+
+
+class Baseline(Protocol):
+    """A method of sizing a cluster."""
+
+    name: str
+    scan_seconds: float  # between steps
+
+    def step(self, observation: Observation) -> Iterable[Action]:
+        """Return the actions for this observation."""
+        ...

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.sim.cluster.controllers import is_ready
-from gpu_autoscaler.sim.scoring.baselines.demand import PodDemand, cheapest_fleet, fits_on, pod_demands_of
-from gpu_autoscaler.sim.scoring.baselines.observation import Observation, OwnedMachine
-from gpu_autoscaler.sim.scoring.baselines.protocol import Action, Buy, Drain
+from gpu_autoscaler.sim.scoring.baselines.known_demand import PodDemand, cheapest_fleet, fits_on, pod_demands_of
+from gpu_autoscaler.sim.scoring.baselines.observation import Action, Buy, Drain, Observation, OwnedMachine
 from gpu_autoscaler.sim.scoring.scenario import Scenario
 
 TARGET_RATIO = 0.7
@@ -47,7 +46,6 @@ class UtilizationOnly:
         self._bought_count = 0
 
     def step(self, observation: Observation) -> Iterable[Action]:
-        """Measure and adjust each group."""
         pods = observation.pods_by_node()
         for group in self._replica_sets:
             remaining = [

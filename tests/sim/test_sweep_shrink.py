@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.sim.hunting import ROOT, plant
 from tests.sim.planted import PLANTED
 
-from gpu_autoscaler.sim.shrink import shrink
 from gpu_autoscaler.sim.simulation import Result, Setting
+from gpu_autoscaler.sim.sweep import shrink
 
 KINDS = ("broker_away", "launch_slow", "service_killed", "store_full")
 HAPPENED = tuple((kind, number) for kind in KINDS for number in (1, 2, 3))

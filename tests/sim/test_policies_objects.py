@@ -6,7 +6,7 @@ import pytest
 from gpu_autoscaler.core.policy import documents
 from gpu_autoscaler.core.policy.policy import NodePool
 from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
-from gpu_autoscaler.sim.actors.policy_objects import EDITS_POLICY_OBJECTS, documents_of
+from gpu_autoscaler.sim.actors.policies import EDITS_POLICY_OBJECTS, documents_of
 from gpu_autoscaler.sim.simulation import Setting, run
 from gpu_autoscaler_services.simulation import ROLES
 

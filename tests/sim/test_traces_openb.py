@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.sim.scoring.openb import as_request, find_pod_list, read_pods
+from gpu_autoscaler.sim.scoring.traces import as_request, find_pod_list, read_pods
 
 HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
 GOOD = "p-0,12000,16384,1,460,LS,Running,10,70,10\n"

@@ -1,1 +1,0 @@
-"""Skips ticks that would publish nothing new, and proves it by differential runs."""
