@@ -200,10 +200,10 @@ class Api:
         return item
 
     def _require_live_namespace(self, kind: Kind, namespace: str, name: str) -> None:
-        found = self.find(NAMESPACES, namespace)
-        if found is None:
+        existing = self.find(NAMESPACES, namespace)
+        if existing is None:
             raise answers.not_found(NAMESPACES, namespace)
-        if is_terminating(found):
+        if is_terminating(existing):
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
             raise answers.forbidden(kind, name, why)
 

@@ -122,28 +122,28 @@ class Cloud:
 
     def launch(self, order: Order) -> Instance:
         """Launch the instance, or return the token's. Raises LaunchRefused, PermanentError."""
-        made = self._by_token.get((order.installation, order.action_id))
-        if made is not None:
-            if made.offer.key != order.offer.key:
+        launched = self._by_token.get((order.installation, order.action_id))
+        if launched is not None:
+            if launched.offer.key != order.offer.key:
                 raise PermanentError(
-                    f"IdempotentParameterMismatch: token {order.action_id} already bought {made.offer.key}, "
+                    f"IdempotentParameterMismatch: token {order.action_id} already bought {launched.offer.key}, "
                     f"not {order.offer.key}; use a new token for another purchase"
                 )
-            return made.shown()
+            return launched.shown()
         self._see_sold(order.offer.key, 1)
         return self._make(order)
 
     def launch_group(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
         """Launch all instances, or return those launched before. Raises LaunchRefused, PermanentError."""
         tokens = [(order.installation, order.action_id) for order in orders]
-        made = [self._by_token[token] for token in tokens if token in self._by_token]
-        if made and len(made) < len(orders):
+        launched = [self._by_token[token] for token in tokens if token in self._by_token]
+        if launched and len(launched) < len(orders):
             raise PermanentError(
-                f"IdempotentParameterMismatch: transaction {transaction} has made {len(made)} of {len(orders)} orders;"
-                " it makes no more"
+                f"IdempotentParameterMismatch: transaction {transaction} has made {len(launched)} of {len(orders)} "
+                "orders; it makes no more"
             )
-        if made:
-            return tuple(machine.shown() for machine in made)
+        if launched:
+            return tuple(machine.shown() for machine in launched)
         self._see_sold(orders[0].offer.key, len(orders))
         return tuple(self._make(order) for order in orders)
 

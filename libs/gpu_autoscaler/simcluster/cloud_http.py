@@ -85,13 +85,9 @@ class _TelemetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: TelemetryFault | None = None
 
 
-class _SicknessBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SicknessBody(Sickness, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: str
     gpu: int
-    xid: int = 0
-    celsius: float | None = None
-    ecc_double_bit_count: int = 0
-    is_row_remap_failed: bool = False
 
 
 class TrueInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,21 +129,21 @@ def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
             return _refused(400, "MissingParameter", "say whose instances: ?installation=UID")
         return _answer(cloud.instances(installation))
 
-    async def one(request: web.Request) -> web.Response:
+    async def instance(request: web.Request) -> web.Response:
         instance_id = request.match_info["instance"]
         act = cloud.terminate if request.method == "DELETE" else cloud.instance
         try:
-            found = act(instance_id, request.query.get("installation", ""))
+            listed = act(instance_id, request.query.get("installation", ""))
         except NotOurs as exc:
             return _refused(403, "UnauthorizedOperation", str(exc))
-        if found is None:
+        if listed is None:
             return _refused(404, "InvalidInstanceID.NotFound", f"the instance ID {instance_id!r} does not exist")
-        return _answer(found)
+        return _answer(listed)
 
     app.router.add_get("/cloud/offers", offers)
     app.router.add_get("/cloud/instances", instances)
-    app.router.add_get("/cloud/instances/{instance}", one)
-    app.router.add_delete("/cloud/instances/{instance}", one)
+    app.router.add_get("/cloud/instances/{instance}", instance)
+    app.router.add_delete("/cloud/instances/{instance}", instance)
 
 
 def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
@@ -282,12 +278,7 @@ def _add_telemetry_routes(app: web.Application, cloud: Cloud) -> None:
 
     async def sicken(request: web.Request) -> web.StreamResponse:
         body = await decode(request, _SicknessBody)
-        sickness = Sickness(
-            xid=body.xid,
-            celsius=body.celsius,
-            ecc_double_bit_count=body.ecc_double_bit_count,
-            is_row_remap_failed=body.is_row_remap_failed,
-        )
+        sickness = Sickness(**{name: getattr(body, name) for name in Sickness.__struct_fields__})
         try:
             _known(cloud, body.node).telemetry.sicken(body.gpu, None if sickness == Sickness() else sickness)
         except IndexError as error:

@@ -95,8 +95,8 @@ def _pod(pod: Json, now: datetime) -> None:
 
 def _quality_class(pod: Json) -> str:
     """Return the QoS class (Kubernetes documentation, "Pod Quality of Service Classes", read 2026-11-21)."""
-    asked = requests_milli(pod)
-    if not any(name in asked for name in ("cpu", "memory")):
+    requested = requests_milli(pod)
+    if not any(name in requested for name in ("cpu", "memory")):
         return "BestEffort"
     for container in pod["spec"]["containers"]:
         limits = container["resources"].get("limits") or {}

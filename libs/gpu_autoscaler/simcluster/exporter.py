@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from gpu_autoscaler.model.gpu import GPU_TABLE, GpuModel, gpu_sizes
 from gpu_autoscaler.model.ids import derive_id
@@ -38,8 +40,7 @@ def gpu_products(table: Iterable[GpuModel] = GPU_TABLE) -> dict[tuple[str, int],
 _PRODUCTS = gpu_products()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sickness:
+class Sickness(msgspec.Struct, frozen=True, kw_only=True):
     """Defects of one GPU. The XID stays in its gauge until the driver is reloaded, as in reality."""
 
     xid: int = 0
@@ -55,7 +56,7 @@ class _Load:
     busy_ratio: float
     memory_ratio: float
     seconds: float  # since the exporter started, for counters that only grow
-    sickness: Sickness = Sickness()
+    sickness: Sickness
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,9 @@ class _Card:
     full_watts: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Counter:
+class _Counter(NamedTuple):
+    type: Literal["gauge", "counter"]
     name: str
-    type: str
     help: str
     value: Callable[[_Load, _Card], float]
 
@@ -100,91 +100,65 @@ def _zero(_load: _Load, _card: _Card) -> float:
     return 0
 
 
+def _millijoules(load: _Load, card: _Card) -> float:
+    return int(card.idle_watts * 1000 * load.seconds)
+
+
+def _gauge(name: str, text: str, value: Callable[[_Load, _Card], float]) -> _Counter:
+    return _Counter("gauge", f"DCGM_FI_{name}", text, value)
+
+
+def _counter(name: str, text: str, value: Callable[[_Load, _Card], float]) -> _Counter:
+    return _Counter("counter", f"DCGM_FI_{name}", text, value)
+
+
+_PCIE_RATE = (
+    "The rate of data {} over the PCIe bus - including both protocol headers and data payloads - in bytes per second."
+)
 COUNTERS = (
-    _Counter(
-        "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).", lambda at, _: 1410 if at.busy_ratio else 210
-    ),
-    _Counter("DCGM_FI_DEV_MEM_CLOCK", "gauge", "Memory clock frequency (in MHz).", lambda _, __: 1215),
-    _Counter("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "Memory temperature (in C).", lambda at, c: _celsius(at, c) + 4),
-    _Counter("DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C).", _celsius),
-    _Counter("DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (in W).", _watts),
-    _Counter(
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-        "counter",
-        "Total energy consumption since boot (in mJ).",
-        lambda at, card: int(card.idle_watts * 1000 * at.seconds),
-    ),
-    _Counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "Total number of PCIe retries.", _zero),
-    _Counter("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %).", lambda at, _: round(at.busy_ratio * 100)),
-    _Counter(
-        "DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "Memory utilization (in %).", lambda at, _: round(at.busy_ratio * 42)
-    ),
-    _Counter("DCGM_FI_DEV_ENC_UTIL", "gauge", "Encoder utilization (in %).", _zero),
-    _Counter("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).", _zero),
-    _Counter(
-        "DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the last XID error encountered.", lambda at, _: at.sickness.xid
-    ),
+    _gauge("DEV_SM_CLOCK", "SM clock frequency (in MHz).", lambda at, _: 1410 if at.busy_ratio else 210),
+    _gauge("DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", lambda _, __: 1215),
+    _gauge("DEV_MEMORY_TEMP", "Memory temperature (in C).", lambda at, card: _celsius(at, card) + 4),
+    _gauge("DEV_GPU_TEMP", "GPU temperature (in C).", _celsius),
+    _gauge("DEV_POWER_USAGE", "Power draw (in W).", _watts),
+    _counter("DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ).", _millijoules),
+    _counter("DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", _zero),
+    _gauge("DEV_GPU_UTIL", "GPU utilization (in %).", lambda at, _: round(at.busy_ratio * 100)),
+    _gauge("DEV_MEM_COPY_UTIL", "Memory utilization (in %).", lambda at, _: round(at.busy_ratio * 42)),
+    _gauge("DEV_ENC_UTIL", "Encoder utilization (in %).", _zero),
+    _gauge("DEV_DEC_UTIL", "Decoder utilization (in %).", _zero),
+    _gauge("DEV_XID_ERRORS", "Value of the last XID error encountered.", lambda at, _: at.sickness.xid),
     # Not a default counter: it has to be added to the counters file.
-    _Counter(
-        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
-        "counter",
+    _counter(
+        "DEV_ECC_DBE_VOL_TOTAL",
         "Total number of double-bit volatile ECC errors.",
         lambda at, _: at.sickness.ecc_double_bit_count,
     ),
-    _Counter("DCGM_FI_DEV_FB_FREE", "gauge", "Framebuffer memory free (in MiB).", _free_mib),
-    _Counter("DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB).", _used_mib),
-    _Counter("DCGM_FI_DEV_FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB).", _reserved_mib),
-    _Counter(
-        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
-        "counter",
-        "Total number of NVLink bandwidth counters for all lanes.",
-        _zero,
-    ),
-    _Counter("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "gauge", "vGPU License status", _zero),
-    _Counter(
-        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for uncorrectable errors", _zero
-    ),
-    _Counter(
-        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for correctable errors", _zero
-    ),
-    _Counter(
-        "DCGM_FI_DEV_ROW_REMAP_FAILURE",
-        "gauge",
+    _gauge("DEV_FB_FREE", "Framebuffer memory free (in MiB).", _free_mib),
+    _gauge("DEV_FB_USED", "Framebuffer memory used (in MiB).", _used_mib),
+    _gauge("DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB).", _reserved_mib),
+    _counter("DEV_NVLINK_BANDWIDTH_TOTAL", "Total number of NVLink bandwidth counters for all lanes.", _zero),
+    _gauge("DEV_VGPU_LICENSE_STATUS", "vGPU License status", _zero),
+    _counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors", _zero),
+    _counter("DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors", _zero),
+    _gauge(
+        "DEV_ROW_REMAP_FAILURE",
         "Whether remapping of rows has failed",
         lambda at, _: int(at.sickness.is_row_remap_failed),
     ),
-    _Counter(
-        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
-        "gauge",
-        "Ratio of time the graphics engine is active.",
-        lambda at, _: at.busy_ratio,
-    ),
-    _Counter(
-        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-        "gauge",
+    _gauge("PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", lambda at, _: at.busy_ratio),
+    _gauge(
+        "PROF_PIPE_TENSOR_ACTIVE",
         "Ratio of cycles the tensor (HMMA) pipe is active.",
         lambda at, _: at.busy_ratio * 0.55,
     ),
-    _Counter(
-        "DCGM_FI_PROF_DRAM_ACTIVE",
-        "gauge",
+    _gauge(
+        "PROF_DRAM_ACTIVE",
         "Ratio of cycles the device memory interface is active sending or receiving data.",
         lambda at, _: at.busy_ratio * 0.4,
     ),
-    _Counter(
-        "DCGM_FI_PROF_PCIE_TX_BYTES",
-        "gauge",
-        "The rate of data transmitted over the PCIe bus - including both protocol headers and data payloads - "
-        "in bytes per second.",
-        lambda at, _: int(at.busy_ratio * 2.1e8),
-    ),
-    _Counter(
-        "DCGM_FI_PROF_PCIE_RX_BYTES",
-        "gauge",
-        "The rate of data received over the PCIe bus - including both protocol headers and data payloads - "
-        "in bytes per second.",
-        lambda at, _: int(at.busy_ratio * 3.4e8),
-    ),
+    _gauge("PROF_PCIE_TX_BYTES", _PCIE_RATE.format("transmitted"), lambda at, _: int(at.busy_ratio * 2.1e8)),
+    _gauge("PROF_PCIE_RX_BYTES", _PCIE_RATE.format("received"), lambda at, _: int(at.busy_ratio * 3.4e8)),
 )
 
 

@@ -69,6 +69,17 @@ class Kind:
         """The kind in messages: `Pod`, `Job.batch`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
+    def controller_reference(self, item: Json) -> Json:
+        """Return the reference with which dependents name an object of this kind as their controller."""
+        metadata = item["metadata"]
+        reference = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        }
+        return {**reference, "controller": True, "blockOwnerDeletion": True}
+
 
 def event_as_new_group(event: Json) -> Json:
     """Return a core Event as events.k8s.io/v1 shows it (Kubernetes API reference, "Event", read 2026-11-21)."""

@@ -66,8 +66,8 @@ def labels_of(item: Json) -> dict[str, str]:
 
 def annotation(item: Json, name: str) -> str | None:
     """Return one of simcluster's own annotations by its short name, as `run-seconds`."""
-    found = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PREFIX + name)
-    return None if found is None else str(found)
+    value = (item["metadata"].get("annotations") or {}).get(ANNOTATION_PREFIX + name)
+    return None if value is None else str(value)
 
 
 def seconds_in_annotation(item: Json, name: str) -> float | None:
@@ -105,16 +105,16 @@ def is_terminating(item: Json) -> bool:
 
 def condition(item: Json, condition_type: str) -> Json | None:
     """Return the condition of that type, None where it is missing."""
-    for found in item.get("status", {}).get("conditions") or ():
-        if found["type"] == condition_type:
-            return dict(found)
+    for entry in item.get("status", {}).get("conditions") or ():
+        if entry["type"] == condition_type:
+            return dict(entry)
     return None
 
 
 def is_true(item: Json, condition_type: str) -> bool:
     """Return whether the condition is there and `True`."""
-    found = condition(item, condition_type)
-    return found is not None and found["status"] == "True"
+    entry = condition(item, condition_type)
+    return entry is not None and entry["status"] == "True"
 
 
 def set_condition(item: Json, now: datetime, condition_type: str, *, status: str, **fields: object) -> None:
@@ -122,10 +122,10 @@ def set_condition(item: Json, now: datetime, condition_type: str, *, status: str
     conditions = item.setdefault("status", {}).get("conditions") or []
     item["status"]["conditions"] = conditions
     at = stamp(now)
-    for index, found in enumerate(conditions):
-        if found["type"] == condition_type:
-            if found["status"] == status:
-                at = found.get("lastTransitionTime", at)
+    for index, entry in enumerate(conditions):
+        if entry["type"] == condition_type:
+            if entry["status"] == status:
+                at = entry.get("lastTransitionTime", at)
             conditions[index] = {**fields, "type": condition_type, "status": status, "lastTransitionTime": at}
             return
     conditions.append({**fields, "type": condition_type, "status": status, "lastTransitionTime": at})
@@ -134,6 +134,11 @@ def set_condition(item: Json, now: datetime, condition_type: str, *, status: str
 def set_pod_condition(pod: Json, now: datetime, condition_type: str, *, status: str, **fields: object) -> None:
     """Write one pod condition in place, with the empty probe time that every pod condition carries."""
     set_condition(pod, now, condition_type, status=status, lastProbeTime=None, **fields)
+
+
+def mark_disrupted(pod: Json, now: datetime, reason: str, message: str) -> None:
+    """Write in place that the pod ends through no fault of its own."""
+    set_pod_condition(pod, now, DISRUPTION_TARGET, status="True", reason=reason, message=message)
 
 
 def requests_milli(pod: Json) -> dict[str, int]:

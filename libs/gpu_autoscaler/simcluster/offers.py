@@ -128,13 +128,13 @@ def load_catalog(path: Path) -> tuple[InstanceType, ...]:
 
 def offers_of(types: Iterable[InstanceType], zones: Iterable[str] = ZONES) -> tuple[Offer, ...]:
     """Return every type in every zone, on-demand and spot, sorted by key."""
-    made = [
+    offers = [
         _offer(entry, zone, capacity_type)
         for entry in types
         for zone in zones
         for capacity_type in (CapacityType.ON_DEMAND, CapacityType.SPOT)
     ]
-    return tuple(sorted(made, key=lambda offer: offer.key))
+    return tuple(sorted(offers, key=lambda offer: offer.key))
 
 
 def capacity_of(entry: InstanceType) -> Resources:

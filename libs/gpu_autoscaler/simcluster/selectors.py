@@ -54,13 +54,13 @@ def label_requirements(text: str) -> list[Json]:
     """Return the requirements of a `labelSelector` query. Raises ApiRefusal 400."""
     requirements: list[Json] = []
     for part in _COMMA_OUTSIDE_PARENTHESES.split(text) if text.strip() else ():
-        if found := _SET.match(part):
-            values = [value.strip() for value in found[3].split(",")]
-            requirements.append({"key": found[1], "operator": _OPERATOR[found[2]], "values": values})
-        elif found := _EQUALITY.match(part):
-            requirements.append({"key": found[1], "operator": _OPERATOR[found[2]], "values": [found[3]]})
-        elif found := _EXISTS.match(part):
-            requirements.append({"key": found[2], "operator": "DoesNotExist" if found[1] else "Exists"})
+        if match := _SET.match(part):
+            values = [value.strip() for value in match[3].split(",")]
+            requirements.append({"key": match[1], "operator": _OPERATOR[match[2]], "values": values})
+        elif match := _EQUALITY.match(part):
+            requirements.append({"key": match[1], "operator": _OPERATOR[match[2]], "values": [match[3]]})
+        elif match := _EXISTS.match(part):
+            requirements.append({"key": match[2], "operator": "DoesNotExist" if match[1] else "Exists"})
         else:
             raise bad_request(f"unable to parse requirement: found '{part.strip()}', expected a label requirement")
     return requirements
@@ -70,12 +70,12 @@ def field_requirements(kind: Kind, text: str) -> list[tuple[str, bool, str]]:
     """Return (path, must be equal, value) of a `fieldSelector` query. Raises ApiRefusal 400."""
     requirements = []
     for part in filter(None, text.split(",")):
-        found = _EQUALITY.match(part)
-        if not found:
+        match = _EQUALITY.match(part)
+        if not match:
             raise bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
-        if found[1] not in ("metadata.name", "metadata.namespace", *kind.fields):
-            raise bad_request(f"field label not supported: {found[1]}")
-        requirements.append((found[1], found[2] != "!=", found[3]))
+        if match[1] not in ("metadata.name", "metadata.namespace", *kind.fields):
+            raise bad_request(f"field label not supported: {match[1]}")
+        requirements.append((match[1], match[2] != "!=", match[3]))
     return requirements
 
 

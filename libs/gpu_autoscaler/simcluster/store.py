@@ -152,10 +152,10 @@ class Store:
 
     def table(self, name: str) -> Table:
         """Return the table of that name, created on first use."""
-        found = self._tables.get(name)
-        if found is None:
-            found = self._tables[name] = Table(self._changes_max)
-        return found
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = Table(self._changes_max)
+        return table
 
     def tables(self) -> Iterator[tuple[str, Table]]:
         """Yield every table with its name."""

@@ -8,12 +8,12 @@ from gpu_autoscaler.simcluster import answers
 from gpu_autoscaler.simcluster.api import Api, DeleteOptions
 from gpu_autoscaler.simcluster.kinds import BUDGETS, NODES, PODS, Kind
 from gpu_autoscaler.simcluster.objects import (
-    DISRUPTION_TARGET,
     Json,
     is_finished,
     is_terminating,
     is_true,
     labels_of,
+    mark_disrupted,
     phase_of,
     set_pod_condition,
 )
@@ -28,32 +28,23 @@ _REFUSED = "Cannot evict pod as it would violate the pod's disruption budget."
 
 def evict(api: Api, key: str, body: object) -> Json:
     """Begin the pod's deletion if its budget allows. Raises ApiRefusal 400, 404, 409, 429, 500."""
-    asked = read_as(body, EvictionBody, "policy/v1 Eviction")
+    eviction = read_as(body, EvictionBody, "policy/v1 Eviction")
     pod = api.record(PODS, key).object
     name = pod["metadata"]["name"]
-    given = (asked.metadata and asked.metadata.name) or name
-    if given != name or asked.kind not in (None, "Eviction"):
+    given = (eviction.metadata and eviction.metadata.name) or name
+    if given != name or eviction.kind not in (None, "Eviction"):
         raise answers.bad_request(f"name in URL does not match name in Eviction object: {name} != {given}")
-    options = delete_options(asked.delete_options or DeleteBody())
+    options = delete_options(eviction.delete_options or DeleteBody())
     if options.uid and options.uid != pod["metadata"]["uid"]:
         raise answers.other_uid(PODS, name, options.uid, pod["metadata"]["uid"])
     if not is_finished(pod) and not is_terminating(pod) and phase_of(pod) != "Pending":
         _spend_budget(api, pod)
     if not is_terminating(pod):
-        api.modify(PODS, key, lambda new: _mark_evicted(api, new))
+        api.modify(
+            PODS, key, lambda new: mark_disrupted(new, api.now(), "EvictionByEvictionAPI", "Eviction API: evicting")
+        )
     api.delete(PODS, key, options)
     return answers.success(201)
-
-
-def _mark_evicted(api: Api, pod: Json) -> None:
-    set_pod_condition(
-        pod,
-        api.now(),
-        DISRUPTION_TARGET,
-        status="True",
-        reason="EvictionByEvictionAPI",
-        message="Eviction API: evicting",
-    )
 
 
 def _spend_budget(api: Api, pod: Json) -> None:
@@ -97,12 +88,12 @@ def _over_budget(why: str, *, retry_after_seconds: int | None = None) -> answers
 
 def bind(api: Api, key: str, body: object) -> Json:
     """Assign the pod to a node, as a scheduler does. Raises ApiRefusal 400, 404, 409, and 500 without a node."""
-    asked = read_as(body, BindingBody, "v1 Binding")
+    binding = read_as(body, BindingBody, "v1 Binding")
     pod = api.record(PODS, key).object
     name = pod["metadata"]["name"]
-    if asked.metadata and asked.metadata.name not in (None, "", name):
+    if binding.metadata and binding.metadata.name not in (None, "", name):
         raise answers.bad_request("name in URL does not match name in Binding object")
-    target = asked.target
+    target = binding.target
     if target is not None and target.kind not in (None, "", "Node"):
         known = 'supported values: "Node", "<empty>"'
         raise answers.failure(500, "", f'target.kind: Unsupported value: "{target.kind}": {known}')

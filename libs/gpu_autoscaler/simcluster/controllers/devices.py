@@ -49,37 +49,29 @@ class DeviceClaims:
             self._give_back(uid, pod)
 
     def _make(self, key: str, pod: Json) -> None:
-        metadata, made = pod["metadata"], []
+        metadata, statuses = pod["metadata"], []
         known = claims_made(pod)
         for named in _claims_in(pod):
             name = named.get("resourceClaimTemplateName")
             template = self._api.find(DEVICE_TEMPLATES, f"{metadata['namespace']}/{name}") if name else None
             if template is None or named["name"] in known:
                 continue
-            owner = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "name": metadata["name"],
-                "uid": metadata["uid"],
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
             claim = {
                 "metadata": {
                     "generateName": f"{metadata['name']}-{named['name']}-",
                     "annotations": {_OWN_NAME: named["name"]},
-                    "ownerReferences": [owner],
+                    "ownerReferences": [PODS.controller_reference(pod)],
                 },
                 "spec": template["spec"]["spec"],
             }
             record = self._api.create(DEVICE_CLAIMS, metadata["namespace"], claim)
-            made.append({"name": named["name"], "resourceClaimName": record.object["metadata"]["name"]})
-        if made:
+            statuses.append({"name": named["name"], "resourceClaimName": record.object["metadata"]["name"]})
+        if statuses:
             self._api.modify(
                 PODS,
                 key,
                 lambda new: new["status"].update(
-                    resourceClaimStatuses=[*(new["status"].get("resourceClaimStatuses") or ()), *made]
+                    resourceClaimStatuses=[*(new["status"].get("resourceClaimStatuses") or ()), *statuses]
                 ),
             )
 
@@ -120,8 +112,8 @@ def device_reach(api: Api, pod: Json) -> tuple[frozenset[str] | None, str]:
 
 def claims_made(pod: Json) -> dict[str, str]:
     """Return the claims created for the pod, by the names that it has for them."""
-    made = pod["status"].get("resourceClaimStatuses") or ()
-    return {status["name"]: status.get("resourceClaimName", "") for status in made}
+    statuses = pod["status"].get("resourceClaimStatuses") or ()
+    return {status["name"]: status.get("resourceClaimName", "") for status in statuses}
 
 
 def allocate(api: Api, pod: Json, node_name: str) -> bool:
@@ -152,14 +144,14 @@ def _claims_in(pod: Json) -> list[Json]:
 
 def _keys(pod: Json) -> dict[str, str | None]:
     """Return the claim of each of the pod's names; None: not created yet."""
-    made = claims_made(pod)
-    names = {one["name"]: one.get("resourceClaimName") or made.get(one["name"]) for one in _claims_in(pod)}
+    created = claims_made(pod)
+    names = {claim["name"]: claim.get("resourceClaimName") or created.get(claim["name"]) for claim in _claims_in(pod)}
     return {own: f"{pod['metadata']['namespace']}/{name}" if name else None for own, name in names.items()}
 
 
 def _picks(api: Api, pod: Json, node_name: str) -> dict[str, list[Json]] | None:
     """Return each claim's devices on the node (none if it has some already); None: impossible."""
-    taken, found = set(_taken(api)), dict[str, list[Json]]()
+    taken, picks = set(_taken(api)), dict[str, list[Json]]()
     devices = list(_devices_on(api, node_name))
     for key in _keys(pod).values():
         claim = api.find(DEVICE_CLAIMS, key or "")
@@ -170,30 +162,32 @@ def _picks(api: Api, pod: Json, node_name: str) -> dict[str, list[Json]] | None:
             terms = allocation["nodeSelector"]["nodeSelectorTerms"]
             if node_name not in terms[0]["matchFields"][0]["values"]:
                 return None
-            found[key] = []
+            picks[key] = []
             continue
         results = _of_claim(api, claim, devices, taken)
         if results is None:
             return None
-        found[key] = results
-    return found
+        picks[key] = results
+    return picks
 
 
 def _of_claim(api: Api, claim: Json, devices: list[tuple[_Place, Device]], taken: set[_Place]) -> list[Json] | None:
-    asked = claim["spec"].get("devices") or {}
-    if asked.get("constraints"):
+    devices_spec = claim["spec"].get("devices") or {}
+    if devices_spec.get("constraints"):
         return None
     results: list[Json] = []
-    for request in asked.get("requests") or ():
+    for request in devices_spec.get("requests") or ():
         name = request["name"]
         exact = [(name, request["exactly"])] if "exactly" in request else []
-        wishes = exact or [(f"{name}/{one['name']}", one) for one in request.get("firstAvailable") or ()]
-        tried = ((called, _of_wish(api, wish, devices, taken)) for called, wish in wishes)
-        called, got = next((one for one in tried if one[1] is not None), ("", None))
-        if got is None:
+        options = exact or [(f"{name}/{option['name']}", option) for option in request.get("firstAvailable") or ()]
+        attempts = ((request_name, _of_wish(api, option_spec, devices, taken)) for request_name, option_spec in options)
+        request_name, places = next((option for option in attempts if option[1] is not None), ("", None))
+        if places is None:
             return None
-        taken.update(got)
-        results += [{"request": called, "driver": place[0], "pool": place[1], "device": place[2]} for place in got]
+        taken.update(places)
+        results += [
+            {"request": request_name, "driver": place[0], "pool": place[1], "device": place[2]} for place in places
+        ]
     return results
 
 
@@ -214,13 +208,13 @@ def _of_wish(api: Api, wish: Json, devices: list[tuple[_Place, Device]], taken: 
 def _taken(api: Api) -> Iterator[_Place]:
     for claim in api.objects(DEVICE_CLAIMS):
         allocation = (claim.get("status") or {}).get("allocation") or {}
-        for one in (allocation.get("devices") or {}).get("results") or ():
-            yield one["driver"], one["pool"], one["device"]
+        for result in (allocation.get("devices") or {}).get("results") or ():
+            yield result["driver"], result["pool"], result["device"]
 
 
 def _devices_on(api: Api, node_name: str) -> Iterator[tuple[_Place, Device]]:
     """Yield the devices of the newest slices of each pool, in order."""
-    slices = [one["spec"] for one in api.objects(DEVICE_SLICES) if one["spec"].get("nodeName") == node_name]
+    slices = [device["spec"] for device in api.objects(DEVICE_SLICES) if device["spec"].get("nodeName") == node_name]
     newest: dict[tuple[str, str], int] = {}
     for spec in slices:
         pool = (spec["driver"], spec["pool"]["name"])
@@ -228,18 +222,18 @@ def _devices_on(api: Api, node_name: str) -> Iterator[tuple[_Place, Device]]:
     for spec in slices:
         driver, pool_name = spec["driver"], spec["pool"]["name"]
         if spec["pool"].get("generation", 0) == newest[driver, pool_name]:
-            for one in spec.get("devices") or ():
-                yield (driver, pool_name, one["name"]), _described(one, driver)
+            for device in spec.get("devices") or ():
+                yield (driver, pool_name, device["name"]), _described(device, driver)
 
 
 def _described(device: Json, driver: str) -> Device:
     attributes: dict[str, dict[str, Value]] = {}
-    for name, said in (device.get("attributes") or {}).items():
+    for name, value_spec in (device.get("attributes") or {}).items():
         domain, _, own = name.rpartition("/")
-        value = version(said["version"]) if "version" in said else next(iter(said.values()), None)
+        value = version(value_spec["version"]) if "version" in value_spec else next(iter(value_spec.values()), None)
         attributes.setdefault(domain or driver, {})[own] = value
     capacity: dict[str, dict[str, Value]] = {}
-    for name, said in (device.get("capacity") or {}).items():
+    for name, value_spec in (device.get("capacity") or {}).items():
         domain, _, own = name.rpartition("/")
-        capacity.setdefault(domain or driver, {})[own] = amount(said["value"])
+        capacity.setdefault(domain or driver, {})[own] = amount(value_spec["value"])
     return Device(driver=driver, attributes=attributes, capacity=capacity, is_all=True)

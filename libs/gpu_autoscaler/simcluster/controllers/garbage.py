@@ -9,15 +9,7 @@ from gpu_autoscaler.simcluster.api import FOREGROUND, ORPHAN, Api, DeleteOptions
 from gpu_autoscaler.simcluster.controllers.kubelet import end_pod
 from gpu_autoscaler.simcluster.controllers.protocol import Agenda
 from gpu_autoscaler.simcluster.kinds import EVENTS, NAMESPACES, NODES, PODS, Kind
-from gpu_autoscaler.simcluster.objects import (
-    DISRUPTION_TARGET,
-    Json,
-    is_finished,
-    is_terminating,
-    key_of,
-    moment_of,
-    set_pod_condition,
-)
+from gpu_autoscaler.simcluster.objects import Json, is_finished, is_terminating, key_of, mark_disrupted, moment_of
 from gpu_autoscaler.simcluster.store import Change
 
 ORPHAN_QUARANTINE_SECONDS = 40.0  # podgc's quarantineTime: the node may be late
@@ -138,7 +130,5 @@ def _let_go(item: Json) -> None:
 
 
 def _mark_lost(pod: Json, now: datetime) -> None:
-    set_pod_condition(
-        pod, now, DISRUPTION_TARGET, status="True", reason="DeletionByPodGC", message="PodGC: node no longer exists"
-    )
+    mark_disrupted(pod, now, "DeletionByPodGC", "PodGC: node no longer exists")
     end_pod(pod, now, KILLED)

@@ -85,9 +85,9 @@ def _rule_match(rule: Json, pod: Json) -> str:
     """Return how the rule matches the pod, "" where it does not."""
     status = pod.get("status") or {}
     for wanted in rule.get("onPodConditions") or ():
-        for found in status.get("conditions") or ():
-            if found["type"] == wanted["type"] and found["status"] == wanted.get("status", "True"):
-                return f"Pod {{name}} has condition {found['type']}"
+        for pod_condition in status.get("conditions") or ():
+            if pod_condition["type"] == wanted["type"] and pod_condition["status"] == wanted.get("status", "True"):
+                return f"Pod {{name}} has condition {pod_condition['type']}"
     codes: Json = rule.get("onExitCodes") or {}
     for container in (status.get("containerStatuses") or ()) if codes else ():
         ended = container.get("state", {}).get("terminated")
@@ -151,16 +151,7 @@ def pod_for(job: Json, index: int | None) -> Json:
             container["env"] = [*(container.get("env") or []), entry]
     metadata["generateName"] = f"{name}-" if index is None else f"{name}-{index}-"
     metadata.pop("name", None)
-    metadata["ownerReferences"] = [
-        {
-            "apiVersion": JOBS.api_version,
-            "kind": JOBS.kind,
-            "name": name,
-            "uid": job["metadata"]["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ]
+    metadata["ownerReferences"] = [JOBS.controller_reference(job)]
     return {"metadata": metadata, "spec": spec}
 
 

@@ -12,13 +12,12 @@ from gpu_autoscaler.simcluster.controllers.protocol import Agenda, Recorder
 from gpu_autoscaler.simcluster.defaults import NOT_READY, UNREACHABLE
 from gpu_autoscaler.simcluster.kinds import LEASES, NODES, PODS
 from gpu_autoscaler.simcluster.objects import (
-    DISRUPTION_TARGET,
     Json,
     condition,
     is_terminating,
     key_of,
+    mark_disrupted,
     set_condition,
-    set_pod_condition,
     stamp,
 )
 from gpu_autoscaler.simcluster.store import Change
@@ -126,17 +125,8 @@ class NodeLifecycle:
         if _stay_seconds(pod["spec"].get("tolerations") or [], taints) is None:
             return  # the taint went away in time
 
-        def mark(new: Json) -> None:
-            set_pod_condition(
-                new,
-                now,
-                DISRUPTION_TARGET,
-                status="True",
-                reason="DeletionByTaintManager",
-                message="Taint manager: deleting due to NoExecute taint",
-            )
-
-        self._api.modify(PODS, key, mark)
+        message = "Taint manager: deleting due to NoExecute taint"
+        self._api.modify(PODS, key, lambda new: mark_disrupted(new, now, "DeletionByTaintManager", message))
         self._api.delete(PODS, key)
 
 

@@ -162,10 +162,10 @@ class Scheduler:
         self._take(node_name, requests, 1)
 
     def _unplace(self, key: str) -> None:
-        found = self._placed.pop(key, None)
-        if found is None:
+        placement = self._placed.pop(key, None)
+        if placement is None:
             return
-        node_name, requests = found
+        node_name, requests = placement
         self._placed_on[node_name].discard(key)
         self._take(node_name, requests, -1)
         self._may_help = True
@@ -210,8 +210,8 @@ class Scheduler:
         pod = self._api.find(PODS, key)
         if pod is None:
             return
-        told = condition(pod, "PodScheduled")
-        if told and told.get("message") == message and told.get("reason") == "Unschedulable":
+        reported = condition(pod, "PodScheduled")
+        if reported and reported.get("message") == message and reported.get("reason") == "Unschedulable":
             return
 
         def write(new: Json) -> None:

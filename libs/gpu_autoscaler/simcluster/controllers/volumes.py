@@ -88,9 +88,8 @@ def reach(api: Api, pod: Json) -> tuple[tuple[Json, ...], str]:
         if not volume_name:
             if _mode(api, claim) != "WaitForFirstConsumer":
                 return (), "pod has unbound immediate PersistentVolumeClaims"
-            for term in (_class_of(api, claim) or {}).get("allowedTopologies") or ():
-                found = term.get("matchLabelExpressions") or ()
-                conditions += [{"key": one["key"], "operator": "In", "values": one["values"]} for one in found]
+            allowed = _allowed_topologies(api, claim)
+            conditions += [{"key": term["key"], "operator": "In", "values": term["values"]} for term in allowed]
             continue
         volume = api.find(VOLUMES, volume_name)
         if volume is None:
@@ -105,16 +104,20 @@ def _class_of(api: Api, claim: Json) -> Json | None:
     return api.find(CLASSES, claim["spec"].get("storageClassName") or "")
 
 
+def _allowed_topologies(api: Api, claim: Json) -> list[Json]:
+    terms = (_class_of(api, claim) or {}).get("allowedTopologies") or ()
+    return [expression for term in terms for expression in term.get("matchLabelExpressions") or ()]
+
+
 def _mode(api: Api, claim: Json) -> str:
     """Return the claim's binding mode; empty: nobody provisions it."""
-    found = _class_of(api, claim)
-    return "" if found is None else found.get("volumeBindingMode") or "Immediate"
+    storage_class = _class_of(api, claim)
+    return "" if storage_class is None else storage_class.get("volumeBindingMode") or "Immediate"
 
 
 def _first_zone(api: Api, claim: Json) -> str:
     """Return the zone of a volume without a pod: the first that its class allows, else of any node."""
-    for term in (_class_of(api, claim) or {}).get("allowedTopologies") or ():
-        for one in term.get("matchLabelExpressions") or ():
-            return str(one["values"][0])
+    for term in _allowed_topologies(api, claim):
+        return str(term["values"][0])
     zones = (labels_of(node).get(labels.ZONE, "") for node in api.objects(NODES))
     return min(filter(None, zones), default="")

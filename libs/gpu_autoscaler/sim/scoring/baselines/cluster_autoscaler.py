@@ -139,7 +139,7 @@ class ClusterAutoscaler:
 def _unplaced(pods: Sequence[core.Pod], slots: Sequence[Slot], observation: Observation) -> list[core.Pod]:
     """Place the pods on running and future nodes; return those that do not fit."""
     unplaced = []
-    for pod in sorted(pods, key=lambda slot: -slot.spec.priority):
+    for pod in sorted(pods, key=lambda pod: -pod.spec.priority):
         requests = observation.requests(pod)
         slot = next((slot for slot in slots if slot.takes(pod, requests)), None)
         if slot is None:
@@ -149,9 +149,9 @@ def _unplaced(pods: Sequence[core.Pod], slots: Sequence[Slot], observation: Obse
     return unplaced
 
 
-def _used(machines: OwnedMachine, pods: Sequence[core.Pod], observation: Observation) -> float:
+def _used(machine: OwnedMachine, pods: Sequence[core.Pod], observation: Observation) -> float:
     """Return requested over allocatable: of GPUs where the node has some, else the larger of CPU and memory."""
-    capacity = machines.offer.resources
+    capacity = machine.offer.resources
     if capacity.gpu_count:
         return sum(observation.requests(pod).gpu_count for pod in pods) / capacity.gpu_count
     cpu = sum(observation.requests(pod).cpu_milli for pod in pods) / capacity.cpu_milli
@@ -159,10 +159,10 @@ def _used(machines: OwnedMachine, pods: Sequence[core.Pod], observation: Observa
 
 
 def _can_drain(
-    machines: OwnedMachine, pods: Sequence[core.Pod], slots: Sequence[Slot], observation: Observation
+    machine: OwnedMachine, pods: Sequence[core.Pod], slots: Sequence[Slot], observation: Observation
 ) -> bool:
     """True if every pod may be moved and fits on another running node."""
     if any(is_protected(pod) or observation.is_blocked(pod) for pod in pods):
         return False
-    other_slots = [Slot(slot.name, slot.node, slot.free, slot.offer) for slot in slots if slot.name != machines.token]
+    other_slots = [Slot(slot.name, slot.node, slot.free, slot.offer) for slot in slots if slot.name != machine.token]
     return not _unplaced(pods, other_slots, observation)

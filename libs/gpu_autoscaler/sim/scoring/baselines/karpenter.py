@@ -55,7 +55,9 @@ class _Claim:
         return True
 
     def cheapest(self) -> Offer:
-        return min((slot.offer for slot in self.slots), key=lambda slot: (slot.price_micro_usd_per_hour or 0, slot.key))
+        return min(
+            (slot.offer for slot in self.slots), key=lambda offer: (offer.price_micro_usd_per_hour or 0, offer.key)
+        )
 
 
 class Karpenter:
@@ -92,9 +94,9 @@ class Karpenter:
 
     @staticmethod
     def _answer_notices(observation: Observation) -> Iterable[Action]:
-        for machines in observation.machines():
-            if machines.has_notice and not machines.is_draining:
-                yield Drain(token=machines.token)
+        for machine in observation.machines():
+            if machine.has_notice and not machine.is_draining:
+                yield Drain(token=machine.token)
 
     def _provision(self, observation: Observation) -> Iterable[Action]:
         waiting = [*observation.pending(), *self._pods_on_draining(observation)]
@@ -102,7 +104,7 @@ class Karpenter:
             return
         slots, claims = observation.slots(), list[_Claim]()
         offers = _buyable(observation)
-        for pod in sorted(waiting, key=lambda slot: _by_size(observation.requests(slot)), reverse=True):
+        for pod in sorted(waiting, key=lambda pod: _by_size(observation.requests(pod)), reverse=True):
             requests = observation.requests(pod)
             slot = next((slot for slot in slots if slot.takes(pod, requests)), None)
             if slot is not None:
@@ -134,9 +136,9 @@ class Karpenter:
         """Return pods on nodes being removed, which will need capacity elsewhere."""
         pods = observation.pods_by_node()
         names = [
-            machines.node.metadata.name
-            for machines in observation.machines()
-            if machines.is_draining and machines.node is not None
+            machine.node.metadata.name
+            for machine in observation.machines()
+            if machine.is_draining and machine.node is not None
         ]
         return [pod for name in names for pod in pods.get(name, [])]
 
@@ -170,30 +172,30 @@ class Karpenter:
         if not candidates or not allowed_count or observation.pending():
             return None
         pods, now = observation.pods_by_node(), observation.now_seconds
-        empty = [machines.token for machines in candidates if not _pods_of(machines, pods)]
+        empty = [machine.token for machine in candidates if not _pods_of(machine, pods)]
         if empty:
             return _Command(tuple(empty[:allowed_count]), None, now)
         for count in range(min(allowed_count, len(candidates)), 1, -1):
             command = self._simulate(candidates[:count], observation)
             if command is not None:
                 return command
-        singles = (self._simulate([machines], observation) for machines in candidates[:CANDIDATES_COUNT_MAX])
+        singles = (self._simulate([machine], observation) for machine in candidates[:CANDIDATES_COUNT_MAX])
         return next((command for command in singles if command is not None), None)
 
     def _candidates(self, observation: Observation) -> list[OwnedMachine]:
         """Return nodes that may be disrupted, by disruption cost."""
         pods, nominated = observation.pods_by_node(), self._nominated(observation.now_seconds)
-        command = [
-            machines
-            for machines in observation.machines()
-            if machines.is_usable
-            and not machines.is_draining
-            and not machines.has_notice
-            and machines.token not in nominated
-            and not any(is_protected(pod) or observation.is_blocked(pod) for pod in _pods_of(machines, pods))
+        candidates = [
+            machine
+            for machine in observation.machines()
+            if machine.is_usable
+            and not machine.is_draining
+            and not machine.has_notice
+            and machine.token not in nominated
+            and not any(is_protected(pod) or observation.is_blocked(pod) for pod in _pods_of(machine, pods))
         ]
         return sorted(
-            command, key=lambda machines: (len(_pods_of(machines, pods)), machines.launched_seconds, machines.token)
+            candidates, key=lambda machine: (len(_pods_of(machine, pods)), machine.launched_seconds, machine.token)
         )
 
     def _nominated(self, now: float) -> set[str]:
@@ -209,12 +211,12 @@ class Karpenter:
 
     def _simulate(self, draining: Sequence[OwnedMachine], observation: Observation) -> _Command | None:
         """Return the command that removes these nodes, if their pods fit elsewhere or on one cheaper node."""
-        tokens = frozenset(machines.token for machines in draining)
+        tokens = frozenset(machine.token for machine in draining)
         by_node = observation.pods_by_node()
-        pods = [pod for machines in draining for pod in _pods_of(machines, by_node)]
+        pods = [pod for machine in draining for pod in _pods_of(machine, by_node)]
         slots = observation.slots(without=tokens, include_booting=False)
         claim: _Claim | None = None
-        for pod in sorted(pods, key=lambda slot: _by_size(observation.requests(slot)), reverse=True):
+        for pod in sorted(pods, key=lambda pod: _by_size(observation.requests(pod)), reverse=True):
             requests = observation.requests(pod)
             slot = next((slot for slot in slots if slot.takes(pod, requests)), None)
             if slot is not None:
@@ -228,13 +230,13 @@ class Karpenter:
 
     @staticmethod
     def _cheaper_than(draining: Sequence[OwnedMachine], observation: Observation) -> list[Offer]:
-        price = sum(machines.offer.price_micro_usd_per_hour or 0 for machines in draining)
-        if all(machines.offer.capacity_type is CapacityType.SPOT for machines in draining):
+        price = sum(machine.offer.price_micro_usd_per_hour or 0 for machine in draining)
+        if all(machine.offer.capacity_type is CapacityType.SPOT for machine in draining):
             return []
         return [offer for offer in _buyable(observation) if (offer.price_micro_usd_per_hour or 0) < price]
 
     def _is_still_valid(self, command: _Command, observation: Observation) -> bool:
-        candidates = {machines.token: machines for machines in self._candidates(observation)}
+        candidates = {machine.token: machine for machine in self._candidates(observation)}
         draining = [candidates[token] for token in command.tokens if token in candidates]
         if (
             len(draining) < len(command.tokens)
@@ -262,7 +264,7 @@ class Karpenter:
         elif replacement.is_usable:
             self._replacing = None
             self._nominated_until[token] = observation.now_seconds + NOMINATED_SECONDS
-            yield from (Drain(token=slot) for slot in command.tokens if slot in machines)
+            yield from (Drain(token=old) for old in command.tokens if old in machines)
 
 
 def _buyable(observation: Observation) -> list[Offer]:
@@ -273,8 +275,8 @@ def _buyable(observation: Observation) -> list[Offer]:
     ]
 
 
-def _pods_of(machines: OwnedMachine, pods: dict[str, list[core.Pod]]) -> list[core.Pod]:
-    return [] if machines.node is None else pods.get(machines.node.metadata.name, [])
+def _pods_of(machine: OwnedMachine, pods: dict[str, list[core.Pod]]) -> list[core.Pod]:
+    return [] if machine.node is None else pods.get(machine.node.metadata.name, [])
 
 
 def _by_size(requests: Resources) -> tuple[int, int, int]:

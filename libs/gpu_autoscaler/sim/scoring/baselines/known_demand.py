@@ -83,8 +83,7 @@ def cheapest_fleet(pods: Iterable[PodDemand], offers: Sequence[Offer]) -> tuple[
         if not fitting:
             raise ValueError(f"no offer fits {pod.resources}")
         offer = min(
-            fitting,
-            key=lambda service: (_share_micro_usd(pod, service), service.price_micro_usd_per_hour or 0, service.key),
+            fitting, key=lambda offer: (_share_micro_usd(pod, offer), offer.price_micro_usd_per_hour or 0, offer.key)
         )
         nodes.append((offer, offer.resources - pod.resources))
     return tuple(offer for offer, _ in nodes)

@@ -102,7 +102,7 @@ class Observation:
             self._owned_machine(token, machine) for token, machine in self._orders.items() if machine.is_alive
         ]
         self._pods_by_node = self._bind_map()
-        self._slots = [(machines, slot) for machines in self._machines if (slot := self._slot(machines)) is not None]
+        self._slots = [(machine, slot) for machine in self._machines if (slot := self._slot(machine)) is not None]
 
     def _bind_map(self) -> dict[str, list[core.Pod]]:
         pods_by_node: dict[str, list[core.Pod]] = {}
@@ -112,10 +112,10 @@ class Observation:
         return pods_by_node
 
     def requests(self, pod: core.Pod) -> Resources:
-        pods_by_node = self._requests.get(pod.metadata.uid)
-        if pods_by_node is None:
-            pods_by_node = self._requests[pod.metadata.uid] = pod_requests(pod)
-        return pods_by_node
+        requests = self._requests.get(pod.metadata.uid)
+        if requests is None:
+            requests = self._requests[pod.metadata.uid] = pod_requests(pod)
+        return requests
 
     def is_blocked(self, pod: core.Pod) -> bool:
         """True if a budget of the pod allows no eviction now."""
@@ -135,30 +135,30 @@ class Observation:
         self._refresh()
         return [
             Slot(slot.name, slot.node, slot.free, slot.offer)
-            for machines, slot in self._slots
-            if machines.token not in without and (include_booting or machines.is_usable)
+            for machine, slot in self._slots
+            if machine.token not in without and (include_booting or machine.is_usable)
         ]
 
-    def _slot(self, machines: OwnedMachine) -> Slot | None:
+    def _slot(self, machine: OwnedMachine) -> Slot | None:
         """Return the free capacity of a machine; None if it accepts no pods."""
-        if machines.is_draining or machines.has_notice:
+        if machine.is_draining or machine.has_notice:
             return None
-        if not machines.is_usable or machines.node is None:
-            return self.slot_of_offer(machines.offer, machines.token)
-        if not is_open(machines.node):
+        if not machine.is_usable or machine.node is None:
+            return self.slot_of_offer(machine.offer, machine.token)
+        if not is_open(machine.node):
             return None
-        return self._slot_of_node(machines, machines.node, self._pods_by_node.get(machines.node.metadata.name, []))
+        return self._slot_of_node(machine, machine.node, self._pods_by_node.get(machine.node.metadata.name, []))
 
     @staticmethod
     def slot_of_offer(offer: Offer, token: str = "") -> Slot:
         metadata = core.Metadata(name=token, uid=token, labels=labels_of(offer, token))
         return Slot(token, core.Node(metadata=metadata), offer.resources, offer)
 
-    def _slot_of_node(self, machines: OwnedMachine, node: core.Node, pods: list[core.Pod]) -> Slot:
+    def _slot_of_node(self, machine: OwnedMachine, node: core.Node, pods: list[core.Pod]) -> Slot:
         free = amounts(node.status.allocatable, of=node.metadata.name)
         for pod in pods:
             free -= self.requests(pod)
-        return Slot(machines.token, node, free, machines.offer)
+        return Slot(machine.token, node, free, machine.offer)
 
     def _owned_machine(self, token: str, machine: Machine) -> OwnedMachine:
         node = self._cluster.find(NODES, "", machine.node_name)

@@ -42,27 +42,27 @@ class UtilizationOnly:
 
     def __init__(self, offers: Sequence[Offer]) -> None:
         """`offers`: one for each group."""
-        self._replica_sets = [_Group(offer) for offer in offers]
+        self._groups = [_Group(offer) for offer in offers]
         self._bought_count = 0
 
     def step(self, observation: Observation) -> Iterable[Action]:
         pods = observation.pods_by_node()
-        for group in self._replica_sets:
+        for group in self._groups:
             remaining = [
-                machines
-                for machines in observation.machines()
-                if machines.offer.key == group.offer.key and not machines.is_draining
+                machine
+                for machine in observation.machines()
+                if machine.offer.key == group.offer.key and not machine.is_draining
             ]
             if not remaining:
                 yield self._buy(group.offer)
                 continue
-            usable = [machines for machines in remaining if machines.is_usable and machines.node is not None]
+            usable = [machine for machine in remaining if machine.is_usable and machine.node is not None]
             if usable:
                 yield from self._correct(
                     group,
                     observation,
                     remaining,
-                    {machines.token: _busy(machines, pods, observation) for machines in usable},
+                    {machine.token: _busy(machine, pods, observation) for machine in usable},
                 )
 
     def _correct(
@@ -108,8 +108,8 @@ def _per_gpu(offer: Offer) -> tuple[float, str]:
     return (offer.price_micro_usd_per_hour or 0) / max(1, offer.resources.gpu_count), offer.key
 
 
-def _busy(machines: OwnedMachine, pods: dict[str, list[core.Pod]], observation: Observation) -> float:
+def _busy(machine: OwnedMachine, pods: dict[str, list[core.Pod]], observation: Observation) -> float:
     """Return the share of the node's GPUs with running work, as its exporter reports it."""
-    here = [] if machines.node is None else pods.get(machines.node.metadata.name, [])
+    here = [] if machine.node is None else pods.get(machine.node.metadata.name, [])
     running = sum(observation.requests(pod).gpu_count for pod in here if is_ready(pod))
-    return running / max(1, machines.offer.resources.gpu_count)
+    return running / max(1, machine.offer.resources.gpu_count)
