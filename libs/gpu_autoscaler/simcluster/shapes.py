@@ -4,11 +4,13 @@ Fields that no code here reads are not checked. So no controller finds a list wh
 types: Kubernetes API reference 1.36 (read 2026-11-21).
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, TypeVar
+from types import GenericAlias, MappingProxyType
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
 from gpu_autoscaler.simcluster.answers import bad_request
 from gpu_autoscaler.simcluster.kinds import Kind
@@ -26,236 +28,111 @@ Texts = dict[str, str]
 Body = TypeVar("Body", bound=Struct)
 
 
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
+def _object(
+    name: str,
+    required: Mapping[str, Any] = _NO_FIELDS,
+    never_null: Mapping[str, Any] = _NO_FIELDS,
+    /,
+    **optional: Any,  # noqa: ANN401 - a type that exists at run time only
+) -> Any:  # noqa: ANN401 - as above
+    """Return the type of a JSON object: fields that must be there, that may be missing, and that may be null, too."""
+    fields: list[Any] = [*required.items(), *((key, kind, None) for key, kind in never_null.items())]
+    return defstruct(name, [*fields, *((key, kind | None, None) for key, kind in optional.items())])
+
+
+def _list(kind: Any) -> Any:  # noqa: ANN401 - as `_object`
+    return GenericAlias(list, (kind,))
+
+
+_OWNER = _object("Owner", {"apiVersion": str, "kind": str, "name": str, "uid": str}, controller=bool)
+_METADATA = _object(
+    "Metadata",
+    name=str,
+    generateName=str,
+    namespace=str,
+    uid=str,
+    resourceVersion=str,
+    labels=Texts,
+    annotations=Texts,
+    finalizers=list[str],
+    ownerReferences=_list(_OWNER),
+)
+_CONDITIONS = _list(_object("Condition", {"type": str, "status": str}, lastTransitionTime=datetime))
+_REQUIREMENTS = _list(_object("Requirement", {"key": str, "operator": str}, values=list[str]))
+_RESOURCES = _object("Resources", limits=dict[str, Quantity], requests=dict[str, Quantity])
+_CONTAINERS = _list(_object("Container", name=str, image=str, resources=_RESOURCES, env=list[Json]))
+_TOLERATION = _object("Toleration", key=str, operator=str, value=str, effect=str, tolerationSeconds=Count)
+_TERM = _object("Term", matchExpressions=_REQUIREMENTS, matchFields=_REQUIREMENTS)
+_NODE_AFFINITY = _object(
+    "NodeAffinity",
+    requiredDuringSchedulingIgnoredDuringExecution=_object("Required", {"nodeSelectorTerms": _list(_TERM)}),
+    preferredDuringSchedulingIgnoredDuringExecution=_list(_object("Preferred", {"weight": Count, "preference": _TERM})),
+)
+_POD_SPEC = _object(
+    "PodSpec",
+    containers=_CONTAINERS,
+    initContainers=_CONTAINERS,
+    nodeSelector=Texts,
+    nodeName=str,
+    schedulerName=str,
+    priorityClassName=str,
+    priority=Count,
+    restartPolicy=str,
+    tolerations=_list(_TOLERATION),
+    affinity=_object("Affinity", nodeAffinity=_NODE_AFFINITY),
+    schedulingGates=_list(_object("Gate", {"name": str})),
+    terminationGracePeriodSeconds=Count,
+)
+_POD_STATUS = _object(
+    "PodStatus",
+    phase=str,
+    startTime=datetime,
+    conditions=_CONDITIONS,
+    containerStatuses=_list(_object("ContainerStatus", {"name": str}, {"state": dict[str, Json]})),
+)
+_RULE = _object(
+    "Rule",
+    {"action": str},
+    onExitCodes=_object("ExitCodes", {"operator": str, "values": list[Count]}, containerName=str),
+    onPodConditions=_list(_object("PodCondition", {"type": str}, status=str)),
+)
+_JOB_SPEC = _object(
+    "JobSpec",
+    template=_object("Template", metadata=_METADATA, spec=_POD_SPEC),
+    suspend=bool,
+    parallelism=Count,
+    completions=Count,
+    backoffLimit=Count,
+    activeDeadlineSeconds=Count,
+    ttlSecondsAfterFinished=Count,
+    completionMode=str,
+    podReplacementPolicy=str,
+    podFailurePolicy=_object("FailurePolicy", {"rules": _list(_RULE)}),
+)
+_TAINT = _object("Taint", {"key": str, "effect": str}, value=str)
+_AMOUNTS = dict[str, Quantity]
+_SELECTOR = _object("Selector", matchLabels=Texts, matchExpressions=_REQUIREMENTS)
+_BUDGET_COUNTS = {
+    "disruptionsAllowed": Count,
+    "currentHealthy": Count,
+    "desiredHealthy": Count,
+    "observedGeneration": int,
+}
+
+
+def _resource(spec: Any, status: Any) -> Any:  # noqa: ANN401 - as `_object`
+    return _object("Resource", {"metadata": _METADATA}, spec=spec, status=status)
+
+
 class _Shape(Struct, rename="camel"):
     """Python field names here, Kubernetes field names in JSON."""
 
 
-class _Owner(_Shape):
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-    controller: bool | None = None
-
-
-class _Metadata(_Shape):
+class _Named(_Shape):
     name: str | None = None
-    generate_name: str | None = None
-    namespace: str | None = None
-    uid: str | None = None
-    resource_version: str | None = None
-    labels: Texts | None = None
-    annotations: Texts | None = None
-    finalizers: list[str] | None = None
-    owner_references: list[_Owner] | None = None
-
-
-class _Condition(_Shape):
-    type: str
-    status: str
-    last_transition_time: datetime | None = None
-
-
-class _Requirement(_Shape):
-    key: str
-    operator: str
-    values: list[str] | None = None
-
-
-class _Selector(_Shape):
-    match_labels: Texts | None = None
-    match_expressions: list[_Requirement] | None = None
-
-
-class _Resources(_Shape):
-    limits: dict[str, Quantity] | None = None
-    requests: dict[str, Quantity] | None = None
-
-
-class _Container(_Shape):
-    name: str | None = None
-    image: str | None = None
-    resources: _Resources | None = None
-    env: list[Json] | None = None
-
-
-class _Toleration(_Shape):
-    key: str | None = None
-    operator: str | None = None
-    value: str | None = None
-    effect: str | None = None
-    toleration_seconds: Count | None = None
-
-
-class _Term(_Shape):
-    match_expressions: list[_Requirement] | None = None
-    match_fields: list[_Requirement] | None = None
-
-
-class _Required(_Shape):
-    node_selector_terms: list[_Term]
-
-
-class _Preferred(_Shape):
-    weight: Count
-    preference: _Term
-
-
-class _NodeAffinity(_Shape):
-    required_during_scheduling_ignored_during_execution: _Required | None = None
-    preferred_during_scheduling_ignored_during_execution: list[_Preferred] | None = None
-
-
-class _Affinity(_Shape):
-    node_affinity: _NodeAffinity | None = None
-
-
-class _Gate(_Shape):
-    name: str
-
-
-class _PodSpec(_Shape):
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    node_selector: Texts | None = None
-    node_name: str | None = None
-    scheduler_name: str | None = None
-    priority_class_name: str | None = None
-    priority: Count | None = None
-    restart_policy: str | None = None
-    tolerations: list[_Toleration] | None = None
-    affinity: _Affinity | None = None
-    scheduling_gates: list[_Gate] | None = None
-    termination_grace_period_seconds: Count | None = None
-
-
-class _ContainerStatus(_Shape):
-    name: str
-    state: dict[str, Json] = {}
-
-
-class _PodStatus(_Shape):
-    phase: str | None = None
-    start_time: datetime | None = None
-    conditions: list[_Condition] | None = None
-    container_statuses: list[_ContainerStatus] | None = None
-
-
-class _Pod(_Shape):
-    metadata: _Metadata
-    spec: _PodSpec | None = None
-    status: _PodStatus | None = None
-
-
-class _ExitCodes(_Shape):
-    operator: str
-    values: list[Count]
-    container_name: str | None = None
-
-
-class _PodCondition(_Shape):
-    type: str
-    status: str | None = None
-
-
-class _Rule(_Shape):
-    action: str
-    on_exit_codes: _ExitCodes | None = None
-    on_pod_conditions: list[_PodCondition] | None = None
-
-
-class _FailurePolicy(_Shape):
-    rules: list[_Rule]
-
-
-class _Template(_Shape):
-    metadata: _Metadata | None = None
-    spec: _PodSpec | None = None
-
-
-class _JobSpec(_Shape):
-    template: _Template | None = None
-    suspend: bool | None = None
-    parallelism: Count | None = None
-    completions: Count | None = None
-    backoff_limit: Count | None = None
-    active_deadline_seconds: Count | None = None
-    ttl_seconds_after_finished: Count | None = None
-    completion_mode: str | None = None
-    pod_replacement_policy: str | None = None
-    pod_failure_policy: _FailurePolicy | None = None
-
-
-class _JobStatus(_Shape):
-    start_time: datetime | None = None
-    conditions: list[_Condition] | None = None
-
-
-class _Job(_Shape):
-    metadata: _Metadata
-    spec: _JobSpec | None = None
-    status: _JobStatus | None = None
-
-
-class _Taint(_Shape):
-    key: str
-    effect: str
-    value: str | None = None
-
-
-class _NodeSpec(_Shape):
-    unschedulable: bool | None = None
-    taints: list[_Taint] | None = None
-
-
-class _NodeStatus(_Shape):
-    allocatable: dict[str, Quantity] | None = None
-    capacity: dict[str, Quantity] | None = None
-    conditions: list[_Condition] | None = None
-
-
-class _Node(_Shape):
-    metadata: _Metadata
-    spec: _NodeSpec | None = None
-    status: _NodeStatus | None = None
-
-
-class _BudgetSpec(_Shape):
-    selector: _Selector | None = None
-    min_available: Share | None = None
-    max_unavailable: Share | None = None
-
-
-class _BudgetStatus(_Shape):
-    disruptions_allowed: Count = 0
-    current_healthy: Count = 0
-    desired_healthy: Count = 0
-    observed_generation: int = 0
-    conditions: list[_Condition] | None = None
-
-
-class _Budget(_Shape):
-    metadata: _Metadata
-    spec: _BudgetSpec | None = None
-    status: _BudgetStatus | None = None
-
-
-class _Event(_Shape):
-    metadata: _Metadata
-    last_timestamp: datetime | None = None
-    count: Count | None = None
-
-
-class _PriorityClass(_Shape):
-    metadata: _Metadata
-    value: Count = 0
-    global_default: bool = False
-
-
-class _Other(_Shape):
-    metadata: _Metadata
-    spec: Json | None = None
-    status: Json | None = None
 
 
 class Preconditions(_Shape):
@@ -276,7 +153,7 @@ class DeleteBody(_Shape):
 class EvictionBody(_Shape):
     """A policy/v1 Eviction."""
 
-    metadata: _Metadata | None = None
+    metadata: _Named | None = None
     kind: str | None = None
     delete_options: DeleteBody | None = None
 
@@ -291,24 +168,33 @@ class BindingTarget(_Shape):
 class BindingBody(_Shape):
     """A v1 Binding."""
 
-    metadata: _Metadata | None = None
+    metadata: _Named | None = None
     target: BindingTarget | None = None
 
 
-_SHAPES: dict[str, type[Struct]] = {
-    "pods": _Pod,
-    "jobs.batch": _Job,
-    "nodes": _Node,
-    "poddisruptionbudgets.policy": _Budget,
-    "events": _Event,
-    "priorityclasses.scheduling.k8s.io": _PriorityClass,
+_OTHER = _resource(Json, Json)
+_SHAPES = {
+    "pods": _resource(_POD_SPEC, _POD_STATUS),
+    "jobs.batch": _resource(_JOB_SPEC, _object("JobStatus", startTime=datetime, conditions=_CONDITIONS)),
+    "nodes": _resource(
+        _object("NodeSpec", unschedulable=bool, taints=_list(_TAINT)),
+        _object("NodeStatus", allocatable=_AMOUNTS, capacity=_AMOUNTS, conditions=_CONDITIONS),
+    ),
+    "poddisruptionbudgets.policy": _resource(
+        _object("BudgetSpec", selector=_SELECTOR, minAvailable=Share, maxUnavailable=Share),
+        _object("BudgetStatus", _NO_FIELDS, _BUDGET_COUNTS, conditions=_CONDITIONS),
+    ),
+    "events": _object("Event", {"metadata": _METADATA}, lastTimestamp=datetime, count=Count),
+    "priorityclasses.scheduling.k8s.io": _object(
+        "PriorityClass", {"metadata": _METADATA}, {"value": Count, "globalDefault": bool}
+    ),
 }
 
 
 def require_types(kind: Kind, item: Json) -> None:
     """Raise ApiRefusal 400 if a field that is read has the wrong JSON type."""
     try:
-        msgspec.convert(item, type=_SHAPES.get(kind.table, _Other))
+        msgspec.convert(item, type=_SHAPES.get(kind.table, _OTHER))
     except msgspec.ValidationError as exc:
         message = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: {exc}'
         raise bad_request(message) from exc
