@@ -183,13 +183,17 @@ def _waiting(scenario: ScenarioScores) -> str:
     classes = sorted({name for score in scenario.scores for name in score.waiting} - {ALL})
     return _rows(
         ("wait s, mean / p95", *classes),
-        ((score.system, *(_of_class(score, name) for name in classes)) for score in scenario.scores),
+        (
+            (
+                score.system,
+                *(
+                    f"{waiting.mean_seconds:,.0f} / {waiting.p95_seconds:,.0f}" if waiting is not None else "-"
+                    for waiting in map(score.waiting.get, classes)
+                ),
+            )
+            for score in scenario.scores
+        ),
     )
-
-
-def _of_class(score: Score, name: str) -> str:
-    waiting = score.waiting.get(name)
-    return "-" if waiting is None else f"{waiting.mean_seconds:,.0f} / {waiting.p95_seconds:,.0f}"
 
 
 def _comparison(scenario: ScenarioScores) -> Iterator[str]:
@@ -204,7 +208,7 @@ def _comparison(scenario: ScenarioScores) -> Iterator[str]:
             ours_figure, other_figure = figure(ours), figure(other)
             if abs(ours_figure - other_figure) > EQUAL_RATIO * max(ours_figure, other_figure):
                 (better if ours_figure < other_figure else worse).append(
-                    f"{name} {_against(ours_figure, other_figure)}"
+                    f"{name} ({ours_figure:,.4g} to {other_figure:,.4g})"
                 )
         sentences = [f"**worse** in {', '.join(worse)}"] if worse else []
         sentences += [f"better in {', '.join(better)}"] if better else []
@@ -247,7 +251,3 @@ def _gains(ours: Score, other: Score) -> str:
 
 def _waited_hours(score: Score) -> float:
     return score.waiting[ALL].mean_seconds * score.waiting[ALL].count / 3600.0
-
-
-def _against(ours_figure: float, other_figure: float) -> str:
-    return f"({ours_figure:,.4g} to {other_figure:,.4g})"

@@ -76,21 +76,6 @@ class _Figures:
         """Ignore the forecast."""
 
 
-def pod_watcher(adapters: AdapterBundle) -> Service:
-    """Watches Kubernetes."""
-    return PodWatcher(adapters.kube, adapters.cluster)
-
-
-def dcgm_ingest(adapters: AdapterBundle) -> Service:
-    """Scrapes exporters."""
-    return DcgmIngest(adapters.view, adapters.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS)
-
-
-def notices(adapters: AdapterBundle) -> Service:
-    """Polls the metadata of all nodes."""
-    return SpotWatcher(ManagedNodesPoller(adapters.view, adapters.metadata, metadata_url=METADATA_URL))
-
-
 def prices(adapters: AdapterBundle) -> Service:
     """Samples offers, and reads the interruption queue if there is one."""
     events = adapters.interruption_queue
@@ -130,11 +115,6 @@ def scheduler(adapters: AdapterBundle) -> Service:
         adapters.clock.now,
         adapters.seed,
     )
-
-
-def cost_tracker(adapters: AdapterBundle) -> Service:
-    """Charges instances and jobs."""
-    return CostTracker(adapters.view, adapters.store, instances_without_price=_metrics.instances_without_price)
 
 
 def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
@@ -203,11 +183,21 @@ def snapshots_of(service: type[Service]) -> Resume:
 
 
 ROLES: Roles = {
-    "pod_watcher": Role(pod_watcher),
-    "dcgm_ingest": Role(dcgm_ingest),
-    "notices": Role(notices),
+    "pod_watcher": Role(lambda adapters: PodWatcher(adapters.kube, adapters.cluster)),
+    "dcgm_ingest": Role(
+        lambda adapters: DcgmIngest(
+            adapters.view, adapters.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS
+        )
+    ),
+    "notices": Role(
+        lambda adapters: SpotWatcher(ManagedNodesPoller(adapters.view, adapters.metadata, metadata_url=METADATA_URL))
+    ),
     "prices": Role(prices),
     "scheduler": Role(scheduler, tick_inputs=schedule_inputs, snapshots=snapshots_of(Scheduler)),
     "scaler": Role(scaler, tick_inputs=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
-    "cost_tracker": Role(cost_tracker),
+    "cost_tracker": Role(
+        lambda adapters: CostTracker(
+            adapters.view, adapters.store, instances_without_price=_metrics.instances_without_price
+        )
+    ),
 }

@@ -247,7 +247,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     )
     for what, missing in never:
         if missing:
-            console.print(f"{what}: {', '.join(map(_with_why, missing))}", highlight=False)
+            whys = (f"{name} ({RARE_REASONS[name]})" if name in RARE_REASONS else name for name in missing)
+            console.print(f"{what}: {', '.join(whys)}", highlight=False)
     for failure in summary.broken:
         console.print(f"\n[bold red]seed {failure.seed}, commit {summary.commit}[/bold red]", highlight=False)
         console.print(f"violated: {failure.what}", highlight=False)
@@ -260,10 +261,6 @@ def print_summary(summary: Summary, console: Console) -> None:
             again = f"make sim SEED={failure.seed}{failure.arguments_small}"
             console.print(f"with only these faults: {again}", highlight=False, soft_wrap=True)
     console.print(f"runs with violations: {len(summary.broken)}", highlight=False)
-
-
-def _with_why(name: str) -> str:
-    return f"{name} ({RARE_REASONS[name]})" if name in RARE_REASONS else name
 
 
 def reason_tags() -> list[str]:

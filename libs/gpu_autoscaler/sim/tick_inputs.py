@@ -30,18 +30,9 @@ from gpu_autoscaler.core.provisioning.gangs import retried_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import unavailable_scopes
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.hours import hour
-from gpu_autoscaler.core.state.node_shortfalls import RETENTION_SECONDS, ObservedAllocatable
+from gpu_autoscaler.core.state.node_shortfalls import RETENTION_SECONDS
 from gpu_autoscaler.core.state.queries import counts_for_idleness, is_waiting, pods_by_node
-from gpu_autoscaler.core.state.state import (
-    ClusterState,
-    DirectiveRecord,
-    DrainRecord,
-    GangRecord,
-    JobRecord,
-    OrderRecord,
-    ReportedDemandRecord,
-    Usable,
-)
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, GangRecord, JobRecord, OrderRecord, Usable
 from gpu_autoscaler.core.state.telemetry_history import (
     GAP_SECONDS_MAX,
     GpuTelemetryHistory,
@@ -75,40 +66,35 @@ def next_deadline(deadlines: Deadlines, now: datetime) -> datetime:
 
 def schedule_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
     """Return the deadlines of the schedule: late orders, expired hints, and the end of spot back-offs."""
+    recommended_at = state.rebalance_recommended_at.values()
     return (
         _deadlines(state.orders),
-        _recommendations_expire(policy, state.rebalance_recommended_at),
-        _reported_until(state.reported_demand),
+        sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in recommended_at),
+        sorted(record.reported.until for record in state.reported_demand.values()),
         _spot_backoffs(policy, state.jobs),
     )
 
 
 def plan_deadlines(state: ClusterState, policy: ScalingPolicy, now: datetime) -> Deadlines:
     """Return the deadlines of a plan, without those of telemetry."""
+    retention = timedelta(seconds=RETENTION_SECONDS)
     return (
         *schedule_deadlines(state, policy),
         _idle(policy, node_views(state, now), state.usable),
-        _orders(policy, state.orders, state.instances),
+        _orders(policy, state.orders, state.instances, state.gangs),
         _removals(policy, state.drains),
         _renewals(policy, state.nodes, state.usable, state.unhealthy_since),
-        _directive_ends(state.directives),
+        sorted(record.given.until for record in state.directives.values()),
         _periods(policy, state.offers),
-        _gangs(policy, state.gangs, state.orders),
         _waits(policy, state.pods, state.jobs),
-        _bursts(policy, state.pods, state.jobs),
         _moves(policy, state.pods, state.jobs, state.nodes),
-        _shortfalls_expire(state.observed_allocatable),
-        _utilization_cooldowns(policy, state.orders),
+        sorted(shortfall.gone_at + retention for shortfall in state.observed_allocatable.values()),
     )
 
 
 def telemetry_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
     """Return the deadlines at which telemetry may change a plan or end a job."""
-    return (
-        _silent(policy, state.usable, state.telemetry_history),
-        _underused(policy, state.telemetry_history),
-        _evidence(policy, state.telemetry_history),
-    )
+    return (_telemetry(policy, state.usable, state.telemetry_history),)
 
 
 def instances_missing(state: ClusterState) -> frozenset[str]:
@@ -157,16 +143,6 @@ def _deadlines(orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
 
 
 @cached_by_identity(8)
-def _recommendations_expire(policy: ScalingPolicy, recommended_at: Mapping[ProviderId, datetime]) -> list[datetime]:
-    return sorted(at + timedelta(seconds=policy.spot.rebalance_avoid_seconds) for at in recommended_at.values())
-
-
-@cached_by_identity(8)
-def _reported_until(reported_demand: Mapping[str, ReportedDemandRecord]) -> list[datetime]:
-    return sorted(record.reported.until for record in reported_demand.values())
-
-
-@cached_by_identity(8)
 def _spot_backoffs(policy: ScalingPolicy, jobs: Mapping[JobId, JobRecord]) -> list[datetime]:
     """Return when interrupted jobs may run on spot again."""
     waits = timedelta(seconds=policy.spot.on_demand_wait_seconds)
@@ -192,19 +168,28 @@ def _idle(policy: ScalingPolicy, views: tuple[NodeView, ...], usables: Mapping[N
 
 @cached_by_identity(8)
 def _orders(
-    policy: ScalingPolicy, orders: Mapping[ActionId, OrderRecord], instances: Mapping[ProviderId, NodeInstanceObserved]
+    policy: ScalingPolicy,
+    orders: Mapping[ActionId, OrderRecord],
+    instances: Mapping[ProviderId, NodeInstanceObserved],
+    gangs: Mapping[str, GangRecord],
 ) -> list[datetime]:
-    """Return when refusals end, the next purchase is allowed, and a node may be replaced again."""
+    """Return when refusals end, the next purchase is allowed, a node may be replaced again, and gangs are retried or
+    time out.
+    """
     cooldown = timedelta(seconds=policy.limits.scale_up_cooldown_seconds)
-    retry_after = timedelta(seconds=policy.removal.replacement_cooldown_seconds)
     deadlines = [refusal.until for refusal in unavailable_scopes(orders, instances).values()]
+    deadlines += [retried_at(record, policy.gangs) for record in gangs.values()]
     for order in orders.values():
         if order.planned_at is None:
             continue
         if cooldown:
             deadlines.append(order.planned_at + cooldown)
         if order.decision is not None and isinstance(order.decision.reason, ReplacesNodes):
-            deadlines.append(order.planned_at + retry_after)
+            deadlines.append(order.planned_at + timedelta(seconds=policy.removal.replacement_cooldown_seconds))
+        if order.decision is not None and order.decision.gang is not None:
+            deadlines.append(order.planned_at + timedelta(seconds=policy.gangs.complete_seconds_max))
+        if policy.utilization_trigger == "direct":
+            deadlines.append(order.planned_at + timedelta(seconds=policy.utilization.cooldown_seconds))
     return sorted(deadlines)
 
 
@@ -238,12 +223,6 @@ def _renewals(
 
 
 @cached_by_identity(8)
-def _directive_ends(directives: Mapping[str, DirectiveRecord]) -> list[datetime]:
-    """Return when directives end."""
-    return sorted(record.given.until for record in directives.values())
-
-
-@cached_by_identity(8)
 def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[datetime]:
     """Return when paid periods start, and when they are too near their end for purchases."""
     deadlines: list[datetime] = []
@@ -258,43 +237,26 @@ def _periods(policy: ScalingPolicy, sampled: SpotOffersSampled | None) -> list[d
 
 
 @cached_by_identity(8)
-def _gangs(
-    policy: ScalingPolicy, gangs: Mapping[str, GangRecord], orders: Mapping[ActionId, OrderRecord]
-) -> list[datetime]:
-    """Return when gangs are retried or time out."""
-    complete_seconds = timedelta(seconds=policy.gangs.complete_seconds_max)
-    bought = (order for order in orders.values() if order.decision is not None and order.decision.gang is not None)
-    over = (order.planned_at + complete_seconds for order in bought if order.planned_at is not None)
-    return sorted([*over, *(retried_at(record, policy.gangs) for record in gangs.values())])
-
-
-@cached_by_identity(8)
 def _waits(
     policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
 ) -> list[datetime]:
-    """Return when work with a known end ends, when that end is near enough to wait for, and when waits for spot end."""
-    waiting = [pod.unschedulable_since or pod.created_at for pod in pods.values() if pod.node_name is None]
-    waiting += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
-    if not waiting:
+    """Return when work with a known end ends, when that end is near enough to wait for, when waits for spot end, when
+    a burst is over, and when its first members have waited long enough. Nothing waiting: none.
+    """
+    pending = [pod for pod in pods.values() if pod.node_name is None]
+    queued = [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
+    if not pending and not queued:
         return []
     longest = timedelta(seconds=max(policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds))
     deadlines = [at - before for at in ends_of_work(pods, jobs) for before in (longest, timedelta()) if longest]
     for_spot = timedelta(seconds=policy.spot.low_priority_wait_seconds)
-    return sorted([*deadlines, *(since + for_spot for since in waiting if for_spot)])
-
-
-@cached_by_identity(8)
-def _bursts(
-    policy: ScalingPolicy, pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]
-) -> list[datetime]:
-    """Return when a burst is over, and when its first members have waited long enough."""
-    if not policy.batching.wait_seconds_max:
-        return []
-    arrivals = [pod.created_at for pod in pods.values() if pod.node_name is None]
-    arrivals += [job.queued.queued_at for job in jobs.values() if job.queued is not None and is_waiting(job)]
-    quiet, longest = policy.batching.quiet_seconds, policy.batching.wait_seconds_max
-    waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, longest, longest + quiet)]
-    return sorted(at + wait for at in arrivals for wait in waits)
+    waiting = [*queued, *(pod.unschedulable_since or pod.created_at for pod in pending)]
+    deadlines += [since + for_spot for since in waiting if for_spot]
+    quiet, burst = policy.batching.quiet_seconds, policy.batching.wait_seconds_max
+    waits = [timedelta(seconds=seconds) for seconds in (-quiet, quiet, burst, burst + quiet) if burst]
+    return sorted(
+        [*deadlines, *(at + wait for at in (*queued, *(pod.created_at for pod in pending)) for wait in waits)]
+    )
 
 
 @cached_by_identity(8)
@@ -326,57 +288,32 @@ def _moves(
     return sorted(at for at in deadlines if at is not None)
 
 
-@cached_by_identity(8)
-def _shortfalls_expire(observed: Mapping[str, ObservedAllocatable]) -> list[datetime]:
-    """Return when observed shortfalls of an offer expire."""
-    return sorted(shortfall.gone_at + timedelta(seconds=RETENTION_SECONDS) for shortfall in observed.values())
-
-
-@cached_by_identity(8)
-def _utilization_cooldowns(policy: ScalingPolicy, orders: Mapping[ActionId, OrderRecord]) -> list[datetime]:
-    """Return when high utilization may trigger the next purchase, if it triggers any."""
-    if policy.utilization_trigger != "direct":
-        return []
-    retry_after = timedelta(seconds=policy.utilization.cooldown_seconds)
-    return sorted(order.planned_at + retry_after for order in orders.values() if order.planned_at is not None)
-
-
 # ---- of telemetry
 
 
 @cached_by_identity(8)
-def _silent(
+def _telemetry(
     policy: ScalingPolicy, usables: Mapping[NodeUid, Usable], trails: Mapping[NodeUid, NodeTelemetryHistory]
 ) -> list[datetime]:
-    """Return when nodes without telemetry count as silent."""
-    silent = timedelta(seconds=policy.utilization.telemetry_age_seconds_max)
+    """Return when nodes count as silent, when nodes and jobs have been underused long enough, and when evidence of a
+    GPU fault is sufficient or out of date.
+    """
+    rules, idle, health = policy.utilization, policy.idle_jobs, policy.removal.gpu_health
+    silent = timedelta(seconds=rules.telemetry_age_seconds_max)
     deadlines = [usable.since + silent for usable in usables.values()]
-    return sorted([*deadlines, *(trail.seen_until + silent for trail in trails.values())])
-
-
-@cached_by_identity(8)
-def _underused(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
-    """Return when nodes and jobs have been underused long enough."""
-    rules, idle = policy.utilization, policy.idle_jobs
-    lows = (since_at_most(trail.utilization, rules.low_ratio * 100) for trail in trails.values())
-    deadlines = [since + timedelta(seconds=rules.low_seconds) for since in lows if since is not None]
-    if idle.is_on:
-        gpus = (gpu for trail in trails.values() for gpu in trail.gpus if gpu.pod is not None)
-        sinces = (since_at_most(gpu.utilization, idle.busy_ratio_max * 100) for gpu in gpus)
-        deadlines += [since + timedelta(seconds=idle.idle_seconds) for since in sinces if since is not None]
-    return sorted(deadlines)
-
-
-@cached_by_identity(8)
-def _evidence(policy: ScalingPolicy, trails: Mapping[NodeUid, NodeTelemetryHistory]) -> list[datetime]:
-    """Return when evidence of a GPU fault is sufficient, or out of date."""
-    rules = policy.removal.gpu_health
-    deadlines: list[datetime] = []
     for trail in trails.values():
-        if is_suspect(trail, rules):
+        deadlines.append(trail.seen_until + silent)
+        low_since = since_at_most(trail.utilization, rules.low_ratio * 100)
+        if low_since is not None:
+            deadlines.append(low_since + timedelta(seconds=rules.low_seconds))
+        if idle.is_on:
+            gpus = (gpu for gpu in trail.gpus if gpu.pod is not None)
+            sinces = (since_at_most(gpu.utilization, idle.busy_ratio_max * 100) for gpu in gpus)
+            deadlines += [since + timedelta(seconds=idle.idle_seconds) for since in sinces if since is not None]
+        if is_suspect(trail, health):
             deadlines.append(trail.seen_until + timedelta(seconds=GAP_SECONDS_MAX))
-            sinces = (since for gpu in trail.gpus for since in _error_times(gpu))
-            deadlines += [since + timedelta(seconds=rules.evidence_seconds) for since in sinces]
+            evidence = timedelta(seconds=health.evidence_seconds)
+            deadlines += [since + evidence for gpu in trail.gpus for since in _error_times(gpu)]
     return sorted(deadlines)
 
 

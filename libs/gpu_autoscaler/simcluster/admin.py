@@ -1,10 +1,4 @@
-"""Admin API of simcluster: faults switched on and off over HTTP. Loopback only.
-
-POST   /admin/watches/drop     cut every open watch POST   /admin/history/compact  compact history: 410 for every older
-watch and page POST   /admin/faults           {"method", "path", "status", "count", "performed", "retryAfterSeconds"}
-POST   /admin/latency          {"path", "seconds"} POST   /admin/programs/end     end all running programs GET
-/admin/faults           active faults DELETE /admin/faults           clear all faults
-"""
+"""Admin API of simcluster on loopback: cut watches, compact history, refuse or delay requests, end programs."""
 
 import ipaddress
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,6 @@
 """The API server's treatment of objects: defaults, validation, versions, finalizers, graceful deletion. No HTTP.
 
-Used by the REST layer and the controllers. Controllers use `modify`, which cannot conflict: everything runs on one
-event loop, and nothing here waits.
+Controllers use `modify`, which cannot conflict: everything runs on one event loop, and nothing here waits.
 """
 
 import random
@@ -53,7 +52,7 @@ class Api:
         self.registry = registry
         self.now = now
         self._random = random.Random(seed)  # noqa: S311 - names and uids that repeat with the seed, no secrets
-        store.table(PODS.table).add_index("node", _node_of)
+        store.table(PODS.table).add_index("node", lambda pod: filter(None, [pod["spec"].get("nodeName")]))
 
     def find(self, kind: Kind, key: str) -> Json | None:
         record = self.store.table(kind.table).records.get(key)
@@ -304,8 +303,3 @@ def _grace_seconds(kind: Kind, item: Json, wanted: int | None) -> int:
     if kind is not PODS or not item["spec"].get("nodeName") or is_finished(item):
         return 0
     return int(item["spec"]["terminationGracePeriodSeconds"]) if wanted is None else max(0, wanted)
-
-
-def _node_of(pod: Json) -> list[str]:
-    node_name = pod["spec"].get("nodeName")
-    return [node_name] if node_name else []

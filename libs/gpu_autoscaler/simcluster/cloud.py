@@ -249,7 +249,14 @@ class Cloud:
             for machine in self._by_id.values()
             if machine.offer.capacity_type is CapacityType.SPOT and machine.state == "running" and not machine.notice
         )
-        return next((machine for machine in candidates if self._is_busy(machine)), None)
+        return next(
+            (
+                machine
+                for machine in candidates
+                if any(phase_of(pod) == "Running" for pod in self._api.pods_on(machine.node_name))
+            ),
+            None,
+        )
 
     def give_notice(
         self, machine: Machine, kind: NoticeKind = "terminate", seconds: float = NOTICE_SECONDS
@@ -294,15 +301,9 @@ class Cloud:
         for action in self._agenda.take_due(now):
             action(now)
 
-    def _is_busy(self, machine: Machine) -> bool:
-        return any(phase_of(pod) == "Running" for pod in self._api.pods_on(machine.node_name))
-
     def _begin(self, machine: Machine, now: datetime) -> None:
         self._by_id[machine.instance_id] = machine
         self._by_node[machine.node_name] = machine
-        self._plan_boot(machine, now)
-
-    def _plan_boot(self, machine: Machine, now: datetime) -> None:
         steps = (
             (RUNNING_AT_RATIO, self._run),
             (REGISTERED_AT_RATIO, self._register),

@@ -1,28 +1,14 @@
-"""The cloud's doors: the capacity API under /cloud, what nodes serve under /nodes, its own books under /admin.
+"""The cloud over HTTP: capacity API (/cloud), what nodes serve (/nodes), and the admin API (/admin, loopback only).
 
-    GET    /cloud/offers                          all offers
-    POST   /cloud/instances                       an `Order`; 200 instance, 409 refusal
-    POST   /cloud/instances/together              `GroupOrder`: all of them or none; 200 instances, 409 refusal
-    GET    /cloud/instances?installation=UID      that installation's instances
-    GET    /cloud/instances/ID?installation=UID   this one, as below
-    DELETE /cloud/instances/ID?installation=UID   200 instance, 404 never was, 403 not that installation's
-    GET    /nodes/NAME/metrics                    DCGM exporter
-    PUT    /nodes/NAME/latest/api/token           instance metadata, see `metadata`
+No service reads /admin. Slow, failing and lost answers of the others are the matter of `faults`.
 
-    GET    /admin/instances | /admin/invoice      the truth, and what it costs; no service reads these
-    POST   /admin/refusals                        {"offer", "code", "times", "seconds", "retry_after_seconds",
-                                                  "passed": instances that are still made before}
-    DELETE /admin/refusals                        refuse nothing more
-    POST   /admin/prices                          {"offer", "ratio"}: times the usual price
-    POST   /admin/notices                         {"node" or first busy spot node, "kind", "seconds", "after_seconds"};
-                                                  notice SECONDS of wall time ahead, at any clock
-    DELETE /admin/notices/NODE                    take the notice back
-    POST   /admin/rebalances                      {"node", "after_seconds"}
-    POST   /admin/telemetry                       {"node", "fault": silent, frozen, zero, absurd, or null}
-    POST   /admin/sickness                        {"node", "gpu", "xid", "celsius", "ecc_double_bit_count",
-                                                  "is_row_remap_failed"}; nothing but node and gpu: well again
-
-Slow, failing and lost answers of any of these but /admin are the matter of `faults`.
+    GET, POST        /cloud/offers, /cloud/instances             refusals are 409
+    POST             /cloud/instances/together                   a `GroupOrder`: all of them or none
+    GET, DELETE      /cloud/instances/ID?installation=UID        404: it never existed; 403: not that installation's
+    GET              /nodes/NAME/metrics                         DCGM exporter; instance metadata: see `metadata`
+    GET              /admin/instances, /admin/invoice            the truth, and what it costs
+    POST, DELETE     /admin/refusals, /admin/notices[/NODE]      set and clear
+    POST             /admin/prices, /admin/rebalances, /admin/telemetry, /admin/sickness
 """
 
 from collections.abc import Callable

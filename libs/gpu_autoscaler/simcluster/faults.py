@@ -1,7 +1,4 @@
-"""Faults of the API server for tests and demos: dropped watches, compacted history, refusals, slow answers.
-
-Kept apart from the API's rules for readability; the REST layer checks them first.
-"""
+"""Faults of the API server: dropped watches, compacted history, refusals, slow answers."""
 
 import asyncio
 from collections.abc import Callable

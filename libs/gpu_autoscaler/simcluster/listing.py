@@ -1,8 +1,7 @@
-"""Lists: whole, in pages, and at an older version.
+"""Lists: whole, in pages, and at an older version, which is rebuilt from the log.
 
-A page's continue token contains the version of its first page, so that later pages show the same state, which is
-rebuilt from the log. Source: Kubernetes documentation, "Kubernetes API Concepts: Retrieving large results sets in
-chunks" and "Semantics for get and list" (read 2026-11-21).
+Source: Kubernetes documentation, "Kubernetes API Concepts: Retrieving large results sets in chunks" and "Semantics for
+get and list" (read 2026-11-21).
 """
 
 import base64

@@ -65,7 +65,9 @@ class RestDoor:
             if target is None:
                 return web.Response(status=404, text="404 page not found\n", content_type="text/plain")
             self._require_allowed(request, target)
-            return await self._dispatch(request, target)
+            if target.subresource:
+                return await self._subresource(request, target)
+            return await (self._object if target.name else self._collection)(request, target)
         except answers.ApiRefusal as refusal:
             return refused(refusal)
 
@@ -102,16 +104,9 @@ class RestDoor:
         name, subresource = (*rest[1:], "", "")[:2]
         return Target(kind, namespace, name, subresource)
 
-    async def _dispatch(self, request: web.Request, target: Target) -> web.StreamResponse:
-        if target.subresource:
-            return await self._subresource(request, target)
-        if target.name:
-            return await self._object(request, target)
-        return await self._collection(request, target)
-
     async def _collection(self, request: web.Request, target: Target) -> web.StreamResponse:
         if request.method == "GET":
-            if request.query.get("watch", "").lower() in ("1", "true"):
+            if _is_watch(request):
                 watch = Watch(self._api.store, target.kind, target.namespace, request.query)
                 return await watch.run(request, self._faults)
             page = list_page(self._api.store, target.kind, target.namespace, request.query)
@@ -131,20 +126,13 @@ class RestDoor:
 
     async def _object(self, request: web.Request, target: Target) -> web.StreamResponse:
         kind, key = target.kind, target.key
-        if request.method == "GET":
-            if request.query.get("watch", "").lower() in ("1", "true"):
-                raise answers.bad_request("watch one object by its collection and fieldSelector=metadata.name")
-            return object_answer(kind, self._api.record(kind, key))
-        if request.method == "PUT":
-            body = await _body(request)
-            if kind.create_on_update and self._api.find(kind, key) is None:
-                return object_answer(kind, self._api.create(kind, target.namespace, body), status=201)
-            return object_answer(kind, self._api.replace(kind, key, body))
-        if request.method == "PATCH":
-            return object_answer(kind, self._api.patch(kind, key, await _body(request), request.content_type))
+        if request.method == "GET" and _is_watch(request):
+            raise answers.bad_request("watch one object by its collection and fieldSelector=metadata.name")
+        if request.method == "PUT" and kind.create_on_update and self._api.find(kind, key) is None:
+            return object_answer(kind, self._api.create(kind, target.namespace, await _body(request)), status=201)
         if request.method == "DELETE":
             return self._deleted(target, await _delete_options(request))
-        raise answers.method_not_allowed()
+        return await self._read_or_write(request, target)
 
     def _deleted(self, target: Target, options: DeleteOptions) -> web.Response:
         record, is_gone = self._api.delete(target.kind, target.key, options)
@@ -164,14 +152,22 @@ class RestDoor:
             return json_answer(bind(self._api, key, await _body(request)), status=201)
         if target.subresource != "status" or not kind.has_status:
             raise answers.failure(404, "NotFound", "the server could not find the requested resource", {})
+        return await self._read_or_write(request, target, status=True)
+
+    async def _read_or_write(self, request: web.Request, target: Target, *, status: bool = False) -> web.Response:
+        kind, key = target.kind, target.key
         if request.method == "GET":
             return object_answer(kind, self._api.record(kind, key))
         if request.method == "PUT":
-            return object_answer(kind, self._api.replace(kind, key, await _body(request), status=True))
+            return object_answer(kind, self._api.replace(kind, key, await _body(request), status=status))
         if request.method == "PATCH":
             body = await _body(request)
-            return object_answer(kind, self._api.patch(kind, key, body, request.content_type, status=True))
+            return object_answer(kind, self._api.patch(kind, key, body, request.content_type, status=status))
         raise answers.method_not_allowed()
+
+
+def _is_watch(request: web.Request) -> bool:
+    return request.query.get("watch", "").lower() in ("1", "true")
 
 
 def json_answer(body: Json, *, status: int = 200) -> web.Response:

@@ -22,8 +22,11 @@ _OPERATOR = {"in": "In", "notin": "NotIn", "=": "In", "==": "In", "!=": "NotIn"}
 
 def requirement_met(requirement: Json, values: Mapping[str, str]) -> bool:
     """Return whether one `{key, operator, values}` holds for these labels."""
-    operator, value = requirement["operator"], values.get(requirement["key"])
-    wanted: Sequence[str] = requirement.get("values") or ()
+    return operator_holds(requirement["operator"], values.get(requirement["key"]), requirement.get("values") or ())
+
+
+def operator_holds(operator: str, value: str | None, wanted: Sequence[str]) -> bool:
+    """Return whether a label's value (None: the label is missing) meets the operator and values of a requirement."""
     if operator == "In":
         return value is not None and value in wanted
     if operator == "NotIn":

@@ -1,7 +1,6 @@
 """Storage like etcd and the watch cache: versioned objects, a bounded log of changes, indices, subscribers.
 
-Objects are never changed in place; a change stores a new one under a new version. One counter numbers all changes of
-the cluster. No HTTP, no clock, no rules about objects.
+Objects are never changed in place; one counter numbers all changes of the cluster.
 """
 
 import asyncio
@@ -82,10 +81,6 @@ class Log:
             del self._changes[:count], self._versions[:count]
 
 
-def _owner_uids(item: Json) -> list[str]:
-    return [owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()]
-
-
 class Table:
     """Objects of one kind, in key order, with their log, indices and waiting watches."""
 
@@ -95,7 +90,7 @@ class Table:
         self.waiting: set[asyncio.Event] = set()
         self._keys: list[str] = []
         self._indices: dict[str, tuple[Values, dict[str, set[str]]]] = {}
-        self.add_index("owner", _owner_uids)
+        self.add_index("owner", lambda item: [owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()])
 
     def keys(self, namespace: str | None) -> list[str]:
         """Return the keys of a namespace, or all, in order."""

@@ -33,10 +33,6 @@ def require_valid_new(kind: Kind, item: Json) -> None:
         raise invalid(kind, name, causes)
 
 
-def _new_pod(pod: Json) -> list[Cause]:
-    return _pod_spec(pod["spec"], "spec")
-
-
 def _pod_spec(spec: Json, path: str) -> list[Cause]:
     containers = spec.get("containers") or []
     if not containers:
@@ -120,7 +116,7 @@ def _new_budget(budget: Json) -> list[Cause]:
 
 
 _NEW_RULES: dict[str, Callable[[Json], list[Cause]]] = {
-    PODS.table: _new_pod,
+    PODS.table: lambda pod: _pod_spec(pod["spec"], "spec"),
     JOBS.table: _new_job,
     BUDGETS.table: _new_budget,
 }

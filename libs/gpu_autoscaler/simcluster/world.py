@@ -1,7 +1,6 @@
 """One cluster in one process: store, API rules, controllers, faults, and the loop that runs them.
 
-Shared by the HTTP servers and tests. The cloud adds controllers of its own, which read and write objects through `api`
-like the others.
+The cloud adds controllers of its own, which read and write objects through `api` like the others.
 """
 
 from datetime import datetime

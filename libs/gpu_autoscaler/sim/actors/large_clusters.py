@@ -1,8 +1,7 @@
 """Large clusters, whose hours count: ten or more nodes, about thirty pods an hour, and frequent faults.
 
-Each starts from the policy of the seed, with limits scaled to such a fleet: a cluster that cannot buy all day tests
-little, and its long queue is expensive to plan. Rare faults are more frequent. Used only with `is_large`, so other
-seeds are not affected.
+Each starts from the policy of the seed, with limits scaled to such a fleet. Used only with `is_large`, so other seeds
+are not affected.
 """
 
 import random

@@ -1,7 +1,6 @@
-"""Operators with kubectl: cordon nodes for hours, tighten PodDisruptionBudgets, override the policy, lower spend
-limits.
+"""Operators: cordon nodes, tighten PodDisruptionBudgets, override the policy, lower spend limits, add own nodes.
 
-They also add nodes of their own, which have capacity for pods and must not be cordoned, drained or terminated.
+Own nodes have capacity for pods and must not be cordoned, drained or terminated.
 """
 
 import contextlib

@@ -1,13 +1,14 @@
-"""The policies of a run: drawn by the seed, so that limits bind in some runs; then frozen, edited, and changed in
-spend.
+"""The policies of a run, drawn by the seed so that limits bind in some runs; then frozen, edited and tightened.
 
-A changed policy file restarts the services that read it, like a rollout. Each part of a policy has its own generator,
-so a new part keeps recorded seeds stable.
+A changed policy file restarts the services that read it, like a rollout. Some runs also have policies kept as
+Kubernetes objects; no change of these tightens a limit, so a plan made just before stays valid. Each part of a policy
+has its own generator, so a new part keeps recorded seeds stable.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -41,6 +42,7 @@ from gpu_autoscaler.simcluster.offers import ZONES
 # Parts of a run's policy: pace of removal, node expiry, headroom, size schedules and forecast. Each part has
 # its own generator, so a new part keeps recorded seeds stable.
 
+T = TypeVar("T")
 _WEEK_SECONDS = 7 * 24 * 3600.0
 _BUDGETS: tuple[tuple[DisruptionBudget, ...], ...] = (
     (),
@@ -72,6 +74,11 @@ _SIZES: tuple[tuple[ScheduledLimit, ...], ...] = (
 )
 
 
+def _chosen(seed: int, part: str, options: Sequence[T]) -> T:
+    """Choose by a generator of its own. The strings that seed `Random` are part of each seed's meaning."""
+    return random.Random(f"{seed}/{part}").choice(options)
+
+
 def removal_of(seed: int) -> RemovalPolicy:
     """Return the removal policy. The strings that seed `Random` are part of each seed's meaning."""
     rng = random.Random(f"{seed}/removal")
@@ -82,23 +89,8 @@ def removal_of(seed: int) -> RemovalPolicy:
         unhealthy_seconds_max=rng.choice((600.0, 1200.0)),
         forced_drain_seconds=rng.choice((300.0, 3600.0)),
         replacement_cooldown_seconds=rng.choice((1800.0, 6 * 3600.0)),
-        gpu_health=GpuHealthPolicy(evidence_seconds=random.Random(f"{seed}/health").choice((120.0, 600.0))),
+        gpu_health=GpuHealthPolicy(evidence_seconds=_chosen(seed, "health", (120.0, 600.0))),
     )
-
-
-def headrooms_of(seed: int) -> tuple[Headroom, ...]:
-    """Return the headrooms."""
-    return random.Random(f"{seed}/headrooms").choice(_HEADROOMS)
-
-
-def scheduled_limits_of(seed: int) -> tuple[ScheduledLimit, ...]:
-    """Return the size schedules."""
-    return random.Random(f"{seed}/sizes").choice(_SIZES)
-
-
-def forecast_of(seed: int) -> ForecastPolicy:
-    """Return whether demand is forecast."""
-    return ForecastPolicy(is_on=random.Random(f"{seed}/forecast").random() < 1 / 6)
 
 
 _GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -172,11 +164,11 @@ _MONEY: tuple[SpendPolicy, ...] = (
 
 
 def _limits_of(seed: int) -> LimitsPolicy:
-    limits = random.Random(f"{seed}/limits").choice(_LIMITS)
+    limits = _chosen(seed, "limits", _LIMITS)
     return replace(
         limits,
-        spend=random.Random(f"{seed}/money").choice(_MONEY),
-        scale_up_cooldown_seconds=random.Random(f"{seed}/cooldown").choice((0.0, 0.0, 0.0, 180.0)),
+        spend=_chosen(seed, "money", _MONEY),
+        scale_up_cooldown_seconds=_chosen(seed, "cooldown", (0.0, 0.0, 0.0, 180.0)),
     )
 
 
@@ -198,18 +190,18 @@ def policy_of(seed: int) -> ScalingPolicy:
         consolidation_requested_ratio_max=rng.choice((0.5, 0.8, 1.0)),
         consolidation_saving_ratio_min=rng.choice((0.05, 0.15, 0.6)),
         job_retries_count_max=rng.choice((1, 3)),
-        utilization_trigger=random.Random(f"{seed}/use").choice(("gated", "gated", "direct")),
+        utilization_trigger=_chosen(seed, "use", ("gated", "gated", "direct")),
         # All simulated work uses its GPUs: no telemetry may lead to a cancellation as idle.
         idle_jobs=IdleJobsPolicy(is_on=True, idle_seconds=600.0),
         removal=removal_of(seed),
-        headrooms=headrooms_of(seed),
-        scheduled_limits=scheduled_limits_of(seed),
-        forecast=forecast_of(seed),
+        headrooms=_chosen(seed, "headrooms", _HEADROOMS),
+        scheduled_limits=_chosen(seed, "sizes", _SIZES),
+        forecast=ForecastPolicy(is_on=random.Random(f"{seed}/forecast").random() < 1 / 6),
         pools=(*rng.choice(_POOLS), *(() if sharing is None else (sharing,))),
         limits=_limits_of(seed),
         placement=_placement(seed),
-        spot=random.Random(f"{seed}/spot").choice(_SPOT),
-        gangs=random.Random(f"{seed}/gangs").choice(_GANGS),
+        spot=_chosen(seed, "spot", _SPOT),
+        gangs=_chosen(seed, "gangs", _GANGS),
     )
 
 

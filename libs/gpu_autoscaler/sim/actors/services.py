@@ -1,6 +1,4 @@
-"""Long-running services that start, stop and rescale; some are protected from disruption, some request unavailable
-GPUs.
-"""
+"""Long-running services that start, stop and rescale; some are protected, some request unavailable GPUs."""
 
 import random
 

@@ -1,8 +1,7 @@
 """The cloud's interruption queue: spot warnings and rebalance recommendations, until they are deleted.
 
-In runs where instance metadata is closed the queue is the only source of notices. A received message is hidden for a
-while and then redelivered. Sources: EC2 User Guide, "Spot Instance interruption notices"; Amazon SQS Developer Guide,
-"Amazon SQS visibility timeout" (read 2026-11-22).
+In runs where instance metadata is closed the queue is the only source of notices. Sources: EC2 User Guide, "Spot
+Instance interruption notices"; Amazon SQS Developer Guide, "Amazon SQS visibility timeout" (read 2026-11-22).
 """
 
 import asyncio

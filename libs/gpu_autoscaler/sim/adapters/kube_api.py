@@ -85,7 +85,7 @@ class SimKube:
         while True:
             seen_at = self._clock.now()
             objects = cluster.as_of(kind, at) if at < len(history) else tuple(cluster.all(kind))
-            version = cluster.version if at == len(history) else _version_of(history, at)
+            version = cluster.version if at == len(history) else history[at - 1].object.version if at else 1
             yield Listed(
                 kind=kind, objects=tuple(selected(list(objects), label_selector)), version=version, seen_at=seen_at
             )
@@ -98,7 +98,8 @@ class SimKube:
                     entry = history[at]
                     at += 1
                     if label_selector in entry.object.metadata.labels or not label_selector:
-                        yield _item(kind, entry, self._clock)
+                        change = Deleted if entry.is_deleted else Changed
+                        yield change(kind=kind, object=entry.object, seen_at=self._clock.now())
                         await boundary.continue_if_alive()
                 has_changed = await signal.changed_within(BOOKMARK_SECONDS)
                 if self._watch_faults.is_away:
@@ -305,12 +306,3 @@ class _ChangeSignal:
     def _answer(self, has_changed: bool) -> None:  # noqa: FBT001 - a callback's argument
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(has_changed)
-
-
-def _item(kind: Kind[Any], entry: Entry, clock: Clock) -> WatchItem:
-    created = Deleted if entry.is_deleted else Changed
-    return created(kind=kind, object=entry.object, seen_at=clock.now())
-
-
-def _version_of(history: Sequence[Entry], count: int) -> int:
-    return history[count - 1].object.version if count else 1

@@ -41,18 +41,13 @@ def node_of(address: str) -> str:
     return address.removeprefix("sim://").partition("/")[0]
 
 
-def no_stream() -> int:
-    """For callers without a stream."""
-    return 0
-
-
 class SimProvider:
     """A CapacityProvider."""
 
     name = "sim"
 
     def __init__(
-        self, boundary: CallBoundary, cloud: Cloud, observer: Observer, reported_up_to: Callable[[], int] = no_stream
+        self, boundary: CallBoundary, cloud: Cloud, observer: Observer, reported_up_to: Callable[[], int] = lambda: 0
     ) -> None:
         """`reported_up_to`: the sequence of its own stream up to which the process knows the outcome of its orders."""
         self._boundary = boundary

@@ -1,7 +1,4 @@
-"""Start of a process from a snapshot: the runtime's own code on the simulated bus and store.
-
-Also corrupts snapshots: damaged bytes, an older format version, or marks of other streams.
-"""
+"""Start of a process from a snapshot, by the runtime's own code on the simulated bus and store; corrupt snapshots."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

@@ -1,7 +1,4 @@
-"""The true state of the cloud: machines, prices, reclaims, telemetry, and the nodes that machines become.
-
-Services reach it through adapters that inject faults; invoices and invariants are computed from here.
-"""
+"""The true state of the cloud and of the nodes its machines become; invoices and invariants are computed from here."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Kubernetes controllers: Jobs create pods, the scheduler binds them, kubelets run them, deletions take their grace
-period.
+"""Kubernetes controllers, the scheduler and the kubelets, driven by events; `simcluster` has the same in ticks.
 
-The rules are those of `simcluster`'s controllers, driven by events instead of ticks. Source: Kubernetes documentation,
-"Jobs", "Pod Lifecycle", "Pod disruption conditions" (read 2026-11-21).
+Source: Kubernetes documentation, "Jobs", "Pod Lifecycle", "Pod disruption conditions" (read 2026-11-21).
 """
 
 import random
@@ -20,7 +18,7 @@ from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.kube.translate.job import is_over
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
-from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes, with_condition
+from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes, is_true, with_condition, with_pod_condition
 from gpu_autoscaler.sim.cluster.scheduler import (
     FINISHED,
     allowed_nodes,
@@ -64,12 +62,9 @@ class Workloads:
         self.completed: set[str] = set()  # names of Jobs whose members all completed
         self._rng = rng
         self.kubelet_dead_since: dict[str, datetime] = {}  # by name of nodes whose kubelet is dead
-        self.saved_seconds: Callable[[core.Pod], float] = (
-            no_saved_progress  # progress that a new pod's predecessors saved
-        )
-        self.reaches: Callable[[core.Pod, core.Node], bool] = (
-            always_reachable  # whether a pod's volumes are reachable from a node
-        )
+        # Progress that a new pod's predecessors saved, and whether a pod's volumes are reachable from a node.
+        self.saved_seconds: Callable[[core.Pod], float] = lambda _: 0.0
+        self.reaches: Callable[[core.Pod, core.Node], bool] = lambda _, __: True
         self._is_scheduling = False
         cluster.listen(self._on_change)
 
@@ -251,22 +246,13 @@ class Workloads:
         return frozenset() if work is None else preferred_hosts(work.manifest["spec"]["template"]["spec"])
 
     def _unschedulable(self, pod: core.Pod) -> None:
-        current = condition(pod.status.conditions, "PodScheduled")
-        if current is None:
-            conditions = with_condition(
-                pod.status.conditions,
-                "PodScheduled",
-                "False",
-                self.cluster.now(),
-                reason="Unschedulable",
-                message="no node has room for it",
-            )
-            self.cluster.put(PODS, replace(pod, status=replace(pod.status, conditions=conditions)))
+        if condition(pod.status.conditions, "PodScheduled") is None:
+            unbound = {"reason": "Unschedulable", "message": "no node has room for it"}
+            self.cluster.put(PODS, with_pod_condition(pod, "PodScheduled", "False", self.cluster.now(), **unbound))
 
     def _bind(self, pod: core.Pod, node_name: str) -> None:
-        conditions = with_condition(pod.status.conditions, "PodScheduled", "True", self.cluster.now())
-        status = replace(pod.status, conditions=conditions)
-        bound = self.cluster.put(PODS, replace(pod, spec=replace(pod.spec, node_name=node_name), status=status))
+        scheduled = with_pod_condition(pod, "PodScheduled", "True", self.cluster.now())
+        bound = self.cluster.put(PODS, replace(scheduled, spec=replace(pod.spec, node_name=node_name)))
         self.loop.call_later(self._rng.uniform(*START_SECONDS), self._start, bound)
 
     # ---- kubelets
@@ -276,10 +262,8 @@ class Workloads:
         if pod is None:
             return
         now = self.cluster.now()
-        conditions = with_condition(pod.status.conditions, "Ready", "True", now)
-        self.cluster.put(
-            PODS, replace(pod, status=replace(pod.status, phase="Running", start_time=now, conditions=conditions))
-        )
+        ready = with_pod_condition(pod, "Ready", "True", now)
+        self.cluster.put(PODS, replace(ready, status=replace(ready.status, phase="Running", start_time=now)))
         self._changed(pod)
         run_seconds = pod.metadata.annotations.get(RUN_SECONDS)
         if run_seconds is not None:
@@ -306,9 +290,10 @@ class Workloads:
     def _finish(self, pod: core.Pod, phase: Any) -> core.Pod:  # noqa: ANN401 - a literal of the wire
         now = self.cluster.now()
         ended = core.ContainerStatus(state=core.ContainerState(terminated=core.Terminated(finished_at=now)))
-        conditions = with_condition(pod.status.conditions, "Ready", "False", now)
-        status = replace(pod.status, phase=phase, conditions=conditions, container_statuses=(ended,))
-        return self.cluster.put(PODS, replace(pod, status=status))
+        pod = with_pod_condition(pod, "Ready", "False", now)
+        return self.cluster.put(
+            PODS, replace(pod, status=replace(pod.status, phase=phase, container_statuses=(ended,)))
+        )
 
     def _changed(self, pod: core.Pod) -> None:
         owner = controller_of(pod)
@@ -321,8 +306,7 @@ class Workloads:
         """Delete the pod like an eviction or node loss: its Job does not count it as failed."""
         current = self.cluster.current(PODS, pod)
         if current is not None:
-            conditions = with_condition(current.status.conditions, DISRUPTED, "True", self.cluster.now())
-            self.delete(replace(current, status=replace(current.status, conditions=conditions)), grace_seconds)
+            self.delete(with_pod_condition(current, DISRUPTED, "True", self.cluster.now()), grace_seconds)
 
     def delete(self, pod: core.Pod, grace_seconds: float | None = None) -> None:
         """Start the pod's termination, or shorten its grace period."""
@@ -373,13 +357,7 @@ class Workloads:
 
     def collect_pod(self, pod: core.Pod) -> None:
         """Garbage-collect the pod of a removed node."""
-        conditions = with_condition(pod.status.conditions, DISRUPTED, "True", self.cluster.now())
-        self.remove_pod(replace(pod, status=replace(pod.status, conditions=conditions)))
-
-
-def no_saved_progress(_: core.Pod) -> float:
-    """Work restarts from zero."""
-    return 0.0
+        self.remove_pod(with_pod_condition(pod, DISRUPTED, "True", self.cluster.now()))
 
 
 def controller_of(pod: core.Pod) -> str | None:
@@ -389,15 +367,9 @@ def controller_of(pod: core.Pod) -> str | None:
 
 def is_ready(pod: core.Pod) -> bool:
     """True while the pod is running and ready."""
-    ready = condition(pod.status.conditions, "Ready")
-    return pod.status.phase == "Running" and ready is not None and ready.status == "True"
+    return pod.status.phase == "Running" and is_true(pod.status.conditions, "Ready")
 
 
 def is_waiting(pod: core.Pod) -> bool:
     """True for a pod that the scheduler must bind."""
     return pod.spec.node_name is None and pod.metadata.deletion_timestamp is None and pod.status.phase == "Pending"
-
-
-def always_reachable(_pod: core.Pod, _node: core.Node) -> bool:
-    """The cluster has no volumes."""
-    return True

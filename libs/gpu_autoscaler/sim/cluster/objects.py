@@ -1,7 +1,6 @@
 """The cluster's objects as the API server stores them, with versions and a watch history, without controllers.
 
-Objects are the wire structs that clients decode and are never changed in place. Controllers, cloud, services and users
-change them through this store.
+Objects are the wire structs that clients decode and are never changed in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +92,13 @@ class Kubernetes:
         elif item.metadata.deletion_timestamp is None:
             self.put(kind, replace(item, metadata=replace(item.metadata, deletion_timestamp=self.now())))
 
+    def budgets_of(self, pod: core.Pod) -> list[core.PodDisruptionBudget]:
+        return [
+            budget
+            for budget in self.all(BUDGETS)
+            if budget.metadata.namespace == pod.metadata.namespace and selects(budget.spec.selector, pod)
+        ]
+
     def as_of(self, kind: Kind[Any], entries_count: int) -> tuple[core.Object, ...]:
         """Return the objects of a kind after this many changes, as a stale server lists them."""
         shown: dict[Key, core.Object] = {}
@@ -131,6 +137,24 @@ def with_condition(
     before = next((condition for condition in conditions if condition.type == condition_type), None)
     since = before.last_transition_time if before is not None and before.status == status else at
     return (*other_conditions, core.Condition(type=condition_type, status=status, last_transition_time=since, **fields))
+
+
+def is_true(conditions: tuple[core.Condition, ...], condition_type: str) -> bool:
+    """True if the condition is present and true."""
+    return any(condition.type == condition_type and condition.status == "True" for condition in conditions)
+
+
+def with_pod_condition(
+    pod: core.Pod, condition_type: str, status: core.ConditionStatus, at: datetime, **fields: str
+) -> core.Pod:
+    """Return the pod with this condition set, see `with_condition`."""
+    conditions = with_condition(pod.status.conditions, condition_type, status, at, **fields)
+    return replace(pod, status=replace(pod.status, conditions=conditions))
+
+
+def selects(selector: core.LabelSelector | None, item: core.Object) -> bool:
+    """True if the selector's labels are those of the object; None selects nothing."""
+    return selector is not None and selector.match_labels.items() <= item.metadata.labels.items()
 
 
 def amounts_text(cpu_milli: int, memory_bytes: int, disk_bytes: int, **more: int) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """ReplicaSets and the PodDisruptionBudgets that protect them.
 
-The rules of the ReplicaSet and disruption controllers, driven by events. Source: Kubernetes documentation,
-"ReplicaSet", "Specifying a Disruption Budget for your Application", "API-initiated Eviction" (read 2026-11-21).
+Source: Kubernetes documentation, "ReplicaSet", "Specifying a Disruption Budget for your Application", "API-initiated
+Eviction" (read 2026-11-21).
 """
 
 from collections.abc import Callable
@@ -101,7 +101,7 @@ class ReplicaSets:
 
     def evict(self, pod: core.Pod) -> Eviction:
         """Answer an eviction like the API server."""
-        budgets = self.budgets_of(pod)
+        budgets = self._cluster.budgets_of(pod)
         if len(budgets) > 1:
             return Eviction(answer="refused", message="more than one PodDisruptionBudget covers the pod")
         if budgets and is_ready(pod) and pod.metadata.deletion_timestamp is None:
@@ -115,15 +115,6 @@ class ReplicaSets:
             self._cluster.put(BUDGETS, replace(budgets[0], status=decremented))
         self._workloads.disrupt(pod)
         return Eviction(answer="accepted")
-
-    def budgets_of(self, pod: core.Pod) -> list[core.PodDisruptionBudget]:
-        return [
-            budget
-            for budget in self._cluster.all(BUDGETS)
-            if budget.metadata.namespace == pod.metadata.namespace
-            and budget.spec.selector is not None
-            and budget.spec.selector.match_labels.items() <= pod.metadata.labels.items()
-        ]
 
     def _pods(self, replica_set: ReplicaSet) -> list[core.Pod]:
         return [pod for pod in self._cluster.all(PODS) if controller_of(pod) == replica_set.uid]

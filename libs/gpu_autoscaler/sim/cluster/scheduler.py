@@ -8,11 +8,13 @@ Nodes", "Pod Topology Spread Constraints" (read 2026-11-21).
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_autoscaler.kube.translate.common import amounts, condition
+from gpu_autoscaler.kube.translate.common import amounts
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.sim.cluster.objects import is_true, selects
+from gpu_autoscaler.simcluster.selectors import operator_holds
 
 FINISHED = ("Succeeded", "Failed")
 
@@ -49,8 +51,7 @@ def free_capacity(nodes: Iterable[core.Node], pods: Iterable[core.Pod]) -> dict[
 
 def is_open(node: core.Node) -> bool:
     """True for a node that is ready and accepts new pods."""
-    ready = condition(node.status.conditions, "Ready")
-    is_ready = ready is not None and ready.status == "True"
+    is_ready = is_true(node.status.conditions, "Ready")
     return is_ready and not node.spec.unschedulable and node.metadata.deletion_timestamp is None
 
 
@@ -90,22 +91,7 @@ def _rank(node: core.Node, free: Mapping[str, Resources], preferred: frozenset[s
 
 
 def _holds(requirement: core.Requirement, node_labels: Mapping[str, str]) -> bool:
-    value = node_labels.get(requirement.key)
-    match requirement.operator:
-        case "In":
-            return value in requirement.values
-        case "NotIn":
-            return value not in requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return value is not None and value.isdigit() and int(value) > int(requirement.values[0])
-        case "Lt":
-            return value is not None and value.isdigit() and int(value) < int(requirement.values[0])
-        case other:
-            raise ValueError(f"unknown operator: {other!r}")
+    return operator_holds(requirement.operator, node_labels.get(requirement.key), requirement.values)
 
 
 def _tolerates(toleration: core.WireToleration, taint: core.WireTaint) -> bool:
@@ -135,7 +121,7 @@ def allowed_nodes(pod: core.Pod, nodes: Sequence[core.Node], pods: Iterable[core
     candidates = list(nodes)
     for term in _anti_affinity(pod.spec):
         occupied = {
-            node_labels.get(term.topology_key) for other, node_labels in placed if _selects(term.label_selector, other)
+            node_labels.get(term.topology_key) for other, node_labels in placed if selects(term.label_selector, other)
         }
         candidates = [node for node in candidates if node.metadata.labels.get(term.topology_key) not in occupied]
     for rule in pod.spec.topology_spread_constraints:
@@ -153,7 +139,7 @@ def _evenly_spread(
     key = rule.topology_key
     counts: Counter[str] = Counter({node.metadata.labels[key]: 0 for node in nodes if key in node.metadata.labels})
     counts.update(
-        node_labels[key] for other, node_labels in placed if key in node_labels and _selects(rule.label_selector, other)
+        node_labels[key] for other, node_labels in placed if key in node_labels and selects(rule.label_selector, other)
     )
     least = min(counts.values(), default=0)
     return [
@@ -166,7 +152,3 @@ def _evenly_spread(
 def _anti_affinity(spec: core.PodSpec) -> tuple[core.PodAffinityTerm, ...]:
     rules = None if spec.affinity is None else spec.affinity.pod_anti_affinity
     return () if rules is None else rules.required
-
-
-def _selects(selector: core.LabelSelector | None, pod: core.Pod) -> bool:
-    return selector is not None and selector.match_labels.items() <= pod.metadata.labels.items()

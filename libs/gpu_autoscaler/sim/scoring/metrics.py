@@ -264,12 +264,10 @@ class MetricsCollector:
             if job.is_done:
                 self._job_ended()
             return
-        saved = self._saved_of(run, member, ended_at) if self._is_checkpointing(run) else 0.0
+        is_checkpointing = self._jobs[run.member[0]].request.workload_type == CHECKPOINTING_WORKLOAD
+        saved = self._saved_of(run, member, ended_at) if is_checkpointing else 0.0
         self._lost_gpu_seconds += (member.saved_seconds + ran_seconds - saved) * run.gpu_count
         member.saved_seconds = saved
-
-    def _is_checkpointing(self, run: _PodRun) -> bool:
-        return self._jobs[run.member[0]].request.workload_type == CHECKPOINTING_WORKLOAD
 
     def write_seconds(self, pod: core.Pod) -> float | None:
         """Return how long a save of this pod takes; None: its work does not checkpoint."""
@@ -311,16 +309,15 @@ class MetricsCollector:
             until = self._cluster.now()
         elif self.last_ended_at is not None:
             until = max(until, self.last_ended_at)
-        machines = [
-            (machine, max(0.0, (min(machine.terminated_at or until, until) - machine.launched_at).total_seconds()))
-            for machine in self._cloud.machines
+        ended = [min(machine.terminated_at or until, until) for machine in self._cloud.machines]
+        billed = [
+            (machine, ended_at, (ended_at - machine.launched_at).total_seconds())
+            for machine, ended_at in zip(self._cloud.machines, ended, strict=True)
+            if ended_at > machine.launched_at
         ]
         cost = sum(
-            cost_micro_usd(
-                machine.price_micro_usd_per_hour, min(machine.terminated_at or until, until) - machine.launched_at
-            )
-            for machine, seconds in machines
-            if seconds > 0
+            cost_micro_usd(machine.price_micro_usd_per_hour, ended_at - machine.launched_at)
+            for machine, ended_at, _ in billed
         )
         used = [*self._used, *((run.started_at, until, run.gpu_count) for run in self._runs.values())]
         used_seconds = sum(
@@ -333,8 +330,8 @@ class MetricsCollector:
             hours=_hours((until - began_at).total_seconds()),
             cost_usd=round(cost / MICRO_USD_PER_USD, 2),
             waiting=self._waiting(until),
-            node_hours=_hours(sum(seconds for _, seconds in machines)),
-            gpu_hours_bought=_hours(sum(machine.offer.resources.gpu_count * seconds for machine, seconds in machines)),
+            node_hours=_hours(sum(seconds for _, _, seconds in billed)),
+            gpu_hours_bought=_hours(sum(machine.offer.resources.gpu_count * seconds for machine, _, seconds in billed)),
             gpu_hours_used=_hours(used_seconds),
             lost_gpu_hours=_hours(self._lost_gpu_seconds),
             evicted_count=self._evicted_count,
@@ -345,8 +342,7 @@ class MetricsCollector:
             interrupted_jobs_count=sum(job.is_interrupted for job in self._jobs.values()),
             recovered_jobs_count=sum(job.is_interrupted and job.is_done for job in self._jobs.values()),
             storm_ratio=storm_ratio(
-                BilledMachine(machine.offer, machine.launched_at, min(machine.terminated_at or until, until))
-                for machine, _ in machines
+                BilledMachine(machine.offer, machine.launched_at, ended_at) for machine, ended_at, _ in billed
             ),
             broken=tuple(broken),
         )

@@ -1,6 +1,6 @@
 """Scenarios from recorded traces: the window of each, and assumptions where the trace is silent.
 
-The traces are read from a folder (GPU_AUTOSCALER_TRACES) in the formats of `openb.py` and of the loaders below. The
+The traces are read from a folder (GPU_AUTOSCALER_TRACES) in the formats of the loaders below. The
 repository contains none of them.
 """
 
@@ -81,11 +81,7 @@ def read_pods_between(path: Path, from_seconds: float, to_seconds: float) -> tup
 
 
 def _pods_in(path: Path) -> Iterator[TracePod]:
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    try:
-        reader = csv.DictReader(io.StringIO(content.decode()))
-    except UnicodeDecodeError as exc:
-        raise ConfigError(str(path), [f"is not UTF-8 text: {exc}"]) from exc
+    reader = _csv_reader(path)
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise ConfigError(f"{path}:1", [f"no column {', '.join(missing)}; needed: {', '.join(COLUMNS)}"])
@@ -198,7 +194,7 @@ def philly(folder: Path, seed: int, hours: float) -> Scenario:
     """
     path = folder / "philly" / "philly_node_sequence.csv.gz"
     first = (7 * seed) % PHILLY_DAYS * 1440
-    busy_counts = _busy_nodes(path)[first : first + int(hours * 60) + 1]
+    busy_counts = [int(row["active"]) for row in _csv_reader(path)][first : first + int(hours * 60) + 1]
     if not busy_counts:
         raise ConfigError(str(path), [f"has no minute {first}"])
     spans = _spans(busy_counts)
@@ -213,10 +209,6 @@ def philly(folder: Path, seed: int, hours: float) -> Scenario:
         ),
         offers=offers_of(TYPES),
     )
-
-
-def _busy_nodes(path: Path) -> list[int]:
-    return [int(row["active"]) for row in _rows(path)]
 
 
 def _spans(busy_counts: Sequence[int]) -> list[tuple[int, int]]:
@@ -365,8 +357,10 @@ def _shortages(counts: Sequence[int], zone: str) -> Iterator[Shortage]:
         yield Shortage(zone=zone, from_seconds=started_at, to_seconds=len(counts) * BAMBOO_STEP_SECONDS)
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def _csv_reader(path: Path) -> "csv.DictReader[str]":
+    """Return a reader of the file, plain or gzipped. Raises ConfigError where it cannot be read or is no UTF-8 text."""
     try:
-        yield from csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return csv.DictReader(io.StringIO(content.decode()))
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(str(path), [f"cannot be read: {exc}"]) from exc

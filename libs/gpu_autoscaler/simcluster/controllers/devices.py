@@ -1,8 +1,8 @@
 """Device claims: created from templates for each pod, allocated on the pod's node, released when unused.
 
-As the resourceclaim controller and the scheduler's plugin, without features that no workload here uses: constraints
-between devices, partitionable devices, shared capacity, priorities of taints. Source: Kubernetes, "Dynamic Resource
-Allocation"; `pkg/controller/resourceclaim` and `plugins/dynamicresources` of 1.36 (read 2026-11-22).
+Without constraints between devices, partitionable devices, shared capacity and priorities of taints. Source:
+Kubernetes, "Dynamic Resource Allocation"; `pkg/controller/resourceclaim` and `plugins/dynamicresources` of 1.36 (read
+2026-11-22).
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """The kubelets of all nodes: start bound pods, end them when their work is done, stop them when deleted.
 
-A pod declares by annotation how long it works (`run-seconds`; without it, forever), its exit code (`exit-code`) and how
-long it takes to stop (`stop-seconds`, at most its grace period). A node that is not ready, or is powered off, does
-nothing until it is back. A replaced pod starts its work from the beginning.
+Annotations of a pod: `run-seconds` of work (without it, forever), `exit-code`, `stop-seconds` (at most its grace
+period). A node that is not ready, or is powered off, does nothing until it is back.
 """
 
 import itertools

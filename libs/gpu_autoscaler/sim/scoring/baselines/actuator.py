@@ -1,6 +1,4 @@
-"""Executes the actions of a baseline like our executor: one launch per token, evictions subject to budgets, termination
-of empty machines.
-"""
+"""Executes the actions of a baseline as our executor does."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

@@ -84,19 +84,15 @@ class Karpenter:
         if is_same and now < self._consolidates_at:
             return
         self._seen = observation.version
-        yield from self._answer_notices(observation)
+        for machine in observation.machines():
+            if machine.has_notice and not machine.is_draining:
+                yield Drain(token=machine.token)
         yield from self._provision(observation)
         if now >= self._consolidates_at:
             self._consolidates_at = now + CONSOLIDATION_SECONDS
             yield from self._consolidate(observation)
 
     # ---- provisioning
-
-    @staticmethod
-    def _answer_notices(observation: Observation) -> Iterable[Action]:
-        for machine in observation.machines():
-            if machine.has_notice and not machine.is_draining:
-                yield Drain(token=machine.token)
 
     def _provision(self, observation: Observation) -> Iterable[Action]:
         waiting = [*observation.pending(), *self._pods_on_draining(observation)]

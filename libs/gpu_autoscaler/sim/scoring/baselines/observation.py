@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpu_autoscaler.kube.protocol import BUDGETS, NODES, PODS
+from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.translate.common import amounts, condition
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
@@ -15,7 +15,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine, labels_of
 from gpu_autoscaler.sim.cluster.controllers import controller_of, is_waiting
-from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.cluster.objects import Kubernetes, is_true
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED, accepts, is_open
 
 
@@ -119,14 +119,7 @@ class Observation:
 
     def is_blocked(self, pod: core.Pod) -> bool:
         """True if a budget of the pod allows no eviction now."""
-        budgets = (
-            budget
-            for budget in self._cluster.all(BUDGETS)
-            if budget.metadata.namespace == pod.metadata.namespace
-            and budget.spec.selector is not None
-            and budget.spec.selector.match_labels.items() <= pod.metadata.labels.items()
-        )
-        return any(budget.status.disruptions_allowed <= 0 for budget in budgets)
+        return any(budget.status.disruptions_allowed <= 0 for budget in self._cluster.budgets_of(pod))
 
     # ---- simulated placement
 
@@ -147,27 +140,23 @@ class Observation:
             return self.slot_of_offer(machine.offer, machine.token)
         if not is_open(machine.node):
             return None
-        return self._slot_of_node(machine, machine.node, self._pods_by_node.get(machine.node.metadata.name, []))
+        name = machine.node.metadata.name
+        free = amounts(machine.node.status.allocatable, of=name)
+        for pod in self._pods_by_node.get(name, []):
+            free -= self.requests(pod)
+        return Slot(machine.token, machine.node, free, machine.offer)
 
     @staticmethod
     def slot_of_offer(offer: Offer, token: str = "") -> Slot:
         metadata = core.Metadata(name=token, uid=token, labels=labels_of(offer, token))
         return Slot(token, core.Node(metadata=metadata), offer.resources, offer)
 
-    def _slot_of_node(self, machine: OwnedMachine, node: core.Node, pods: list[core.Pod]) -> Slot:
-        free = amounts(node.status.allocatable, of=node.metadata.name)
-        for pod in pods:
-            free -= self.requests(pod)
-        return Slot(machine.token, node, free, machine.offer)
-
     def _owned_machine(self, token: str, machine: Machine) -> OwnedMachine:
         node = self._cluster.find(NODES, "", machine.node_name)
         is_usable = False
         if node is not None:
-            ready = condition(node.status.conditions, "Ready")
             gpu_count = amounts(node.status.allocatable, of=node.metadata.name).gpu_count
-            is_ready = ready is not None and ready.status == "True"
-            is_usable = is_ready and gpu_count >= machine.offer.resources.gpu_count
+            is_usable = is_true(node.status.conditions, "Ready") and gpu_count >= machine.offer.resources.gpu_count
         return OwnedMachine(
             token=token,
             offer=machine.offer,
