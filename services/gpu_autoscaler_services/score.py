@@ -128,7 +128,7 @@ def main() -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if options.write:
-        PAGE.write_text(page(report), encoding="utf-8")
+        PAGE.write_text(page(report, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     broken = [f"{result.world}: {violation}" for result in scores for violation in result.broken]
     for line in broken:
         console.print(f"[bold red]violated[/bold red] {line}", highlight=False)

@@ -41,6 +41,7 @@ from gpu_autoscaler.sim.cluster.objects import Kubernetes, amounts_text
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
 from gpu_autoscaler.sim.process_pool import Process, ProcessPool
+from gpu_autoscaler.sim.scoring.baselines.actuator import NullObserver
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 SEED = "replay"  # of random durations: start of a pod, end of a machine
@@ -123,7 +124,7 @@ class _Rerunner:
         self._cloud = _RecordedCloud(self._workloads, random.Random(f"{SEED}/cloud"), script)  # noqa: S311 - reproducible by its seed
         identity = Cluster(installation=derive_id("installation", SEED), epoch=int(script.from_at.timestamp()))
         self._adapter_factory = AdapterFactory(
-            identity, self._workloads, self._replica_sets, self._cloud, _NullObserver()
+            identity, self._workloads, self._replica_sets, self._cloud, NullObserver()
         )
         self._facts: list[Stored] = []
         self._failed: list[str] = []
@@ -146,7 +147,7 @@ class _Rerunner:
             self._loop.run_forever()
         finally:
             processes.close()
-            self._close()
+            self._loop.end()
         if self._failed:
             raise PermanentError(f"the simulation failed: {self._failed[0]}; replay without --policy does not use it")
         return Rerun(facts=tuple(self._facts), modeled=dict(self._cloud.modeled))
@@ -159,13 +160,6 @@ class _Rerunner:
     def _fails(self, what: str) -> None:
         self._failed.append(what)
         self._loop.stop()
-
-    def _close(self) -> None:
-        self._loop.set_exception_handler(lambda *_: None)
-        self._loop.call_later(0.0, self._loop.stop)
-        self._loop.run_forever()
-        self._loop.close()
-        asyncio.set_event_loop(None)
 
     # ---- events of the script
 
@@ -210,22 +204,6 @@ class _Rerunner:
         machine = self._cloud.interrupt(reclaim)
         if machine is not None and reclaim.withdrawn_at is not None:
             self._at(reclaim.withdrawn_at, self._cloud.withdraw, machine)
-
-
-class _NullObserver:
-    """An observer that checks nothing: invariants are checked by the simulator's own runs."""
-
-    def launch_requested(self, order: Order, reported_up_to: int) -> None:
-        """Ignore a launch request."""
-
-    def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
-        """Ignore an eviction."""
-
-    def machine_terminated(self, machine: Machine) -> None:
-        """Ignore a termination."""
-
-    def node_deleted(self, node: core.Node) -> None:
-        """Ignore a node deletion."""
 
 
 def _applies_to(refusal: Refusal, offer: Offer) -> bool:

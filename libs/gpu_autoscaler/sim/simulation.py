@@ -287,11 +287,7 @@ class Simulation:
 
     def _close(self) -> None:
         self.process_pool.close()
-        self.loop.set_exception_handler(lambda *_: None)
-        self.loop.call_later(0.0, self.loop.stop)
-        self.loop.run_forever()
-        self.loop.close()
-        asyncio.set_event_loop(None)
+        self.loop.end()
 
     # ---- result
 

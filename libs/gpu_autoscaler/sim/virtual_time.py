@@ -122,6 +122,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(exc)
         return done
 
+    def end(self) -> None:
+        """Let callbacks that are ready run once more, without reporting errors; then close the loop."""
+        self.set_exception_handler(lambda *_: None)
+        self.call_later(0.0, self.stop)
+        self.run_forever()
+        self.close()
+        asyncio.set_event_loop(None)
+
     def time(self) -> float:
         """Seconds since the run began."""
         return self._jump.passed_seconds

@@ -37,9 +37,7 @@ READY_AT_RATIO = 0.75
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices" (read 2026-11-21)
 TERMINATION_SECONDS = 5.0  # fixture: from the termination request to the end of billing
 NODE_FORGOTTEN_SECONDS = 5.0  # cloud-controller-manager's --node-monitor-period, after which the node is deleted
-LOST_NODE_FORGOTTEN_SECONDS = (
-    45.0  # a reclaimed one first has to miss its heartbeats (--node-monitor-grace-period 40 s)
-)
+LOST_NODE_FORGOTTEN_SECONDS = 45.0  # a reclaimed one first misses its heartbeats (--node-monitor-grace-period 40 s)
 TERMINATED_SHOWN_SECONDS = 3600.0  # EC2 User Guide, "Terminate Amazon EC2 instances": visible for about an hour
 RETRY_AFTER_SECONDS = 180.0  # as Karpenter's unavailable offerings (karpenter-provider-aws, pkg/cache)
 REFUSAL_RULES_MAX = 100

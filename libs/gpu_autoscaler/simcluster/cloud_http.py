@@ -98,7 +98,6 @@ def attach_cloud(
 def _add_routes(app: web.Application, *, cloud: Cloud, world: World) -> None:
     add_metadata_routes(app, cloud)
     _add_capacity_routes(app, cloud)
-    _add_launch_routes(app, cloud)
     _add_exporter_route(app, cloud, world)
     _add_book_routes(app, cloud, world)
     _add_fate_routes(app, cloud, world)
@@ -126,13 +125,6 @@ def _add_capacity_routes(app: web.Application, cloud: Cloud) -> None:
             return _refused(404, "InvalidInstanceID.NotFound", f"the instance ID {instance_id!r} does not exist")
         return _answer(listed)
 
-    app.router.add_get("/cloud/offers", offers)
-    app.router.add_get("/cloud/instances", instances)
-    app.router.add_get("/cloud/instances/{instance}", instance)
-    app.router.add_delete("/cloud/instances/{instance}", instance)
-
-
-def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
     async def launch(request: web.Request) -> web.Response:
         body = await request.read()
         return _launched(lambda: cloud.launch(msgspec.json.decode(body, type=Order)))
@@ -140,12 +132,16 @@ def _add_launch_routes(app: web.Application, cloud: Cloud) -> None:
     async def launch_group(request: web.Request) -> web.Response:
         body = await request.read()
 
-        def made() -> tuple[Instance, ...]:
-            wanted = msgspec.json.decode(body, type=GroupOrder)
-            return cloud.launch_group(wanted.transaction, wanted.orders)
+        def launched() -> tuple[Instance, ...]:
+            group = msgspec.json.decode(body, type=GroupOrder)
+            return cloud.launch_group(group.transaction, group.orders)
 
-        return _launched(made)
+        return _launched(launched)
 
+    app.router.add_get("/cloud/offers", offers)
+    app.router.add_get("/cloud/instances", instances)
+    app.router.add_get("/cloud/instances/{instance}", instance)
+    app.router.add_delete("/cloud/instances/{instance}", instance)
     app.router.add_post("/cloud/instances", launch)
     app.router.add_post("/cloud/instances/together", launch_group)
 

@@ -44,14 +44,13 @@ class Target:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
+@dataclass(frozen=True, slots=True)
 class RestDoor:
     """Answers everything under /api and /apis."""
 
-    def __init__(self, api: Api, faults: Faults, token: str | None) -> None:
-        """A `token` of None lets everybody in; otherwise it is the one bearer token that may do everything."""
-        self._api = api
-        self._faults = faults
-        self._token = token
+    _api: Api
+    _faults: Faults
+    _token: str | None  # the one bearer token that may do everything; None lets everybody in
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; refusals become Status bodies."""

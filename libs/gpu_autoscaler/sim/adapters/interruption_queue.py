@@ -105,12 +105,12 @@ class InterruptionQueue:
         self._wake()
 
 
+@dataclass(frozen=True, slots=True)
 class SimInterruptionQueue:
     """The EventQueue of one process."""
 
-    def __init__(self, boundary: CallBoundary, queue: InterruptionQueue) -> None:
-        self._boundary = boundary
-        self._queue = queue
+    _boundary: CallBoundary
+    _queue: InterruptionQueue
 
     async def receive(self) -> Sequence[QueuedEvent]:
         await self._boundary.continue_if_alive()

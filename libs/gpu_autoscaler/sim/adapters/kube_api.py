@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,36 +38,30 @@ ObjectT = TypeVar("ObjectT", bound=core.Object)
 
 BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-21)
 STALE_SECONDS = 20.0  # entries of the history that a stale list lacks at most
-CALL_SECONDS, RETRIED_SECONDS = (
-    5.0,
-    5.0,
-)  # while the API server is unavailable: timeout of a call, wait between two lists
+CALL_SECONDS = RETRIED_SECONDS = 5.0  # while it is unavailable: timeout of a call, wait between two lists
 BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and reopened
 
 
+@dataclass(slots=True)
 class WatchFaults:
     """Active faults of the watches of a run; set by the fault schedule."""
 
-    def __init__(self) -> None:
-        self.breaks_count = 0  # a watch that sees it change breaks, and resumes where it stopped
-        self.losses_count = 0  # a watch that sees it change lists again, as the history is lost
-        self.is_away = False  # the API server is unavailable
+    breaks_count: int = 0  # a watch that sees it change breaks, and resumes where it stopped
+    losses_count: int = 0  # a watch that sees it change lists again, as the history is lost
+    is_away: bool = False  # the API server is unavailable
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SimKube:
     """A KubeApi."""
 
-    def __init__(
-        self, boundary: CallBoundary, clock: Clock, cluster: Cluster, workloads: Workloads, replica_sets: ReplicaSets,
-        watch_faults: WatchFaults, observer: Observer,
-    ) -> None:  # fmt: skip
-        self._boundary = boundary
-        self._clock = clock
-        self._identity = cluster
-        self._workloads = workloads
-        self._replica_sets = replica_sets
-        self._watch_faults = watch_faults
-        self._observer = observer
+    _boundary: CallBoundary
+    _clock: Clock
+    _identity: Cluster
+    _workloads: Workloads
+    _replica_sets: ReplicaSets
+    _watch_faults: WatchFaults
+    _observer: Observer
 
     @property
     def _cluster(self) -> Kubernetes:

@@ -1,6 +1,7 @@
 """Start of a process from a snapshot, by the runtime's own code on the simulated bus and store; corrupt snapshots."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,12 +24,12 @@ class SnapshotDiffers(AssertionError):
     """A snapshot and the later facts fold to another state than all facts."""
 
 
+@dataclass(frozen=True, slots=True)
 class SimStreams:
     """The stream lookups that `Snapshots` needs."""
 
-    def __init__(self, boundary: CallBoundary, bus: SimBus) -> None:
-        self._boundary = boundary
-        self._bus = bus
+    _boundary: CallBoundary
+    _bus: SimBus
 
     async def span(self, stream: str) -> StreamSpan:
         await self._reached()

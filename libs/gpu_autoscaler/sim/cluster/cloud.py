@@ -51,9 +51,7 @@ class Machine:
     hinted_at: datetime | None = None
     reclaimed_at: datetime | None = None  # when the cloud reclaimed it
     telemetry: Telemetry = "true"
-    gpu_fault: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what its first GPU reports instead, by field of a sample
+    gpu_fault: Mapping[str, Any] = field(default_factory=dict)  # what its first GPU reports, by field of a sample
     was_broken: bool = False  # whatever its first GPU reports since
     is_usable: bool = False
     is_ordered: bool = True  # False: it carries our tags, but we did not order it

@@ -4,6 +4,7 @@ Objects are the wire structs that clients decode and are never changed in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -19,14 +20,12 @@ Key = tuple[str, str]  # namespace and name
 KINDS: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, JOBS, SERVICES)
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One change of one object: its new state, or its last state if deleted."""
 
-    __slots__ = ("is_deleted", "object")
-
-    def __init__(self, item: core.Object, *, is_deleted: bool) -> None:
-        self.object = item
-        self.is_deleted = is_deleted
+    object: core.Object
+    is_deleted: bool
 
 
 class Kubernetes:

@@ -82,13 +82,6 @@ class ScoringRun:
             if is_over():
                 return
 
-    def close(self) -> None:
-        self.loop.set_exception_handler(lambda *_: None)
-        self.loop.call_later(0.0, self.loop.stop)
-        self.loop.run_forever()
-        self.loop.close()
-        asyncio.set_event_loop(None)
-
     def _rng(self, of: str) -> random.Random:
         """Return a generator of its own. These strings are part of each seed's meaning."""
         return random.Random(f"{self.scenario.seed}/{of}")
@@ -135,7 +128,7 @@ def score_ours(scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY)
         )
     finally:
         process_pool.close()
-        run.close()
+        run.loop.end()
 
 
 def _by_invariant(violations: Sequence[InvariantViolation]) -> tuple[str, ...]:
@@ -168,7 +161,7 @@ def run_baseline(run: ScoringRun, baseline: Baseline, manifest: Manifest) -> Non
         run.play(submit, actuator.has_failed)
     finally:
         actuator.close()
-        run.close()
+        run.loop.end()
 
 
 def spec_of(request: JobRequested, loop: VirtualLoop) -> JobSpec:

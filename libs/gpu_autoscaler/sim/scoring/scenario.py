@@ -5,6 +5,7 @@ Nothing in a scenario depends on the system under test, so all systems are score
 
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -80,15 +81,15 @@ class SubmitJob(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class ScenarioPlayer:
     """Plays a scenario."""
 
-    def __init__(self, scenario: Scenario, loop: VirtualLoop, replica_sets: ReplicaSets, cloud: Cloud) -> None:
-        self._scenario = scenario
-        self._loop = loop
-        self._replica_sets = replica_sets
-        self._cloud = cloud
-        self._service_uids: list[str] = []
+    _scenario: Scenario
+    _loop: VirtualLoop
+    _replica_sets: ReplicaSets
+    _cloud: Cloud
+    _service_uids: list[str] = field(default_factory=list)
 
     def begin(self, submit: SubmitJob) -> None:
         for arrival in self._scenario.arrivals:

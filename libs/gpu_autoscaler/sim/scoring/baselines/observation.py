@@ -32,16 +32,14 @@ class OwnedMachine:
     is_draining: bool
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """Capacity for simulated placement: of a node that is running, booting or could be bought."""
 
-    __slots__ = ("free", "name", "node", "offer")
-
-    def __init__(self, name: str, node: core.Node, free: Resources, offer: Offer) -> None:
-        self.name = name
-        self.node = node
-        self.free = free
-        self.offer = offer
+    name: str
+    node: core.Node
+    free: Resources
+    offer: Offer
 
     def takes(self, pod: core.Pod, requests: Resources) -> bool:
         return requests.fits_in(self.free) and accepts(pod.spec, self.node)
