@@ -87,7 +87,7 @@ def guarded(handler: Handler) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             if request.remote is None or not ipaddress.ip_address(request.remote).is_loopback:
-                raise failure(403, "Forbidden", "the admin door of simcluster answers on loopback only")
+                raise failure(403, "Forbidden", "the admin API of simcluster answers on loopback only")
             return await handler(request)
         except ApiRefusal as refusal:
             return refused(refusal)

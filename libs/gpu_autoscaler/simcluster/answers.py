@@ -73,10 +73,10 @@ def conflict(kind: Kind, name: str, why: str = STALE_VERSION) -> ApiRefusal:
     return failure(409, "Conflict", message, details_of(kind, name))
 
 
-def other_uid(kind: Kind, name: str, wanted: str, found: str) -> ApiRefusal:
+def other_uid(kind: Kind, name: str, wanted: str, recorded: str) -> ApiRefusal:
     """409: a precondition names the uid of another object."""
     why = (
-        f"the UID in the precondition ({wanted}) does not match the UID in record ({found}). "
+        f"the UID in the precondition ({wanted}) does not match the UID in record ({recorded}). "
         "The object might have been deleted and then recreated"
     )
     message = f'Operation cannot be fulfilled on {kind.qualified} "{name}": {why}'

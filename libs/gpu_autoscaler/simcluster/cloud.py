@@ -128,7 +128,7 @@ class Cloud:
                     f"not {order.offer.key}; use a new token for another purchase"
                 )
             return launched.shown()
-        self._see_sold(order.offer.key, 1)
+        self._require_available(order.offer.key, 1)
         return self._make(order)
 
     def launch_group(self, transaction: str, orders: Sequence[Order]) -> tuple[Instance, ...]:
@@ -142,10 +142,10 @@ class Cloud:
             )
         if launched:
             return tuple(machine.shown() for machine in launched)
-        self._see_sold(orders[0].offer.key, len(orders))
+        self._require_available(orders[0].offer.key, len(orders))
         return tuple(self._make(order) for order in orders)
 
-    def _see_sold(self, key: str, count: int) -> None:
+    def _require_available(self, key: str, count: int) -> None:
         """Raise LaunchRefused unless `count` instances of this offer can be launched."""
         now = self._api.now()
         offer = self._offers.get(key)

@@ -45,7 +45,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class RestDoor:
+class RestApi:
     """Answers everything under /api and /apis."""
 
     _api: Api

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gpu_autoscaler.simcluster.admin import add_admin_routes
 from gpu_autoscaler.simcluster.answers import failure
-from gpu_autoscaler.simcluster.rest import BODY_BYTES_MAX, RestDoor, describe_version, json_answer, refused
+from gpu_autoscaler.simcluster.rest import BODY_BYTES_MAX, RestApi, describe_version, json_answer, refused
 from gpu_autoscaler.simcluster.world import World
 
 Extension = Callable[[web.Application], None]
@@ -26,7 +26,7 @@ def create_app(world: World, *, token: str | None = None, extensions: Iterable[E
     With a `token` the Kubernetes API requires it as bearer token. Each extension may add routes of its own.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_fault_middleware(world)])
-    door = RestDoor(world.api, world.faults, token)
+    rest = RestApi(world.api, world.faults, token)
     loop_ended = asyncio.Event()
 
     async def healthy(_: web.Request) -> web.Response:
@@ -53,8 +53,8 @@ def create_app(world: World, *, token: str | None = None, extensions: Iterable[E
     for extension in extensions:
         extension(app)
     for root in ("/api", "/apis"):
-        app.router.add_route("*", root, door.handle)
-        app.router.add_route("*", root + "/{rest:.*}", door.handle)
+        app.router.add_route("*", root, rest.handle)
+        app.router.add_route("*", root + "/{rest:.*}", rest.handle)
     app.cleanup_ctx.append(run_world)
     return app
 

@@ -114,9 +114,11 @@ class Operators:
     def _tighten(self) -> None:
         names = self._replica_sets.names()
         if names and self._faults.happens("budget_tightened"):
-            name = self._faults.choose("budget_tightened", names)
-            loosen = self._replica_sets.tighten(name)
-            self._loop.call_later(self._faults.seconds("budget_tightened", *TIGHTENED_SECONDS), loosen)
+            self._tighten_for_a_while("budget_tightened", names)
+
+    def _tighten_for_a_while(self, fault: str, names: list[str]) -> None:
+        loosen = self._replica_sets.tighten(self._faults.choose(fault, names))
+        self._loop.call_later(self._faults.seconds(fault, *TIGHTENED_SECONDS), loosen)
 
     def _on_change(self, plural: str, entry: Entry) -> None:
         """A node was cordoned: another replica fails just then, and a budget of its pods allows no disruption."""
@@ -129,13 +131,9 @@ class Operators:
         elif name not in self._cordoned:
             self._cordoned.add(name)
             apps = {pod.metadata.labels.get("app", "") for pod in self._cluster.all(PODS) if _is_replica(pod, name)}
-            if names := sorted(apps & set(self._replica_sets.names())):
-                self._exhaust_budget(names)
-
-    def _exhaust_budget(self, names: list[str]) -> None:
-        if self._faults.strikes("budget_spent_in_drain"):
-            loosen = self._replica_sets.tighten(self._faults.choose("budget_spent_in_drain", names))
-            self._loop.call_later(self._faults.seconds("budget_spent_in_drain", *TIGHTENED_SECONDS), loosen)
+            names = sorted(apps & set(self._replica_sets.names()))
+            if names and self._faults.strikes("budget_spent_in_drain"):
+                self._tighten_for_a_while("budget_spent_in_drain", names)
 
 
 def _is_replica(pod: core.Pod, node_name: str) -> bool:

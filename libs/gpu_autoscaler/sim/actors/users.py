@@ -64,9 +64,9 @@ class Users:
     # ---- jobs
 
     def _next(self) -> None:
-        self._loop.call_later(self._rng.expovariate(self._jobs_per_hour / 3600.0), self._ask)
+        self._loop.call_later(self._rng.expovariate(self._jobs_per_hour / 3600.0), self._submit_next)
 
-    def _ask(self) -> None:
+    def _submit_next(self) -> None:
         if self._is_over:
             return
         request = self._request()
@@ -181,9 +181,9 @@ class DemandReporters:
             self._submit(source, 0)
 
     def _next(self, source: str) -> None:
-        self._loop.call_later(self._rng.uniform(*REPORT_SECONDS), self._ask, source)
+        self._loop.call_later(self._rng.uniform(*REPORT_SECONDS), self._submit_next, source)
 
-    def _ask(self, source: str) -> None:
+    def _submit_next(self, source: str) -> None:
         if not self._is_over:
             self._submit(source, self._rng.choice(WANTED_COUNTS))
             self._next(source)

@@ -67,9 +67,11 @@ class SimProvider:
         return self._cloud.has_launch_groups
 
     async def launch_group(self, transaction: ActionId, orders: Sequence[Order]) -> Sequence[Instance]:
-        made_count = sum(self._cloud.has_machine(order.action_id) for order in orders)
-        if 0 < made_count < len(orders):
-            raise PermanentError(f"transaction {transaction} has launched only {made_count} of {len(orders)} orders")
+        launched_count = sum(self._cloud.has_machine(order.action_id) for order in orders)
+        if 0 < launched_count < len(orders):
+            raise PermanentError(
+                f"transaction {transaction} has launched only {launched_count} of {len(orders)} orders"
+            )
         return await self._launched(orders)
 
     async def _launched(self, orders: Sequence[Order]) -> list[Instance]:

@@ -42,9 +42,9 @@ class Work:
 
     job: core.Job
     manifest: dict[str, Any]
-    made_count: int = 0
+    created_count: int = 0
     done: set[int] = field(default_factory=set)
-    pods: dict[int, core.Pod] = field(default_factory=dict)  # by index; the last one made for it
+    pods: dict[int, core.Pod] = field(default_factory=dict)  # by index; the last one created for it
     deadline: TimerHandle | None = None  # of its active time, which restarts with each release
 
     @property
@@ -137,12 +137,12 @@ class Workloads:
 
     def _make_pod(self, work: Work, index: int) -> core.Pod:
         template = work.manifest["spec"]["template"]
-        work.made_count += 1
+        work.created_count += 1
         metadata_fields, job = template["metadata"], work.job.metadata
         owner = core.OwnerReference(kind="Job", name=job.name, uid=job.uid, controller=True)
         metadata = self.cluster.metadata(
             job.namespace,
-            f"{job.name}-{index}-{work.made_count}",
+            f"{job.name}-{index}-{work.created_count}",
             labels=dict(metadata_fields.get("labels", {})),
             annotations=dict(metadata_fields.get("annotations", {})),
             owner_references=(owner,),

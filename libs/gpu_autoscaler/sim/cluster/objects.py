@@ -38,7 +38,7 @@ class Kubernetes:
         self._objects: dict[str, dict[Key, Any]] = {kind.plural: {} for kind in KINDS}
         self._served = {kind.path() for kind in KINDS}
         self._listeners: list[Callable[[str, Entry], None]] = []
-        self._made_count = 0
+        self._created_count = 0
 
     def serve(self, *kinds: Kind[Any]) -> None:
         """Serve objects of these kinds too; call before any watch starts."""
@@ -68,8 +68,8 @@ class Kubernetes:
 
     def metadata(self, namespace: str, name: str, **more: Any) -> core.Metadata:  # noqa: ANN401 - fields of Metadata
         """Return the metadata of a new object; its uid is unique within a run."""
-        self._made_count += 1
-        uid = derive_id("uid", namespace, name, self._made_count)
+        self._created_count += 1
+        uid = derive_id("uid", namespace, name, self._created_count)
         return core.Metadata(name=name, namespace=namespace, uid=uid, creation_timestamp=self.now(), **more)
 
     def put(self, kind: Kind[ObjectT], item: ObjectT) -> ObjectT:

@@ -28,7 +28,7 @@ class ReplicaSet:
     replicas_count: int
     pod: core.PodSpec
     annotations: dict[str, str]
-    made_count: int = 0
+    created_count: int = 0
 
     @property
     def labels(self) -> dict[str, str]:
@@ -144,11 +144,11 @@ class ReplicaSets:
                 self._make(replica_set)
 
     def _make(self, replica_set: ReplicaSet) -> None:
-        replica_set.made_count += 1
+        replica_set.created_count += 1
         owner = core.OwnerReference(kind="ReplicaSet", name=replica_set.name, uid=replica_set.uid, controller=True)
         metadata = self._cluster.metadata(
             NAMESPACE,
-            f"{replica_set.name}-{replica_set.made_count}",
+            f"{replica_set.name}-{replica_set.created_count}",
             labels=replica_set.labels,
             annotations=dict(replica_set.annotations),
             owner_references=(owner,),

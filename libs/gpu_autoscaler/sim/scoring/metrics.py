@@ -241,8 +241,8 @@ class MetricsCollector:
         self._runs[pod.metadata.uid] = _PodRun(pod, _member_of(pod), pod_requests(pod).gpu_count, now)
 
     def _note_save_request(self, run: _PodRun, pod: core.Pod, now: datetime) -> None:
-        is_asked = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
-        if run.save_requested_at is None and is_asked and self._checkpoints.saves_on_request:
+        is_requested = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
+        if run.save_requested_at is None and is_requested and self._checkpoints.saves_on_request:
             run.save_requested_at = now
         ends_at = pod.metadata.deletion_timestamp
         if run.terminating_at is None and ends_at is not None and self._checkpoints.saves_at_end:

@@ -60,10 +60,10 @@ def find_pod_list(source: str) -> Path:
     path = Path(rest if separator else source).expanduser()
     names = (POD_LIST, f"{POD_LIST}.gz", f"pods/{POD_LIST}", f"pods/{POD_LIST}.gz")
     candidates = [path] if path.is_file() else [path / name for name in names]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if found is None:
+    pod_list = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if pod_list is None:
         raise ConfigError("--trace", [f"no pod list in {path}; looked for {', '.join(names)}"])
-    return found
+    return pod_list
 
 
 def read_pods(path: Path, count: int) -> tuple[TracePod, ...]:

@@ -46,11 +46,11 @@ class DeviceClaims:
                 self._make(key, pod)
         over, self._over = self._over, {}
         for uid, pod in over.items():
-            self._give_back(uid, pod)
+            self._release(uid, pod)
 
     def _make(self, key: str, pod: Json) -> None:
         metadata, statuses = pod["metadata"], []
-        known = claims_made(pod)
+        known = created_claims(pod)
         for named in _claims_in(pod):
             name = named.get("resourceClaimTemplateName")
             template = self._api.find(DEVICE_TEMPLATES, f"{metadata['namespace']}/{name}") if name else None
@@ -75,7 +75,7 @@ class DeviceClaims:
                 ),
             )
 
-    def _give_back(self, uid: str, pod: Json) -> None:
+    def _release(self, uid: str, pod: Json) -> None:
         for claim_key in _keys(pod).values():
             claim = self._api.find(DEVICE_CLAIMS, claim_key or "")
             if claim is None:
@@ -110,7 +110,7 @@ def device_reach(api: Api, pod: Json) -> tuple[frozenset[str] | None, str]:
     return frozenset(name for name in names if _picks(api, pod, name) is not None), ""
 
 
-def claims_made(pod: Json) -> dict[str, str]:
+def created_claims(pod: Json) -> dict[str, str]:
     """Return the claims created for the pod, by the names that it has for them."""
     statuses = pod["status"].get("resourceClaimStatuses") or ()
     return {status["name"]: status.get("resourceClaimName", "") for status in statuses}
@@ -144,7 +144,7 @@ def _claims_in(pod: Json) -> list[Json]:
 
 def _keys(pod: Json) -> dict[str, str | None]:
     """Return the claim of each of the pod's names; None: not created yet."""
-    created = claims_made(pod)
+    created = created_claims(pod)
     names = {claim["name"]: claim.get("resourceClaimName") or created.get(claim["name"]) for claim in _claims_in(pod)}
     return {own: f"{pod['metadata']['namespace']}/{name}" if name else None for own, name in names.items()}
 
@@ -180,28 +180,30 @@ def _of_claim(api: Api, claim: Json, devices: list[tuple[_Place, Device]], taken
         name = request["name"]
         exact = [(name, request["exactly"])] if "exactly" in request else []
         options = exact or [(f"{name}/{option['name']}", option) for option in request.get("firstAvailable") or ()]
-        attempts = ((request_name, _of_wish(api, option_spec, devices, taken)) for request_name, option_spec in options)
-        request_name, places = next((option for option in attempts if option[1] is not None), ("", None))
+        attempts = ((name_in_claim, _devices_for(api, spec, devices, taken)) for name_in_claim, spec in options)
+        name_in_claim, places = next((attempt for attempt in attempts if attempt[1] is not None), ("", None))
         if places is None:
             return None
         taken.update(places)
         results += [
-            {"request": request_name, "driver": place[0], "pool": place[1], "device": place[2]} for place in places
+            {"request": name_in_claim, "driver": place[0], "pool": place[1], "device": place[2]} for place in places
         ]
     return results
 
 
-def _of_wish(api: Api, wish: Json, devices: list[tuple[_Place, Device]], taken: set[_Place]) -> list[_Place] | None:
-    device_class = api.find(DEVICE_CLASSES, wish["deviceClassName"])
+def _devices_for(
+    api: Api, option: Json, devices: list[tuple[_Place, Device]], taken: set[_Place]
+) -> list[_Place] | None:
+    device_class = api.find(DEVICE_CLASSES, option["deviceClassName"])
     if device_class is None:
         return None
-    selectors = [*(device_class["spec"].get("selectors") or ()), *(wish.get("selectors") or ())]
+    selectors = [*(device_class["spec"].get("selectors") or ()), *(option.get("selectors") or ())]
     conditions = [cel.condition(selector["cel"]["expression"]) for selector in selectors]
     right = [place for place, device in devices if all(condition.judge(device) is True for condition in conditions)]
     free = [place for place in right if place not in taken]
-    if wish.get("allocationMode") == "All":
+    if option.get("allocationMode") == "All":
         return right if right and free == right else None
-    count = wish.get("count", 1)
+    count = option.get("count", 1)
     return free[:count] if len(free) >= count else None
 
 

@@ -89,7 +89,7 @@ class Garbage:
         if current is None or current["metadata"]["uid"] != uid:
             return
         if orphan or not left:
-            self._api.modify(kind, key, _let_go)
+            self._api.modify(kind, key, _release_owner)
         else:
             self._owners[kind.table, key] = item  # foreground deletion: check again once they are gone
 
@@ -124,7 +124,7 @@ def _disown(item: Json, uid: str) -> None:
     item["metadata"]["ownerReferences"] = [owner for owner in owners if owner["uid"] != uid]
 
 
-def _let_go(item: Json) -> None:
+def _release_owner(item: Json) -> None:
     kept = [name for name in item["metadata"].get("finalizers") or () if name not in (ORPHAN, FOREGROUND)]
     item["metadata"]["finalizers"] = kept
 

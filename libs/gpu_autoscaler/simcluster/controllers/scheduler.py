@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.simcluster.api import Api
-from gpu_autoscaler.simcluster.controllers.devices import DEVICE_TABLES, allocate, claims_made, device_reach
+from gpu_autoscaler.simcluster.controllers.devices import DEVICE_TABLES, allocate, created_claims, device_reach
 from gpu_autoscaler.simcluster.controllers.filters import Needs, NodeView, Shortlist, needs_of, view_of
 from gpu_autoscaler.simcluster.controllers.protocol import Recorder
 from gpu_autoscaler.simcluster.controllers.volumes import STORAGE_TABLES, claims_of, reach
@@ -94,7 +94,7 @@ class Scheduler:
                 message = self._try(key, waiting)
             if message is not None:
                 self._parked.add(key)
-                self._say_unschedulable(key, message, now)
+                self._report_unschedulable(key, message, now)
 
     def _node_changed(self, change: Change) -> None:
         name = change.record.key
@@ -129,7 +129,9 @@ class Scheduler:
             return
         known = self._waiting.get(key)
         before = None if change.previous is None else change.previous.object
-        spec_changed = before is not None and (before["spec"] != pod["spec"] or claims_made(before) != claims_made(pod))
+        spec_changed = before is not None and (
+            before["spec"] != pod["spec"] or created_claims(before) != created_claims(pod)
+        )
         if known is None or known.uid != pod["metadata"]["uid"] or spec_changed:
             self._enqueue(key, pod)
 
@@ -206,7 +208,7 @@ class Scheduler:
             self._recorder.record(PODS, pod, "Normal", "Scheduled", f"Successfully assigned {key} to {node_name}")
         return None
 
-    def _say_unschedulable(self, key: str, message: str, now: datetime) -> None:
+    def _report_unschedulable(self, key: str, message: str, now: datetime) -> None:
         pod = self._api.find(PODS, key)
         if pod is None:
             return
