@@ -134,15 +134,32 @@ def test_checkpoint_requests_halve_lost_work() -> None:
 # ---- the page
 
 
+def _rendered(report: ScoreReport) -> str:
+    return page(report, "# Scores\n\nThe method.\n\nResults for seed 9 of a former run\n")
+
+
+def test_new_results_replace_those_below_the_method() -> None:
+    """The method is kept as people wrote it; a page without results is refused."""
+    scores = score(Case("bursts", OURS, seed=1, hours=0.5)), score(Case("bursts", "karpenter", seed=1, hours=0.5))
+    report = ScoreReport(
+        seed=1, hours=0.5, rounds=(ScenarioScores(world="bursts", description="a test", scores=scores),)
+    )
+    text = _rendered(report)
+    assert text.startswith("# Scores\n\nThe method.\n\nResults for seed 1, with jobs arriving for 0.5 h")
+    assert "seed 9" not in text
+    with pytest.raises(ValueError, match="restore it"):
+        page(report, "# Scores\n")
+
+
 def test_the_page_shows_where_ours_is_worse() -> None:
     """Sentences and figures from the scores alone."""
     ours, other = (score(Case("bursts", system, seed=1, hours=0.5)) for system in (OURS, "karpenter"))
     expensive = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
     cheap = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
-    text = page(ScoreReport(seed=1, hours=0.5, rounds=(expensive,)))
+    text = _rendered(ScoreReport(seed=1, hours=0.5, rounds=(expensive,)))
     assert "**worse** in cost (20 to 10)" in text
     assert "The 10.00 USD (100.0%) of additional cost compared with karpenter-like buy " in text
-    assert "better in cost (10 to 20)" in page(ScoreReport(seed=1, hours=0.5, rounds=(cheap,)))
+    assert "better in cost (10 to 20)" in _rendered(ScoreReport(seed=1, hours=0.5, rounds=(cheap,)))
 
 
 def test_the_page_shows_what_the_higher_cost_buys() -> None:
@@ -153,7 +170,7 @@ def test_the_page_shows_what_the_higher_cost_buys() -> None:
     quick = replace(slow, system=OURS, cost_usd=12.0, evicted_count=0, lost_gpu_hours=0.0, storm_ratio=0.5)
     quick = replace(quick, waiting={ALL: replace(waiting, mean_seconds=300.0)})
     with_gain, without_gain = (
-        page(
+        _rendered(
             ScoreReport(
                 seed=1, hours=0.5, rounds=(ScenarioScores(world="bursts", description="a test", scores=(mine, slow)),)
             )
