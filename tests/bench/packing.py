@@ -19,8 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from tests.bench.line import Line
+from tests.support.gpu_packer import Packer, PodShares, Popular, Scores
 
-from gpu_autoscaler.core.placement.gpu_packing import WHOLE, Packer, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placement.gpu_packing import WHOLE, PackingPolicy
 
 TRACES = Path(os.environ.get("GPU_AUTOSCALER_TRACES", "../shared/traces"))
 FOLDER = TRACES / "openb-gpu-2023"

@@ -13,10 +13,8 @@ import numpy as np
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.placement.gpu_packing import (
     WHOLE,
+    Fragmentation,
     PackingPolicy,
-    PodShares,
-    Popular,
-    Scores,
     best_fit_scores,
     least_loaded_scores,
     packing_scores,
@@ -59,10 +57,11 @@ class Ranking:
         return self.policy in _FILL_UP
 
     @cached_property
-    def _scores(self) -> Scores:
+    def _fragmentation(self) -> Fragmentation:
         counts = Counter(dict(_shapes_on(self._bins)))
         counts.update((shape.resources.cpu_milli, shape.resources.gpu_count) for shape in self._waiting)
-        return Scores((), self.policy, _popular(counts))
+        popular = _popular(counts)
+        return Fragmentation(tuple(popular), tuple(popular.values()))
 
     def keys(
         self, shape: Shape, free: Ints, gpus_count: Callable[[], Ints], names: Callable[[], Sequence[str]]
@@ -76,10 +75,10 @@ class Ranking:
         after_milli = (gpus - gpu_count) * WHOLE
         match self.policy:
             case PackingPolicy.LEAST_FRAGMENTS:
-                now = self._scores.fragments_of_whole(cpu, gpus)
-                then = self._scores.fragments_of_whole(cpu - cpu_milli, gpus - gpu_count)
+                now = self._fragmentation.of_whole(cpu, gpus)
+                then = self._fragmentation.of_whole(cpu - cpu_milli, gpus - gpu_count)
                 slices = free[:, FIRST_SLICE:].sum(axis=1)
-                return free[:, MEMORY], cpu, slices, gpus, -self._scores.in_steps(now - then)
+                return free[:, MEMORY], cpu, slices, gpus, -self._fragmentation.in_steps(now - then)
             case PackingPolicy.BEST_FIT:
                 return (-best_fit_scores(cpu - cpu_milli, after_milli),)
             case PackingPolicy.PACKING:
@@ -101,17 +100,16 @@ class Ranking:
         self._taken_count += count
 
 
-def _popular(counts: Counter[tuple[int, int]]) -> Popular:
+def _popular(counts: Counter[tuple[int, int]]) -> dict[tuple[int, int], int]:
     """Return the most common of these shapes (CPU in thousandths, GPUs) until they cover most of the pods."""
-    total, covered, kept = sum(counts.values()), 0, []
-    for (cpu_milli, gpu_count), count in sorted(
-        counts.items(), key=lambda shape_count: (-shape_count[1], shape_count[0])
-    ):
+    popular: dict[tuple[int, int], int] = {}
+    total, covered = counts.total(), 0
+    for shape in sorted(counts, key=lambda shape: (-counts[shape], shape)):
         if covered >= _POPULAR_RATIO * total:
             break
-        covered += count
-        kept.append((PodShares(cpu_milli=cpu_milli, memory_bytes=0, gpu_count=gpu_count), count))
-    return Popular(tuple(shape for shape, _ in kept), tuple(count for _, count in kept))
+        popular[shape] = counts[shape]
+        covered += counts[shape]
+    return popular
 
 
 @cached_by_identity(2)

@@ -4,8 +4,9 @@ import random
 
 import pytest
 from tests.bench import packing
+from tests.support.gpu_packer import Packer, PodShares, Popular, Scores
 
-from gpu_autoscaler.core.placement.gpu_packing import Packer, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placement.gpu_packing import PackingPolicy
 
 GIB = 2**30
 SHARE = PodShares(cpu_milli=1000, memory_bytes=GIB, gpu_count=1, gpu_milli=400)

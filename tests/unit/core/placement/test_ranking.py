@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tests.support.gpu_packer import PodShares, Popular, Scores
 from tests.support.stories import T0, given, job, node, offer, policy
 
-from gpu_autoscaler.core.placement.gpu_packing import WHOLE, PackingPolicy, PodShares, Popular, Scores
+from gpu_autoscaler.core.placement.gpu_packing import WHOLE, PackingPolicy
 from gpu_autoscaler.core.placement.ranking import BY_NAME
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.model.ids import JobId
@@ -82,4 +83,4 @@ def test_whole_gpus_are_scored_like_full_shares() -> None:
     for free in (0, 1, 7, 8):
         gpus = np.array([[WHOLE] * free + [0] * (8 - free)] * 4, dtype=np.int64)
         long_way = scores.fragments(cpu, gpus).tolist()
-        assert scores.fragments_of_whole(cpu, np.full(4, free, dtype=np.int64)).tolist() == long_way
+        assert scores.of_whole(cpu, np.full(4, free, dtype=np.int64)).tolist() == long_way
