@@ -16,7 +16,7 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -25,7 +25,7 @@ from gpu_autoscaler.model.format import counted, duration, instant
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.replay.history import Stored
-from gpu_autoscaler.replay.recording import Head, Recording
+from gpu_autoscaler.replay.recording import Recording
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.sim.tick_inputs import plan_inputs
 
@@ -70,11 +70,11 @@ def retrace(recording: Recording, policy: ScalingPolicy | None = None) -> Retrac
     return _Retracer(recording, policy or recording.head.policy).run()
 
 
-class _RecordedState:
-    """The state of the recording at a cut or at a time."""
+class RecordedState:
+    """The state of recorded facts at a cut or at a time; `first` is the state ahead of the first fact."""
 
-    def __init__(self, head: Head, facts: Iterable[Stored]) -> None:
-        self._head = head
+    def __init__(self, facts: Iterable[Stored], first: ClusterState = EMPTY_STATE) -> None:
+        self._first = first
         by_stream: defaultdict[str, list[Stored]] = defaultdict(list)
         for stored in facts:
             by_stream[stored.recorded.stream].append(stored)
@@ -84,7 +84,7 @@ class _RecordedState:
         self._reset()
 
     def _reset(self) -> None:
-        self.state: ClusterState = self._head.state
+        self.state = self._first
         self._reached = dict.fromkeys(self._facts, 0)
 
     def to_cut(self, cut: Cut) -> None:
@@ -127,7 +127,7 @@ class _Retracer:
     def __init__(self, recording: Recording, policy: ScalingPolicy) -> None:
         self._recording = recording
         self._policy = policy
-        self._recorded = _RecordedState(recording.head, recording.facts)
+        self._recorded = RecordedState(recording.facts, recording.head.state)
         self._heartbeats = [
             stored.at for stored in recording.facts if isinstance(stored.recorded.fact, NodeInstanceListed)
         ]
