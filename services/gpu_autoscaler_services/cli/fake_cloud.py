@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import PREFIX
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import print_message
+from gpu_autoscaler_services.cli.output import interrupted, print_message
 
 if TYPE_CHECKING:
     from gpu_autoscaler.simcloud.azure.fake import AzureFake
@@ -66,9 +66,7 @@ async def _serve(
     from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
 
     fake.machines.boot_seconds = boot_seconds
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    ended = interrupted()
     async with serving_rest(fake, port=port) as url:
         _print_settings(cloud, url, settings)
         await ended.wait()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +29,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.output import Columns, Output, interrupted, print_message, show
 
 _LOOK_SECONDS = 1.0
 FACTS_COUNT_MIN = 1000  # a price list and a few pods
@@ -81,9 +80,7 @@ def observe(
         system = LocalSystem(
             folder, clock=watching.clock, policy=policy, gateway_port=gateway_port, offers=offers, external=there
         )
-        ended = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        ended = interrupted()
         await system.start(print_message)
         try:
             print_message(f"dashboard and API: {system.gateway_url}; the cluster is only read; Ctrl-C stops it")

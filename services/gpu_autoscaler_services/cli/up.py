@@ -1,14 +1,13 @@
 """`gpu-autoscaler up`: run the whole system on this machine until Ctrl-C."""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import print_message
+from gpu_autoscaler_services.cli.output import interrupted, print_message
 
 
 def up(
@@ -46,9 +45,7 @@ def up(
     )
 
     async def run() -> None:
-        ended = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        ended = interrupted()
         await system.start(print_message)
         try:
             print_message(f"dashboard and API: {system.gateway_url}")
