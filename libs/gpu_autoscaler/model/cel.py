@@ -12,19 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gpu_autoscaler.model.cel_values import (
-    METHODS,
-    Device,
-    Items,
-    Value,
-    amount_of,
-    any_of,
-    compare,
-    is_in,
-    not_of,
-    part_of,
-    version_of,
-)
+from gpu_autoscaler.model import cel_values as values
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<word>"[^"\\\n]*"|'[^'\\\n]*')|(?P<number>\d+(?![\w.]))|(?P<name>[A-Za-z_]\w*)|"""
@@ -41,11 +29,11 @@ class CelUnsupported(ValueError):
 class Condition(NamedTuple):
     """A parsed condition."""
 
-    judge: Callable[[Device], bool | None]
+    judge: Callable[[values.Device], bool | None]
     words: tuple[str, ...]  # every quoted string
 
 
-_Judge = Callable[[Device], Value]
+_Judge = Callable[[values.Device], values.Value]
 
 
 def condition(expression: str) -> Condition:
@@ -53,7 +41,7 @@ def condition(expression: str) -> Condition:
     reader = _Reader(expression)
     judge = reader.whole()
 
-    def judged(device: Device) -> bool | None:
+    def judged(device: values.Device) -> bool | None:
         value = judge(device)
         return value if isinstance(value, bool) else None
 
@@ -119,13 +107,17 @@ class _Reader:
         while self._take("||"):
             sides.append(self._and())
         self._depth -= 1
-        return sides[0] if len(sides) == 1 else lambda device: any_of(side(device) for side in sides)
+        return sides[0] if len(sides) == 1 else lambda device: values.any_of(side(device) for side in sides)
 
     def _and(self) -> _Judge:
         sides = [self._comparison()]
         while self._take("&&"):
             sides.append(self._comparison())
-        return sides[0] if len(sides) == 1 else lambda device: not_of(any_of(not_of(side(device)) for side in sides))
+        return (
+            sides[0]
+            if len(sides) == 1
+            else lambda device: values.not_of(values.any_of(values.not_of(side(device)) for side in sides))
+        )
 
     def _comparison(self) -> _Judge:
         left = self._unary()
@@ -134,13 +126,13 @@ class _Reader:
             return left
         right = self._unary()
         if sign == "in":
-            return lambda device: is_in(left(device), right(device))
-        return lambda device: compare(sign, left(device), right(device))
+            return lambda device: values.is_in(left(device), right(device))
+        return lambda device: values.compare(sign, left(device), right(device))
 
     def _unary(self) -> _Judge:
         if self._take("!"):
             inner = self._unary()
-            return lambda device: not_of(inner(device))
+            return lambda device: values.not_of(inner(device))
         if self._take("-"):
             digits = self._next("number")
             if digits is None:
@@ -160,7 +152,7 @@ class _Reader:
             return inner
         if self._take("["):
             items = self._listed("]")
-            return lambda device: Items(tuple(item(device) for item in items))
+            return lambda device: values.Items(tuple(item(device) for item in items))
         if self._take("true", "false"):
             return _constant(self._tokens[self._at - 1][1] == "true")
         if self._take("device"):
@@ -168,7 +160,7 @@ class _Reader:
         if (name := self._take("quantity", "semver")) is not None:
             self._need("(")
             (argument,) = self._arguments(1)
-            make = amount_of if name == "quantity" else version_of
+            make = values.amount_of if name == "quantity" else values.version_of
             return lambda device: make(argument(device))
         if self._take("has"):
             return self._has()
@@ -188,10 +180,10 @@ class _Reader:
                 if not self._take("("):
                     whole = _member(whole, _constant(name))
                     continue
-                if name not in METHODS:
+                if name not in values.METHODS:
                     self._at -= 2
                     raise self._unsupported()
-                count, method = METHODS[name]
+                count, method = values.METHODS[name]
                 whole = _called(method, whole, self._arguments(count))
             else:
                 return whole
@@ -214,7 +206,7 @@ class _Reader:
             raise self._unsupported()
         for key in keys[:-1]:
             whole = _member(whole, key)
-        return lambda device: is_in(keys[-1](device), whole(device))
+        return lambda device: values.is_in(keys[-1](device), whole(device))
 
     def _listed(self, end: str) -> list[_Judge]:
         items: list[_Judge] = []
@@ -231,13 +223,13 @@ class _Reader:
         return arguments
 
 
-def _constant(value: Value) -> _Judge:
+def _constant(value: values.Value) -> _Judge:
     return lambda _: value
 
 
 def _member(whole: _Judge, key: _Judge) -> _Judge:
-    return lambda device: part_of(whole(device), key(device))
+    return lambda device: values.part_of(whole(device), key(device))
 
 
-def _called(method: Callable[..., Value], whole: _Judge, arguments: list[_Judge]) -> _Judge:
+def _called(method: Callable[..., values.Value], whole: _Judge, arguments: list[_Judge]) -> _Judge:
     return lambda device: method(whole(device), *(argument(device) for argument in arguments))

@@ -121,6 +121,7 @@ def script_of(recording: Recording, is_replica: Callable[[PodObserved], bool] = 
     boots, never_up_count = _boots(facts)
     arrivals, under_way_count, guessed_count = _arrivals(recording, from_at)
     replicas, demanding_count = _replicas(recording, from_at, is_replica)
+    state = fold(recording.head.state, [stored.recorded for stored in recording.facts if stored.at < from_at])
     return Script(
         from_at=from_at,
         to_at=recording.head.to_at,
@@ -131,7 +132,7 @@ def script_of(recording: Recording, is_replica: Callable[[PodObserved], bool] = 
         refusals=tuple(_refusals(facts, from_at)),
         reclaims=tuple(_reclaims(recording, from_at)),
         under_way_count=under_way_count,
-        machines_before_count=_machines_before(recording, from_at),
+        machines_before_count=sum(instance.state in ("pending", "running") for instance in state.instances.values()),
         guessed_count=guessed_count,
         never_up_count=never_up_count,
         demanding_count=demanding_count,
@@ -344,9 +345,3 @@ def _reclaims(recording: Recording, from_at: datetime) -> Iterable[Reclaim]:
         elif isinstance(fact, SpotNoticeWithdrawn) and (key := (fact.provider_id, fact.provider_event)) in reclaims:
             reclaims[key] = replace(reclaims[key], withdrawn_at=fact.withdrawn_at)
     return reclaims.values()
-
-
-def _machines_before(recording: Recording, from_at: datetime) -> int:
-    """Return the number of machines that ran at the start."""
-    state = fold(recording.head.state, [stored.recorded for stored in recording.facts if stored.at < from_at])
-    return sum(instance.state in ("pending", "running") for instance in state.instances.values())

@@ -15,21 +15,13 @@ import msgspec
 
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
+from gpu_autoscaler.providers import protocol
 from gpu_autoscaler.providers.preflight import Finding, error, ok, warning
-from gpu_autoscaler.providers.protocol import (
-    CapacityProvider,
-    DescribesInstance,
-    Instance,
-    LaunchRefused,
-    Order,
-    RefusalKind,
-    ReplacesInstances,
-)
 from gpu_autoscaler.runtime.clock import Clock
 
 T = TypeVar("T")
 
-_AFTER_REFUSAL: dict[RefusalKind, str] = {
+_AFTER_REFUSAL: dict[protocol.RefusalKind, str] = {
     "capacity": "the zone is out of capacity: retry with another --offer",
     "quota": "request a quota increase, or retry with another --offer",
     "permission": "grant the permission; gpu-autoscaler doctor --policy prints all required permissions",
@@ -72,8 +64,8 @@ class LiveCheck:
 
     def __init__(
         self,
-        open_driver: Callable[[], CapacityProvider],
-        order: Order,
+        open_driver: Callable[[], protocol.CapacityProvider],
+        order: protocol.Order,
         clock: Clock,
         report: Callable[[Finding], None],
         limits: LiveLimits | None = None,
@@ -140,7 +132,7 @@ class LiveCheck:
         began, subject = self._clock.now(), f"live: {name}"
         try:
             text = await action()
-        except LaunchRefused as exc:
+        except protocol.LaunchRefused as exc:
             self._is_refused = True
             finding = error(subject, f"refused: {exc}", _AFTER_REFUSAL[exc.kind])
         except TransientError as exc:
@@ -182,7 +174,7 @@ class LiveCheck:
 
     async def _described(self) -> str:
         driver = self._driver
-        if not isinstance(driver, DescribesInstance):
+        if not isinstance(driver, protocol.DescribesInstance):
             return "not supported by this driver"
 
         async def look() -> str | None:
@@ -207,7 +199,7 @@ class LiveCheck:
 
     async def _detached(self) -> str:
         driver = self._driver
-        if not isinstance(driver, ReplacesInstances):
+        if not isinstance(driver, protocol.ReplacesInstances):
             return "not needed: this driver's groups do not replace instances"
         for provider_id in (*self._bought, *self._bought):  # repeating it is no error
             await self._answered(partial(driver.detach, provider_id))
@@ -279,7 +271,7 @@ class LiveCheck:
         if not self._bought:
             try:
                 instance = await self._called(lambda: self._driver.launch(self._order))
-            except LaunchRefused:
+            except protocol.LaunchRefused:
                 self._is_refused = True
                 return
             self._bought[instance.provider_id] = False
@@ -292,17 +284,17 @@ class LiveCheck:
         """Return whether everything bought is terminated, or the launch was refused."""
         return self._bought.keys() <= self._ended_ids if self._bought else self._is_refused
 
-    async def _note_ended(self, driver: CapacityProvider) -> None:
+    async def _note_ended(self, driver: protocol.CapacityProvider) -> None:
         """Note which bought instances the cloud reports as terminated. Absence counts only after it was listed once."""
         listed = {instance.provider_id: instance for instance in await self._ours(driver)}
         for provider_id in self._bought.keys() - self._ended_ids:
             instance = listed.get(provider_id)
-            if isinstance(driver, DescribesInstance) and instance is None:
+            if isinstance(driver, protocol.DescribesInstance) and instance is None:
                 instance = await self._called(partial(driver.instance, provider_id))
             if self._bought[provider_id] if instance is None else instance.state == "terminated":
                 self._ended_ids.add(provider_id)
 
-    async def _ours(self, driver: CapacityProvider) -> Sequence[Instance]:
+    async def _ours(self, driver: protocol.CapacityProvider) -> Sequence[protocol.Instance]:
         """Return the listed instances of this action id, and remember them as bought."""
         listed = await self._called(lambda: driver.instances(self._order.installation))
         ours = [

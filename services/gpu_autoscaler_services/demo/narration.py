@@ -3,32 +3,9 @@
 from collections import Counter
 
 from gpu_autoscaler.core.explain.names import Namer, reason_sentence
+from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import (
-    JobCancelRequested,
-    JobFinished,
-    JobPlaced,
-    JobPreempted,
-    JobQueued,
-    JobRejected,
-    JobRequested,
-    JobStarted,
-)
-from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.events.scaling import (
-    ScalingDrainCancelled,
-    ScalingDrainStarted,
-    ScalingLaunchRefused,
-    ScalingNodeDrained,
-    ScalingNodeLaunched,
-    ScalingNodeRemoved,
-    ScalingNodeTerminated,
-    ScalingPlanMade,
-    ScalingPodEvicted,
-)
-from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotRebalanceRecommended
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
@@ -43,26 +20,26 @@ class Narrator:
     def lines(self, fact: Fact) -> tuple[str, ...]:
         """Return sentences for the fact, mostly none or one."""
         match fact:
-            case ScalingPlanMade(plan=plan):
+            case scaling.ScalingPlanMade(plan=plan):
                 return _counted(
                     [decision_line(decision, lambda key: self._pods.get(key, key)) for decision in plan.decisions]
                 )
-            case NodeObserved(is_ready=True, action_id=str()):
+            case node.NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
-            case PodObserved(pod_uid=uid):
+            case pod.PodObserved(pod_uid=uid):
                 self._pods[f"pod/{uid}"] = f"pod/{fact.namespace}/{fact.name}"
                 return ()
             case _:
                 line = _job_line(fact) or _scaling_line(fact)
                 return () if line is None else (line,)
 
-    def _node_ready(self, node: NodeObserved) -> tuple[str, ...]:
-        has_gpus = node.gpu_model is None or node.allocatable.gpu_count > 0
-        if node.name in self._ready_nodes or not has_gpus:
+    def _node_ready(self, fact: node.NodeObserved) -> tuple[str, ...]:
+        has_gpus = fact.gpu_model is None or fact.allocatable.gpu_count > 0
+        if fact.name in self._ready_nodes or not has_gpus:
             return ()
-        self._ready_nodes.add(node.name)
-        gpus = f" with {node.allocatable.gpu_count} x {node.gpu_model}" if node.gpu_model else ""
-        return (f"node {node.name} is ready{gpus} ({node.instance_type}, {node.capacity_type}, {node.zone})",)
+        self._ready_nodes.add(fact.name)
+        gpus = f" with {fact.allocatable.gpu_count} x {fact.gpu_model}" if fact.gpu_model else ""
+        return (f"node {fact.name} is ready{gpus} ({fact.instance_type}, {fact.capacity_type}, {fact.zone})",)
 
 
 def _counted(lines: list[str]) -> tuple[str, ...]:
@@ -93,24 +70,24 @@ def usd(micro_usd: int) -> str:
 
 def _job_line(fact: Fact) -> str | None:
     match fact:
-        case JobRequested(job_name=name, members=members, gpu_requirements=gpus, priority=priority):
+        case job.JobRequested(job_name=name, members=members, gpu_requirements=gpus, priority=priority):
             kind = " or ".join(gpus.gpu_types) or "any GPU"
             size = f"{members} x {gpus.gpu_count}" if members > 1 else f"{gpus.gpu_count}"
             return f"job {name} requested: {size} x {kind}, priority {priority}"
-        case JobRejected(job_name=name, violations=violations):
+        case job.JobRejected(job_name=name, violations=violations):
             return f"job {name or '?'} rejected: " + "; ".join(f"{item.field}: {item.reason}" for item in violations)
-        case JobQueued(spec=spec):
+        case job.JobQueued(spec=spec):
             return f"job {spec.job_name} accepted, waiting for capacity for {spec.member_count} member(s)"
-        case JobPlaced(job_id=job_id, node_names=names, attempt=attempt):
+        case job.JobPlaced(job_id=job_id, node_names=names, attempt=attempt):
             retry = f" (attempt {attempt})" if attempt > 1 else ""
             return f"job {job_id} placed on {', '.join(sorted(set(names)))}{retry}"
-        case JobStarted(job_id=job_id):
+        case job.JobStarted(job_id=job_id):
             return f"job {job_id} running"
-        case JobPreempted(job_id=job_id, cause=cause):
+        case job.JobPreempted(job_id=job_id, cause=cause):
             return f"job {job_id} preempted: {cause}"
-        case JobFinished(job_id=job_id, outcome=outcome, message=message):
+        case job.JobFinished(job_id=job_id, outcome=outcome, message=message):
             return f"job {job_id} {outcome}" + (f": {message}" if message else "")
-        case JobCancelRequested(job_id=job_id, requested_by=caller):
+        case job.JobCancelRequested(job_id=job_id, requested_by=caller):
             return f"job {job_id}: cancellation requested" + (f" by {caller}" if caller else "")
         case _:
             return None
@@ -118,27 +95,27 @@ def _job_line(fact: Fact) -> str | None:
 
 def _scaling_line(fact: Fact) -> str | None:
     match fact:
-        case ScalingNodeLaunched(provider_id=provider_id, capacity_type=capacity_type):
+        case scaling.ScalingNodeLaunched(provider_id=provider_id, capacity_type=capacity_type):
             return f"the cloud launched {provider_id} ({capacity_type})"
-        case ScalingLaunchRefused(offer=offer, code=code, message=message):
+        case scaling.ScalingLaunchRefused(offer=offer, code=code, message=message):
             error = message if code in message else f"{code}, {message}"
             return f"the cloud refused {offer.key}: {error}"
-        case ScalingDrainStarted(node_name=name, deadline_at=deadline_at):
+        case scaling.ScalingDrainStarted(node_name=name, deadline_at=deadline_at):
             return f"node {name} cordoned, drain deadline {deadline_at:%H:%M:%S}"
-        case ScalingPodEvicted(pod=pod, node_name=name, is_forced=is_forced):
-            return f"pod {pod} {'forcibly deleted' if is_forced else 'evicted'} from {name}"
-        case ScalingNodeDrained(node_name=name):
+        case scaling.ScalingPodEvicted(pod=pod_name, node_name=name, is_forced=is_forced):
+            return f"pod {pod_name} {'forcibly deleted' if is_forced else 'evicted'} from {name}"
+        case scaling.ScalingNodeDrained(node_name=name):
             return f"node {name} drained"
-        case ScalingDrainCancelled(node_name=name):
+        case scaling.ScalingDrainCancelled(node_name=name):
             return f"node {name} uncordoned, drain canceled"
-        case ScalingNodeTerminated(node_name=name, provider_id=provider_id):
+        case scaling.ScalingNodeTerminated(node_name=name, provider_id=provider_id):
             return f"instance {provider_id or '(never launched)'}{f' of node {name}' if name else ''} terminated"
-        case ScalingNodeRemoved(node_name=name):
+        case scaling.ScalingNodeRemoved(node_name=name):
             return f"node {name} deleted from Kubernetes: its instance is gone"
-        case SpotNoticeReceived(node_name=name, provider_id=provider_id, reclaim_at=reclaim_at):
+        case spot.SpotNoticeReceived(node_name=name, provider_id=provider_id, reclaim_at=reclaim_at):
             when = "soon" if reclaim_at is None else f"at {reclaim_at:%H:%M:%S}"
             return f"NOTICE: the cloud reclaims {name or provider_id} {when}"
-        case SpotRebalanceRecommended(node_name=name, provider_id=provider_id):
+        case spot.SpotRebalanceRecommended(node_name=name, provider_id=provider_id):
             return f"rebalance recommendation: {name or provider_id} has an elevated interruption risk"
         case CostBudgetCrossed(scope=scope, scope_id=scope_id, mark_ratio=mark_ratio):
             return f"the budget of {scope} {scope_id} exceeded {mark_ratio:.0%}"

@@ -8,20 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events import job, scaling, spot
 from gpu_autoscaler.events.cost import CostAccrued
-from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.node import NodeInstanceObserved
-from gpu_autoscaler.events.scaling import (
-    ScalingDrainCancelled,
-    ScalingDrainStarted,
-    ScalingLaunchRefused,
-    ScalingNodeDrained,
-    ScalingNodeLaunched,
-    ScalingNodeTerminated,
-    ScalingPlanMade,
-    ScalingPodEvicted,
-)
-from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler_services.demo.record import Record
@@ -52,11 +41,11 @@ def broken_promises(
 def _jobs_end_once(record: Record) -> Iterator[str]:
     # A final state published again after the deduplication window is stored twice.
     ends: defaultdict[JobId, set[str]] = defaultdict(set)
-    for fact, _ in record.of(JobFinished):
+    for fact, _ in record.of(job.JobFinished):
         ends[fact.job_id].add(fact.outcome)
-    queued = {fact.job_id for fact, _ in record.of(JobQueued)}
-    rejected = {fact.job_id for fact, _ in record.of(JobRejected)}
-    for request, _ in record.of(JobRequested):
+    queued = {fact.job_id for fact, _ in record.of(job.JobQueued)}
+    rejected = {fact.job_id for fact, _ in record.of(job.JobRejected)}
+    for request, _ in record.of(job.JobRequested):
         if request.job_id is not None and request.job_id not in queued | rejected:
             yield f"job {request.job_id} was requested, but neither queued nor rejected"
     for job_id in sorted(queued):
@@ -66,17 +55,17 @@ def _jobs_end_once(record: Record) -> Iterator[str]:
 
 def jobs_have_ended(record: Record) -> bool:
     """Return True if each requested job was rejected or has a final state."""
-    requested = {fact.job_id for fact, _ in record.of(JobRequested)}
-    accepted = {fact.job_id for fact, _ in record.of(JobQueued)}
-    rejected = {fact.job_id for fact, _ in record.of(JobRejected)}
-    ended = {fact.job_id for fact, _ in record.of(JobFinished)}
+    requested = {fact.job_id for fact, _ in record.of(job.JobRequested)}
+    accepted = {fact.job_id for fact, _ in record.of(job.JobQueued)}
+    rejected = {fact.job_id for fact, _ in record.of(job.JobRejected)}
+    ended = {fact.job_id for fact, _ in record.of(job.JobFinished)}
     return (requested - {None}) <= accepted | rejected and accepted <= ended
 
 
 def orders_have_ended(record: Record) -> bool:
     """Return True if each launched instance is recorded as terminated."""
-    launched = {fact.provider_id for fact, _ in record.of(ScalingNodeLaunched)}
-    return launched <= {fact.provider_id for fact, _ in record.of(ScalingNodeTerminated)}
+    launched = {fact.provider_id for fact, _ in record.of(scaling.ScalingNodeLaunched)}
+    return launched <= {fact.provider_id for fact, _ in record.of(scaling.ScalingNodeTerminated)}
 
 
 def _one_launch_per_action(truth: GroundTruth) -> Iterator[str]:
@@ -93,16 +82,16 @@ def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
     prices: dict[ActionId, int | None] = {}  # micro-USD per hour of every open order; None: unknown
     price_max = policy.price_micro_usd_per_hour_max
     for fact in (seen.fact for seen in sorted(record.seen, key=lambda seen: seen.stored_at)):
-        if isinstance(fact, ScalingPlanMade):
+        if isinstance(fact, scaling.ScalingPlanMade):
             bought = (item for item in fact.plan.decisions if isinstance(item, BuyNode))
             prices |= {item.action_id: item.offer.price_micro_usd_per_hour for item in bought}
             if len(prices) > policy.nodes_count_max:
                 yield f"plan {fact.plan_id} leads to {len(prices)} nodes, but the maximum is {policy.nodes_count_max}"
             if price_max is not None:
                 yield from _price_violations(fact.plan_id, prices, price_max)
-        elif isinstance(fact, ScalingLaunchRefused):
+        elif isinstance(fact, scaling.ScalingLaunchRefused):
             prices.pop(fact.action_id, None)
-        elif isinstance(fact, ScalingNodeTerminated) and fact.order_action_id is not None:
+        elif isinstance(fact, scaling.ScalingNodeTerminated) and fact.order_action_id is not None:
             prices.pop(fact.order_action_id, None)
         elif isinstance(fact, NodeInstanceObserved) and fact.state == "terminated" and fact.action_id is not None:
             prices.pop(fact.action_id, None)
@@ -119,8 +108,8 @@ def _price_violations(plan_id: PlanId, prices: Mapping[ActionId, int | None], pr
 
 
 def _no_force_in_voluntary_drains(record: Record) -> Iterator[str]:
-    voluntary = {fact.action_id for fact, _ in record.of(ScalingDrainStarted) if fact.is_voluntary}
-    for fact, _ in record.of(ScalingPodEvicted):
+    voluntary = {fact.action_id for fact, _ in record.of(scaling.ScalingDrainStarted) if fact.is_voluntary}
+    for fact, _ in record.of(scaling.ScalingPodEvicted):
         if fact.is_forced and fact.action_id in voluntary:
             yield f"pod {fact.pod} was forcibly deleted from {fact.node_name} by a voluntary drain"
 
@@ -153,25 +142,33 @@ def _notices_are_answered(record: Record, clock_factor: float) -> Iterator[str]:
             yield f"{notice.node_name} was not drained by its deadline {deadline} (drained: {gone_at})"
 
 
-def _active_notices(record: Record) -> Iterator[tuple[SpotNoticeReceived, datetime]]:
+def _active_notices(record: Record) -> Iterator[tuple[spot.SpotNoticeReceived, datetime]]:
     """Yield each notice once with its first record; withdrawn notices are excluded."""
-    withdrawn = {fact.notice_id for fact, _ in record.of(SpotNoticeWithdrawn)}
+    withdrawn = {fact.notice_id for fact, _ in record.of(spot.SpotNoticeWithdrawn)}
     yielded: set[str] = set()
-    for fact, seen in record.of(SpotNoticeReceived):
+    for fact, seen in record.of(spot.SpotNoticeReceived):
         if fact.notice_id not in yielded | withdrawn:
             yielded.add(fact.notice_id)
             yield fact, seen.stored_at
 
 
-def _cordoned_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
-    times = [seen.stored_at for fact, seen in record.of(ScalingDrainStarted) if fact.provider_id == notice.provider_id]
+def _cordoned_at(record: Record, notice: spot.SpotNoticeReceived) -> datetime | None:
+    times = [
+        seen.stored_at
+        for fact, seen in record.of(scaling.ScalingDrainStarted)
+        if fact.provider_id == notice.provider_id
+    ]
     return min(times, default=None)
 
 
-def _drained_at(record: Record, notice: SpotNoticeReceived) -> datetime | None:
+def _drained_at(record: Record, notice: spot.SpotNoticeReceived) -> datetime | None:
     ends: list[datetime] = []
-    ends += [fact.drained_at for fact, _ in record.of(ScalingNodeDrained) if fact.provider_id == notice.provider_id]
-    ends += [fact.cancelled_at for fact, _ in record.of(ScalingDrainCancelled) if fact.node_name == notice.node_name]
+    ends += [
+        fact.drained_at for fact, _ in record.of(scaling.ScalingNodeDrained) if fact.provider_id == notice.provider_id
+    ]
+    ends += [
+        fact.cancelled_at for fact, _ in record.of(scaling.ScalingDrainCancelled) if fact.node_name == notice.node_name
+    ]
     return min(ends, default=None)
 
 

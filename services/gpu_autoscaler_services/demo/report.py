@@ -7,15 +7,9 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events import job, scaling
 from gpu_autoscaler.events.cost import CostAccrued
-from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRequested, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.events.scaling import (
-    ScalingLaunchRefused,
-    ScalingNodeLaunched,
-    ScalingNodeTerminated,
-    ScalingPlanMade,
-)
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId
@@ -68,15 +62,17 @@ def make_report(
     node_hours, gpu_hours = _hours_bought(record)
     started = _first_started(record)
     return Report(
-        jobs_requested=len({fact.job_id or seen.recorded.envelope.id for fact, seen in record.of(JobRequested)}),
-        jobs_finished=len({fact.job_id for fact, _ in record.of(JobFinished)}),
-        jobs_completed=sum(1 for fact, _ in record.of(JobFinished) if fact.outcome == "completed"),
-        nodes_bought=record.count(ScalingNodeLaunched),
-        nodes_removed=len({fact.provider_id for fact, _ in record.of(ScalingNodeTerminated) if fact.provider_id}),
+        jobs_requested=len({fact.job_id or seen.recorded.envelope.id for fact, seen in record.of(job.JobRequested)}),
+        jobs_finished=len({fact.job_id for fact, _ in record.of(job.JobFinished)}),
+        jobs_completed=sum(1 for fact, _ in record.of(job.JobFinished) if fact.outcome == "completed"),
+        nodes_bought=record.count(scaling.ScalingNodeLaunched),
+        nodes_removed=len(
+            {fact.provider_id for fact, _ in record.of(scaling.ScalingNodeTerminated) if fact.provider_id}
+        ),
         notices_received=len({fact.notice_id for fact, _ in record.of(SpotNoticeReceived)}),
         notices_answered=answered_notices(record),
-        launches_refused=record.count(ScalingLaunchRefused),
-        plans_made=record.count(ScalingPlanMade),
+        launches_refused=record.count(scaling.ScalingLaunchRefused),
+        plans_made=record.count(scaling.ScalingPlanMade),
         bill_micro_usd=sum(truth.bill_micro_usd.values()),
         allocated_micro_usd=sum(
             share.allocated_micro_usd for fact, _ in record.of(CostAccrued) for share in fact.shares
@@ -104,10 +100,10 @@ def quantile(values: Sequence[float], ratio: float) -> float | None:
     return round(sorted(values)[math.ceil(ratio * len(values)) - 1], 3)
 
 
-def _buys(record: Record) -> list[tuple[BuyNode, ScalingPlanMade, datetime]]:
+def _buys(record: Record) -> list[tuple[BuyNode, scaling.ScalingPlanMade, datetime]]:
     return [
         (decision, fact, seen.stored_at)
-        for fact, seen in record.of(ScalingPlanMade)
+        for fact, seen in record.of(scaling.ScalingPlanMade)
         for decision in fact.plan.decisions
         if isinstance(decision, BuyNode)
     ]
@@ -115,7 +111,7 @@ def _buys(record: Record) -> list[tuple[BuyNode, ScalingPlanMade, datetime]]:
 
 def _decision_seconds(record: Record) -> list[float]:
     """Return wall seconds from `job.queued` to the first plan that buys for the job."""
-    queued = {f"job/{fact.job_id}": seen.stored_at for fact, seen in record.of(JobQueued)}
+    queued = {f"job/{fact.job_id}": seen.stored_at for fact, seen in record.of(job.JobQueued)}
     decided: dict[str, float] = {}
     for decision, _, stored_at in _buys(record):
         if isinstance(decision.reason, UnmetDemand):
@@ -127,7 +123,7 @@ def _decision_seconds(record: Record) -> list[float]:
 
 def _first_started(record: Record) -> dict[str, datetime]:
     started: dict[str, datetime] = {}
-    for fact, _ in record.of(JobStarted):
+    for fact, _ in record.of(job.JobStarted):
         started.setdefault(fact.job_id, fact.started_at)
     return started
 
@@ -135,7 +131,7 @@ def _first_started(record: Record) -> dict[str, datetime]:
 def _queue_waits(record: Record, started: dict[str, datetime]) -> list[float]:
     return [
         max(0.0, (started[fact.job_id] - fact.queued_at).total_seconds())
-        for fact, _ in record.of(JobQueued)
+        for fact, _ in record.of(job.JobQueued)
         if fact.job_id in started
     ]
 
@@ -147,7 +143,7 @@ def _times_to_gpu(record: Record, started: dict[str, datetime]) -> list[float]:
     }  # fmt: skip
     return [
         max(0.0, (started[fact.job_id] - fact.spec.requested_at).total_seconds())
-        for fact, _ in record.of(JobQueued)
+        for fact, _ in record.of(job.JobQueued)
         if fact.job_id in started and f"job/{fact.job_id}" in bought_for
     ]
 
@@ -168,7 +164,7 @@ def _hours_bought(record: Record) -> tuple[float, float]:
     gpus = {
         fact.provider_id: decision.offer.resources.gpu_count
         for decision, _, _ in _buys(record)
-        for fact, _ in record.of(ScalingNodeLaunched)
+        for fact, _ in record.of(scaling.ScalingNodeLaunched)
         if fact.action_id == decision.action_id
     }
     node_hours = gpu_hours = 0.0
@@ -182,11 +178,12 @@ def _hours_bought(record: Record) -> tuple[float, float]:
 def _gpu_hours_allocated(record: Record) -> float:
     """Return GPU hours between start and end of each job."""
     gpus = {
-        fact.job_id: fact.spec.member_count * fact.spec.member_resources.gpu_count for fact, _ in record.of(JobQueued)
+        fact.job_id: fact.spec.member_count * fact.spec.member_resources.gpu_count
+        for fact, _ in record.of(job.JobQueued)
     }
     started = _first_started(record)
     hours = 0.0
-    for fact, _ in record.of(JobFinished):
+    for fact, _ in record.of(job.JobFinished):
         if fact.job_id in started and fact.job_id in gpus:
             hours += max(0.0, (fact.finished_at - started[fact.job_id]).total_seconds()) / 3600 * gpus[fact.job_id]
     return round(hours, 4)

@@ -79,17 +79,13 @@ async def compose(context: ProcessContext) -> Composed:
         clock=context.clock,
     )
     await wiring.follow_policy(context, policies, model.use_policy)
-    app = make_app(model, authenticators=await _authenticators(context), readiness=context.readiness)
-    await context.closing.enter_async_context(serving(app, context.settings.gateway))
-    return Gateway(store), bus
-
-
-async def _authenticators(context: ProcessContext) -> list[Authenticator]:
     settings = context.settings.gateway
     authenticators: list[Authenticator] = [SharedTokens(settings.tokens)] if settings.tokens else []
     if settings.is_token_review_enabled:
         authenticators.append(TokenReviews((await wiring.open_kube(context))[0]))
-    return authenticators
+    app = make_app(model, authenticators=authenticators, readiness=context.readiness)
+    await context.closing.enter_async_context(serving(app, context.settings.gateway))
+    return Gateway(store), bus
 
 
 SPEC = ServiceSpec(

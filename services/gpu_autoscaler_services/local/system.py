@@ -17,19 +17,8 @@ from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.azure import AzureOptions
 from gpu_autoscaler.providers.gcp import GcpOptions
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
+from gpu_autoscaler.runtime import config
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
-from gpu_autoscaler.runtime.config import (
-    GatewaySettings,
-    HttpSettings,
-    KubeSettings,
-    NatsSettings,
-    PolicySettings,
-    ProviderSettings,
-    SensingSettings,
-    Settings,
-    StoreSettings,
-    to_environment,
-)
 from gpu_autoscaler_services.local.child import Child, free_port
 from gpu_autoscaler_services.local.reaper import Reaper
 from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
@@ -168,14 +157,8 @@ class LocalSystem:
         command = [sys.executable, "-m", "gpu_autoscaler.simcluster", "--port", port]
         if self.cloud != "sim":
             command[2] = "gpu_autoscaler.simcloud"
-            command += [
-                "--cloud",
-                self.cloud,
-                "--cloud-port",
-                self.cloud_url.rsplit(":", 1)[1],
-                "--settings",
-                str(self._cloud_settings),
-            ]
+            cloud_port = self.cloud_url.rsplit(":", 1)[1]
+            command += ["--cloud", self.cloud, "--cloud-port", cloud_port, "--settings", str(self._cloud_settings)]
         if self._offers is not None:
             command += ["--offers", str(self._offers)]
         return Child(
@@ -188,10 +171,8 @@ class LocalSystem:
         )
 
     def _services(self) -> Iterator[Child]:
-        missing = {
-            *(["shadow_policy"] if self._shadow is None else []),
-            *(["real_cluster"] if self._kubeconfig is None else []),
-        }
+        conditions = {"shadow_policy": self._shadow, "real_cluster": self._kubeconfig}
+        missing = {condition for condition, value in conditions.items() if value is None}
         for name, (service, process) in PROCESSES.items():
             if process.condition not in missing and (process.is_observer or not self._is_observe_only):
                 yield self._process(name, service, process.role)
@@ -213,17 +194,19 @@ class LocalSystem:
         return Child(
             name,
             [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
-            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other_code, **to_environment(settings)},
+            environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other_code, **config.to_environment(settings)},
             log=self.folder / "logs" / f"{name}.log",
             ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",
             process_group=self._reaper.process_group,
         )
 
-    def _kube(self, service: str) -> KubeSettings:
-        config = self._kubeconfig[service] if isinstance(self._kubeconfig, Mapping) else self._kubeconfig
-        if config is None and not self._is_observe_only:
-            return KubeSettings(url=self.simcluster_url)
-        return KubeSettings(kubeconfig_path=None if config is None else str(config), is_read_only=self._is_observe_only)
+    def _kube(self, service: str) -> config.KubeSettings:
+        path = self._kubeconfig[service] if isinstance(self._kubeconfig, Mapping) else self._kubeconfig
+        if path is None and not self._is_observe_only:
+            return config.KubeSettings(url=self.simcluster_url)
+        return config.KubeSettings(
+            kubeconfig_path=None if path is None else str(path), is_read_only=self._is_observe_only
+        )
 
     @property
     def _cloud_settings(self) -> Path:
@@ -233,25 +216,25 @@ class LocalSystem:
         """Return the options of the faked cloud, which chooses its resource names when it starts."""
         return decode(self._cloud_settings.read_bytes(), type=wanted) if self.cloud == cloud else wanted()
 
-    def _settings(self, name: str, service: str, role: Role | None) -> Settings:
-        sensing = SensingSettings(
+    def _settings(self, name: str, service: str, role: Role | None) -> config.Settings:
+        sensing = config.SensingSettings(
             dcgm_url=self.simcluster_url + "/nodes/{node_name}/metrics",
             metadata_url=self.simcluster_url + "/nodes/{node_name}",
             role=role or "central",
         )
-        return Settings(
-            nats=NatsSettings(url=self.nats_url_of(service)),
+        return config.Settings(
+            nats=config.NatsSettings(url=self.nats_url_of(service)),
             kube=self._kube(service),
-            provider=ProviderSettings(name="karpenter" if self._karpenter else self.cloud, url=self.cloud_url),
+            provider=config.ProviderSettings(name="karpenter" if self._karpenter else self.cloud, url=self.cloud_url),
             aws=self._options_of("aws", AwsOptions),
             azure=self._options_of("azure", AzureOptions),
             gcp=self._options_of("gcp", GcpOptions),
             karpenter=self._karpenter or KarpenterOptions(),
-            store=StoreSettings(url=self._store_url),
-            gateway=GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
-            http=HttpSettings(port=free_port()),
+            store=config.StoreSettings(url=self._store_url),
+            gateway=config.GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
+            http=config.HttpSettings(port=free_port()),
             sensing=sensing,
-            policy=PolicySettings(
+            policy=config.PolicySettings(
                 path=None if self._policy is None else str(self._policy),
                 shadow_path=None if self._shadow is None else str(self._shadow),
             ),

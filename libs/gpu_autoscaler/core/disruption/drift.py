@@ -13,16 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
-from gpu_autoscaler.core.disruption.repack import (
-    buy_replacement,
-    moving_pods,
-    place_elsewhere,
-    protected_node,
-    protected_pod,
-    retry_cooldown,
-)
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
@@ -36,15 +29,9 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Deferred, DrainNode
 from gpu_autoscaler.model.ids import NodeUid, derive_id
+from gpu_autoscaler.model.reasons import drain
 from gpu_autoscaler.model.reasons.defer import DeferReason, PodsFitNowhere, TooManyUnhealthy
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
-from gpu_autoscaler.model.reasons.drain import (
-    BootTimedOut,
-    NodeDrifted,
-    NodeExpired,
-    NodeUnhealthy,
-    RebalanceRecommended,
-)
 
 # ---- reasons to replace a node
 
@@ -65,7 +52,7 @@ def expires_at(name: str, created_at: datetime, policy: ScalingPolicy) -> dateti
     return created_at + timedelta(seconds=rules.expire_seconds_max * (1 - early))
 
 
-def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpired | None:
+def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> drain.NodeExpired | None:
     """Return that the node has expired."""
     if view.node is None:
         return None
@@ -73,12 +60,12 @@ def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> NodeExpir
     if due_at is None or as_of < due_at:
         return None
     created_at = view.node.created_at
-    return NodeExpired(
+    return drain.NodeExpired(
         age_seconds=(as_of - created_at).total_seconds(), age_seconds_max=(due_at - created_at).total_seconds()
     )
 
 
-def is_overdue(reason: NodeExpired, policy: ScalingPolicy) -> bool:
+def is_overdue(reason: drain.NodeExpired, policy: ScalingPolicy) -> bool:
     """True if an expired node has waited for protected work for the whole grace period."""
     return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_grace_seconds
 
@@ -91,7 +78,9 @@ def suspect_nodes(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[Nod
     }
 
 
-def unhealthy(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> NodeUnhealthy | None:
+def unhealthy(
+    view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> drain.NodeUnhealthy | None:
     """Return what has been wrong with the node for too long. A node that never was usable is late, not unhealthy."""
     if view.node_uid is None or view.node is None or view.usable_since is None:
         return None
@@ -100,18 +89,20 @@ def unhealthy(view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of:
         unhealthy_seconds, limit = (as_of - since).total_seconds(), policy.removal.unhealthy_seconds_max
         if unhealthy_seconds >= limit:
             evidence = "fewer allocatable GPUs than before" if view.node.is_ready else "not ready"
-            return NodeUnhealthy(evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit)
+            return drain.NodeUnhealthy(
+                evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit
+            )
     return _unhealthy_gpu(view.node_uid, state, policy, as_of)
 
 
 def _unhealthy_gpu(
     node_uid: NodeUid, state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> NodeUnhealthy | None:
+) -> drain.NodeUnhealthy | None:
     history = state.telemetry_history.get(node_uid)
     fault = None if history is None else gpu_evidence(history, policy.removal.gpu_health, as_of)
     if fault is None:
         return None
-    return NodeUnhealthy(
+    return drain.NodeUnhealthy(
         evidence=fault.description,
         unhealthy_seconds=(as_of - fault.since).total_seconds(),
         unhealthy_seconds_max=policy.removal.gpu_health.evidence_seconds,
@@ -121,23 +112,23 @@ def _unhealthy_gpu(
 
 def rebalance_recommended(
     view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> RebalanceRecommended | None:
+) -> drain.RebalanceRecommended | None:
     """Return a recent rebalance recommendation. The cloud neither dates it nor withdraws it."""
     noticed_at = None if view.provider_id is None else state.rebalance_recommended_at.get(view.provider_id)
     if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.rebalance_avoid_seconds:
         return None
-    return RebalanceRecommended(noticed_at=noticed_at)
+    return drain.RebalanceRecommended(noticed_at=noticed_at)
 
 
-def drifted(view: NodeView, policy: ScalingPolicy) -> NodeDrifted | None:
+def drifted(view: NodeView, policy: ScalingPolicy) -> drain.NodeDrifted | None:
     """Return how the node differs from what its pool would buy today. An unknown property is no difference."""
     if not policy.removal.is_drift_on or view.pool is None:
         return None
     pool = next((pool for pool in policy.pools if pool.name == view.pool), None)
     if pool is None:
-        return NodeDrifted(difference=f"pool {view.pool} no longer exists")
+        return drain.NodeDrifted(difference=f"pool {view.pool} no longer exists")
     difference = _filtered_out(view, pool) or _order_difference(view, pool)
-    return None if difference is None else NodeDrifted(difference=difference)
+    return None if difference is None else drain.NodeDrifted(difference=difference)
 
 
 def _filtered_out(view: NodeView, pool: NodePool) -> str | None:
@@ -172,7 +163,9 @@ class _Due(msgspec.Struct, frozen=True):
 
     view: NodeView
     cause: RemovalCause
-    reason: NodeUnhealthy | NodeExpired | NodeDrifted | RebalanceRecommended | BootTimedOut
+    reason: (
+        drain.NodeUnhealthy | drain.NodeExpired | drain.NodeDrifted | drain.RebalanceRecommended | drain.BootTimedOut
+    )
     is_forced: bool
 
 
@@ -185,7 +178,7 @@ def replace_drifted(draft: Draft, state: ClusterState, policy: ScalingPolicy) ->
     stale = stale_watch(state, policy, draft.as_of) or _too_many_unhealthy(due, draft, policy)
     if isinstance(stale, TooManyUnhealthy):
         draft = draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
-        due = [candidate for candidate in due if not isinstance(candidate.reason, NodeUnhealthy)]
+        due = [candidate for candidate in due if not isinstance(candidate.reason, drain.NodeUnhealthy)]
     elif stale is not None:
         return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
     for candidate in due:  # a node to be replaced takes no other work
@@ -201,7 +194,7 @@ def _order_of_replacement(due: _Due) -> tuple[bool, bool, str]:
 
 
 def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
-    reason: NodeUnhealthy | NodeExpired | None
+    reason: drain.NodeUnhealthy | drain.NodeExpired | None
     ages = _ages(draft.views, policy)
     is_unhealthy: set[str] = set()
     suspects = suspect_nodes(state, policy)
@@ -268,7 +261,7 @@ def _is_removable(view: NodeView) -> bool:
 
 
 def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:
-    unhealthy_count = sum(1 for candidate in due if isinstance(candidate.reason, NodeUnhealthy))
+    unhealthy_count = sum(1 for candidate in due if isinstance(candidate.reason, drain.NodeUnhealthy))
     nodes_count = sum(1 for view in draft.views if view.is_ours and view.usable_since is not None)
     rules = policy.removal
     if unhealthy_count <= max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * nodes_count):
@@ -279,19 +272,19 @@ def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) ->
 
 
 def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    view, pods = due.view, moving_pods(due.view, draft)
+    view, pods = due.view, repack.moving_pods(due.view, draft)
     reason: DeferReason | None = None
     if not due.is_forced:
-        reason = protected_node(view, draft) or protected_pod(
+        reason = repack.protected_node(view, draft) or repack.protected_pod(
             pods, state, policy, draft.as_of, beside=_pods_on_drained_nodes(draft)
         )
-    reason = reason or retry_cooldown(view, state, policy, draft.as_of)
-    if not isinstance(due.reason, BootTimedOut):  # limits never counted such a node
+    reason = reason or repack.retry_cooldown(view, state, policy, draft.as_of)
+    if not isinstance(due.reason, drain.BootTimedOut):  # limits never counted such a node
         reason = reason or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
         return _deferred(draft, view, reason)
     mark = draft.free_capacity.mark()
-    relocation = place_elsewhere((view,), pods, draft, state)
+    relocation = repack.place_elsewhere((view,), pods, draft, state)
     if not relocation.unplaced and not relocation.coming:
         draft = draft.adding(removals=[_drain(due, draft, policy)])
         return msgspec.structs.replace(draft, claimed=draft.claimed | relocation.hosts)
@@ -302,7 +295,7 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     if not relocation.unplaced:
         last = max(relocation.coming, key=lambda entry: (entry.expected_at is None, entry.expected_at, entry.key))
         return _deferred(draft, view, CapacityExpected(node=last.name, expected_at=last.expected_at))
-    purchases, reason = buy_replacement(view, due.cause, relocation, draft, state, policy)
+    purchases, reason = repack.buy_replacement(view, due.cause, relocation, draft, state, policy)
     return draft.adding(purchases=purchases) if reason is None else _deferred(draft, view, reason)
 
 
@@ -311,7 +304,7 @@ def _pods_on_drained_nodes(draft: Draft) -> Iterator[PodObserved]:
     disrupting = {removal.node_uid for removal in draft.removals if isinstance(removal, DrainNode)}
     for view in draft.views:
         if view.node_uid in disrupting:
-            yield from moving_pods(view, draft)
+            yield from repack.moving_pods(view, draft)
 
 
 def _deferred(draft: Draft, view: NodeView, reason: DeferReason) -> Draft:

@@ -7,15 +7,9 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.demand.elastic import elastic_job_of
+from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
-from gpu_autoscaler.core.disruption.repack import (
-    moving_pods,
-    place_elsewhere,
-    protected_node,
-    protected_pod,
-    retry_cooldown,
-)
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import exceeded_override
@@ -32,36 +26,8 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons import defer, defer_limits, defer_waits, drain
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
-from gpu_autoscaler.model.reasons.defer import (
-    DeferReason,
-    KeptAsBuffer,
-    NoOfferFits,
-    NotYetIdle,
-    OffersUnavailable,
-    PodConstraintsViolated,
-    PodsFitNowhere,
-    PriceUnknown,
-    SavingTooSmall,
-)
-from gpu_autoscaler.model.reasons.defer_limits import (
-    Cooldown,
-    GpusLimit,
-    HourlyPriceLimit,
-    NodesLimit,
-    OverrideReached,
-    PoolPaused,
-    SpendLimit,
-)
-from gpu_autoscaler.model.reasons.defer_waits import GangBackoff, GangTimedOut
-from gpu_autoscaler.model.reasons.drain import (
-    DrainReason,
-    GangAbandoned,
-    NodeIdle,
-    NodeLost,
-    NodeOrphaned,
-    NodeUnderused,
-)
 
 # ---- how long an empty node is kept
 # Keeping an empty node until it has cost as much as its replacement (boot time at its price, and the wait) never costs
@@ -86,18 +52,18 @@ def break_even_idle_seconds(offer: Offer, policy: ScalingPolicy) -> float:
 
 # Reasons not to buy for a gang that will not pass soon, unlike a cooldown or an old list.
 _NOTHING_TO_BUY = (
-    GangBackoff,
-    GangTimedOut,
-    NoOfferFits,
-    PodConstraintsViolated,
-    OffersUnavailable,
-    PriceUnknown,
-    NodesLimit,
-    GpusLimit,
-    HourlyPriceLimit,
-    SpendLimit,
-    PoolPaused,
-    OverrideReached,
+    defer_waits.GangBackoff,
+    defer_waits.GangTimedOut,
+    defer.NoOfferFits,
+    defer.PodConstraintsViolated,
+    defer.OffersUnavailable,
+    defer.PriceUnknown,
+    defer_limits.NodesLimit,
+    defer_limits.GpusLimit,
+    defer_limits.HourlyPriceLimit,
+    defer_limits.SpendLimit,
+    defer_limits.PoolPaused,
+    defer_limits.OverrideReached,
 )
 _RELEASE = "release_idle"
 _CONSOLIDATE = "consolidate"
@@ -121,18 +87,18 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
         allowed_seconds = idle_seconds_allowed(view, policy)
         at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
-        reason: DeferReason | None
+        reason: defer.DeferReason | None
         if at_once is None and idle_seconds < allowed_seconds:
-            reason = NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+            reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
         elif at_once is None:
             reason = _kept_as_buffer(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
-            reason = protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
+            reason = repack.protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
             deferred = Deferred(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
             draft = draft.adding(deferred=[deferred])
         else:
-            idle = NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+            idle = drain.NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
     return draft
 
@@ -148,7 +114,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     little = underutilized(draft, state, policy)
     for view in sorted(_underused(draft, little, policy), key=lambda view: _cost_to_empty(view, draft, policy)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or protected_pod(
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or repack.protected_pod(
             pods, state, policy, draft.as_of
         )
         saving_micro_usd_per_hour: int | None = None
@@ -158,7 +124,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
         if reason is None:
             reason, saving_micro_usd_per_hour = _move_all(view, pods, draft, state, policy)
         if reason is None:
-            underused = NodeUnderused(
+            underused = drain.NodeUnderused(
                 pods=tuple(pod.pod_uid for pod in pods),
                 saving_micro_usd_per_hour=saving_micro_usd_per_hour,
                 utilization_ratio=used_ratio,
@@ -171,7 +137,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
 
 def _cost_to_empty(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple[float, int, str]:
     """Sort key: nodes whose work has just saved, and those with few pods, are cheap to drain."""
-    pods = moving_pods(view, draft)
+    pods = repack.moving_pods(view, draft)
     return gpu_seconds_at_risk(pods, policy.removal.checkpoint_interval_seconds, draft.as_of), len(pods), view.name
 
 
@@ -186,7 +152,9 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     ]
     # A release canceled because of work on the node may be newer than the state here.
     waits = {
-        view.name: retry_cooldown(view, state, policy, draft.as_of) for view, release in releases if release is not None
+        view.name: repack.retry_cooldown(view, state, policy, draft.as_of)
+        for view, release in releases
+        if release is not None
     }
     draft = draft.adding(
         removals=[release for view, release in releases if release is not None and waits[view.name] is None],
@@ -201,7 +169,7 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
         view
         for view in unowned
         if _orphaned_seconds(view, draft) > policy.boot_seconds_max
-        and retry_cooldown(view, state, policy, draft.as_of) is None
+        and repack.retry_cooldown(view, state, policy, draft.as_of) is None
     ]
     if not orphans:
         return draft
@@ -214,7 +182,7 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
                 action_id=draft.next_action_id(),
                 provider_id=view.provider_id,
                 order_action_id=view.action_id,
-                reason=NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
+                reason=drain.NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
             )
             for view in orphans
             if view.action_id is not None
@@ -230,7 +198,7 @@ def _missed_deadline(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Rel
         action_id=draft.next_action_id(),
         provider_id=view.provider_id,
         order_action_id=view.order.action_id,
-        reason=NodeLost() if view.has_lost_node else boot_timed_out(view, policy, draft.as_of),
+        reason=drain.NodeLost() if view.has_lost_node else boot_timed_out(view, policy, draft.as_of),
     )
 
 
@@ -246,7 +214,7 @@ def _release_of_abandoned_gang(view: NodeView, draft: Draft) -> ReleaseInstance 
     )
 
 
-def _abandoned_gang(view: NodeView, draft: Draft) -> GangAbandoned | None:
+def _abandoned_gang(view: NodeView, draft: Draft) -> drain.GangAbandoned | None:
     """Return why the gang that the node was bought for cannot be completed; None: it can, or that is unknown. A node
     for elastic members is of no use without their gang."""
     decision = None if view.order is None else view.order.decision
@@ -255,7 +223,7 @@ def _abandoned_gang(view: NodeView, draft: Draft) -> GangAbandoned | None:
         return None
     reasons = (deferred.reason for deferred in draft.deferred if deferred.subject == gang)
     final = next((reason for reason in reasons if isinstance(reason, _NOTHING_TO_BUY)), None)
-    return None if final is None else GangAbandoned(gang=gang, defer_reason=final.tag())
+    return None if final is None else drain.GangAbandoned(gang=gang, defer_reason=final.tag())
 
 
 def _gang_of_elastic_members(decision: BuyNode) -> str | None:
@@ -285,24 +253,28 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
     return view.is_ours and view.is_usable and is_free
 
 
-def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> DeferReason | None:
+def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> defer.DeferReason | None:
     """Return what prevents the removal: the node's annotations, its age, the minimum, or other removals."""
-    return protected_node(view, draft) or _minimum_age(view, draft, policy) or removal_limit(view, cause, draft, policy)
+    return (
+        repack.protected_node(view, draft)
+        or _minimum_age(view, draft, policy)
+        or removal_limit(view, cause, draft, policy)
+    )
 
 
-def _kept_as_buffer(view: NodeView, draft: Draft) -> KeptAsBuffer | None:
+def _kept_as_buffer(view: NodeView, draft: Draft) -> defer.KeptAsBuffer | None:
     kept_for = draft.buffers.get(bin_key(view))
-    return None if kept_for is None else KeptAsBuffer(kept_for=kept_for)
+    return None if kept_for is None else defer.KeptAsBuffer(kept_for=kept_for)
 
 
-def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> Cooldown | None:
+def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> defer_limits.Cooldown | None:
     usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
     if usable_seconds < policy.scale_down_cooldown_seconds:
-        return Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
+        return defer_limits.Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
     return None
 
 
-def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: DrainReason) -> Iterator[DrainNode]:
+def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: drain.DrainReason) -> Iterator[DrainNode]:
     if view.node_uid is not None:
         yield draft.drain(view, reason, deadline_at=draft.as_of + timedelta(seconds=policy.drain_seconds_max))
 
@@ -327,24 +299,24 @@ def _has_low_requests(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bo
 
 def _move_all(
     view: NodeView, pods: tuple[PodObserved, ...], draft: Draft, state: ClusterState, policy: ScalingPolicy
-) -> tuple[DeferReason | None, int | None]:
+) -> tuple[defer.DeferReason | None, int | None]:
     """Place all pods on other usable nodes and return the saving an hour (None: unknown), or the reason why not."""
     mark = draft.free_capacity.mark()
-    relocation = place_elsewhere((view,), pods, draft, state)
+    relocation = repack.place_elsewhere((view,), pods, draft, state)
     unplaced = [pod.pod_uid for pod in relocation.unplaced]
-    reason: DeferReason | None = None
+    reason: defer.DeferReason | None = None
     if unplaced or relocation.coming:
-        reason = PodsFitNowhere(pods=tuple(unplaced or (pod.pod_uid for pod in pods)))
+        reason = defer.PodsFitNowhere(pods=tuple(unplaced or (pod.pod_uid for pod in pods)))
     prices = [
         host.price_micro_usd_per_hour for host in draft.views if host is view or bin_key(host) in relocation.hosts
     ]
     saving = view.price_micro_usd_per_hour
     is_direct = policy.utilization_trigger == "direct"
     if reason is None and not is_direct and (saving is None or None in prices):
-        reason = PriceUnknown(offers=(view.instance_type or view.name,))
+        reason = defer.PriceUnknown(offers=(view.instance_type or view.name,))
     whole = sum(price for price in prices if price is not None)
     if reason is None and not is_direct and (saving or 0) < policy.consolidation_saving_ratio_min * whole:
-        reason = SavingTooSmall(
+        reason = defer.SavingTooSmall(
             saving_ratio=(saving or 0) / whole, saving_ratio_min=policy.consolidation_saving_ratio_min
         )
     if reason is not None:

@@ -8,18 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.demand.sources import job_spec, pod_shape
+from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
-from gpu_autoscaler.core.disruption.repack import (
-    Replacement,
-    moving_pods,
-    place_elsewhere,
-    protected_node,
-    protected_pod,
-    replacement_fleet,
-    replacements,
-    retry_cooldown,
-)
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
@@ -44,7 +35,7 @@ def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> boo
     if view.capacity_type is not CapacityType.ON_DEMAND:
         return False
     rules = rules_of(state.pods)
-    shapes = (pod_shape(pod, job_spec(state, pod.job_id), rules) for pod in moving_pods(view, draft))
+    shapes = (pod_shape(pod, job_spec(state, pod.job_id), rules) for pod in repack.moving_pods(view, draft))
     return all(shape.is_spot_allowed for shape in shapes)
 
 
@@ -73,7 +64,7 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
     is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and not draft.purchases
     if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
         return draft
-    bought = replacements(state)
+    bought = repack.replacements(state)
     views = [view for view in draft.views if _may_leave(view, draft)]
     for view in views:
         if view.node_uid in bought and (drain := _onto_replacement(view, bought, draft, state, policy)) is not None:
@@ -102,7 +93,11 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
 
 
 def _may_be_replaced(
-    view: NodeView, bought: Mapping[NodeUid, Replacement], draft: Draft, state: ClusterState, policy: ScalingPolicy
+    view: NodeView,
+    bought: Mapping[NodeUid, repack.Replacement],
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
 ) -> bool:
     """True if it is old enough, was not tried recently, and neither it nor its work is protected."""
     rules = policy.removal
@@ -122,9 +117,9 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
     """True where pace, marks, a drain that was given up lately, or its pods keep the node."""
     return bool(
         removal_limit(view, RemovalCause.UNDERUSED, draft, policy)
-        or protected_node(view, draft)
-        or retry_cooldown(view, state, policy, draft.as_of)
-        or protected_pod(moving_pods(view, draft), state, policy, draft.as_of)
+        or repack.protected_node(view, draft)
+        or repack.retry_cooldown(view, state, policy, draft.as_of)
+        or repack.protected_pod(repack.moving_pods(view, draft), state, policy, draft.as_of)
     )
 
 
@@ -144,10 +139,14 @@ def _cheaper(
     """Return what to buy in place of the group; empty if its work fits elsewhere or nothing is cheaper. With a saving
     that is too small, return that as the reason."""
     mark = draft.free_capacity.mark()
-    relocation = place_elsewhere(group, [pod for view in group for pod in moving_pods(view, draft)], draft, state)
+    relocation = repack.place_elsewhere(
+        group, [pod for view in group for pod in repack.moving_pods(view, draft)], draft, state
+    )
     purchases: tuple[Purchase, ...] = ()
     if relocation.unplaced and not relocation.coming:
-        purchases, _ = replacement_fleet(relocation.unplaced, group, RemovalCause.UNDERUSED, draft, state, policy)
+        purchases, _ = repack.replacement_fleet(
+            relocation.unplaced, group, RemovalCause.UNDERUSED, draft, state, policy
+        )
     draft.free_capacity.rollback(mark)
     if not purchases or leaves_for_risky_spot(group, purchases, state, policy, draft.as_of):
         return (), None
@@ -174,7 +173,7 @@ def _move_micro_usd(
         cost += (offer.price_micro_usd_per_hour or 0) * (offer.boot_seconds / _HOUR_SECONDS + drain_hours)
     for view in group:
         node_at_risk = gpu_seconds_at_risk(
-            moving_pods(view, draft), policy.removal.checkpoint_interval_seconds, draft.as_of
+            repack.moving_pods(view, draft), policy.removal.checkpoint_interval_seconds, draft.as_of
         )
         gpu_price = (view.price_micro_usd_per_hour or 0) / max(1, view.allocatable.gpu_count)
         cost += gpu_price * node_at_risk / _HOUR_SECONDS
@@ -182,12 +181,16 @@ def _move_micro_usd(
 
 
 def _onto_replacement(
-    view: NodeView, bought: Mapping[NodeUid, Replacement], draft: Draft, state: ClusterState, policy: ScalingPolicy
+    view: NodeView,
+    bought: Mapping[NodeUid, repack.Replacement],
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
 ) -> DrainNode | None:
     """Return the drain of a node whose replacement is ready, decided again with current data."""
     if view.node_uid is None:
         return None
-    last, pods = bought[view.node_uid], moving_pods(view, draft)
+    last, pods = bought[view.node_uid], repack.moving_pods(view, draft)
     new = [view for view in draft.views if view.action_id in last.action_ids and view.is_usable]
     old = [view for view in draft.views if view.node_uid in last.node_uids]
     saving = sum(view.price_micro_usd_per_hour or 0 for view in old)
@@ -198,7 +201,7 @@ def _onto_replacement(
     if _kept(view, draft, state, policy):
         return None
     mark = draft.free_capacity.mark()
-    relocation = place_elsewhere((view,), pods, draft, state)
+    relocation = repack.place_elsewhere((view,), pods, draft, state)
     if relocation.unplaced or relocation.coming:
         draft.free_capacity.rollback(mark)
         return None

@@ -261,9 +261,17 @@ def _story_of_work(
     """The story of demand: itself, the nodes that were bought for it, and the drains that moved it."""
     if not any(_entity(recorded) in keys for recorded in history):
         return ()
-    bought = _bought_for(history, keys | causes)
+    bought = frozenset(
+        f"action/{decision.action_id}"
+        for decision in _decisions(history)
+        if isinstance(decision, BuyNode) and _demand(decision) & (keys | causes)
+    )
     nodes = frozenset(key for key in _connected(history, bought) if key.startswith("node/"))
-    actions = bought | _evicting(history, pods)
+    actions = bought | frozenset(
+        f"action/{recorded.fact.action_id}"
+        for recorded in history
+        if isinstance(recorded.fact, scaling.ScalingPodEvicted) and recorded.fact.entity() in pods
+    )
     return _story(history, keys | actions, causes | nodes | _causes(history, actions))
 
 
@@ -340,24 +348,6 @@ def _demand(decision: AnyDecision) -> frozenset[str]:
     sources = frozenset(key.rpartition("/")[0] if key.startswith("demand/") else key for key in keys)
     # An elastic member is part of its job's story.
     return frozenset(key if (job_id := job_of_member(key)) is None else f"job/{job_id}" for key in sources)
-
-
-def _bought_for(history: Sequence[Recorded], demand: frozenset[str]) -> frozenset[str]:
-    """The purchases that were decided for any of this demand."""
-    return frozenset(
-        f"action/{decision.action_id}"
-        for decision in _decisions(history)
-        if isinstance(decision, BuyNode) and _demand(decision) & demand
-    )
-
-
-def _evicting(history: Sequence[Recorded], pods: frozenset[str]) -> frozenset[str]:
-    """The drains that evicted any of these pods."""
-    return frozenset(
-        f"action/{recorded.fact.action_id}"
-        for recorded in history
-        if isinstance(recorded.fact, scaling.ScalingPodEvicted) and recorded.fact.entity() in pods
-    )
 
 
 def _causes(history: Sequence[Recorded], keys: frozenset[str]) -> frozenset[str]:

@@ -144,20 +144,15 @@ def fold_directive(batch: Batch, fact: PolicyFact) -> None:
             accepted = batch.policy_documents
             if accepted is None or fact.accepted_at > accepted.accepted_at:
                 batch.policy_documents = fact
-    _prune(batch)
+    newest = batch.newest.get("policy")
+    if newest is not None:
+        batch.directives.forget(lambda record: is_past_retention(_ended_at(record), newest))
 
 
 def _limit_count(batch: Batch) -> None:
     now = batch.directives.now
     if len(now) > DIRECTIVES_COUNT_MAX:
         batch.directives.remove(min(now, key=lambda key: (now[key].given.until, key)))
-
-
-def _prune(batch: Batch) -> None:
-    """Prune directives whose retention is over. They are few: all are checked."""
-    newest = batch.newest.get("policy")
-    if newest is not None:
-        batch.directives.forget(lambda record: is_past_retention(_ended_at(record), newest))
 
 
 def _ended_at(record: DirectiveRecord) -> datetime:

@@ -32,22 +32,7 @@ from gpu_autoscaler.core.state.state import (
     Usable,
 )
 from gpu_autoscaler.core.state.tables import Batch, version_of
-from gpu_autoscaler.events import gpu, job, node, pod, scaling, spot
-from gpu_autoscaler.events.catalog import (
-    FACTS,
-    AnyFact,
-    CostFact,
-    DemandFact,
-    GpuFact,
-    JobFact,
-    NodeFact,
-    OneJobFact,
-    PodFact,
-    PolicyFact,
-    ScalingFact,
-    ShadowFact,
-    SpotFact,
-)
+from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
@@ -65,7 +50,7 @@ OrderStep = scaling.ScalingNodeOrdered | scaling.ScalingNodeLaunched | scaling.S
 DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.ScalingNodeDrained
 
 
-def apply_to_job(record: JobRecord, fact: OneJobFact, at: datetime) -> JobRecord:
+def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> JobRecord:
     """The first fact wins for steps that happen once, else the highest attempt or version, or the last fact."""
     match fact:
         case job.JobRequested():
@@ -210,7 +195,7 @@ def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, seque
         reports.remove(min(reports.now, key=lambda source: (reports.now[source].reported.until, source)))
 
 
-_KNOWN_TYPES = frozenset(FACTS)
+_KNOWN_TYPES = frozenset(catalog.FACTS)
 
 
 def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
@@ -232,33 +217,33 @@ class _Folding:
 
     def take(self, recorded: Recorded) -> None:
         """Fold one fact. A new fact type fails type checking until it is handled here."""
-        fact, at = cast("AnyFact", recorded.envelope.fact), recorded.envelope.time
-        if isinstance(fact, PodFact):
+        fact, at = cast("catalog.AnyFact", recorded.envelope.fact), recorded.envelope.time
+        if isinstance(fact, catalog.PodFact):
             self._advance("pod", at)
             self._pod(fact, at)
-        elif isinstance(fact, NodeFact):
+        elif isinstance(fact, catalog.NodeFact):
             self._advance("node", at)
             self._node(fact, at)
-        elif isinstance(fact, GpuFact):
+        elif isinstance(fact, catalog.GpuFact):
             self._advance("gpu", at)
             self._gpu(fact)
-        elif isinstance(fact, JobFact):
+        elif isinstance(fact, catalog.JobFact):
             self._job(fact, at, recorded.envelope.id)
-        elif isinstance(fact, ScalingFact):
+        elif isinstance(fact, catalog.ScalingFact):
             self._advance("scaling", at)
             self._scaling(fact, recorded.sequence)
-        elif isinstance(fact, SpotFact):
+        elif isinstance(fact, catalog.SpotFact):
             self._advance("spot", at)
             self._spot(fact)
-        elif isinstance(fact, DemandFact):
+        elif isinstance(fact, catalog.DemandFact):
             fold_reported_demand(self._batch, fact, at, recorded.sequence)
-        elif isinstance(fact, PolicyFact):
+        elif isinstance(fact, catalog.PolicyFact):
             self._advance("policy", at)
             fold_directive(self._batch, fact)
-        elif isinstance(fact, CostFact):
+        elif isinstance(fact, catalog.CostFact):
             self._advance("cost", at)
             fold_cost(self._batch, fact, at)
-        elif not isinstance(fact, ShadowFact):  # shadow plans do not change the state
+        elif not isinstance(fact, catalog.ShadowFact):  # shadow plans do not change the state
             assert_never(fact)
 
     def _advance(self, domain: str, at: datetime) -> None:
@@ -286,7 +271,7 @@ class _Folding:
 
     # ---- pods
 
-    def _pod(self, fact: PodFact, at: datetime) -> None:
+    def _pod(self, fact: catalog.PodFact, at: datetime) -> None:
         pods = self._batch.pods
         match fact:
             case pod.PodObserved():
@@ -341,7 +326,7 @@ class _Folding:
 
     # ---- nodes and instances
 
-    def _node(self, fact: NodeFact, at: datetime) -> None:
+    def _node(self, fact: catalog.NodeFact, at: datetime) -> None:
         nodes = self._batch.nodes
         match fact:
             case node.NodeObserved():
@@ -420,7 +405,7 @@ class _Folding:
 
     # ---- telemetry
 
-    def _gpu(self, fact: GpuFact) -> None:
+    def _gpu(self, fact: catalog.GpuFact) -> None:
         match fact:
             case gpu.GpuNodeSummarized():
                 known = self._batch.telemetry.get(fact.node_uid)
@@ -435,7 +420,7 @@ class _Folding:
 
     # ---- jobs
 
-    def _job(self, fact: JobFact, at: datetime, event_id: str) -> None:
+    def _job(self, fact: catalog.JobFact, at: datetime, event_id: str) -> None:
         # Facts that anybody may publish do not advance the time: a date in the future would prune everything.
         if not isinstance(fact, job.JobRequested | job.JobCancelRequested):
             self._advance("job", at)
@@ -450,14 +435,14 @@ class _Folding:
             self._ended("job", fact.finished_at)
 
     @staticmethod
-    def _job_id(fact: OneJobFact, event_id: str) -> JobId:
+    def _job_id(fact: catalog.OneJobFact, event_id: str) -> JobId:
         if isinstance(fact, job.JobRequested):
             return job_id_of(fact.job_id, event_id)
         return job_id_of(fact.job_id, fact.request_id) if isinstance(fact, job.JobRejected) else fact.job_id
 
     # ---- notices and offers
 
-    def _spot(self, fact: SpotFact) -> None:
+    def _spot(self, fact: catalog.SpotFact) -> None:
         match fact:
             case spot.SpotNoticeReceived():
                 self._keep_notice(apply_notice(self._batch.notices.now, fact))
@@ -483,7 +468,7 @@ class _Folding:
 
     # ---- plans and their steps
 
-    def _scaling(self, fact: ScalingFact, sequence: int) -> None:
+    def _scaling(self, fact: catalog.ScalingFact, sequence: int) -> None:
         match fact:
             case scaling.ScalingPlanMade():
                 self._plan_made(fact, sequence)

@@ -65,7 +65,8 @@ def split_cost(
     """
     held: dict[Owner, int] = {}
     for holding in holdings:
-        weight = holding.units * _overlap_microseconds(holding, from_at, to_at)
+        ends_at = to_at if holding.until_at is None else min(holding.until_at, to_at)
+        weight = holding.units * max(0, (ends_at - max(holding.from_at, from_at)) // _MICROSECOND)
         if weight > 0:
             held[holding.owner] = held.get(holding.owner, 0) + weight
     if total_micro_usd <= 0 or not held:
@@ -105,8 +106,3 @@ def thresholds_crossed(spent_micro_usd: int, limit_micro_usd: int, thresholds: S
     return tuple(
         threshold for threshold in thresholds if limit_micro_usd > 0 and spent_micro_usd >= limit_micro_usd * threshold
     )
-
-
-def _overlap_microseconds(holding: Allocation, from_at: datetime, to_at: datetime) -> int:
-    ends_at = to_at if holding.until_at is None else min(holding.until_at, to_at)
-    return max(0, (ends_at - max(holding.from_at, from_at)) // _MICROSECOND)

@@ -8,7 +8,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.reasons.drain import BootStep, BootTimedOut
-from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
+from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import is_startup
 
 
@@ -33,7 +33,13 @@ def _missing_step(view: NodeView) -> tuple[BootStep, str]:
         return "kubelet", ""
     decision = None if view.order is None else view.order.decision or view.order.ordered
     if decision is not None and not decision.promised.gpus_fit_in(node.allocatable):
-        return "gpus", _missing_gpus(node.allocatable, decision.promised)
+        counts = {GPU_RESOURCE: decision.promised.gpu_count, **dict(decision.promised.slices)}
+        present = {GPU_RESOURCE: node.allocatable.gpu_count, **dict(node.allocatable.slices)}
+        return "gpus", ", ".join(
+            f"{present.get(name, 0)} of {count} {name}"
+            for name, count in counts.items()
+            if present.get(name, 0) < count
+        )
     starting = sorted(taint.key for taint in node.taints if is_startup(taint))
     return ("startup_taint", ", ".join(starting)) if starting else ("kubelet", "")
 
@@ -42,12 +48,3 @@ def has_workload_pods(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]
     """True for a ready node with workload pods. Even if it misses GPUs, it is drained before it is terminated."""
     is_up = view.node is not None and view.node.is_ready
     return is_up and any(map(counts_for_idleness, pods.get(view.name, ())))
-
-
-def _missing_gpus(allocatable: Resources, promised: Resources) -> str:
-    """Format each missing resource as `0 of 8 nvidia.com/gpu`."""
-    counts = {GPU_RESOURCE: promised.gpu_count, **dict(promised.slices)}
-    present = {GPU_RESOURCE: allocatable.gpu_count, **dict(allocatable.slices)}
-    return ", ".join(
-        f"{present.get(name, 0)} of {count} {name}" for name, count in counts.items() if present.get(name, 0) < count
-    )

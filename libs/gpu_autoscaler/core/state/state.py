@@ -11,39 +11,9 @@ import msgspec
 from gpu_autoscaler.core.state.demand_history import DemandHistory
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory
+from gpu_autoscaler.events import job, node, pod, policy, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
-from gpu_autoscaler.events.job import (
-    JobCancelRequested,
-    JobEstimated,
-    JobEstimateScored,
-    JobFinished,
-    JobPlaced,
-    JobPreempted,
-    JobQueued,
-    JobRejected,
-    JobRequested,
-    JobStarted,
-)
-from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetObserved, PodGone, PodObserved
-from gpu_autoscaler.events.policy import (
-    PolicyChanged,
-    PolicyDirectiveGiven,
-    PolicyDirectiveLifted,
-    PolicyDocumentsAccepted,
-)
-from gpu_autoscaler.events.scaling import (
-    ScalingDrainCancelled,
-    ScalingDrainStarted,
-    ScalingLaunchRefused,
-    ScalingNodeDrained,
-    ScalingNodeLaunched,
-    ScalingNodeOrdered,
-    ScalingNodeTerminated,
-    ScalingPodEvicted,
-)
-from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotOffersSampled
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
@@ -59,7 +29,7 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
     version: Version
     gone_at: Instant
     provider_id: ProviderId | None = None  # of a node: its instance
-    lost: PodGone | None = None  # of a pod of a job, deleted before it succeeded
+    lost: pod.PodGone | None = None  # of a pod of a job, deleted before it succeeded
 
 
 class Usable(msgspec.Struct, frozen=True, gc=False):
@@ -79,18 +49,18 @@ class Synced(msgspec.Struct, frozen=True, gc=False):
 class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """All facts about one job."""
 
-    requested: JobRequested | None = None
+    requested: job.JobRequested | None = None
     requested_at: Instant | None = None
-    queued: JobQueued | None = None
-    rejected: JobRejected | None = None
+    queued: job.JobQueued | None = None
+    rejected: job.JobRejected | None = None
     rejected_at: Instant | None = None
-    cancel_requested: JobCancelRequested | None = None
-    placed: JobPlaced | None = None  # of the highest attempt
-    preempted: JobPreempted | None = None  # of the highest attempt
-    started: JobStarted | None = None  # of the highest version
-    estimated: JobEstimated | None = None  # the first one
-    scored: JobEstimateScored | None = None  # the first one
-    finished: JobFinished | None = None  # the first one
+    cancel_requested: job.JobCancelRequested | None = None
+    placed: job.JobPlaced | None = None  # of the highest attempt
+    preempted: job.JobPreempted | None = None  # of the highest attempt
+    started: job.JobStarted | None = None  # of the highest version
+    estimated: job.JobEstimated | None = None  # the first one
+    scored: job.JobEstimateScored | None = None  # the first one
+    finished: job.JobFinished | None = None  # the first one
     unknown_since: Instant | None = None  # first time that neither a request nor an acceptance was known
 
 
@@ -101,10 +71,10 @@ class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     plan_id: PlanId
     decision: BuyNode | None = None
     planned_at: Instant | None = None
-    ordered: ScalingNodeOrdered | None = None
-    launched: ScalingNodeLaunched | None = None
-    refused: ScalingLaunchRefused | None = None
-    terminated: ScalingNodeTerminated | None = None
+    ordered: scaling.ScalingNodeOrdered | None = None
+    launched: scaling.ScalingNodeLaunched | None = None
+    refused: scaling.ScalingLaunchRefused | None = None
+    terminated: scaling.ScalingNodeTerminated | None = None
 
 
 class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -114,12 +84,12 @@ class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     plan_id: PlanId
     decision: DrainNode | ReleaseInstance | None = None
     planned_at: Instant | None = None
-    started: ScalingDrainStarted | None = None
-    evicted: Mapping[PodUid, ScalingPodEvicted] = {}
-    drained: ScalingNodeDrained | None = None
+    started: scaling.ScalingDrainStarted | None = None
+    evicted: Mapping[PodUid, scaling.ScalingPodEvicted] = {}
+    drained: scaling.ScalingNodeDrained | None = None
     cancel: CancelDrain | None = None  # decided, not yet executed
-    cancelled: ScalingDrainCancelled | None = None
-    terminated: ScalingNodeTerminated | None = None
+    cancelled: scaling.ScalingDrainCancelled | None = None
+    terminated: scaling.ScalingNodeTerminated | None = None
 
 
 class SpotTerminations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -132,10 +102,10 @@ class SpotTerminations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class NoticeRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A notice with its earliest deadline."""
 
-    notice: SpotNoticeReceived  # the one with the earliest deadline
+    notice: spot.SpotNoticeReceived  # the one with the earliest deadline
     first_received_at: Instant
     last_received_at: Instant
-    withdrawn: SpotNoticeWithdrawn | None = None
+    withdrawn: spot.SpotNoticeWithdrawn | None = None
 
     @property
     def is_active(self) -> bool:
@@ -154,8 +124,8 @@ class ReportedDemandRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A directive, and its withdrawal."""
 
-    given: PolicyDirectiveGiven
-    lifted: PolicyDirectiveLifted | None = None
+    given: policy.PolicyDirectiveGiven
+    lifted: policy.PolicyDirectiveLifted | None = None
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -185,18 +155,18 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The folded facts. Empty at the start."""
 
     # POD
-    pods: Mapping[PodUid, PodObserved] = {}
+    pods: Mapping[PodUid, pod.PodObserved] = {}
     pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/state/tables.py` reads it
     pods_synced: Synced | None = None
-    budgets: Mapping[str, PodBudgetObserved] = {}
+    budgets: Mapping[str, pod.PodBudgetObserved] = {}
     budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
     budgets_synced: Synced | None = None
     busy_until: Mapping[str, Instant] = {}  # by node name: last time that a workload pod was seen
     # NODE
-    nodes: Mapping[NodeUid, NodeObserved] = {}
+    nodes: Mapping[NodeUid, node.NodeObserved] = {}
     nodes_gone: Mapping[int, Mapping[NodeUid, Tombstone]] = {}  # by hour since 1970
     nodes_synced: Synced | None = None
-    instances: Mapping[ProviderId, NodeInstanceObserved] = {}
+    instances: Mapping[ProviderId, node.NodeInstanceObserved] = {}
     instances_seen_at: Mapping[ProviderId, Instant] = {}  # last fact or list with the instance
     instances_listed_at: Instant | None = None
     usable: Mapping[NodeUid, Usable] = {}
@@ -208,7 +178,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_history: Mapping[NodeUid, NodeTelemetryHistory] = {}  # of uninterrupted windows
     # SPOT
     notices: Mapping[str, NoticeRecord] = {}  # by notice id
-    offers: SpotOffersSampled | None = None
+    offers: spot.SpotOffersSampled | None = None
     rebalance_recommended_at: Mapping[ProviderId, Instant] = {}  # last rebalance recommendation
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
@@ -216,8 +186,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last report with a count
     # POLICY
     directives: Mapping[str, DirectiveRecord] = {}  # by key: the last one
-    policy_changed: PolicyChanged | None = None  # the last one
-    policy_documents: PolicyDocumentsAccepted | None = None  # the last ones, see `core/policy/documents.py`
+    policy_changed: policy.PolicyChanged | None = None  # the last one
+    policy_documents: policy.PolicyDocumentsAccepted | None = None  # the last ones, see `core/policy/documents.py`
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}
