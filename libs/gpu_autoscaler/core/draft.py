@@ -25,6 +25,7 @@ from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, De
 from gpu_autoscaler.model.directives import PERMANENT, AnyDirective, Override, PausePool
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
+from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeDeleted, SpotReclaim
 
 # ---- launch groups: equal nodes of one gang. They are decided here, so that a repeated execution finds the same
@@ -169,7 +170,6 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         purchases: Iterable[Purchase] = (),
         deferred: Iterable[Deferred] = (),
     ) -> "Draft":
-        """Return the draft with more decisions and deferrals."""
         return msgspec.structs.replace(
             self,
             removals=(*self.removals, *removals),
@@ -177,6 +177,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             purchases=(*self.purchases, *purchases),
             deferred=(*self.deferred, *deferred),
         )
+
+    def deferring(self, step: str, subject: str, reason: DeferReason) -> "Draft":
+        return self.adding(deferred=[Deferred(step=step, subject=subject, reason=reason)])
 
     def leaving_nodes(self) -> frozenset[str]:
         """Return the names of counted nodes that are being removed, by earlier plans or this one, for any reason."""

@@ -67,7 +67,6 @@ class IdentityCache(Generic[T]):
         return value
 
     def put(self, key: tuple[int, ...], value: T) -> None:
-        """Add a value."""
         if len(self._young) >= self._count_max:
             self._old, self._young = self._young, {}
         self._young[key] = value

@@ -19,6 +19,11 @@ def cost_micro_usd(price_micro_usd_per_hour: int, duration: timedelta) -> int:
     return price_micro_usd_per_hour * microseconds // _MICROSECONDS_PER_HOUR
 
 
+def member_price(micro_usd_per_hour: int, gpu_count: int, node_gpu_count: int) -> int:
+    """Return the price per hour of a member of a node, rounded up: its share of the GPUs; without GPUs the whole."""
+    return -(-micro_usd_per_hour * gpu_count // node_gpu_count) if gpu_count and node_gpu_count else micro_usd_per_hour
+
+
 def split_micro_usd(amount_micro_usd: int, weights: Sequence[int]) -> tuple[int, ...]:
     """Split an amount by weights so that the shares add up to it exactly (largest remainder, first wins ties).
 

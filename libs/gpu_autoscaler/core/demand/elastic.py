@@ -98,7 +98,6 @@ class OrderedBins:
 
 
 def _bought_for(views: Iterable[NodeView]) -> Iterator[tuple[str, str]]:
-    """Yield the demand keys of the nodes with their bins."""
     for view in views:
         decision = None if view.order is None else view.order.decision
         if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesAtRiskNode):

@@ -80,7 +80,6 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def billing_scope(self) -> BillingScope:
-        """The billing scope of the item."""
         return BillingScope(self.project, self.work_seconds_max)
 
 

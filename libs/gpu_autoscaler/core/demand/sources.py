@@ -82,7 +82,6 @@ def group_into_gangs(
 def _as_gang(
     gang: str, members: list[DemandItem], count_min: int | None, pods: Mapping[PodUid, PodObserved]
 ) -> dict[str, DemandItem]:
-    """Return the members of the gang by key."""
     priority, since = max(item.priority for item in members), min(item.since for item in members)
     needed_count = len(members)
     blocked: DeferReason | None = None
@@ -130,7 +129,6 @@ def _within(pod: PodObserved) -> str | None:
 
 @cached_by_identity(4)
 def _bound_counts(pods: Mapping[PodUid, PodObserved]) -> Counter[str]:
-    """Return the number of pods per group that have a node or have succeeded."""
     return Counter(
         group
         for pod in pods.values()

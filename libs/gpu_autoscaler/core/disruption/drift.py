@@ -27,7 +27,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import NodeUid, derive_id
 from gpu_autoscaler.model.reasons import drain
 from gpu_autoscaler.model.reasons.defer import DeferReason, PodsFitNowhere, TooManyUnhealthy
@@ -177,20 +177,17 @@ def replace_drifted(draft: Draft, state: ClusterState, policy: ScalingPolicy) ->
         return draft
     stale = stale_watch(state, policy, draft.as_of) or _too_many_unhealthy(due, draft, policy)
     if isinstance(stale, TooManyUnhealthy):
-        draft = draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+        draft = draft.deferring(_STEP, "cluster", stale)
         due = [candidate for candidate in due if not isinstance(candidate.reason, drain.NodeUnhealthy)]
     elif stale is not None:
-        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+        return draft.deferring(_STEP, "cluster", stale)
     for candidate in due:  # a node to be replaced takes no other work
         if bin_key(candidate.view) in draft.free_capacity:
             draft.free_capacity.remove(bin_key(candidate.view))
-    for candidate in sorted(due, key=_order_of_replacement):
+    due.sort(key=lambda entry: (entry.cause is not RemovalCause.UNHEALTHY, not entry.is_forced, entry.view.name))
+    for candidate in due:
         draft = _remove(candidate, draft, state, policy)
     return draft
-
-
-def _order_of_replacement(due: _Due) -> tuple[bool, bool, str]:
-    return due.cause is not RemovalCause.UNHEALTHY, not due.is_forced, due.view.name
 
 
 def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
@@ -272,7 +269,7 @@ def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) ->
 
 
 def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    view, pods = due.view, repack.moving_pods(due.view, draft)
+    view, pods, subject = due.view, repack.moving_pods(due.view, draft), f"node/{due.view.node_uid}"
     reason: DeferReason | None = None
     if not due.is_forced:
         reason = repack.protected_node(view, draft) or repack.protected_pod(
@@ -282,7 +279,7 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     if not isinstance(due.reason, drain.BootTimedOut):  # limits never counted such a node
         reason = reason or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
-        return _deferred(draft, view, reason)
+        return draft.deferring(_STEP, subject, reason)
     mark = draft.free_capacity.mark()
     relocation = repack.place_elsewhere((view,), pods, draft, state)
     if not relocation.unplaced and not relocation.coming:
@@ -291,24 +288,19 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     draft.free_capacity.rollback(mark)
     # A recommendation is not worth another node.
     if due.cause is RemovalCause.REBALANCE_RECOMMENDED and relocation.unplaced:
-        return _deferred(draft, view, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in relocation.unplaced)))
+        return draft.deferring(_STEP, subject, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in relocation.unplaced)))
     if not relocation.unplaced:
         last = max(relocation.coming, key=lambda entry: (entry.expected_at is None, entry.expected_at, entry.key))
-        return _deferred(draft, view, CapacityExpected(node=last.name, expected_at=last.expected_at))
+        return draft.deferring(_STEP, subject, CapacityExpected(node=last.name, expected_at=last.expected_at))
     purchases, reason = repack.buy_replacement(view, due.cause, relocation, draft, state, policy)
-    return draft.adding(purchases=purchases) if reason is None else _deferred(draft, view, reason)
+    return draft.adding(purchases=purchases) if reason is None else draft.deferring(_STEP, subject, reason)
 
 
 def _pods_on_drained_nodes(draft: Draft) -> Iterator[PodObserved]:
-    """Yield the work on the nodes that this plan drains so far."""
     disrupting = {removal.node_uid for removal in draft.removals if isinstance(removal, DrainNode)}
     for view in draft.views:
         if view.node_uid in disrupting:
             yield from repack.moving_pods(view, draft)
-
-
-def _deferred(draft: Draft, view: NodeView, reason: DeferReason) -> Draft:
-    return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=reason)])
 
 
 def _drain(due: _Due, draft: Draft, policy: ScalingPolicy) -> DrainNode:

@@ -77,7 +77,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     """
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
-        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
+        return draft.deferring(_RELEASE, "cluster", stale)
     draft = _release(draft, state, policy)
     # The most expensive first, so that a small budget saves most.
     empty = (view for view in draft.views if view.empty_since is not None)
@@ -95,8 +95,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         else:
             reason = repack.protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
-            deferred = Deferred(step=_RELEASE, subject=f"node/{view.node_uid}", reason=reason)
-            draft = draft.adding(deferred=[deferred])
+            draft = draft.deferring(_RELEASE, f"node/{view.node_uid}", reason)
         else:
             idle = drain.NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
@@ -130,8 +129,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
                 utilization_ratio=used_ratio,
             )
             return draft.adding(removals=_drain(view, draft, policy, underused))
-        deferred = Deferred(step=_CONSOLIDATE, subject=f"node/{view.node_uid}", reason=reason)
-        draft = draft.adding(deferred=[deferred])
+        draft = draft.deferring(_CONSOLIDATE, f"node/{view.node_uid}", reason)
     return draft
 
 
@@ -175,7 +173,7 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
         return draft
     stale = stale_instances(state, policy, draft.as_of)
     if stale is not None:
-        return draft.adding(deferred=[Deferred(step=_RELEASE, subject="cluster", reason=stale)])
+        return draft.deferring(_RELEASE, "cluster", stale)
     return draft.adding(
         removals=[
             ReleaseInstance(

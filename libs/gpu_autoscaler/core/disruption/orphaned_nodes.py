@@ -93,7 +93,6 @@ def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState
 
 
 def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
-    """Return when the instance ended, as the cloud showed or confirmed it."""
     instance = state.instances.get(provider_id)
     if instance is not None and instance.state == "terminated" and instance.terminated_at is not None:
         return instance.terminated_at
@@ -104,6 +103,5 @@ def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
 def _confirmed_ends(
     orders: Mapping[ActionId, OrderRecord], drains: Mapping[ActionId, DrainRecord]
 ) -> Mapping[ProviderId, datetime]:
-    """Return the ends recorded for our own orders and drains."""
     facts = (record.terminated for records in (orders, drains) for record in records.values())
     return {fact.provider_id: fact.terminated_at for fact in facts if fact is not None and fact.provider_id is not None}

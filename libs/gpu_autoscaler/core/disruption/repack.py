@@ -121,13 +121,9 @@ class Replacement(NamedTuple):
     node_uids: tuple[NodeUid, ...]  # all that it was bought for
 
 
-def replacements(state: ClusterState) -> Mapping[NodeUid, Replacement]:
-    """Return the last purchase for each node that is to be replaced by choice."""
-    return _replacements(state.orders)
-
-
 @cached_by_identity(2)
-def _replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Replacement]:
+def replacements(orders: Mapping[ActionId, OrderRecord]) -> Mapping[NodeUid, Replacement]:
+    """Return the last purchase for each node that is to be replaced by choice."""
     replacements: dict[NodeUid, Replacement] = {}
     for order in orders.values():
         if order.decision is None or order.planned_at is None or not isinstance(order.decision.reason, ReplacesNodes):
@@ -172,7 +168,7 @@ def buy_replacement(
 
     Subject to a cooldown for each node: a failed replacement is not bought again and again.
     """
-    last = replacements(state).get(view.node_uid) if view.node_uid is not None else None
+    last = replacements(state.orders).get(view.node_uid) if view.node_uid is not None else None
     if last is not None:
         waited_seconds = (draft.as_of - last.planned_at).total_seconds()
         if waited_seconds < policy.removal.replacement_cooldown_seconds:

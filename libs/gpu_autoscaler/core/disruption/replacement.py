@@ -21,7 +21,7 @@ from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_r
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.interruption_history import rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer import DeferReason, SavingTooSmall
@@ -64,7 +64,7 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
     is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and not draft.purchases
     if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
         return draft
-    bought = repack.replacements(state)
+    bought = repack.replacements(state.orders)
     views = [view for view in draft.views if _may_leave(view, draft)]
     for view in views:
         if view.node_uid in bought and (drain := _onto_replacement(view, bought, draft, state, policy)) is not None:
@@ -81,7 +81,7 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
         ):
             return draft.adding(purchases=purchases)
         if reason is not None and len(group) == 1:
-            draft = draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{group[0].node_uid}", reason=reason)])
+            draft = draft.deferring(_STEP, f"node/{group[0].node_uid}", reason)
     return draft
 
 

@@ -23,7 +23,7 @@ from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, since_at_most
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.decisions import Deferred, DrainNode
+from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons.buy import UtilizationHigh
 from gpu_autoscaler.model.reasons.defer import DeferReason, TelemetryFault, TelemetryUnreliable, UtilizationUnconfirmed
@@ -144,23 +144,25 @@ def react_to_utilization(draft: Draft, state: ClusterState, policy: ScalingPolic
         return draft
     utilization = fleet_utilization(draft.views, draft.pods, state, policy.utilization, draft.as_of)
     if utilization.fault is not None:
-        return _deferred(draft, utilization.fault)
+        return draft.deferring(_STEP, "cluster", utilization.fault)
+    reason: DeferReason | None
     high = policy.utilization.high_ratio
     # Any purchase, made now or on its way, answers it.
     is_answered = bool(draft.purchases) or not draft.is_demand_met or any(view.is_booting for view in draft.views)
     if utilization.busy_ratio is None or utilization.busy_ratio <= high or is_answered:
         return draft
     if not is_direct:
-        return _deferred(
-            draft, UtilizationUnconfirmed(utilization_ratio=utilization.busy_ratio, utilization_ratio_max=high)
-        )
-    reason: DeferReason | None = stale_watch(state, policy, draft.as_of) or _bought_lately(state, policy, draft.as_of)
+        reason = UtilizationUnconfirmed(utilization_ratio=utilization.busy_ratio, utilization_ratio_max=high)
+        return draft.deferring(_STEP, "cluster", reason)
+    reason = stale_watch(state, policy, draft.as_of) or _cooling(
+        max(_purchases_for_utilization(state), default=None), policy.utilization.cooldown_seconds, draft.as_of
+    )
     if reason is not None:
-        return _deferred(draft, reason)
+        return draft.deferring(_STEP, "cluster", reason)
     basket = Basket(draft, OfferCatalog(draft, state, policy), policy)
     _, reason = basket.buy(_item(utilization.busiest_model, utilization.busy_ratio, draft, policy), 1)
     if reason is not None:
-        return _deferred(draft, reason)
+        return draft.deferring(_STEP, "cluster", reason)
     return draft.adding(purchases=basket.purchases())
 
 
@@ -177,10 +179,6 @@ def _item(model: str | None, busy_ratio: float, draft: Draft, policy: ScalingPol
     )
 
 
-def _bought_lately(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Cooldown | None:
-    return _cooling(max(_purchases_for_utilization(state), default=None), policy.utilization.cooldown_seconds, as_of)
-
-
 def _purchases_for_utilization(state: ClusterState) -> Iterator[datetime]:
     for order in state.orders.values():
         if order.decision is not None and order.planned_at and isinstance(order.decision.reason, UtilizationHigh):
@@ -190,7 +188,3 @@ def _purchases_for_utilization(state: ClusterState) -> Iterator[datetime]:
 def _cooling(last: datetime | None, seconds: float, as_of: datetime) -> Cooldown | None:
     remaining_seconds = 0.0 if last is None else seconds - (as_of - last).total_seconds()
     return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
-
-
-def _deferred(draft: Draft, reason: DeferReason) -> Draft:
-    return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=reason)])

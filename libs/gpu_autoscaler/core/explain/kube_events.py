@@ -112,15 +112,8 @@ def _of_node(view: NodeView, status: StatusView) -> Announcement:
         reason = "ScaleDownBlocked"
     else:
         reason = "NodeRegistered"
-    return Announcement(
-        kind="Node",
-        namespace="",
-        name=view.name,
-        uid=view.node_uid or "",
-        reason=reason,
-        message=view_line(view, status)[:MESSAGE_LENGTH_MAX],
-        is_warning=reason == "SpotInterruption",
-    )
+    is_warning = reason == "SpotInterruption"
+    return _about_node(view.name, view.node_uid or "", reason, view_line(view, status), is_warning=is_warning)
 
 
 def _of_eviction(evicted: ScalingPodEvicted, drain: DrainRecord, status: StatusView) -> Announcement:
@@ -151,7 +144,9 @@ def _of_stalled_drain(drain: DrainRecord, status: StatusView) -> Announcement | 
             return None
         what = "release" if isinstance(drain.decision, ReleaseInstance) else "drain"
         message = f"The {what} of the node was abandoned: {canceled.abandoned_because}. The node accepts pods again."
-        return _failed(canceled.node_name, canceled.node_uid, message, is_once=True)
+        return _about_node(
+            canceled.node_name, canceled.node_uid, "FailedDraining", message, is_warning=True, is_once=True
+        )
     started = drain.started
     if started is None or drain.drained is not None or drain.terminated is not None or drain.cancel is not None:
         return None
@@ -170,17 +165,19 @@ def _of_stalled_drain(drain: DrainRecord, status: StatusView) -> Announcement | 
     names = listed([f"{pod.namespace}/{pod.name}" for pod in remaining])
     count = counted(len(remaining), "pod")
     message = f"The drain waits for {count}: {names}{why}; at {instant(started.deadline_at)} {outcome}."
-    return _failed(started.node_name, started.node_uid, message, is_once=False)
+    return _about_node(started.node_name, started.node_uid, "FailedDraining", message, is_warning=True)
 
 
-def _failed(name: str, uid: str, message: str, *, is_once: bool) -> Announcement:
+def _about_node(
+    name: str, uid: str, reason: str, message: str, *, is_warning: bool, is_once: bool = False
+) -> Announcement:
     return Announcement(
         kind="Node",
         namespace="",
         name=name,
         uid=uid,
-        reason="FailedDraining",
+        reason=reason,
         message=message[:MESSAGE_LENGTH_MAX],
-        is_warning=True,
+        is_warning=is_warning,
         is_once=is_once,
     )

@@ -16,14 +16,13 @@ from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
-from gpu_autoscaler.core.state.queries import counts_for_idleness, is_waiting, job_pods, pods_by_node
+from gpu_autoscaler.core.state.queries import counts_for_idleness, demand_of, is_waiting, job_pods, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.format import counted, instant, listed, subject_name
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.reasons.base import Reason
-from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, GangPending
@@ -51,12 +50,11 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "StatusView":
-        """The view of this state; `plan` is the latest, None if unknown."""
         all_deferred = () if plan is None else plan.deferred
         views = node_views(state, as_of)
         coming: dict[str, tuple[NodeView, ...]] = {}
         for view in views:
-            for key in _demand(view) if view.is_booting else ():
+            for key in demand_of(view.order) if view.is_booting else ():
                 coming[key] = (*coming.get(key, ()), view)
         return cls(
             state=state,
@@ -205,12 +203,6 @@ def _ordered_for(keys: tuple[str, ...], status: StatusView) -> str:
     if len(coming) == 1:
         return f"Waiting: node {name}, which was bought for it, is expected {when}."
     return f"Waiting: {len(coming)} nodes, which were bought for it, are on their way; the last is expected {when}."
-
-
-def _demand(view: NodeView) -> tuple[str, ...]:
-    decision = None if view.order is None else view.order.decision
-    reason = None if decision is None else decision.reason
-    return reason.demand if isinstance(reason, UnmetDemand | ReplacesAtRiskNode) else ()
 
 
 def _pod_keys(job_id: JobId, status: StatusView) -> tuple[str, ...]:

@@ -209,8 +209,6 @@ def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
 
 
 class _Folding:
-    """Folds the facts of one batch."""
-
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._hour_ends_at: dict[str, datetime] = {}  # by domain: end of the current hour

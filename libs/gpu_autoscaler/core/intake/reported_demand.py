@@ -57,7 +57,6 @@ def _parse(fact: DemandReported) -> JobSpec | tuple[Violation, ...]:
 
 
 def _field(job_field: str) -> str:
-    """Return the name of a job field in the report."""
     if job_field == "project_id":
         return "source"
     return f"shape.{job_field.rpartition('.')[2]}" if "." in job_field else job_field

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.core.limits.limits import LimitUsage, billing_scope_of
+from gpu_autoscaler.core.limits.limits import LimitUsage, billing_scope_of, subjects
 from gpu_autoscaler.core.limits.spend import spend_caps, spend_snapshot_of
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import node_views
@@ -16,9 +16,8 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, PastDecision, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, PastDecision, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.reasons.buy import BelowMinimum, UtilizationHigh
 
 
 def open_decisions(
@@ -101,7 +100,9 @@ def _is_expected(
     buy: BuyNode, past: PastDecision, later: Sequence[PastDecision], state: ClusterState, as_of: datetime
 ) -> bool:
     """True while the purchase may become a usable node, or is to be released."""
-    if any(_releases(buy, other) for other in later) or _is_ended(buy.action_id, state):
+    decisions = (other.decision for other in later)
+    releases = (decision.order_action_id for decision in decisions if isinstance(decision, ReleaseInstance))
+    if buy.action_id in releases or _is_ended(buy.action_id, state):
         return False
     node = next((node for node in state.nodes.values() if node.action_id == buy.action_id), None)
     if node is not None:
@@ -121,27 +122,16 @@ def _is_ended(order_action_id: ActionId, state: ClusterState) -> bool:
     return bool(ends) and all(ends)
 
 
-def _releases(buy: BuyNode, later: PastDecision) -> bool:
-    decision = later.decision
-    return isinstance(decision, ReleaseInstance) and decision.order_action_id == buy.action_id
-
-
 def _replaces(buy: BuyNode, past: PastDecision, later: PastDecision) -> bool:
     """True for a purchase of a later plan for some of the same demand."""
     if later.plan_id == past.plan_id or not isinstance(later.decision, BuyNode):
         return False
-    return bool(_demand(buy) & _demand(later.decision))
-
-
-def _demand(buy: BuyNode) -> frozenset[str]:
-    return frozenset(("cluster",) if isinstance(buy.reason, BelowMinimum | UtilizationHigh) else buy.reason.demand)
+    return not set(subjects(buy)).isdisjoint(subjects(later.decision))
 
 
 def _supersedes(drain: DrainNode, later: PastDecision) -> bool:
-    """True for the cancellation of the drain, or another drain of the same node."""
-    decision: AnyDecision = later.decision
-    if isinstance(decision, CancelDrain):
-        return decision.drain_action_id == drain.action_id
+    if isinstance(later.decision, CancelDrain):
+        return later.decision.drain_action_id == drain.action_id
     return _drains(drain, later)
 
 

@@ -25,7 +25,6 @@ def boot_timed_out(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> Bo
 
 
 def _missing_step(view: NodeView) -> tuple[BootStep, str]:
-    """Return the missing step, and details."""
     node = view.node
     if node is None:
         return "node", ""

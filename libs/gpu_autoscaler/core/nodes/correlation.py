@@ -15,8 +15,9 @@ from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
 from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -70,22 +71,17 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.node is None else self.node.action_id
 
     @property
-    def pool(self) -> str | None:
-        """The pool of the order."""
-        purchase = None if self.order is None else self.order.decision or self.order.ordered
-        return None if purchase is None else purchase.pool
+    def purchase(self) -> BuyNode | ScalingNodeOrdered | None:
+        """What was ordered, as decided; None: the decision and the order are unknown."""
+        return None if self.order is None else self.order.decision or self.order.ordered
 
     @property
     def offer(self) -> Offer | None:
-        """The ordered offer."""
-        purchase = None if self.order is None else self.order.decision or self.order.ordered
-        return None if purchase is None else purchase.offer
+        return None if self.purchase is None else self.purchase.offer
 
     @property
     def deadline_at(self) -> Instant | None:
-        """The boot deadline of the order."""
-        purchase = None if self.order is None else self.order.decision or self.order.ordered
-        return None if purchase is None else purchase.deadline_at
+        return None if self.purchase is None else self.purchase.deadline_at
 
     @property
     def expected_at(self) -> Instant | None:
@@ -129,7 +125,7 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def promised_labels(self) -> dict[str, str]:
         """Labels that the node will have when it registers."""
-        purchase = None if self.order is None else self.order.decision or self.order.ordered
+        purchase = self.purchase
         if purchase is None:
             return {}
         offered = {
@@ -152,8 +148,7 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def promised(self) -> Resources | None:
         """Resources that the node will have for pods; None: unknown."""
-        purchase = None if self.order is None else self.order.decision or self.order.ordered
-        return None if purchase is None else purchase.promised
+        return None if self.purchase is None else self.purchase.promised
 
     def has_promised_gpus(self, allocatable: Resources) -> bool:
         """True if all GPUs and slices are present that must be allocatable before the node is usable.

@@ -235,8 +235,6 @@ def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
 
 
 class _LastViews(NamedTuple):
-    """The last views of the same rows."""
-
     rows: tuple[NodeRow, ...]
     pods: Mapping[str, object]
     busy_until: Mapping[str, object]
@@ -266,8 +264,6 @@ def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) ->
 
 
 class _CachedView(NamedTuple):
-    """A view with its inputs."""
-
     read: tuple[object, ...]
     view: NodeView
 
@@ -306,7 +302,7 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
         allocatable=allocatable,
         labels=own_labels if usable is not None else {**records.promised_labels, **own_labels},
         taints=taints,
-        pool=records.pool or own_labels.get(labels.POOL),
+        pool=(None if records.purchase is None else records.purchase.pool) or own_labels.get(labels.POOL),
         node_uid=None if node is None else node.node_uid,
         provider_id=records.provider_id,
         action_id=records.action_id,

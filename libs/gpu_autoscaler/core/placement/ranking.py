@@ -114,7 +114,6 @@ def _popular(counts: Counter[tuple[int, int]]) -> dict[tuple[int, int], int]:
 
 @cached_by_identity(2)
 def _shapes_on(bins: tuple[Bin, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Return how many pods of each shape run on the nodes."""
     counts: Counter[tuple[int, int]] = Counter()
     for entry in bins:
         for shape, count in _shapes_of(entry.pods):

@@ -161,7 +161,6 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return parse_schedule(self.schedule, self.time_zone).last_start(as_of + lead, since) is not None
 
     def violations(self) -> Iterator[str]:
-        """Yield each contradiction."""
         if (self.schedule is None) != (self.duration_seconds is None):
             yield "schedule and duration_seconds must be set together"
         if self.duration_seconds is not None and not 0 < self.duration_seconds <= DURATION_SECONDS_MAX:

@@ -122,7 +122,6 @@ class DisruptionBudget(Scheduled, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
     def violations(self) -> Iterator[str]:
-        """Yield each contradiction."""
         if self.nodes_count_max is None and self.nodes_ratio_max is None:
             yield "set nodes_count_max or nodes_ratio_max: without them the budget has no effect"
         yield from super().violations()

@@ -91,7 +91,6 @@ class MixPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.05
 
     def violations(self) -> Iterator[str]:
-        """Yield each contradiction."""
         total = self.spot_ratio + self.on_demand_ratio + self.reserved_ratio
         if abs(total - 1.0) > _RATIO_ERROR_MAX:
             yield (
@@ -175,7 +174,6 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = False
 
     def violations(self) -> Iterator[str]:
-        """Yield each contradiction."""
         yield from self.mix.violations()
         if self.capacity_pool_gpu_ratio_max == 0 and self.mix.spot_ratio > 0:
             yield (

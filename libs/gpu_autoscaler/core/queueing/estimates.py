@@ -30,7 +30,7 @@ from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.format import counted, instant
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.money import cost_micro_usd, member_price
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
 
@@ -71,7 +71,6 @@ class Estimates:
         return self._estimate(job_shape(spec), spec.gang_count, spec)
 
     def all(self) -> Mapping[JobId, Estimate]:
-        """Return the estimates of all queued jobs."""
         return self._estimates
 
     def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
@@ -191,13 +190,10 @@ class Estimates:
 
     def _price(self, keys: tuple[str, ...], shape: Shape) -> int | None:
         """Mean price per hour of a member on these nodes; None if a price is unknown."""
-        shares = [self._share_on(self._bins[key], shape) for key in keys]
+        views = (self._bins[key] for key in keys)
+        shares = [_share(view.price_micro_usd_per_hour, shape, view.allocatable.gpu_count) for view in views]
         known = [share for share in shares if share is not None]
         return round(sum(known) / len(known)) if len(known) == len(shares) else None
-
-    @staticmethod
-    def _share_on(view: NodeView, shape: Shape) -> int | None:
-        return _share(view.price_micro_usd_per_hour, shape, view.allocatable.gpu_count)
 
     def _costed(self, estimate: Estimate, price: int | None, spec: JobSpec) -> Estimate:
         if price is None:
@@ -234,8 +230,6 @@ class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class _RunningJobs:
-    """GPUs that running jobs release, each counted for one waiting job."""
-
     def __init__(self, state: ClusterState, run_seconds: Mapping[tuple[str, str], float]) -> None:
         nodes = {node.name: node.gpu_model for node in state.nodes.values()}
         self._ends = sorted(_ends(state, nodes, run_seconds), key=lambda end: end[0])
@@ -283,11 +277,7 @@ def _later(at: datetime) -> datetime:
 
 
 def _share(price: int | None, shape: Shape, node_gpu_count: int) -> int | None:
-    """Price per hour of a member on a node of this price: by its share of the GPUs; without GPUs the whole node."""
-    wanted = shape.resources.gpu_count
-    if price is None:
-        return None
-    return -(-price * wanted // node_gpu_count) if wanted and node_gpu_count else price
+    return None if price is None else member_price(price, shape.resources.gpu_count, node_gpu_count)
 
 
 @cached_by_identity(2)

@@ -16,7 +16,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.format import money
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
-from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.money import cost_micro_usd, member_price
 
 # Time that a job has to save a checkpoint before its budget is exhausted and it ends.
 CHECKPOINT_SECONDS = 120.0
@@ -35,7 +35,6 @@ class JobSpend(NamedTuple):
 
     @property
     def is_spent(self) -> bool:
-        """True if the budget is exhausted."""
         return self.spent_micro_usd >= self.limit_micro_usd
 
     @property
@@ -108,7 +107,8 @@ def _job_spend(
         if view.price_micro_usd_per_hour is None:
             unpriced += [view] if view.is_ours else []  # nodes of others are not billed
             continue
-        price = _share_micro_usd_per_hour(pod, view.price_micro_usd_per_hour, view.allocatable.gpu_count)
+        whole = view.allocatable.gpu_count
+        price = member_price(view.price_micro_usd_per_hour, min(pod.requests.gpu_count, whole), whole)
         spent += cost_rounded_up(price, since, now)
         soon += cost_rounded_up(price, since, now + timedelta(seconds=CHECKPOINT_SECONDS))
     return JobSpend(
@@ -131,12 +131,6 @@ def _offer_key_of(view: NodeView) -> str:
         return view.order.decision.offer.key
     parts = (view.instance_type, view.zone, view.capacity_type)
     return "/".join(str(part) for part in parts if part is not None) or view.name
-
-
-def _share_micro_usd_per_hour(pod: PodObserved, price: int, whole: int) -> int:
-    if not whole or not pod.requests.gpu_count:
-        return price
-    return -(-price * min(pod.requests.gpu_count, whole) // whole)
 
 
 def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:

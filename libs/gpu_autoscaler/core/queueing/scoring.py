@@ -13,8 +13,7 @@ from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.money import cost_micro_usd, member_price
 
 PUBLISHED_AT_ONCE_MAX = 500  # per tick; the rest follows in the next tick
 
@@ -66,16 +65,10 @@ def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
         return None
     spec, hourly = job.queued.spec, 0
     for name in job.placed.node_names:
-        share = _share(views.get(name), spec)
-        if share is None:
+        view = views.get(name)
+        if view is None or view.price_micro_usd_per_hour is None:
             return None
-        hourly += share
+        hourly += member_price(
+            view.price_micro_usd_per_hour, spec.member_resources.gpu_count, view.allocatable.gpu_count
+        )
     return cost_micro_usd(hourly, timedelta(seconds=expected.run_seconds)) - expected.cost_micro_usd
-
-
-def _share(view: NodeView | None, spec: JobSpec) -> int | None:
-    if view is None or view.price_micro_usd_per_hour is None:
-        return None
-    wanted, present = spec.member_resources.gpu_count, view.allocatable.gpu_count
-    price = view.price_micro_usd_per_hour
-    return -(-price * wanted // present) if wanted and present else price

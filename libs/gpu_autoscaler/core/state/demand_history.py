@@ -157,7 +157,6 @@ def _ended_hours(levels: tuple[tuple[int, int], ...], minute: int) -> range:
 
 
 def _hourly_rises(number: int, levels: tuple[tuple[int, int], ...]) -> HourlyRises | None:
-    """Rises of the hour; None with too few samples."""
     known = dict(levels)
     minutes = [at for at, _ in levels if at // _MINUTES_AN_HOUR == number]
     if len(minutes) < _MINUTES_AN_HOUR * _SAMPLES_RATIO_MIN:

@@ -153,7 +153,7 @@ def job_states(state: ClusterState) -> Mapping[JobId, JobState]:
     expecting = {
         key
         for order in state.orders.values()
-        if (keys := queued.intersection(_demand_of(order))) and is_in_flight(state, order)
+        if (keys := queued.intersection(demand_of(order))) and is_in_flight(state, order)
         for key in keys
     }
     return {
@@ -186,20 +186,16 @@ def _runs_since_placement(job: JobRecord) -> bool:
 
 def queue(state: ClusterState) -> tuple[JobRecord, ...]:
     """Return the queued jobs by priority, start deadline, waiting time and id."""
-    waiting = (
-        (
-            (
-                -job.queued.spec.priority,
-                job.queued.spec.start_by_at or NO_START_DEADLINE,
-                job.queued.queued_at,
-                job.queued.job_id,
-            ),
-            job,
+    waiting = [(job.queued, job) for job in state.jobs.values() if job.queued is not None and is_waiting(job)]
+    waiting.sort(
+        key=lambda entry: (
+            -entry[0].spec.priority,
+            entry[0].spec.start_by_at or NO_START_DEADLINE,
+            entry[0].queued_at,
+            entry[0].job_id,
         )
-        for job in state.jobs.values()
-        if job.queued is not None and is_waiting(job)
     )
-    return tuple(job for _, job in sorted(waiting, key=lambda keyed: keyed[0]))
+    return tuple(job for _, job in waiting)
 
 
 def queue_position(state: ClusterState, job_id: JobId) -> int | None:
@@ -218,7 +214,7 @@ def queue_position(state: ClusterState, job_id: JobId) -> int | None:
 def has_nodes_in_flight(state: ClusterState, job_id: JobId) -> bool:
     """True while a node bought for this job is in flight."""
     key = f"job/{job_id}"
-    return any(key in _demand_of(order) and is_in_flight(state, order) for order in state.orders.values())
+    return any(key in demand_of(order) and is_in_flight(state, order) for order in state.orders.values())
 
 
 def is_in_flight(state: ClusterState, order: OrderRecord) -> bool:
@@ -239,6 +235,7 @@ def is_in_flight(state: ClusterState, order: OrderRecord) -> bool:
     )
 
 
-def _demand_of(order: OrderRecord) -> tuple[str, ...]:
-    reason = None if order.decision is None else order.decision.reason
+def demand_of(order: OrderRecord | None) -> tuple[str, ...]:
+    """Return the keys of the waiting work that a node was bought for."""
+    reason = None if order is None or order.decision is None else order.decision.reason
     return reason.demand if isinstance(reason, UnmetDemand | ReplacesAtRiskNode) else ()

@@ -90,7 +90,6 @@ def _prune_missing_instances(batch: Batch) -> None:
 
 
 def _prune_spot_terminations(batch: Batch, newest: datetime) -> None:
-    """Prune hours with negligible weight."""
     oldest = hour(newest) - SPOT_ENDS_HOURS
     for place, hours in tuple(batch.spot_terminations.now.items()):
         kept = {at: counts for at, counts in hours.items() if at >= oldest}

@@ -85,7 +85,6 @@ class TombstoneBuckets(Generic[K]):
         return own
 
     def get(self, key: K) -> Tombstone | None:
-        """Return the current tombstone."""
         return tombstone_of(self.now, key)
 
     def set(self, key: K, tombstone: Tombstone) -> None:
@@ -132,11 +131,9 @@ class Table(Generic[K, V]):
         return self._own
 
     def get(self, key: K) -> V | None:
-        """Return the current value."""
         return self.now.get(key)
 
     def set(self, key: K, value: V) -> None:
-        """Set a value."""
         own = self._own  # usually copied already: saves a call per change
         (self._owned() if own is None else own)[key] = value
 

@@ -65,7 +65,9 @@ def extend_telemetry_history(
     ended_at = began_at + timedelta(seconds=window.window_seconds)
     is_broken = known is None or began_at - known.seen_until > timedelta(seconds=GAP_SECONDS_MAX)
     known_gpus = {} if known is None else {(gpu.gpu, gpu.gpu_uuid): gpu for gpu in known.gpus}
-    gpus = tuple(_extend_gpu(known_gpus.get((gpu.gpu, gpu.gpu_uuid)), gpu, began_at, is_broken) for gpu in window.gpus)
+    gpus = tuple(
+        _extend_gpu(known_gpus.get((gpu.gpu, gpu.gpu_uuid)), gpu, began_at, is_broken=is_broken) for gpu in window.gpus
+    )
     means = [gpu.utilization_ratio_mean for gpu in window.gpus if gpu.utilization_ratio_mean is not None]
     busy_ratio = round(sum(means) / len(means), 6) if len(means) == len(window.gpus) else None
     minimums = [gpu.temperature_celsius_min for gpu in window.gpus if gpu.temperature_celsius_min is not None]
@@ -82,10 +84,7 @@ def extend_telemetry_history(
 
 
 def _extend_gpu(
-    known: GpuTelemetryHistory | None,
-    seen: GpuSummary,
-    at: Instant,
-    is_broken: bool,  # noqa: FBT001 - one caller
+    known: GpuTelemetryHistory | None, seen: GpuSummary, at: Instant, *, is_broken: bool
 ) -> GpuTelemetryHistory:
     has_new_holder = known is not None and known.pod != seen.pod
     utilization = () if known is None or is_broken or has_new_holder else known.utilization
