@@ -42,7 +42,6 @@ class Ledger:
             self._idle.pop(oldest, None)
 
     def observe(self, recorded: Recorded) -> None:
-        """Add a charge; ignore other facts of the stream."""
         if isinstance(recorded.fact, CostAccrued):
             self.add(recorded.fact)
 

@@ -39,6 +39,11 @@ class Problem(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+def invalid(detail: str, *violations: Violation) -> Problem:
+    """Return the problem of a request with invalid fields."""
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+
+
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of every error."""
 

@@ -41,7 +41,6 @@ class ReadModel:
     one_explanation_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Use this policy file from now on."""
         self.policy_file = policy
 
     @property

@@ -96,7 +96,6 @@ class Tail:
         self._listeners: set[Listener] = set()
 
     async def run(self) -> None:
-        """Follow every stream until cancelled."""
         async with asyncio.TaskGroup() as group:
             for stream in self.streams:
                 group.create_task(self._follow(stream), name=f"tail {stream}")

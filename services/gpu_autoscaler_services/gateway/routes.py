@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.model.jobs import Violation
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import invalid
 
 BODY_BYTES_MAX = 1 << 20
 INVALID = (HTTPStatus.UNPROCESSABLE_ENTITY,)
@@ -38,7 +38,6 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def operation_id(self) -> str:
-        """Return the operation id: the handler's name."""
         return str(getattr(self.handler, "__name__", "")).removesuffix("_handler")
 
     @property
@@ -48,7 +47,6 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Return the first line of the handler's docstring."""
         return (self.handler.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
@@ -60,12 +58,8 @@ def read_query(request: web.Request, query: type[T]) -> T:
     for name in request.query:
         field = fields.get(name)
         if field is None:
-            known = ", ".join(fields)
-            violations.append(
-                Violation(
-                    name, f"unknown parameter; known: {known}" if known else "unknown parameter; this path has none"
-                )
-            )
+            known = f"known: {', '.join(fields)}" if fields else "this path has none"
+            violations.append(Violation(name, f"unknown parameter; {known}"))
             continue
         try:
             texts = request.query.getall(name)
@@ -74,11 +68,7 @@ def read_query(request: web.Request, query: type[T]) -> T:
         except msgspec.ValidationError as error:
             violations.append(Violation(name, str(error).partition(" - at ")[0]))
     if violations:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "invalid query: correct the parameters listed in violations",
-            violations=tuple(violations),
-        )
+        raise invalid("invalid query: correct the parameters listed in violations", *violations)
     return query(**values)
 
 

@@ -4,10 +4,9 @@ Source: NATS documentation, "Subject-Based Messaging", wildcards (read 2026-11-2
 """
 
 from collections.abc import Sequence
-from http import HTTPStatus
 
 from gpu_autoscaler.model.jobs import Violation
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import invalid
 
 PATTERNS_COUNT_MAX = 16
 PATTERN_LENGTH_MAX = 255
@@ -23,8 +22,7 @@ class SubjectFilter:
         if len(patterns) > PATTERNS_COUNT_MAX:
             violations.append(Violation("subject", f"{len(patterns)} patterns; at most {PATTERNS_COUNT_MAX}"))
         if violations:
-            detail = "invalid subject filter; examples: scaling.>, job.finished, gpu.*.*"
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=tuple(violations))
+            raise invalid("invalid subject filter; examples: scaling.>, job.finished, gpu.*.*", *violations)
         self._patterns = tuple(tuple(pattern.split(".")) for pattern in patterns or (">",))
 
     def matches(self, subject: str) -> bool:

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import Route, answer
 
@@ -25,8 +25,7 @@ async def report_demand_handler(request: web.Request) -> web.Response:
     model = request.app[READ_MODEL]
     report = await read_body(request, DemandReported)
     if violations := violations_of(report, model.clock.now()):
-        detail = "invalid demand report: correct the fields listed in violations"
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+        raise invalid("invalid demand report: correct the fields listed in violations", *violations)
     await model.publish(report)
     return answer(request, _demand(report, ""), status=HTTPStatus.ACCEPTED)
 

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.auth import CALLER
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, UNAVAILABLE, Route, answer, read_query
 
@@ -53,8 +53,7 @@ async def give_directive_handler(request: web.Request) -> web.Response:
         until=body.until,
     )
     if violations := violations_of(given, [pool.name for pool in model.policy.pools]):
-        detail = "invalid directive: correct the fields listed in violations"
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+        raise invalid("invalid directive: correct the fields listed in violations", *violations)
     await model.publish(given)
     return answer(request, directive_of(given), status=HTTPStatus.ACCEPTED)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.model.jobs import Violation
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
 from gpu_autoscaler_services.gateway.routes import INVALID, UNAVAILABLE, Route, read_query
@@ -51,7 +51,7 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
     streams = subjects.streams(tail.streams)
     if not streams:
         violation = Violation("subject", f"matches no stream; streams are: {', '.join(tail.streams)}")
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "the subject filter matches no stream", violations=(violation,))
+        raise invalid("the subject filter matches no stream", violation)
     requested = read_last_event_id(request.headers.get("Last-Event-ID", "") or query.last_event_id)
     if tail.listeners_count >= LISTENERS_COUNT_MAX:
         detail = f"the gateway serves at most {LISTENERS_COUNT_MAX} event streams; use one stream with several subjects"
@@ -145,8 +145,7 @@ def read_last_event_id(text: str) -> Positions:
     for part in filter(None, text.split(",")):
         stream, _, sequence = part.strip().partition(":")
         if not stream or not sequence.isascii() or not sequence.isdigit():
-            violation = Violation("Last-Event-ID", f"{part!r} is not STREAM:SEQUENCE")
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid Last-Event-ID", violations=(violation,))
+            raise invalid("invalid Last-Event-ID", Violation("Last-Event-ID", f"{part!r} is not STREAM:SEQUENCE"))
         positions[stream] = int(sequence)
     return positions
 

@@ -1,19 +1,15 @@
 """Pages of jobs. Jobs that have not ended come from memory, all others from the store."""
 
 import base64
-from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
 
 from gpu_autoscaler.core.state.queries import job_states
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
-from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import estimates, schema
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 
 PAGE_COUNT_DEFAULT = 100
@@ -80,19 +76,14 @@ async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Pa
         except ValueError as error:
             raise _bad_cursor() from error
         for row in page.rows:
-            status = _status(row, states)
+            ended = None if row.outcome is None else JobState(row.outcome)
+            status = ended or states.get(row.spec.job_id, JobState.PENDING)
             if not query.state or status in query.state:
                 items.append((row.spec, status))
         cursor = page.next_cursor
         if cursor is None or len(items) >= query.limit:
             break
     return items, None if cursor is None else _cursor(cursor)
-
-
-def _status(row: JobRow, states: Mapping[JobId, JobState]) -> JobState:
-    if row.outcome is not None:
-        return JobState(row.outcome)
-    return states.get(row.spec.job_id, JobState.PENDING)
 
 
 def _mark(spec: JobSpec) -> str:
@@ -112,5 +103,4 @@ def _read_cursor(cursor: str) -> str:
 
 
 def _bad_cursor() -> Problem:
-    violation = Violation("cursor", "is not a cursor of this gateway; start again without one")
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid cursor", violations=(violation,))
+    return invalid("invalid cursor", Violation("cursor", "is not a cursor of this gateway; start again without one"))

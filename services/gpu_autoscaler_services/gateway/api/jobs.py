@@ -26,7 +26,7 @@ from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
 from gpu_autoscaler_services.gateway.auth import CALLER
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import (
     INVALID,
@@ -45,6 +45,7 @@ OTHER_BODY = "was used for a different request; choose a new one, or repeat the 
 
 F = TypeVar("F", bound=msgspec.Struct)
 
+_INVALID_JOB = "invalid job request: correct the fields listed in violations"
 _KEY = "Idempotency-Key"
 _JOBS = "/api/v1/gpu/jobs"
 _ONE = f"{_JOBS}/{{job_id}}"
@@ -57,7 +58,7 @@ async def submit_handler(request: web.Request) -> web.Response:
     key = request.headers.get(_KEY)
     if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
         violation = Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"invalid header {_KEY}", violations=(violation,))
+        raise invalid(f"invalid header {_KEY}", violation)
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
     job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id))
     spec = _admit(job, event_id, model)
@@ -95,21 +96,13 @@ async def read_body(request: web.Request, kind: type[F]) -> F:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
     if errors := validation_errors(document, kind):
         named = (text.partition(": ") for text in errors)
-        raise _invalid(tuple(Violation(field, _of_version(reason)) for field, _, reason in named))
+        raise invalid(_INVALID_JOB, *(Violation(field, _of_version(reason)) for field, _, reason in named))
     return msgspec.convert(document, kind)
 
 
 def _of_version(reason: str) -> str:
     """Add this gateway's version to the error of an unknown name, which may belong to a later version."""
     return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
-
-
-def _invalid(violations: tuple[Violation, ...]) -> Problem:
-    return Problem(
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "invalid job request: correct the fields listed in violations",
-        violations=violations,
-    )
 
 
 def _admit(job: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
@@ -123,7 +116,7 @@ def _admit(job: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
     )
     if isinstance(admitted, JobSpec):
         return admitted
-    raise _invalid(admitted)
+    raise invalid(_INVALID_JOB, *admitted)
 
 
 async def _accept(request: web.Request, job: JobRequested, spec: JobSpec, digest: str) -> web.Response:
@@ -132,7 +125,7 @@ async def _accept(request: web.Request, job: JobRequested, spec: JobSpec, digest
     row = await model.store.job(spec.job_id)
     if row is None:
         if (violation := budget_violation(spec, model.view.state)) is not None:
-            raise _invalid((violation,))
+            raise invalid(_INVALID_JOB, violation)
         waiting_count = len(queue(model.view.state))
         if waiting_count >= model.policy.queue_count_max:
             raise Problem(
