@@ -44,7 +44,6 @@ def _lines(table: msgspec.Struct, at: str = "") -> Iterator[str]:
 
 
 def _comment(field: dict[str, Any]) -> str:
-    """Return description, source and range of the field as a comment."""
     allowed = range_of(field)
     text = field["description"] + (f" Range: {allowed}." if allowed else "")
     return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

@@ -59,7 +59,6 @@ class _Reader:
         self.words: list[str] = []
 
     def whole(self) -> _Judge:
-        """Parse the whole condition."""
         judge = self._or()
         if self._at < len(self._tokens):
             raise self._unsupported()

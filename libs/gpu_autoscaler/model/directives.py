@@ -34,7 +34,6 @@ class PausePool(Directive, frozen=True, kw_only=True, tag="pause"):
 
     @property
     def key(self) -> str:
-        """The pause of this pool."""
         return f"pause/{self.pool}"
 
 
@@ -54,7 +53,6 @@ class Override(Directive, frozen=True, kw_only=True, tag="override"):
 
     @property
     def key(self) -> str:
-        """The override of this scope."""
         parts = (("pool", self.pool), ("kind", self.gpu_model))
         named = "/".join(f"{kind}/{name}" for kind, name in parts if name is not None)
         return f"override/{named or 'cluster'}"
@@ -85,7 +83,6 @@ class Attribution(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return f"an override {bound} {counted(limit, unit)} {scope} (now: {count}), set {self.text()}"
 
     def remedy(self) -> str:
-        """How the directive ends."""
         if self.until >= PERMANENT:
             return f"The policy itself sets {self.key}: change the pool in the policy."
         return f"Wait until {instant(self.until)}, or run gpu-autoscaler resume {self.key}."

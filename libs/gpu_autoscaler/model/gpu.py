@@ -37,7 +37,7 @@ class Accelerator(msgspec.Struct, frozen=True, gc=False):
     is_spot_only: bool = False  # the metric exists for spot alone
 
 
-class GpuSize(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpuSize(msgspec.Struct, frozen=True, gc=False):
     """A model with one memory size."""
 
     memory_gib: int
@@ -50,7 +50,7 @@ class GpuSize(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gcp_accelerators: tuple[Accelerator, ...] = ()
 
 
-class GpuModel(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpuModel(msgspec.Struct, frozen=True, gc=False):
     """A GPU model. Without architecture it is known to single clouds only, and not recognized in labels and claims."""
 
     name: str
@@ -76,19 +76,14 @@ def _mig(*names: str) -> tuple[MigProfile, ...]:
 _MIG_80_GB = _mig("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
 
 GPU_TABLE = (
+    GpuModel("A10", architecture="Ampere", compute_capability=(8, 6), sizes=(GpuSize(24, azure_name_part="A10"),)),
     GpuModel(
-        name="A10",
-        architecture="Ampere",
-        compute_capability=(8, 6),
-        sizes=(GpuSize(memory_gib=24, azure_name_part="A10"),),
-    ),
-    GpuModel(
-        name="A100",
+        "A100",
         architecture="Ampere",
         compute_capability=(8, 0),
         sizes=(
             GpuSize(
-                memory_gib=40,
+                40,
                 mig_profiles=_mig("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
                 device_name="NVIDIA A100-SXM4-40GB",
                 idle_watts=52.0,
@@ -97,7 +92,7 @@ GPU_TABLE = (
                 gcp_accelerators=(Accelerator("nvidia-tesla-a100", "NVIDIA_A100_GPUS"),),
             ),
             GpuSize(
-                memory_gib=80,
+                80,
                 mig_profiles=_MIG_80_GB,
                 device_name="NVIDIA A100-SXM4-80GB",
                 idle_watts=60.0,
@@ -108,16 +103,13 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="A10G",
-        architecture="Ampere",
-        compute_capability=(8, 6),
-        sizes=(GpuSize(memory_gib=24, idle_watts=20.0, max_watts=300.0),),
+        "A10G", architecture="Ampere", compute_capability=(8, 6), sizes=(GpuSize(24, idle_watts=20.0, max_watts=300.0),)
     ),
     GpuModel(
-        name="A30",
+        "A30",
         sizes=(
             GpuSize(
-                memory_gib=24,
+                24,
                 mig_profiles=(
                     MigProfile("1g.6gb", 1, (0, 1, 2, 3)),
                     MigProfile("2g.12gb", 2, (0, 2)),
@@ -127,25 +119,25 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="B200",
+        "B200",
         architecture="Blackwell",
         compute_capability=(10, 0),
         sizes=(
             GpuSize(
-                memory_gib=180,
+                180,
                 mig_profiles=_mig("1g.23gb", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"),
                 gcp_accelerators=(Accelerator("nvidia-b200"),),
             ),
         ),
     ),
-    GpuModel(name="GB200", sizes=(GpuSize(memory_gib=186, azure_name_part="GB200"),)),
+    GpuModel("GB200", sizes=(GpuSize(186, azure_name_part="GB200"),)),
     GpuModel(
-        name="H100",
+        "H100",
         architecture="Hopper",
         compute_capability=(9, 0),
         sizes=(
             GpuSize(
-                memory_gib=80,
+                80,
                 mig_profiles=_MIG_80_GB,
                 device_name="NVIDIA H100 80GB HBM3",
                 idle_watts=70.0,
@@ -159,12 +151,12 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="H200",
+        "H200",
         architecture="Hopper",
         compute_capability=(9, 0),
         sizes=(
             GpuSize(
-                memory_gib=141,
+                141,
                 mig_profiles=_mig("1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
                 idle_watts=75.0,
                 max_watts=700.0,
@@ -174,47 +166,42 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="L4",
+        "L4",
         architecture="Ada Lovelace",
         compute_capability=(8, 9),
         sizes=(
             GpuSize(
-                memory_gib=24,
-                idle_watts=16.0,
-                max_watts=72.0,
-                gcp_accelerators=(Accelerator("nvidia-l4", "NVIDIA_L4_GPUS"),),
+                24, idle_watts=16.0, max_watts=72.0, gcp_accelerators=(Accelerator("nvidia-l4", "NVIDIA_L4_GPUS"),)
             ),
         ),
     ),
     GpuModel(
-        name="L40S",
+        "L40S",
         architecture="Ada Lovelace",
         compute_capability=(8, 9),
-        sizes=(GpuSize(memory_gib=48, idle_watts=35.0, max_watts=350.0),),
+        sizes=(GpuSize(48, idle_watts=35.0, max_watts=350.0),),
     ),
-    GpuModel(name="M60", sizes=(GpuSize(memory_gib=8, azure_families=("standardnvsv3family",)),)),
+    GpuModel("M60", sizes=(GpuSize(8, azure_families=("standardnvsv3family",)),)),
     GpuModel(
-        name="P100",
+        "P100",
         architecture="Pascal",
         compute_capability=(6, 0),
         sizes=(
             GpuSize(
-                memory_gib=16,
+                16,
                 azure_families=("standardncsv2family",),
                 gcp_accelerators=(Accelerator("nvidia-tesla-p100", "NVIDIA_P100_GPUS"),),
             ),
         ),
     ),
+    GpuModel("P4", sizes=(GpuSize(8, gcp_accelerators=(Accelerator("nvidia-tesla-p4", "NVIDIA_P4_GPUS"),)),)),
     GpuModel(
-        name="P4", sizes=(GpuSize(memory_gib=8, gcp_accelerators=(Accelerator("nvidia-tesla-p4", "NVIDIA_P4_GPUS"),)),)
-    ),
-    GpuModel(
-        name="T4",
+        "T4",
         architecture="Turing",
         compute_capability=(7, 5),
         sizes=(
             GpuSize(
-                memory_gib=16,
+                16,
                 device_name="Tesla T4",
                 idle_watts=9.0,
                 max_watts=70.0,
@@ -224,19 +211,19 @@ GPU_TABLE = (
         ),
     ),
     GpuModel(
-        name="V100",
+        "V100",
         architecture="Volta",
         compute_capability=(7, 0),
         sizes=(
             GpuSize(
-                memory_gib=16,
+                16,
                 device_name="Tesla V100-SXM2-16GB",
                 idle_watts=40.0,
                 max_watts=300.0,
                 azure_families=("standardncsv3family",),
                 gcp_accelerators=(Accelerator("nvidia-tesla-v100", "NVIDIA_V100_GPUS"),),
             ),
-            GpuSize(memory_gib=32, azure_families=("standardndsv2family", "standardndv2family")),
+            GpuSize(32, azure_families=("standardndsv2family", "standardndv2family")),
         ),
     ),
 )

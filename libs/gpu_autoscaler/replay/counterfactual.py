@@ -254,7 +254,6 @@ def compare_policies(recording: Recording, policy: ScalingPolicy, roles: Roles) 
 
 
 def _first_divergence(same: Sequence[Stored], other: Sequence[Stored]) -> tuple[datetime, str] | None:
-    """Return the first decision that only one of the two runs made."""
     steps, others = list(_steps(same)), list(_steps(other))
     number = next(
         (n for n, (a, b) in enumerate(zip(steps, others, strict=False)) if a != b), min(len(steps), len(others))

@@ -76,7 +76,6 @@ class History:
         return None
 
     async def is_from_the_beginning(self, stream: str) -> bool:
-        """Return False if the first facts of the stream have expired."""
         return await self._bus.message_at(stream, 1) is not None or await self._bus.last_sequence(stream) == 0
 
     def _recorded(self, message: Message) -> Recorded | None:

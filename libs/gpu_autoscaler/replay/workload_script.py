@@ -193,7 +193,6 @@ def _arrivals(recording: Recording, from_at: datetime) -> tuple[tuple[Arrival, .
 
 
 def _jobs(recording: Recording) -> dict[JobId, _Job]:
-    """Return every submitted job and its outcome."""
     jobs = {
         job_id: job for job_id, record in recording.head.state.jobs.items() if (job := _initial_job(job_id, record))
     }

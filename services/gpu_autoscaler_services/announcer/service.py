@@ -66,7 +66,6 @@ class Announcer:
         self._written_at: deque[datetime] = deque(maxlen=EVENTS_PER_TICK_MAX)  # the latest ones
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Use this policy file from now on."""
         self._file = policy
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:

@@ -62,14 +62,11 @@ def demo(
 
 
 class _LinePrinter:
-    """Prints lines with the seconds since the start."""
-
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._console = Console(highlight=False, soft_wrap=True)
 
     def print(self, line: str) -> None:
-        """Print the line; colors only on a terminal that supports them."""
         style = next((style for start, style in _MARKS if line.startswith(start)), "dim")
         text = Text(f"{time.monotonic() - self._began:6.1f} s  ", style="dim")
         text.append(line, style=style)

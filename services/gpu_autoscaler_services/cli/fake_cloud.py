@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import PREFIX
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import interrupted, print_message
+from gpu_autoscaler_services.cli.output import print_message
+from gpu_autoscaler_services.cli.running import interrupted
 
 if TYPE_CHECKING:
     from gpu_autoscaler.simcloud.azure.fake import AzureFake

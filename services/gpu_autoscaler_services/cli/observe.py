@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import structlog
 from cyclopts import Parameter
 
 from gpu_autoscaler.core.explain.names import decision_sentence, deferred_sentence, names_in_state
@@ -29,7 +27,8 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
-from gpu_autoscaler_services.cli.output import Columns, Output, interrupted, print_message, show
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.running import interrupted, silence_logs
 
 _LOOK_SECONDS = 1.0
 FACTS_COUNT_MIN = 1000  # a price list and a few pods
@@ -65,8 +64,7 @@ def observe(
     output: Output = "table",
 ) -> int:
     """Print what our policy would do on a cluster that another autoscaler scales, and the difference in cost."""
-    # Logs of the modeled services would hide the report.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    silence_logs()
     if span.facts_max < FACTS_COUNT_MIN:
         raise ConfigError("observe", [f"--facts-max: {span.facts_max} is too small; set at least {FACTS_COUNT_MIN}"])
     watching = Watching(load_policy(policy), Clock(1.0), span.facts_max)
@@ -164,7 +162,6 @@ class Watching:
         return compare_fleets(self.recording(), self._policy, ROLES)
 
     def save(self, folder: Path) -> Path:
-        """Write the recording to a file; return its path."""
         path = folder / "history.xz"
         save(self.recording(), path)
         return path

@@ -3,9 +3,7 @@
 Data goes to stdout, messages to stderr. Colors only on a terminal, and never when NO_COLOR is set (no-color.org).
 """
 
-import asyncio
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -58,14 +56,6 @@ def _cell(value: object) -> str:
 def print_message(text: str) -> None:
     """Print to stderr: for the person, not for the program that reads stdout."""
     print(text, file=sys.stderr)
-
-
-def interrupted() -> asyncio.Event:
-    """Return an event that the first SIGINT or SIGTERM sets; only for a running event loop."""
-    event = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
-    return event
 
 
 def usd(micro_usd: int | None) -> str:

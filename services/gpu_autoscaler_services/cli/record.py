@@ -1,7 +1,6 @@
 """Commands that read the streams directly: `recompute` and `dead-letters`. They need NATS, not the gateway."""
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-import structlog
 from cyclopts import App, Parameter
 
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters, Resubmitted
@@ -22,6 +20,7 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.running import silence_logs
 from gpu_autoscaler_services.wiring import command_bus, command_store
 
 T = TypeVar("T")
@@ -50,8 +49,7 @@ HERE = Broker()
 
 def with_bus(settings: Settings, use: Callable[[Bus], Awaitable[T]]) -> T:
     """Return the result of `use`, called with a connection to the broker that is closed afterwards."""
-    # An error is printed once, at the end; logs of the client's retries would only repeat it.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    silence_logs()
 
     async def connect_and_use() -> T:
         bus = await command_bus(settings, "cli")

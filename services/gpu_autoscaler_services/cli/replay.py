@@ -3,13 +3,11 @@
 Needs a file, or broker and store, but never the gateway.
 """
 
-import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import structlog
 from cyclopts import Parameter
 
 from gpu_autoscaler.replay.chart import draw
@@ -23,6 +21,7 @@ from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.figures import figures
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 from gpu_autoscaler_services.cli.record import HERE, Broker, with_bus_and_store
+from gpu_autoscaler_services.cli.running import silence_logs
 from gpu_autoscaler_services.simulation import ROLES
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,8 +58,7 @@ def replay(
         print_message("gpu-autoscaler: no plan was made between --from and --to; widen the interval")
         return Exit.NOT_FOUND
     if other is not None:
-        # Logs of the modeled services would hide the report.
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        silence_logs()
         comparison = compare_policies(history, other, ROLES)
         draw(comparison, chart)
         _print_comparison(comparison, chart, output)

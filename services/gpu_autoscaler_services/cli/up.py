@@ -7,7 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.exits import Exit
-from gpu_autoscaler_services.cli.output import interrupted, print_message
+from gpu_autoscaler_services.cli.output import print_message
+from gpu_autoscaler_services.cli.running import interrupted
 
 
 def up(

@@ -160,7 +160,6 @@ def _node_ready_seconds(record: Record) -> list[float]:
 
 
 def _hours_bought(record: Record) -> tuple[float, float]:
-    """Return charged node hours and GPU hours."""
     gpus = {
         fact.provider_id: decision.offer.resources.gpu_count
         for decision, _, _ in _buys(record)
@@ -176,7 +175,6 @@ def _hours_bought(record: Record) -> tuple[float, float]:
 
 
 def _gpu_hours_allocated(record: Record) -> float:
-    """Return GPU hours between start and end of each job."""
     gpus = {
         fact.job_id: fact.spec.member_count * fact.spec.member_resources.gpu_count
         for fact, _ in record.of(job.JobQueued)

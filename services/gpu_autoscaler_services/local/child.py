@@ -105,7 +105,6 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
@@ -162,7 +161,6 @@ class Child:
         )
 
     def log_end(self) -> str:
-        """Return the last lines of its log."""
         if not self.log.exists():
             return "(empty)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:])

@@ -20,7 +20,6 @@ class Reaper:
 
     @property
     def process_group(self) -> int:
-        """The process group of the children."""
         assert self._process is not None, "the reaper is not started"  # noqa: S101 - a bug of the launcher
         return self._process.pid
 

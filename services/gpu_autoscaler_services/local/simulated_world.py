@@ -67,7 +67,6 @@ class SimulatedWorld:
         return name
 
     async def truth(self) -> GroundTruth:
-        """Return the ground truth of the cloud."""
         instances = await self._call("GET", "/admin/instances")
         bill = await self._call("GET", "/admin/invoice")
         instances = [item["instance"] for item in instances]

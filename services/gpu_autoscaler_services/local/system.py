@@ -105,7 +105,6 @@ class LocalSystem:
 
     @property
     def nats_url(self) -> str:
-        """The address of the NATS server."""
         return self.nats.url
 
     def nats_url_of(self, user: str) -> str:

@@ -96,7 +96,6 @@ class PolicyWatcher:
         self._announced: dict[str, str] = {}  # uid -> message
 
     def use_policy(self, policy: ScalingPolicy) -> None:
-        """Use this policy file from now on."""
         self._file = policy
 
     # ---- watching

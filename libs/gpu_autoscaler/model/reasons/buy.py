@@ -25,7 +25,6 @@ class RejectionCause(enum.StrEnum):
     FLEET_COST = "fleet_cost"
 
     def clause(self) -> str:
-        """The cause in words."""
         return _REJECTION_CLAUSES[self]
 
 
@@ -50,7 +49,6 @@ class RejectedOffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     because: RejectionCause
 
     def sentence(self) -> str:
-        """Return which offer was not selected, and why."""
         at = price(self.price_micro_usd_per_hour)
         return f"The cheaper offer {self.offer} at {at} was not selected: {self.because.clause()}."
 
@@ -63,7 +61,6 @@ class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     price_micro_usd_per_hour: int = 0  # of that offer
 
     def sentence(self) -> str:
-        """Return which preference is not satisfied, and by what it could be."""
         if self.kept_by is None:
             return f"Preference not satisfied: {self.preference} (no available offer satisfies it)."
         offer = f"{self.kept_by} at {price(self.price_micro_usd_per_hour)}"
