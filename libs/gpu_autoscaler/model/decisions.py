@@ -120,6 +120,7 @@ class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: DeferReason
 
     def sentence(self) -> str:
+        """Return what is deferred, in which step, and why."""
         return f"Deferred for {subject_name(self.subject)} (step {self.step}): {self.reason.sentence()}"
 
 

@@ -11,10 +11,8 @@ class AutoscalerError(Exception):
 
 
 class TransientError(AutoscalerError):
-    """An outside system failed; a retry may succeed.
-
-    `retry_after_seconds` is wall time; None leaves the wait to the caller's back-off.
-    """
+    """An outside system failed; a retry may succeed, after `retry_after_seconds` of wall time; None: by the caller's
+    back-off."""
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

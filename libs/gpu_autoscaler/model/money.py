@@ -25,10 +25,8 @@ def member_price(micro_usd_per_hour: int, gpu_count: int, node_gpu_count: int) -
 
 
 def split_micro_usd(amount_micro_usd: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Split an amount by weights so that the shares add up to it exactly (largest remainder, first wins ties).
-
-    Without any weight above zero every share is zero only if the amount is; otherwise ValueError.
-    """
+    """Split an amount by weights so that the shares add up to it exactly (largest remainder, first wins ties). Raises
+    ValueError for an amount other than zero without a weight above zero."""
     total = sum(weights)
     if total <= 0:
         if amount_micro_usd == 0:

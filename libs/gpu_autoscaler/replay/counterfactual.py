@@ -238,7 +238,7 @@ def compare_policies(recording: Recording, policy: ScalingPolicy, roles: Roles) 
     script = script_of(recording)
     if not script.prices:
         raise ConfigError("history", ["it has no price list (spot.offers_sampled); record a longer interval"])
-    same, other = (rerun(script, each_policy, roles) for each_policy in (recording.head.policy, policy))
+    same, other = (rerun(script, run_policy, roles) for run_policy in (recording.head.policy, policy))
     divergence = _first_divergence(same.facts, other.facts)
     return PolicyComparison(
         from_at=script.from_at,

@@ -39,10 +39,9 @@ class History:
         last: int | None = None,
         aside: frozenset[tuple[str, int]] = frozenset(),
     ) -> AsyncIterator[list[Stored]]:
-        """Yield batches of facts of these types with `after` < sequence <= `last` (None: the current last).
+        """Yield batches of facts of these types with `after` < sequence <= `last`; None: the current last.
 
-        Omits dead letters given in `aside`. Ends early if the rest has expired. Raises TransientError if the broker is
-        unreachable.
+        Omits dead letters in `aside`; ends early if the rest has expired. Raises TransientError without a broker.
         """
         if last is None:
             last = await self._bus.last_sequence(stream)

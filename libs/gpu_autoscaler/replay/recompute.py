@@ -201,8 +201,8 @@ async def _state_at(history: History, start: Start, cut: Cut) -> tuple[ClusterSt
 
 def _difference(recorded: Plan, recomputed: Plan) -> list[str]:
     before, after = (
-        msgspec.json.format(msgspec.json.encode(each_plan), indent=2).decode().splitlines()
-        for each_plan in (recorded, recomputed)
+        msgspec.json.format(msgspec.json.encode(version), indent=2).decode().splitlines()
+        for version in (recorded, recomputed)
     )
     lines = list(difflib.unified_diff(before, after, "recorded", "recomputed", lineterm=""))
     if len(lines) > DIFFERENCE_LINES_MAX:

@@ -139,10 +139,8 @@ def _stored(line: _Line) -> Stored:
 async def collect(
     bus: Bus, store: Store | None, clock: Clock, policy: ScalingPolicy, *, from_at: datetime, to_at: datetime
 ) -> Recording | Missing:
-    """Return the running system's history of the interval. Raises TransientError if broker or store are unreachable.
-
-    The initial state is the nearest snapshot that the streams continue, else the oldest facts are included.
-    """
+    """Return the running system's history of the interval, from the nearest snapshot that the streams continue, else
+    from the oldest facts. Raises TransientError if broker or store are unreachable."""
     history = History(bus, clock)
     first = await history.first_plan(lambda _, at: from_at <= at <= to_at)
     if first is None:

@@ -112,10 +112,8 @@ def is_serving(pod: PodObserved) -> bool:
 
 
 def script_of(recording: Recording, is_replica: Callable[[PodObserved], bool] = is_foreign_work) -> Script:
-    """Return the inputs of the recording.
-
-    Foreign pods for which `is_replica` is true are simulated as groups for as long as they existed; others are ignored.
-    """
+    """Return the inputs of the recording. Foreign pods for which `is_replica` is true are simulated as groups for as
+    long as they existed; others are ignored."""
     facts = recording.facts
     from_at = max(recording.head.from_at, facts[0].at) if facts else recording.head.from_at
     boots, never_up_count = _boots(facts)

@@ -75,10 +75,8 @@ def _one_launch_per_action(truth: GroundTruth) -> Iterator[str]:
 
 
 def _limits_hold(record: Record, policy: ScalingPolicy) -> Iterator[str]:
-    """Count purchases from their plan until the provider reports them refused or terminated.
-
-    In the order stored by the broker: facts known to a plan were stored before it.
-    """
+    """Count purchases from their plan until they are reported as refused or terminated, in the order stored by the
+    broker: facts known to a plan were stored before it."""
     prices: dict[ActionId, int | None] = {}  # micro-USD per hour of every open order; None: unknown
     price_max = policy.price_micro_usd_per_hour_max
     for fact in (seen.fact for seen in sorted(record.seen, key=lambda seen: seen.stored_at)):

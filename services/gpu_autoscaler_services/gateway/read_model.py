@@ -38,7 +38,7 @@ class ReadModel:
     policy_file: ScalingPolicy
     clock: Clock
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
-    one_explanation_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         self.policy_file = policy
@@ -55,10 +55,8 @@ class ReadModel:
         return StatusView.of(self.view.state, self.policy, self.clock.now(), plans[0] if plans else None)
 
     async def publish(self, fact: Fact) -> Ack:
-        """Publish a fact and wait for the acknowledgment. Raises TransientError after a short time-out.
-
-        A fact may be stored in spite of a time-out, so clients retry with an Idempotency-Key.
-        """
+        """Publish a fact and wait for the acknowledgment. Raises TransientError after a time-out; the fact may be
+        stored in spite of it, so clients retry with an Idempotency-Key."""
         unreachable = "the broker does not answer; retry with the same Idempotency-Key, so that the request counts once"
         if not self.bus.is_connected:
             raise TransientError(unreachable)

@@ -110,10 +110,8 @@ def _document() -> Handler:
 
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[str]:
-    """Serve the app and follow the streams until the context ends. Yields the address.
-
-    Raises ConfigError if the port is taken.
-    """
+    """Serve the app and follow the streams until the context ends. Yields the address. Raises ConfigError if the port
+    is taken."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX)
     await runner.setup()
     tail = asyncio.create_task(app[READ_MODEL].tail.run(), name="tail")

@@ -33,10 +33,8 @@ _ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free loopback port that no launcher of this user has used before.
-
-    Two children with one port could be mistaken for each other. Raises TransientError if none is left.
-    """
+    """Return a free loopback port that no launcher of this user used before: two children with one port could be
+    mistaken for each other. Raises TransientError if none is left."""
     for port in random.sample(PORTS, len(PORTS)):
         if port not in _ports_given and _lock_port(port) and _is_free(port):
             _ports_given.add(port)
@@ -46,11 +44,8 @@ def free_port() -> int:
 
 @functools.cache
 def _ports_file() -> int | None:
-    """Open the file whose byte N is locked by the launcher that uses port N; None if it cannot be opened.
-
-    A port is reserved before its child listens on it and while the child is down, so probing it does not suffice. Locks
-    end with their process (fcntl(2), "Advisory record locking").
-    """
+    """Open the file whose byte N is locked by the launcher that uses port N; None if it cannot be opened. A probe
+    cannot find a child that is down. Locks end with their process (fcntl(2), "Advisory record locking")."""
     path = Path(tempfile.gettempdir()) / f"gpu-autoscaler-ports-{os.getuid()}"
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -136,11 +131,8 @@ class Child:
             await self._spawn()
 
     async def wait_ready(self, seconds_max: float = READY_SECONDS_MAX) -> None:
-        """Return when it is ready.
-
-        Raises ConfigError with its own message if it refuses to start, TransientError with the end of its log if it is
-        not ready in time.
-        """
+        """Return when it is ready. Raises ConfigError with its own message if it refuses to start, TransientError with
+        the end of its log if it is not ready in time."""
         deadline = asyncio.get_running_loop().time() + seconds_max
         last = "no answer yet"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:

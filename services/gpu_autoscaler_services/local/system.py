@@ -36,11 +36,8 @@ CLOCK_FILE = "clock"
 
 
 def load_clock(folder: Path, factor: float) -> Clock:
-    """Return the clock of the recorded system in this folder; a new one if there is none.
-
-    Cluster time continues across runs: if it restarted, facts of the last run would lie in the future, and new nodes
-    would seem to be missing from later lists. Raises ConfigError if the recorded factor differs.
-    """
+    """Return the clock of the recorded system in this folder, else a new one: if cluster time restarted, facts of the
+    last run would lie in the future. Raises ConfigError if the recorded factor differs."""
     path = folder / CLOCK_FILE
     if not path.exists():
         return Clock(factor)
@@ -112,11 +109,8 @@ class LocalSystem:
         return self.nats.url.replace("://", f"://{user}:{self._passwords[password_variable(user)]}@")
 
     async def start(self, say: Callable[[str], None]) -> None:
-        """Start everything and return when all is ready; after a failure stop what was started.
-
-        `say` gets progress messages. Raises ConfigError naming the setting to change, TransientError with the log of a
-        process that did not become ready.
-        """
+        """Start everything and return when all is ready; after a failure stop it. `say` gets progress messages. Raises
+        ConfigError naming the setting to change, TransientError with the log of a process that did not become ready."""
         # Checked first, so that a taken port is reported at once.
         _check_port("gateway", int(self.gateway_url.rsplit(":", 1)[1]))
         _check_port("nats", self.nats.port)

@@ -204,6 +204,7 @@ class _Placements:
         return by_label
 
     def _members(self, group: PodGroup) -> list[_Placed]:
+        """Return the group's placed pods, with their places."""
         members = self._members_by_group.get(group)
         if members is None:
             first = _label_of(group)

@@ -184,6 +184,7 @@ class _CountedCapacity:
                 self.nodes[""] += 1
 
     def add(self, pool: str, offer: Offer, node_labels: tuple[tuple[str, str], ...]) -> None:
+        """Count one more node."""
         for owner in ("", f"pool {pool}", f"zone {offer.zone}", _project_owner(node_labels)):
             self.nodes[owner] += 1
             self.gpus[owner] += offer.resources.gpu_count

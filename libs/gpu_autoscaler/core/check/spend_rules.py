@@ -220,5 +220,6 @@ def _work_seconds_violations(bought: list[BuyNode], state: ClusterState) -> Iter
 
 
 def _same_replacement(decision: BuyNode, bought: list[BuyNode]) -> list[BuyNode]:
+    """Return the purchase, with the others that replace the same nodes."""
     others = (purchase for purchase in bought if purchase is not decision and purchase.reason == decision.reason)
     return [decision, *(others if isinstance(decision.reason, ReplacesNodes) else ())]

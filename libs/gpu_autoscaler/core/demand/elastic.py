@@ -20,10 +20,8 @@ _KIND = "member/"
 
 
 def elastic_members(spec: JobSpec, shape: Shape, queued_at: Instant, present_count: int) -> Iterator[DemandItem]:
-    """Yield an item per member beyond the gang and beyond existing or placed members.
-
-    None if all members share the value of a node label: it is unknown until the gang is placed.
-    """
+    """Yield an item per member beyond the gang and beyond existing or placed members. None if all members share the
+    value of a node label, which is unknown until the gang is placed."""
     if spec.within is not None:
         return
     for number in range(max(spec.gang_count, present_count) + 1, spec.member_count + 1):

@@ -14,13 +14,7 @@ from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.pod_affinity import Rules, pod_constraints_of, rules_of
 from gpu_autoscaler.core.placement.preferences import job_preferences, pod_preferences
 from gpu_autoscaler.core.placement.shapes import Shape
-from gpu_autoscaler.core.state.queries import (
-    NO_START_DEADLINE,
-    counts_for_idleness,
-    is_waiting,
-    is_workload,
-    pods_by_node,
-)
+from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, ReportedDemandRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
@@ -149,14 +143,11 @@ _GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="E
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
-    """Return all work without a lasting node, in the order in which it is served.
-
-    Work that already has a placement comes first, reported demand last; between them by priority, start deadline and
-    waiting time.
-    """
+    """Return all work without a lasting node, in the order in which it is served: placed work first, reported demand
+    last, between them by priority, start deadline and waiting time."""
     leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
     unbound, pods_per_job = _unbound_and_members(state.pods)
-    bound = pods_by_node(state)
+    bound = queries.pods_by_node(state)
     pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
     items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
@@ -169,7 +160,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
 
 def _serving_order(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
     is_reported, is_elastic = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
-    deadline = item.start_by_at or NO_START_DEADLINE
+    deadline = item.start_by_at or queries.NO_START_DEADLINE
     owner = item.gang or item.key
     return item.is_bought_for, is_reported, -item.priority, is_elastic, deadline, item.since, owner, item.key
 
@@ -279,13 +270,13 @@ def _start_by(pod: PodObserved) -> datetime | None:
 
 
 def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
-    if pod.deleting_since is not None or pod.is_gated or not counts_for_idleness(pod):
+    if pod.deleting_since is not None or pod.is_gated or not queries.counts_for_idleness(pod):
         return None
     if pod.node_name is None:
         return DemandSource.ARRIVING_POD if pod.unschedulable_since is None else DemandSource.PENDING_POD
     view = leaving.get(pod.node_name)
     # A bare pod is not recreated and needs no other node.
-    if view is None or pod.owner_kind is None or not is_workload(pod):
+    if view is None or pod.owner_kind is None or not queries.is_workload(pod):
         return None
     return DemandSource.AT_RISK_POD if view.notice is not None else DemandSource.MOVING_POD
 
@@ -326,7 +317,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
         if job.queued is None or job.finished is not None or job.cancel_requested is not None:
             continue
         spec = job.queued.spec
-        is_queued = is_waiting(job)
+        is_queued = queries.is_waiting(job)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
         missing_count = count - pods_per_job.get(job_id, 0)
         if missing_count > 0 and (is_queued or is_unbound(job)):

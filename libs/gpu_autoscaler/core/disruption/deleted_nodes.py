@@ -28,11 +28,8 @@ class FinalizerChange(NamedTuple):
 
 
 def finalizer_changes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[FinalizerChange, ...]:
-    """Return each managed node whose finalizer is not as it should be, by name.
-
-    Foreign nodes never carry it. Nor do the nodes that Karpenter makes for us: they have Karpenter's own finalizer, and
-    Karpenter drains them.
-    """
+    """Return each managed node whose finalizer is not as it should be, by name. Nodes that Karpenter makes for us have
+    Karpenter's own finalizer, and Karpenter drains them."""
     if not _may_change(index_of(state), policy):
         return ()
     due = []

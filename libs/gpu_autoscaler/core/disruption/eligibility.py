@@ -60,10 +60,8 @@ def _reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: i
 
 
 def gpu_seconds_at_risk(pods: Iterable[PodObserved], checkpoint_interval_seconds: float, as_of: datetime) -> float:
-    """Return the GPU seconds that a move would lose: of each pod its work since the last save or start, times its GPUs.
-
-    For pods that do not report saves at most the checkpoint interval.
-    """
+    """Return the GPU seconds of work since the last save or start that a move would lose; for pods that do not report
+    saves at most the checkpoint interval."""
     return sum(
         _unsaved_seconds(pod, checkpoint_interval_seconds, as_of) * max(1, pod.requests.gpu_count) for pod in pods
     )

@@ -70,11 +70,8 @@ _CONSOLIDATE = "consolidate"
 
 
 def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Drain nodes that were empty for long enough; release instances that never became usable or are orphaned.
-
-    Nodes bought for a gang that cannot be completed are removed at once, as nothing else needs them. So are nodes above
-    an override's maximum.
-    """
+    """Drain nodes that were empty for long enough; release instances that never became usable or are orphaned. Nodes
+    above an override's maximum, or bought for a gang that cannot be completed, are removed at once."""
     stale = stale_watch(state, policy, draft.as_of)
     if stale is not None:
         return draft.deferring(_RELEASE, "cluster", stale)
@@ -103,10 +100,8 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
 
 
 def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
-    """Drain at most one underused node: every pod on it may be disturbed and fits on a usable node.
-
-    Not while work waits for nodes, nor while pods of an earlier drain still move: they may need the capacity.
-    """
+    """Drain at most one underused node whose pods may all be disturbed and fit on usable nodes. Not while work waits,
+    or pods of an earlier drain still move: they may need the capacity."""
     is_quiet = draft.is_demand_met and not draft.disrupted_nodes() and stale_watch(state, policy, draft.as_of) is None
     if not policy.is_consolidation_on or not is_quiet:
         return draft

@@ -34,10 +34,8 @@ class OrphanedNode(NamedTuple):
 
 
 def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[OrphanedNode, ...]:
-    """Return each managed node that may be deleted once the cloud confirms that its instance is gone, by name.
-
-    Empty under a freeze, and while data about nodes, pods or instances is too old to act on.
-    """
+    """Return each managed node that may be deleted once the cloud confirms that its instance is gone, by name. Empty
+    under a freeze, and while data is too old to act on."""
     silent = _silent_nodes(index_of(state))
     if not silent or frozen_by(active_directives(state.directives, as_of), policy) is not None:
         return ()

@@ -37,10 +37,10 @@ def checkpointed_at(annotations: Mapping[str, str]) -> datetime | None:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def has_answered(annotations: Mapping[str, str], asked_at: datetime) -> bool:
+def has_answered(annotations: Mapping[str, str], requested_at: datetime) -> bool:
     """True once the pod has saved for a request of this instant."""
     saved_at = checkpointed_at(annotations)
-    return saved_at is not None and saved_at >= asked_at - timedelta(seconds=ANSWER_SECONDS_BEFORE)
+    return saved_at is not None and saved_at >= requested_at - timedelta(seconds=ANSWER_SECONDS_BEFORE)
 
 
 _DO_NOT_DISRUPT_KEYS = (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
@@ -53,10 +53,8 @@ _DURATION = re.compile(
 
 
 def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
-    """Return what protects the pod from being moved by choice; None: nothing does.
-
-    Pods of the node itself and finished pods are never protected: nothing moves them.
-    """
+    """Return what protects the pod from being moved by choice; None: nothing does. Pods of the node itself and finished
+    pods are never protected."""
     if not counts_for_idleness(pod):
         return None
     annotations = dict(pod.annotations)
@@ -69,10 +67,8 @@ def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of
 
 
 def pod_mark(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
-    """Return what protects the pod regardless of cost: annotations, budgets and ownership, not the loss of work.
-
-    None: nothing does.
-    """
+    """Return what protects the pod regardless of cost: annotations, budgets and ownership, not the loss of work; None:
+    nothing does."""
     annotations = dict(pod.annotations)
     return (
         _do_not_disrupt(annotations, pod.started_at or pod.created_at, as_of)

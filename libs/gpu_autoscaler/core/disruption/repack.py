@@ -84,10 +84,8 @@ def protected_pod(
     *,
     beside: Iterable[PodObserved] = (),
 ) -> PodProtected | None:
-    """Return the first pod that may not, or had better not, be moved by choice now.
-
-    PodDisruptionBudgets must allow all moves together, including those of the pods `beside`, which the same plan moves.
-    """
+    """Return the first pod that may not be moved by choice now. PodDisruptionBudgets must allow all moves together,
+    including those of the pods `beside`, which the same plan moves."""
     budgets = state.budgets.values()
     moved = Counter(budget.budget_uid for pod in beside for budget in covering_budgets(pod, budgets))
     for pod in pods:
@@ -164,10 +162,7 @@ def buy_replacement(
     state: ClusterState,
     policy: ScalingPolicy,
 ) -> tuple[tuple[Purchase, ...], DeferReason | None]:
-    """Return the cheapest nodes for the unplaced pods, or why there are none.
-
-    Subject to a cooldown for each node: a failed replacement is not bought again and again.
-    """
+    """Return the cheapest nodes for the unplaced pods, or why there are none; after a failed replacement a cooldown."""
     last = replacements(state.orders).get(view.node_uid) if view.node_uid is not None else None
     if last is not None:
         waited_seconds = (draft.as_of - last.planned_at).total_seconds()

@@ -174,6 +174,7 @@ def _node_at_risk(
 
 
 def _lost_seconds(pod: PodObserved, draft: Draft) -> float:
+    """Return the work that would be repeated: since the last save, else since the start."""
     since = checkpointed_at(dict(pod.annotations)) or pod.started_at
     return 0.0 if since is None else max(0.0, (draft.as_of - since).total_seconds())
 

@@ -102,10 +102,8 @@ def _holds_gpus(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> 
 
 
 def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Mapping[NodeUid, float]:
-    """Return the nodes whose utilization has been low for long enough, with the last figure; empty if unreliable.
-
-    Held GPUs that read zero all the time hint at a telemetry fault, and do not prove that the node is unneeded.
-    """
+    """Return the nodes whose utilization has been low for long enough, with the last figure; empty if unreliable. Held
+    GPUs that read zero all the time hint at a telemetry fault: they prove nothing."""
     if not state.telemetry_history:
         return {}
     rules = policy.utilization

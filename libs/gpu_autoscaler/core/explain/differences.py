@@ -45,10 +45,8 @@ _NOTHING = _Outcome()
 
 
 def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Difference, ...]:
-    """Return where the other plan differs, sorted by subject. Both are plans of this state.
-
-    The subject of a purchase is the work it is for: plans that buy different offers for a job differ about the job.
-    """
+    """Return where the other plan of this state differs, sorted by subject. The subject of a purchase is the work it is
+    for: plans that buy different offers for a job differ about the job."""
     ours, theirs = _by_subject(made), _by_subject(other)
     name_of = names_in_state(state)
     return tuple(

@@ -23,10 +23,8 @@ from gpu_autoscaler.model.reasons.drain import DemandReturned
 
 
 class StoryBuilder:
-    """Turns facts into sentences, in the order in which they happened. `keys`: what the story is about.
-
-    Observations repeat: a sentence is made only where it differs from the previous one about the same object.
-    """
+    """Turns facts about `keys` into sentences, in the order in which they happened; none where an observation repeats
+    the previous one of the same object."""
 
     def __init__(self, keys: frozenset[str], name_of: Namer) -> None:
         self._keys = keys

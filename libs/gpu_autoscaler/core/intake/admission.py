@@ -114,11 +114,8 @@ def job_id_of(requested: JobId | None, event_id: str) -> JobId:
 def admit(
     request: JobRequested, *, event_id: str, at: datetime, now: datetime, policy: ScalingPolicy, supply: Supply
 ) -> JobSpec | tuple[Violation, ...]:
-    """Return the job with every default filled in, or every violation of the request.
-
-    `at` is the time of the request, `now` the time of the cluster. A job that needs no whole GPU gets the cheapest
-    sufficient share.
-    """
+    """Return the job with every default filled in, or every violation of the request. `at` is the time of the request,
+    `now` that of the cluster. A job that needs no whole GPU gets the cheapest sufficient share."""
     models = supply.gpu_models or frozenset(GPU_MODELS)
     violations = (
         *_name_violations(request),

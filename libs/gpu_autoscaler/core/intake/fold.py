@@ -112,10 +112,8 @@ def apply_to_drain(record: DrainRecord, fact: DrainStep) -> DrainRecord:
 
 
 def apply_notice(notices: Mapping[str, NoticeRecord], fact: spot.SpotNoticeReceived) -> NoticeRecord:
-    """The earliest deadline wins; a withdrawn notice is active again when the cloud repeats it later.
-
-    Notices of one interruption from two sources are one notice, with the id of the first.
-    """
+    """The earliest deadline wins; a withdrawn notice is active again when the cloud repeats it later. Notices of one
+    interruption from two sources are one notice, with the id of the first."""
     received_at = fact.received_at
     record = notices.get(fact.notice_id)
     if record is None:

@@ -150,10 +150,8 @@ def _maxima(policy: ScalingPolicy) -> Mapping[str, tuple[int | None, int | None]
 
 
 def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
-    """Drop whole transactions that exceed a limit, lowest priority first.
-
-    Drains of nodes that the cloud takes back and canceled drains are kept.
-    """
+    """Drop whole transactions that exceed a limit, lowest priority first. Drains of nodes that the cloud takes back and
+    canceled drains are kept."""
     frozen = frozen_by(draft.directives, policy)
     kept, dropped = _within_limits(draft.purchases, limit_usage_of(draft, policy), frozen)
     deferred = [

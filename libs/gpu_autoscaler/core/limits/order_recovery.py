@@ -23,11 +23,8 @@ from gpu_autoscaler.model.ids import ActionId
 def open_decisions(
     plans: Sequence[ScalingPlanMade], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[PastDecision, ...]:
-    """Return the open decisions of these plans, oldest first.
-
-    `plans` come oldest first; `state` has fresh lists of nodes, pods and instances. A purchase is open while its node
-    is expected; a removal while its node is cordoned, or its instance is not known to be terminated.
-    """
+    """Return the open decisions of these plans, oldest first, by fresh lists in `state`. A purchase is open while its
+    node is expected; a removal while its node is cordoned, or its instance not known to be terminated."""
     past = tuple(
         PastDecision(decision=decision, plan_id=fact.plan_id, planned_at=fact.plan.as_of)
         for fact in plans

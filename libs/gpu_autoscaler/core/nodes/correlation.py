@@ -151,10 +151,8 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.purchase is None else self.purchase.promised
 
     def has_promised_gpus(self, allocatable: Resources) -> bool:
-        """True if all GPUs and slices are present that must be allocatable before the node is usable.
-
-        A GPU label without GPUs means that the device plugin is starting.
-        """
+        """True if all GPUs and slices are allocatable that the node needs to be usable. A GPU label without GPUs means
+        that the device plugin is starting."""
         promised = self.promised
         if promised is not None:
             return promised.gpus_fit_in(allocatable)
@@ -281,10 +279,8 @@ class RecordIndex:
         return min(notices, key=lambda entry: (entry.notice.reclaim_at or _NEVER, entry.notice.notice_id), default=None)
 
     def is_closed(self, records: NodeRecords) -> bool:
-        """True if a step recorded that the instance is terminated or was never launched.
-
-        An instance that shows after all refutes that it was never launched: the response of the launch was lost.
-        """
+        """True if a step recorded that the instance is terminated or was never launched. An instance that shows after
+        all refutes the latter: the response of the launch was lost."""
         if records.provider_id is not None and records.provider_id in self.ended:
             return True
         terminated = None if records.order is None else records.order.terminated

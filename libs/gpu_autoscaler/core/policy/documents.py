@@ -159,11 +159,8 @@ class DocumentResolution(msgspec.Struct, frozen=True, kw_only=True):
 def resolve_documents(
     documents: Sequence[PolicyDocument], before: Iterable[PolicyDocument], policy: ScalingPolicy, provider: str
 ) -> DocumentResolution:
-    """Return the documents that are active, each at its newest valid generation.
-
-    `before` are the active documents. A generation stays active until a newer one is valid. Of two new documents that
-    contradict each other the older one is accepted.
-    """
+    """Return the documents that are active, each at its newest valid generation; `before` were active so far. Of two
+    new documents that contradict each other the older one is accepted."""
     existing = {document.uid: document for document in documents}
     active = {document.uid: document for document in before if document.uid in existing}
     waiting = sorted(

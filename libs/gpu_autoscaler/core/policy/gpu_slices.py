@@ -132,11 +132,8 @@ def shares_on(node: NodeObserved) -> Iterator[Share]:
 
 
 def gpu_units(amounts: Resources, node: Resources, gpu_memory_bytes: int | None) -> int:
-    """Return the amount in cost units of the node's GPUs.
-
-    GPUs without slices and replicas count one each. MIG slices count by the memory in their names, so that the slices
-    of a GPU add up to the whole GPU.
-    """
+    """Return the amount in cost units of the node's GPUs: one for a GPU or replica; MIG slices count by the memory in
+    their names, so that they add up to the whole GPU."""
     if not node.slices:
         return amounts.gpu_count
     smallest = min(_units_of_slice(name) for name, _ in node.slices)
@@ -155,11 +152,8 @@ def _mig_gigabytes(resource: str) -> int:
 
 
 def best_share(wanted: ShareWanted, shares: Iterable[Share]) -> Share | None:
-    """Return the cheapest sufficient share; of equal price the one with the least memory, then by name. None: none.
-
-    Shares with a known price come first: shares on existing nodes cannot be bought again, and an unknown price is not
-    free.
-    """
+    """Return the cheapest sufficient share; of equal price the one with the least memory, then by name. None: none. An
+    unknown price comes last: it is not free, and shares on existing nodes cannot be bought again."""
     return min((share for share in shares if _is_enough(wanted, share)), key=_by_price, default=None)
 
 

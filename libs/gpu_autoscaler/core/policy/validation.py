@@ -39,10 +39,8 @@ _RESERVED_LABELS = (
 
 
 def policy_violations(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> tuple[str, ...]:
-    """Return one sentence for each contradiction, in the order of the fields; empty: the policy is valid.
-
-    `offers` are all available offers; None: unknown, and the filters of pools are not compared with them.
-    """
+    """Return one sentence for each contradiction, in the order of the fields; empty: the policy is valid. Filters of
+    pools are compared with `offers`; None: unknown."""
     violations = [*_range_violations(policy, ""), *_cluster_violations(policy)]
     for index, pool in enumerate(policy.pools):
         violations += _pool_violations(pool, f"pools[{index}]", policy)

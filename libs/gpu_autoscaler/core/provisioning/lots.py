@@ -24,14 +24,17 @@ class Lot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> DemandItem:
+        """The item that is served first."""
         return self.items[0]
 
     @property
     def key(self) -> str:
+        """The key of the first item."""
         return self.first.key
 
     @property
     def shape(self) -> Shape:
+        """The shape of each member."""
         return self.first.shape
 
     @property

@@ -31,6 +31,7 @@ class MissingMembers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
+        """Number of members."""
         return len(self.sinces)
 
 

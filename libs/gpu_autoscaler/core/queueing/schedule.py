@@ -49,10 +49,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
-    """Return the jobs that start now; every other queued job is deferred with its reason.
-
-    Equal state, policy and `as_of` give an equal schedule. Nothing starts while lists of pods or nodes are stale.
-    """
+    """Return the jobs that start now; every other queued job is deferred with its reason. Equal input gives an equal
+    schedule. Nothing starts while lists of pods or nodes are stale."""
     waiting = {job.queued.job_id: job for job in queue(state) if job.queued is not None}
     if not waiting:
         return Schedule()
@@ -185,11 +183,8 @@ def _released(
 ) -> dict[JobId, tuple[NodeView, ...] | DeferReason]:
     """Return the outcome of queued jobs whose pods exist after a preemption: the Kubernetes scheduler binds them.
 
-    Such a job is placed once all members are bound to nodes that stay. A member on a leaving node is not placed, since
-    its loss would cost another attempt, and neither is a member that is being deleted.
-
-    If all existing pods are finished, the Job may be suspended, so that the missing pods are not created before their
-    placement: they get the outcome of the queue.
+    Such a job is placed once all members are bound to nodes that stay; a leaving node would cost another attempt. If
+    all existing pods are finished, the Job may be suspended: missing pods get the outcome of the queue.
     """
     members_bound: dict[JobId, list[NodeView]] = {}
     running: set[JobId] = set()

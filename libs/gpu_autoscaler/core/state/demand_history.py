@@ -97,11 +97,8 @@ def forecast_rises(hours: Iterable[HourlyRises], hour: int, policy: ForecastPoli
 
 
 def free_target(forecast: Forecast | None, level_count: int, peak: int) -> FreeTarget:
-    """Return the target of free GPUs above the current demand; zero without a forecast.
-
-    A purchase starts when a short rise would find too few free GPUs, and then covers long rises: fewer, larger
-    purchases.
-    """
+    """Return the target of free GPUs above the current demand; zero without a forecast. A purchase starts when a short
+    rise would find too few, and then covers long rises: fewer, larger purchases."""
     if forecast is None:
         return FreeTarget(min_count=0, target_count=0)
     dip = max(0, peak - level_count)
@@ -129,11 +126,8 @@ def score(history: DemandHistory, hour: int, policy: ForecastPolicy) -> Score | 
 
 
 def confidence_ratio(scores: Iterable[Score], hour: int, policy: ForecastPolicy) -> float | None:
-    """Return the confidence of forecasts, 0 to 1; None: too few were scored.
-
-    It falls when rises exceed the forecast more often than its quantile allows, and when the pinball loss exceeds that
-    of a forecast of zero.
-    """
+    """Return the confidence of forecasts, 0 to 1; None: too few were scored. It falls when rises exceed the forecast
+    more often than its quantile allows, and when the pinball loss exceeds that of a forecast of zero."""
     recent = [score for score in scores if hour - policy.score_hours <= score.hour <= hour]
     if len(recent) < _SCORED_HOURS_MIN:
         return None

@@ -33,10 +33,8 @@ def interruption_rate(state: ClusterState, offer: Offer, as_of: datetime) -> flo
 
 
 def terminations_by_pool(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[int, int]]:
-    """Return the weights of interrupted and of all instances of each known capacity pool.
-
-    Recently terminated instances count by age, running ones in full; one under notice counts as interrupted.
-    """
+    """Return the weights of interrupted and of all instances of each capacity pool: ended ones by age, running ones in
+    full; one under notice counts as interrupted."""
     running = _running(state.instances, state.notices)
     hour_now = hour(as_of)
     weights: dict[str, tuple[int, int]] = {}
@@ -76,10 +74,8 @@ def add_termination(
 
 
 def is_reclaimed(state: ClusterState, provider_id: ProviderId, now_is: InstanceState) -> bool:
-    """True for an instance that ends under an active notice, or without a decision of ours.
-
-    The first answer is kept: a later release does not make an interruption voluntary.
-    """
+    """True for an instance that ends under an active notice, or without a decision of ours. The first answer is kept: a
+    later release does not make an interruption voluntary."""
     if now_is not in ("terminating", "terminated"):
         return False
     known = state.instances.get(provider_id)

@@ -40,10 +40,8 @@ def counts_for_idleness(pod: PodObserved) -> bool:
 
 
 def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
-    """Return the unfinished pods by node name, ordered by uid, including DaemonSet and mirror pods.
-
-    A node without pods has no entry.
-    """
+    """Return the unfinished pods by node name, ordered by uid, including DaemonSet and mirror pods; only of nodes with
+    pods."""
     return _by_node(state.pods)
 
 
@@ -133,10 +131,7 @@ def is_preempted(job: JobRecord) -> bool:
 
 
 def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
-    """Return the state of the job; None for an unknown or rejected job.
-
-    A placed job is provisioning until all members run.
-    """
+    """Return the state of the job, provisioning until all members run; None for an unknown or rejected job."""
     job = state.jobs.get(job_id)
     if job is None:
         return None

@@ -32,10 +32,8 @@ def is_long_idle(busy_until: datetime, newest: datetime) -> bool:
 
 
 def prune_pod(batch: Batch, uid: PodUid, gone_at: datetime) -> None:
-    """Prune the tombstone of one pod if its retention is over.
-
-    Others are not checked: after an outage thousands of old deletions arrive, and the others were pruned with the hour.
-    """
+    """Prune the tombstone of one pod if its retention is over. Others are not checked: after an outage thousands of old
+    deletions arrive, and the others were pruned with the hour."""
     if (newest := batch.newest.get("pod")) is not None and is_past_retention(gone_at, newest):
         batch.pods.gone.remove(uid)
 

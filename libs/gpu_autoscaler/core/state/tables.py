@@ -10,27 +10,10 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.state import state as records
 from gpu_autoscaler.core.state.demand_history import DemandHistory
 from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable
-from gpu_autoscaler.core.state.state import (
-    EMPTY_STATE,
-    Charge,
-    ClusterState,
-    DirectiveRecord,
-    DrainRecord,
-    GangRecord,
-    JobRecord,
-    JobSpent,
-    NoticeRecord,
-    OrderRecord,
-    ReportedDemandRecord,
-    SpotTerminations,
-    Synced,
-    Tombstone,
-    Usable,
-    Version,
-)
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, extend_telemetry_history
 from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
@@ -46,7 +29,7 @@ V = TypeVar("V")
 E = TypeVar("E", bound=Versioned)
 
 
-def version_of(fact: Versioned) -> Version:
+def version_of(fact: Versioned) -> records.Version:
     """Return the version of the fact."""
     return (fact.epoch, fact.version)
 
@@ -54,7 +37,7 @@ def version_of(fact: Versioned) -> Version:
 # ---- tombstones, by the hour of deletion: a batch copies few hours, and whole hours are pruned at once
 
 
-def tombstone_of(buckets: Mapping[int, Mapping[K, Tombstone]], key: K) -> Tombstone | None:
+def tombstone_of(buckets: Mapping[int, Mapping[K, records.Tombstone]], key: K) -> records.Tombstone | None:
     """Return the tombstone of an entity; None: not known to be deleted."""
     for tombstones in buckets.values():
         if (tombstone := tombstones.get(key)) is not None:
@@ -62,7 +45,7 @@ def tombstone_of(buckets: Mapping[int, Mapping[K, Tombstone]], key: K) -> Tombst
     return None
 
 
-def all_tombstones(buckets: Mapping[int, Mapping[K, Tombstone]]) -> Iterator[Tombstone]:
+def all_tombstones(buckets: Mapping[int, Mapping[K, records.Tombstone]]) -> Iterator[records.Tombstone]:
     """Yield every tombstone, unordered."""
     for tombstones in buckets.values():
         yield from tombstones.values()
@@ -73,21 +56,21 @@ class TombstoneBuckets(Generic[K]):
 
     __slots__ = ("_own", "now")
 
-    def __init__(self, origin: Mapping[int, Mapping[K, Tombstone]]) -> None:
+    def __init__(self, origin: Mapping[int, Mapping[K, records.Tombstone]]) -> None:
         self.now = origin
-        self._own: dict[int, dict[K, Tombstone]] = {}  # hours that were copied
+        self._own: dict[int, dict[K, records.Tombstone]] = {}  # hours that were copied
 
-    def _owned(self, at_hour: int) -> dict[K, Tombstone]:
+    def _owned(self, at_hour: int) -> dict[K, records.Tombstone]:
         own = self._own.get(at_hour)
         if own is None:
             own = self._own[at_hour] = dict(self.now.get(at_hour, ()))
             self.now = {**self.now, at_hour: own}
         return own
 
-    def get(self, key: K) -> Tombstone | None:
+    def get(self, key: K) -> records.Tombstone | None:
         return tombstone_of(self.now, key)
 
-    def set(self, key: K, tombstone: Tombstone) -> None:
+    def set(self, key: K, tombstone: records.Tombstone) -> None:
         """Add a tombstone; call `remove` first if the entity has one."""
         self._owned(hour(tombstone.gone_at))[key] = tombstone
 
@@ -151,14 +134,14 @@ class Table(Generic[K, V]):
 
 
 class Entities(Generic[K, E]):
-    """Entities that a source lists and watches: existing, deleted, and the freshness of the list.
-
-    A newer version wins, in any order of arrival. Of equal versions the deletion wins over the observation.
-    """
+    """Entities that a source lists and watches: existing, deleted, and the freshness of the list. The newer version
+    wins, of equal ones the deletion."""
 
     __slots__ = ("gone", "living", "synced")
 
-    def __init__(self, living: Mapping[K, E], gone: Mapping[int, Mapping[K, Tombstone]], synced: Synced | None) -> None:
+    def __init__(
+        self, living: Mapping[K, E], gone: Mapping[int, Mapping[K, records.Tombstone]], synced: records.Synced | None
+    ) -> None:
         self.living = Table(living)
         self.gone = TombstoneBuckets(gone)
         self.synced = synced
@@ -176,7 +159,7 @@ class Entities(Generic[K, E]):
         self.living.set(key, entity)
         return True
 
-    def end(self, key: K, tombstone: Tombstone) -> bool:
+    def end(self, key: K, tombstone: records.Tombstone) -> bool:
         """Apply a deletion, also of an unknown entity; False if a newer version was known."""
         known, earlier = self.living.get(key), self.gone.get(key)
         if known is not None and version_of(known) > tombstone.version:
@@ -190,13 +173,13 @@ class Entities(Generic[K, E]):
         self.gone.set(key, tombstone)
         return True
 
-    def list(self, keys: Collection[K], version: Version, at: datetime) -> tuple[tuple[K, E], ...]:
+    def list(self, keys: Collection[K], version: records.Version, at: datetime) -> tuple[tuple[K, E], ...]:
         """Apply a whole list; return older entities missing from it, which the caller deletes."""
         if self.synced is not None and self.synced.version >= version:
             self.watch(version, at)  # nothing changed since, but the source is alive
             return ()
         seen_at = at if self.synced is None else max(at, self.synced.seen_at)
-        self.synced = Synced(version, seen_at)
+        self.synced = records.Synced(version, seen_at)
         listed = frozenset(keys)
         return tuple(
             (key, entity)
@@ -204,17 +187,19 @@ class Entities(Generic[K, E]):
             if key not in listed and version_of(entity) <= version
         )
 
-    def watch(self, version: Version, at: datetime) -> None:
+    def watch(self, version: records.Version, at: datetime) -> None:
         """Apply a bookmark. Before the first list, and for an older list, it has no effect."""
         if self.synced is not None and version >= self.synced.version and at > self.synced.seen_at:
-            self.synced = Synced(self.synced.version, at)
+            self.synced = records.Synced(self.synced.version, at)
 
 
 # Names of ClusterState by kind. Entities have three fields each: living, gone and synced.
-_ENTITIES = tuple(name.removesuffix("_gone") for name in ClusterState.__struct_fields__ if name.endswith("_gone"))
+_ENTITIES = tuple(
+    name.removesuffix("_gone") for name in records.ClusterState.__struct_fields__ if name.endswith("_gone")
+)
 _ENTITY_FIELDS = frozenset(f"{name}{suffix}" for name in _ENTITIES for suffix in ("", "_gone", "_synced"))
-_OTHERS = tuple(name for name in ClusterState.__struct_fields__ if name not in _ENTITY_FIELDS)
-_TABLES = tuple(name for name in _OTHERS if isinstance(getattr(EMPTY_STATE, name), Mapping))
+_OTHERS = tuple(name for name in records.ClusterState.__struct_fields__ if name not in _ENTITY_FIELDS)
+_TABLES = tuple(name for name in _OTHERS if isinstance(getattr(records.EMPTY_STATE, name), Mapping))
 _VALUES = tuple(name for name in _OTHERS if name not in _TABLES)
 _tables_of, _values_of = attrgetter(*_TABLES), attrgetter(*_VALUES)
 
@@ -229,35 +214,35 @@ class Batch:
     instances: Table[ProviderId, NodeInstanceObserved]
     instances_seen_at: Table[ProviderId, datetime]
     instances_listed_at: datetime | None
-    usable: Table[NodeUid, Usable]
+    usable: Table[NodeUid, records.Usable]
     observed_allocatable: Table[str, ObservedAllocatable]
-    spot_terminations: Table[str, Mapping[int, SpotTerminations]]
+    spot_terminations: Table[str, Mapping[int, records.SpotTerminations]]
     unhealthy_since: Table[NodeUid, datetime]
     telemetry: Table[NodeUid, GpuNodeSummarized]
     telemetry_history: Table[NodeUid, NodeTelemetryHistory]
-    notices: Table[str, NoticeRecord]
+    notices: Table[str, records.NoticeRecord]
     offers: SpotOffersSampled | None
     rebalance_recommended_at: Table[ProviderId, datetime]
-    jobs: Table[JobId, JobRecord]
-    reported_demand: Table[str, ReportedDemandRecord]
-    directives: Table[str, DirectiveRecord]
+    jobs: Table[JobId, records.JobRecord]
+    reported_demand: Table[str, records.ReportedDemandRecord]
+    directives: Table[str, records.DirectiveRecord]
     policy_changed: PolicyChanged | None
     policy_documents: PolicyDocumentsAccepted | None
-    orders: Table[ActionId, OrderRecord]
-    drains: Table[ActionId, DrainRecord]
-    gangs: Table[str, GangRecord]
+    orders: Table[ActionId, records.OrderRecord]
+    drains: Table[ActionId, records.DrainRecord]
+    gangs: Table[str, records.GangRecord]
     last_plan_sequence: int
     last_plan_at: datetime | None
     demand_history: Table[str, DemandHistory]
     forecast_scores: Table[str, tuple[Score, ...]]
     restored_at: datetime | None
     spent: Table[str, Mapping[str, int]]
-    charges: Table[ProviderId, Charge]
-    spent_by_job: Table[JobId, JobSpent]
+    charges: Table[ProviderId, records.Charge]
+    spent_by_job: Table[JobId, records.JobSpent]
     ledger_reported_at: datetime | None
     newest: Table[str, datetime]
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: records.ClusterState) -> None:
         self._state = state
         self.pods = Entities(state.pods, state.pods_gone, state.pods_synced)
         self.budgets = Entities(state.budgets, state.budgets_gone, state.budgets_synced)
@@ -271,7 +256,7 @@ class Batch:
         if history is not None:
             self.telemetry_history.set(window.node_uid, history)
 
-    def state(self) -> ClusterState:
+    def state(self) -> records.ClusterState:
         """Return the current state; the same object if nothing changed."""
         before, own = self._state, vars(self)
         changes = {

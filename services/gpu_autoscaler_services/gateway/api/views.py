@@ -199,7 +199,7 @@ async def why_handler(request: web.Request) -> web.Response:
         raise Problem(HTTPStatus.NOT_FOUND, f"unknown kind {kind!r}; use one of {', '.join(_EXPLAIN)}")
     model = request.app[READ_MODEL]
     history = History(model.bus, model.clock)
-    async with model.one_explanation_at_a_time:
+    async with model.explanation_turn:
         recorded: list[Recorded] = []
         for stream in sorted({fact.stream() for fact in _EXPLANATORY}):
             facts = [fact for fact in _EXPLANATORY if fact.stream() == stream]
