@@ -21,9 +21,26 @@ def _version() -> str:
     return version("gpu-autoscaler")
 
 
-_CLUSTER, _JOBS, _DECISIONS = map(Group.create_ordered, ("See the cluster", "Run jobs", "Understand decisions"))
-_OPERATE, _SPEND, _SETUP = map(Group.create_ordered, ("Operate", "Spend and prices", "Set up and check"))
-_DEVELOP, _HELP = map(Group.create_ordered, ("Develop and replay", "Help"))
+class _Section:
+    """Commands under one heading of the help."""
+
+    def __init__(self, title: str) -> None:
+        self._group = Group.create_ordered(title)
+
+    def add_app(self, target: str, name: str, summary: str) -> None:
+        """Add a module's App, which holds subcommands and its own examples."""
+        app.command(f"{_HERE}.{target}", name=name, group=self._group, help=summary)
+
+    def add(self, target: str, text: str, *examples: str) -> None:
+        """Add a function. `text` is a summary line, then optionally a blank line and details."""
+        epilogue = "\n".join(("Examples:", *(f"  gpu-autoscaler {example}" for example in examples)))
+        paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+        app.command(f"{_HERE}.{target}", group=self._group, help="\n\n".join(paragraphs), help_epilogue=epilogue)
+
+
+_CLUSTER, _JOBS, _DECISIONS = map(_Section, ("See the cluster", "Run jobs", "Understand decisions"))
+_OPERATE, _SPEND, _SETUP = map(_Section, ("Operate", "Spend and prices", "Set up and check"))
+_DEVELOP = _Section("Develop and replay")
 
 app = App(
     name="gpu-autoscaler",
@@ -32,36 +49,19 @@ app = App(
     help_format="plaintext",
     help_epilogue="Help for one command: gpu-autoscaler COMMAND --help",
 )
-app["--help"].group = app["--version"].group = _HELP
+app["--help"].group = app["--version"].group = Group.create_ordered("Help")
 
 
-def _group(group: Group, target: str, name: str, summary: str) -> None:
-    """Register a module's App, which holds subcommands and its own examples."""
-    app.command(f"{_HERE}.{target}", name=name, group=group, help=summary)
-
-
-def _command(group: Group, target: str, text: str, *examples: str) -> None:
-    """Register a function. `text` is a summary line, then optionally a blank line and details."""
-    epilogue = "\n".join(("Examples:", *(f"  gpu-autoscaler {example}" for example in examples)))
-    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    app.command(f"{_HERE}.{target}", group=group, help="\n\n".join(paragraphs), help_epilogue=epilogue)
-
-
-_command(
-    _CLUSTER,
+_CLUSTER.add(
     "views:status",
     "Show the cluster in numbers: nodes, GPUs, jobs, price per hour, last plan.",
     "status",
     "status -o json",
 )
-_command(
-    _CLUSTER,
-    "views:nodes",
-    "List nodes, from order to termination, with GPUs, price and interruption notices.",
-    "nodes",
+_CLUSTER.add(
+    "views:nodes", "List nodes, from order to termination, with GPUs, price and interruption notices.", "nodes"
 )
-_command(
-    _CLUSTER,
+_CLUSTER.add(
     "events:events",
     """Show recorded facts: the newest ones, or new ones as they arrive.
 
@@ -69,24 +69,19 @@ Without --follow, facts are listed oldest first. With --follow, each fact is one
     "events --subject 'scaling.>' --limit 20",
     "events --follow --subject job.finished -o json",
 )
-_group(_JOBS, "jobs:jobs", "jobs", "Submit, list, show, cancel and wait for jobs.")
-_group(_JOBS, "demand:demand", "demand", "Report demand, so that capacity is free for work that is about to arrive.")
-_command(
-    _DECISIONS,
+_JOBS.add_app("jobs:jobs", "jobs", "Submit, list, show, cancel and wait for jobs.")
+_JOBS.add_app("demand:demand", "demand", "Report demand, so that capacity is free for work that is about to arrive.")
+_DECISIONS.add(
     "views:why",
     "Explain a node, pod or job: what it waits for or why it exists, then its history back to the first cause.",
     "why job job-1a2b",
     "why node gpu-node-7",
     "why pod team-a/trainer-0",
 )
-_command(
-    _DECISIONS,
-    "views:plans",
-    "List the latest plans: decisions and deferred actions, each with its reason.",
-    "plans --limit 3",
+_DECISIONS.add(
+    "views:plans", "List the latest plans: decisions and deferred actions, each with its reason.", "plans --limit 3"
 )
-_command(
-    _DECISIONS,
+_DECISIONS.add(
     "views:shadow",
     """Show where the shadow policy would decide differently from the active one, with both reasons.
 
@@ -94,8 +89,7 @@ Both policies see the same cluster state. The shadow policy changes nothing, so 
 policy acts or the state changes.""",
     "shadow",
 )
-_command(
-    _DECISIONS,
+_DECISIONS.add(
     "record:recompute",
     """Recompute a recorded plan from its facts and compare the two byte for byte.
 
@@ -105,8 +99,7 @@ Exit codes: 0 equal, 1 different, 3 plan not found, 5 facts expired, 6 made by a
 another policy.""",
     "recompute plan-3f9c",
 )
-_command(
-    _OPERATE,
+_OPERATE.add(
     "directives:freeze",
     """Suspend all purchases and all voluntary removals for a while.
 
@@ -115,14 +108,12 @@ the node is drained before the deadline, and uncordoned if the notice is withdra
 still start on free capacity.""",
     "freeze --for 2h --reason 'network maintenance'",
 )
-_command(
-    _OPERATE,
+_OPERATE.add(
     "directives:pause",
     "Suspend purchases and voluntary removals of one pool for a while.",
     "pause training --for 1h30m --reason 'image rollout'",
 )
-_command(
-    _OPERATE,
+_OPERATE.add(
     "directives:override",
     """Temporarily set a minimum or maximum of nodes or GPUs.
 
@@ -131,39 +122,34 @@ of the same scope (cluster, pool, GPU model, or pool and GPU model).""",
     "override --at-least 4 --pool training --for 3d --reason release",
     "override --at-most 16 --unit gpus --for 12h --reason 'spend review'",
 )
-_command(
-    _OPERATE,
+_OPERATE.add(
     "directives:resume",
     "End a freeze, pause or override early. Without a key, ends the freeze.",
     "resume",
     "resume pause/training --reason 'rollout finished'",
 )
-_command(
-    _OPERATE,
+_OPERATE.add(
     "directives:directives",
     "List active freezes, pauses and overrides: who set each, why, and until when.",
     "directives",
 )
-_group(_OPERATE, "record:dead_letters", "dead-letters", "List or resubmit messages that a service could not process.")
-_command(_SPEND, "views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
-_command(_SPEND, "views:budget", "Show each spend budget: limit, spent, reserved and left.", "budget")
-_command(
-    _SPEND,
+_OPERATE.add_app("record:dead_letters", "dead-letters", "List or resubmit messages that a service could not process.")
+_SPEND.add("views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
+_SPEND.add("views:budget", "Show each spend budget: limit, spent, reserved and left.", "budget")
+_SPEND.add(
     "views:offers",
     "List available offers with prices, and offers that the cloud refused lately: until when, and why.",
     "offers",
 )
-_group(_SPEND, "prices:prices", "prices", "Save the cloud's current prices or catalog to a file.")
-_command(
-    _SETUP,
+_SPEND.add_app("prices:prices", "prices", "Save the cloud's current prices or catalog to a file.")
+_SETUP.add(
     "up:up",
     "Run the whole system on this machine until Ctrl-C: NATS, a simulated cluster, every service as a process.",
     "up",
     "up --policy policy.toml --clock-factor 10",
     "up --kubeconfig ~/.kube/config",
 )
-_command(
-    _SETUP,
+_SETUP.add(
     "doctor:doctor",
     """Check cloud access and configuration: credentials, region, subnets, groups, types, prices, quotas.
 
@@ -174,10 +160,9 @@ Exit codes: 0 no errors, 1 errors found or an instance could not be terminated, 
     "doctor --policy",
     "doctor --live --installation UID --yes",
 )
-_group(_SETUP, "policy:policy", "policy", "Validate a policy file.")
-_group(_SETUP, "convert:convert", "convert", "Convert legacy configuration.")
-_command(
-    _SETUP,
+_SETUP.add_app("policy:policy", "policy", "Validate a policy file.")
+_SETUP.add_app("convert:convert", "convert", "Convert legacy configuration.")
+_SETUP.add(
     "observe:observe",
     """Run read-only beside another autoscaler: what ours would do, and what it would save or cost.
 
@@ -185,15 +170,13 @@ Needs get, list and watch on nodes and pods. Every write is refused on this mach
 NATS, watchers and dashboard run locally; nothing is decided or changed in the cluster.""",
     "observe --offers offers.json --for 3600",
 )
-_command(
-    _DEVELOP,
+_DEVELOP.add(
     "demo:demo",
     "Run a complete scenario on a simulated cluster and report it. Exits 1 if a promise is broken.",
     "demo",
     "demo --trace openb:traces/ --pods 200",
 )
-_command(
-    _DEVELOP,
+_DEVELOP.add(
     "replay:replay",
     """Plan a recorded history again with the current code, and list each decision that differs with both reasons.
 
@@ -208,8 +191,7 @@ Exit codes: 0 equal (with --policy: compared), 1 different, 3 no plan in that ti
     "replay --from 2026-11-21T08:00:00Z --save history.xz",
     "replay history.xz --policy cheaper.toml --chart what-if.svg",
 )
-_command(
-    _DEVELOP,
+_DEVELOP.add(
     "fake_cloud:fake_cloud",
     "Serve a fake cloud API to test a driver against, until Ctrl-C. Prints the settings that connect the services.",
     "fake-cloud aws",
