@@ -11,6 +11,15 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")
 
 
+def aware_instant(text: str) -> datetime | None:
+    """Return an instant in ISO 8601; None for any other text, or without a time zone."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None
+
+
 class Observed(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """An observed value and its time. `None` in place of an Observed: never observed."""
 

@@ -173,9 +173,7 @@ class _Retracer:
         replanned = plan(state, effective_policy(self._policy, state.policy_documents), as_of)
         self._equal_count += msgspec.json.encode(replanned) == msgspec.json.encode(fact.plan)
         self._last_inputs = None
-        by_key = {
-            (difference.subject, difference.kind): difference for difference in differences(fact.plan, replanned, state)
-        }
+        by_key = _by_key(differences(fact.plan, replanned, state))
         for key in [key for key in self._open_deviations if key not in by_key]:
             self._close(key)
         for key, difference in by_key.items():
@@ -215,11 +213,7 @@ class _Retracer:
             self._last_inputs = inputs
             nothing = msgspec.structs.replace(last, decisions=())
             replanned = plan(state, policy, at)
-            by_key = {
-                (difference.subject, difference.kind): difference
-                for difference in differences(nothing, replanned, state)
-                if difference.is_decision
-            }
+            by_key = _by_key(entry for entry in differences(nothing, replanned, state) if entry.is_decision)
             for key, deviation in tuple(self._open_deviations.items()):
                 if deviation.difference.is_decision and key not in by_key:
                     self._close(key)
@@ -241,6 +235,10 @@ class _Retracer:
         deviation = self._open_deviations.pop(key)
         if deviation.is_certain:
             self._deviations.append(deviation)
+
+
+def _by_key(compared: Iterable[Difference]) -> dict[tuple[str, str], Difference]:
+    return {(difference.subject, difference.kind): difference for difference in compared}
 
 
 EXAMPLES_COUNT_MAX = 5  # per kind of difference

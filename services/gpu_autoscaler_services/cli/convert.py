@@ -47,9 +47,8 @@ def _documents(file: Path) -> list[Any]:
         raise ConfigError(str(file), [f"cannot be read: {exc.strerror}"]) from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ConfigError(str(file), [f"is not YAML: {exc}"]) from exc
-    lists = [document.get("items") or [] if _is_list(document) else [document] for document in documents]
-    return [item for items in lists for item in items]
-
-
-def _is_list(document: object) -> bool:
-    return isinstance(document, dict) and document.get("kind") == "List"
+    objects: list[Any] = []
+    for document in documents:
+        is_list = isinstance(document, dict) and document.get("kind") == "List"
+        objects += document.get("items") or [] if is_list else [document]
+    return objects

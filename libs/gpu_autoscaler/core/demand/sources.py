@@ -20,6 +20,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
+from gpu_autoscaler.model.observed import aware_instant
 from gpu_autoscaler.model.reasons.defer import DeferReason, DeviceClaimsUnsupported, GroupIncomplete, VolumeNotReady
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
@@ -259,16 +260,6 @@ def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
     return PRIORITY_NAMES["high"] if pod.priority > 0 else PRIORITY_NAMES["low"]
 
 
-def _start_by(pod: PodObserved) -> datetime | None:
-    """Return the start deadline in the annotation of the pod; None: none, or invalid."""
-    text = next((value for key, value in pod.annotations if key == labels.START_BY), None)
-    try:
-        at = None if text is None else datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return None if at is None or at.tzinfo is None else at
-
-
 def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
     if pod.deleting_since is not None or pod.is_gated or not queries.counts_for_idleness(pod):
         return None
@@ -284,7 +275,7 @@ def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource |
 def _pod_item(
     pod: PodObserved, source: DemandSource, state: ClusterState, leaving: Mapping[str, NodeView]
 ) -> DemandItem:
-    spec = job_spec(state, pod.job_id)
+    spec, annotations = job_spec(state, pod.job_id), dict(pod.annotations)
     job = None if pod.job_id is None else state.jobs.get(pod.job_id)
     view = None if pod.node_name is None else leaving.get(pod.node_name)
     return DemandItem(
@@ -295,7 +286,7 @@ def _pod_item(
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,
         created_at=pod.created_at,
-        start_by_at=_start_by(pod) if spec is None else spec.start_by_at,
+        start_by_at=aware_instant(annotations.get(labels.START_BY, "")) if spec is None else spec.start_by_at,
         job_id=pod.job_id,
         project=dict(pod.labels).get(labels.PROJECT_ID) if spec is None else spec.project_id,
         work_seconds_max=None if spec is None else spec.duration_seconds_max,

@@ -12,7 +12,7 @@ from gpu_autoscaler.core.state.state import JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.format import duration, instant
-from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.observed import Instant, aware_instant
 
 # Retries that a move leaves for interruptions: a capacity shortage takes one, and often the next. Source: our own.
 _RETRIES_KEPT_COUNT = 2
@@ -34,12 +34,7 @@ def reason_to_wait(
 
 def expected_end(pod: PodObserved, job: JobRecord | None) -> Instant | None:
     """Return the latest end of the pod's work, by its annotation or its job's time limit; None: unknown."""
-    annotated = dict(pod.annotations).get(labels.EXPECTED_END, "")
-    try:
-        at = datetime.fromisoformat(annotated)
-    except ValueError:
-        at = None
-    if at is not None and at.tzinfo is not None:
+    if (at := aware_instant(dict(pod.annotations).get(labels.EXPECTED_END, ""))) is not None:
         return at
     if job is None or job.queued is None or job.started is None:
         return None

@@ -74,8 +74,9 @@ def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState
     if silent_since is None or listed_at is None:
         return None
     seen_at = state.instances_seen_at.get(provider_id)
-    ended_at = _ended_at(provider_id, state)
     instance = state.instances.get(provider_id)
+    shown_end = None if instance is None or instance.state != "terminated" else instance.terminated_at
+    ended_at = shown_end or _confirmed_ends(state.orders, state.drains).get(provider_id)
     is_shown_after_all = (
         instance is not None
         and instance.state != "terminated"
@@ -88,13 +89,6 @@ def _gone_since(node: NodeObserved, provider_id: ProviderId, state: ClusterState
     missing_since = silent_since if seen_at is None else max(seen_at, silent_since)
     is_missing = (listed_at - missing_since).total_seconds() > INSTANCE_MISSING_SECONDS_MAX
     return missing_since if is_missing else None
-
-
-def _ended_at(provider_id: ProviderId, state: ClusterState) -> datetime | None:
-    instance = state.instances.get(provider_id)
-    if instance is not None and instance.state == "terminated" and instance.terminated_at is not None:
-        return instance.terminated_at
-    return _confirmed_ends(state.orders, state.drains).get(provider_id)
 
 
 @cached_by_identity(4)

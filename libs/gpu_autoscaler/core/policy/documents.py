@@ -163,10 +163,8 @@ def resolve_documents(
     new documents that contradict each other the older one is accepted."""
     existing = {document.uid: document for document in documents}
     active = {document.uid: document for document in before if document.uid in existing}
-    waiting = sorted(
-        (document for document in documents if active.get(document.uid) != document),
-        key=lambda document: document.age_key,
-    )
+    waiting = [document for document in documents if active.get(document.uid) != document]
+    waiting.sort(key=lambda document: document.age_key)
     rejected: dict[str, tuple[str, ...]] = {}
     while waiting:
         remaining = []
