@@ -30,7 +30,7 @@ from gpu_autoscaler.replay.recompute import Verdict, recompute
 from gpu_autoscaler.store.opening import open_store
 from gpu_autoscaler.store.protocol import JobRow, Store
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.demo.recompute import differing_plans
+from gpu_autoscaler_services.demo.run import differing_plans
 from gpu_autoscaler_services.demo.subscriber import connect
 from gpu_autoscaler_services.local.simulated_world import GroundTruth
 from gpu_autoscaler_services.local.system import LocalSystem

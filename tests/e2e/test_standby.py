@@ -18,7 +18,7 @@ from tests.support.running import Running, running
 from gpu_autoscaler.bus.streams import LEASES
 from gpu_autoscaler.events.job import JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
-from gpu_autoscaler_services.demo.recompute import differing_plans
+from gpu_autoscaler_services.demo.run import differing_plans
 from gpu_autoscaler_services.local.child import Child
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]

@@ -7,15 +7,20 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.format import listed
+from gpu_autoscaler.replay.history import Stored
+from gpu_autoscaler.replay.retrace import RecordedState
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.sim.scoring.traces import find_pod_list, read_pods
 from gpu_autoscaler_services.demo.narration import Narrator
 from gpu_autoscaler_services.demo.player import Player
 from gpu_autoscaler_services.demo.promises import charge_differences, jobs_have_ended, orders_have_ended
-from gpu_autoscaler_services.demo.recompute import differing_plans
 from gpu_autoscaler_services.demo.record import Record, Seen
 from gpu_autoscaler_services.demo.report import Report, make_report
 from gpu_autoscaler_services.demo.story import story_of
@@ -119,3 +124,21 @@ async def wait_until_quiet(record: Record, world: SimulatedWorld, seconds_max: f
         if (has_ended and not list(charge_differences(record, truth))) or loop.time() > deadline:
             return truth
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def differing_plans(record: Record, policy: ScalingPolicy) -> tuple[str, ...]:
+    """Return a sentence for each recorded plan that this code and policy do not reproduce byte for byte."""
+    recorded = RecordedState(Stored(at=seen.stored_at, recorded=seen.recorded) for seen in record.seen)
+    core, own_policy = core_digest(), policy_digest(policy)
+    differing = []
+    for fact, _ in record.of(ScalingPlanMade):
+        if (fact.core_digest, fact.policy_digest) != (core, own_policy):
+            differing.append(f"plan {fact.plan_id} was made by another core or another policy")
+            continue
+        recorded.to_cut(fact.cut)
+        recomputed = plan(recorded.state, policy, fact.plan.as_of)
+        if msgspec.json.encode(recomputed) != msgspec.json.encode(fact.plan):
+            differing.append(
+                f"plan {fact.plan_id} differs when recomputed; see: gpu-autoscaler recompute {fact.plan_id}"
+            )
+    return tuple(differing)
