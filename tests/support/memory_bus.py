@@ -10,7 +10,17 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer, MemoryStream
-from gpu_autoscaler.bus.protocol import Ack, Bus, Delivery, EffectConsumer, Message, Projection, Publication, StreamSpan
+from gpu_autoscaler.bus.protocol import (
+    Ack,
+    Bus,
+    Delivery,
+    EffectConsumer,
+    Message,
+    Projection,
+    Publication,
+    StreamSpan,
+    refuse_gap,
+)
 from gpu_autoscaler.bus.streams import BusDeclaration, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
@@ -132,7 +142,7 @@ class MemoryProjection:
         self._broker = broker
         self._stream = stream
         self._subjects = subjects
-        self._last_sequence = after
+        self._last_sequence = self._seen_sequence = after
         self._now = now
         self._sleep = sleep
         self._closed = False
@@ -141,20 +151,28 @@ class MemoryProjection:
         """Batches of at most BATCH_COUNT_MAX messages in stream order."""
         with _Signal(self._broker, self._sleep) as signal:
             while not self._closed:
+                self._refuse_gap()
                 batch = []
                 for message in self._stream.after(self._last_sequence, self._subjects, self._now()):
                     batch.append(message)
                     if len(batch) == BATCH_COUNT_MAX:
                         break
                 if batch:
-                    self._last_sequence = batch[-1].sequence
+                    self._last_sequence = self._seen_sequence = batch[-1].sequence
                     yield batch
                 else:
+                    self._seen_sequence = self._stream.last_sequence
                     await signal.wait(None)
+
+    def _refuse_gap(self) -> None:
+        refuse_gap(self._stream.spec.name, self._seen_sequence, self._stream.span(self._now()).first_sequence)
 
     async def lag_count(self) -> int:
         """Messages that are stored but not deliveries yet."""
-        return sum(1 for _ in self._stream.after(self._last_sequence, self._subjects, self._now()))
+        lag_count = sum(1 for _ in self._stream.after(self._last_sequence, self._subjects, self._now()))
+        if lag_count == 0:
+            self._seen_sequence = self._stream.last_sequence
+        return lag_count
 
     @property
     def is_closed(self) -> bool:

@@ -126,6 +126,10 @@ class MemoryStream:
             created_at=self._created_at,
             first_sequence=next(iter(self._stored), self.last_sequence + 1),
             last_sequence=self.last_sequence,
+            first_stored_at=next((stored.message.stored_at for stored in self._stored.values()), None),
+            bytes_count=self._bytes,
+            bytes_max=self.spec.max_bytes,
+            age_max=self._age_max,
         )
 
     def at(self, sequence: int, now: datetime) -> Message | None:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from gpu_autoscaler.model.errors import ConfigError
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -62,6 +64,32 @@ class StreamSpan(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime  # identifies the stream: a recreated one starts at sequence 1 again
     first_sequence: int  # of the oldest stored message; `last_sequence` + 1 when none is stored
     last_sequence: int  # 0: never had a message
+    first_stored_at: datetime | None = None  # wall time; None: no message is stored
+    bytes_count: int = 0
+    bytes_max: int = -1  # -1: unlimited
+    age_max: timedelta = timedelta.max  # `timedelta.max`: unlimited
+
+    @property
+    def is_half_full(self) -> bool:
+        """True when at least half of the allowed bytes are stored: the oldest messages are discarded one day."""
+        return self.bytes_max >= 0 and 2 * self.bytes_count >= self.bytes_max
+
+    def is_half_old(self, now: datetime) -> bool:
+        """True when the oldest message has used up at least half of the allowed age. `now`: wall time."""
+        return self.first_stored_at is not None and now - self.first_stored_at >= self.age_max / 2
+
+
+def refuse_gap(stream: str, read_up_to: int, first_sequence: int) -> None:
+    """Raise ConfigError when messages behind the last read one were discarded before they were read. 0: none was read.
+
+    The next start notices it too, refuses its snapshot and reads what the stream has: everything alive is in it.
+    """
+    if 0 < read_up_to < first_sequence - 1:
+        error = (
+            f"stream {stream} has discarded messages {read_up_to + 1} to {first_sequence - 1} before they were read; "
+            "restart the process, which rebuilds its state"
+        )
+        raise ConfigError("broker", [error])
 
 
 class Delivery(Protocol):

@@ -45,7 +45,7 @@ OneJobFact = (
     | job.JobEstimated
     | job.JobEstimateScored
 )
-JobFact = OneJobFact | job.JobListed
+JobFact = OneJobFact | job.JobListed | job.JobResynced
 PodFact = (
     pod.PodObserved
     | pod.PodGone
@@ -62,12 +62,15 @@ NodeFact = (
     | node.NodeWatched
     | node.NodeInstanceObserved
     | node.NodeInstanceListed
+    | node.NodeInstancesChanged
 )
 GpuFact = gpu.GpuNodeSampled | gpu.GpuNodeSummarized
 SpotFact = spot.SpotNoticeReceived | spot.SpotNoticeWithdrawn | spot.SpotRebalanceRecommended | spot.SpotOffersSampled
 ScalingFact = (
     scaling.ScalingPlanMade
     | scaling.ScalingDecisionsRestored
+    | scaling.ScalingOrderResynced
+    | scaling.ScalingDrainResynced
     | scaling.ScalingNodeOrdered
     | scaling.ScalingNodeLaunched
     | scaling.ScalingLaunchRefused

@@ -110,6 +110,7 @@ def _jobs() -> Iterator[Fact]:
     )
     yield job.JobListed(job_ids=(JOB,), listed_at=_at(180), epoch=EPOCH, version=5200)
     yield job.JobFinished(job_id=JOB, outcome="completed", finished_at=_at(3600))
+    yield job.JobResynced(job_id=JOB, queued=job.JobQueued(job_id=JOB, spec=SPEC, queued_at=_at(0.1)))
 
 
 def _pods() -> Iterator[Fact]:
@@ -177,6 +178,7 @@ def _nodes() -> Iterator[Fact]:
         capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=9_840_000, launched_at=_at(2), epoch=0, version=2,
     )  # fmt: skip
     yield node.NodeInstanceListed(provider_ids=(INSTANCE,), listed_at=_at(180))
+    yield node.NodeInstancesChanged(since=_at(180), listed_at=_at(190), missing=(INSTANCE,))
 
 
 def _telemetry() -> Iterator[Fact]:
@@ -243,18 +245,22 @@ def _scaling() -> Iterator[Fact]:
         action_id=BUY, plan_id=PLAN, pool="default", offer=OFFER, deadline_at=deadline, labels=labels,
         gang=f"job/{JOB}",
     )  # fmt: skip
-    yield scaling.ScalingNodeLaunched(
+    launched = scaling.ScalingNodeLaunched(
         action_id=BUY, plan_id=PLAN, provider_id=INSTANCE, instance_type="p4d.24xlarge", zone="sim-a",
         capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=9_840_000, launched_at=_at(2),
     )  # fmt: skip
+    yield launched
+    yield scaling.ScalingOrderResynced(action_id=BUY, plan_id=PLAN, decision=buy, planned_at=NOON, launched=launched)
     yield scaling.ScalingLaunchRefused(
         action_id=BUY, plan_id=PLAN, offer=OFFER, code="InsufficientInstanceCapacity",
         message="no p4d.24xlarge in sim-a now", scope="offer", refused_at=_at(2), retry_at=_at(182),
     )  # fmt: skip
-    yield scaling.ScalingDrainStarted(
+    started = scaling.ScalingDrainStarted(
         action_id=DRAIN, plan_id=PLAN, node_uid=NODE, node_name=NODE_NAME, provider_id=INSTANCE,
         is_voluntary=False, deadline_at=deadline, started_at=_at(781),
     )  # fmt: skip
+    yield started
+    yield scaling.ScalingDrainResynced(action_id=DRAIN, plan_id=PLAN, started=started)
     yield scaling.ScalingCheckpointRequested(
         action_id=DRAIN, plan_id=PLAN, node_name=NODE_NAME, pods=("gpu-jobs/train-0",), job_ids=(JOB,),
         deadline_at=deadline, requested_at=_at(781),

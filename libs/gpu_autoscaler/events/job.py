@@ -173,3 +173,17 @@ class JobFinished(_AboutJob, frozen=True, kw_only=True):
     def condition(self) -> str | None:
         """One final state per job."""
         return f"job_finished/{self.job_id}"
+
+
+class JobResynced(_AboutJob, frozen=True, kw_only=True):
+    """A job that has not ended: its facts so far, before the stream discards the first. No service acts on it."""
+
+    requested: JobRequested | None = None
+    requested_at: Instant | None = None
+    queued: JobQueued | None = None
+    cancel_requested: JobCancelRequested | None = None
+    placed: JobPlaced | None = None
+    preempted: JobPreempted | None = None
+    started: JobStarted | None = None
+    estimated: JobEstimated | None = None
+    scored: JobEstimateScored | None = None

@@ -102,7 +102,22 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
 
 
 class NodeInstanceListed(Fact, frozen=True, kw_only=True):
-    """All instances with our tag at this time; only a fresh list proves that an instance is absent."""
+    """All instances with our tag at this time; only a fresh list proves that an instance is absent.
+
+    Published in full at first and before its stream discards it; `NodeInstancesChanged` continues it.
+    """
 
     provider_ids: tuple[ProviderId, ...]
     listed_at: Instant
+
+
+class NodeInstancesChanged(Fact, frozen=True, kw_only=True):
+    """The difference of the cloud's list to the previous one; empty lists: it is unchanged.
+
+    Has no effect on readers whose last list is not that of `since`: they wait for the next full one.
+    """
+
+    since: Instant  # `listed_at` of the list that this one continues
+    listed_at: Instant
+    appeared: tuple[ProviderId, ...] = ()
+    missing: tuple[ProviderId, ...] = ()

@@ -6,7 +6,7 @@ Steps of one action are ordered by `STEP`, so that repeated and late facts chang
 from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import Cut, PastDecision, Plan
+from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, Cut, DrainNode, PastDecision, Plan, ReleaseInstance
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
@@ -201,6 +201,38 @@ class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
 
     def entity(self) -> str | None:
         return f"node/{self.node_uid}"
+
+
+# ---- resync: what is still open, before the stream discards its first facts
+
+
+class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
+    """A purchase whose instance may live: its decision and its steps so far. Nothing is executed because of it."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: BuyNode | None = None
+    planned_at: Instant | None = None
+    ordered: ScalingNodeOrdered | None = None
+    launched: ScalingNodeLaunched | None = None
+
+    def entity(self) -> str | None:
+        return f"action/{self.action_id}"
+
+
+class ScalingDrainResynced(Fact, frozen=True, kw_only=True):
+    """A removal under way: its decision and its steps so far. Nothing is executed because of it."""
+
+    action_id: ActionId
+    plan_id: PlanId
+    decision: DrainNode | ReleaseInstance | None = None
+    planned_at: Instant | None = None
+    started: ScalingDrainStarted | None = None
+    drained: ScalingNodeDrained | None = None
+    cancel: CancelDrain | None = None
+
+    def entity(self) -> str | None:
+        return f"action/{self.action_id}"
 
 
 # ---- forecast

@@ -18,7 +18,7 @@ from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.node import NodeInstanceListed
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstancesChanged
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.format import counted, duration, instant
@@ -129,7 +129,9 @@ class _Retracer:
         self._policy = policy
         self._recorded = RecordedState(recording.facts, recording.head.state)
         self._heartbeats = [
-            stored.at for stored in recording.facts if isinstance(stored.recorded.fact, NodeInstanceListed)
+            stored.at
+            for stored in recording.facts
+            if isinstance(stored.recorded.fact, NodeInstanceListed | NodeInstancesChanged)
         ]
         self._open_deviations: dict[tuple[str, str], Deviation] = {}  # by subject and kind
         self._deviations: list[Deviation] = []

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -20,8 +21,9 @@ from gpu_autoscaler.runtime.observer import Observer
 from gpu_autoscaler.runtime.poison_messages import PoisonMessage
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher, as_outcome
+from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.retry import Backoff, pause
-from gpu_autoscaler.runtime.service import Outcome, Outputs, Service
+from gpu_autoscaler.runtime.service import Outcome, Outputs, ResyncInput, Service
 from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
 
 LEASE_POLL_SECONDS = 0.05
@@ -88,6 +90,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # Longer than a read takes to notice by itself that its connection or its consumer is lost, and to recover.
     stall_seconds_max: float = 30.0
     stream_watch_seconds: float = 3.0  # between two checks that the streams are still the same
+    resync_seconds: float = 60.0  # between two checks whether streams may soon discard something living
     max_deliveries_poll_seconds: float = 60.0  # between two reads of the broker's MAX_DELIVERIES advisories
     fold_seconds_max: float = 5.0  # until the projection holds a fact that is to be handled, or our own plan
     bug_tries_count_max: int = 5
@@ -129,6 +132,7 @@ class LoopContext:
         self.urgency = Urgency(limits.batch_window)
         self.urgent_event = asyncio.Event()  # set by every urgent fact
         self.observer = Observer(metrics, view)
+        self.resync = Resync(service) if isinstance(service, ResyncInput) else None
         self._publisher = Publisher(
             bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
         )
@@ -150,9 +154,20 @@ class LoopContext:
             self.config_error = exc
             raise TransientError(str(exc)) from exc
         for fact, ack in zip(outcome.facts, acks, strict=True):
+            if self.resync is not None:
+                now = self.clock.wall_now()
+                self.resync.published(fact, ack.sequence, stored_at=now, time=self.clock.at(now))
             if not ack.is_duplicate:
                 self.observer.published(fact)
         return acks
+
+    async def publish_again(self, facts: Sequence[tuple[Fact, datetime]]) -> None:
+        """Store facts once more, with the times of their events. Raises what `Bus.publish` raises."""
+        assert self.resync is not None, f"{self.service} resyncs nothing"  # noqa: S101 - a bug
+        acks = await self._publisher.publish_again(facts)
+        now = self.clock.wall_now()
+        for (fact, happened_at), ack in zip(facts, acks, strict=True):
+            self.resync.published(fact, ack.sequence, stored_at=now, time=happened_at)
 
     def record_urgent(self, count: int) -> None:
         """Record `count` urgent facts that were folded together, and wake the tick loop."""

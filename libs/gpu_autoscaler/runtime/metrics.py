@@ -76,6 +76,9 @@ class Metrics:
         self.is_bus_connected = self._gauge("bus_connected", "1 while connected to the broker.")
         self.facts_handled = self._counter("facts_handled", "Facts handled, by outcome.", "domain", "outcome")
         self.facts_published = self._counter("facts_published", "Facts stored by the broker.", "domain")
+        self.facts_resynced = self._counter(
+            "facts_resynced", "Facts about living objects stored again before their stream discards them.", "domain"
+        )
         self.facts_folded = self._counter("facts_folded", "Facts folded into the state.", "domain")
         self.handle_seconds = self._histogram("handle_seconds", "Time to handle one fact.", _FAST_SECONDS, "domain")
         self.consumer_lag = self._gauge("consumer_lag", "Messages waiting for this consumer.", "domain")
@@ -109,6 +112,7 @@ class Metrics:
             self.dead_letters.labels(domain, reason)
         self.facts_published.labels(domain)
         self.facts_folded.labels(domain)
+        self.facts_resynced.labels(domain)
 
     def _declare_decisions(self) -> None:
         self.decision_seconds = self._histogram("decision_seconds", "Time of one tick.", _FAST_SECONDS)

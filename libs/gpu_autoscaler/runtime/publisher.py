@@ -51,10 +51,13 @@ class Publisher:
         self._source = f"/gpu-autoscaler/{service}/{instance}"
         self._publishes = frozenset(publishes)
 
-    def prepare(self, facts: Sequence[Fact], cause: Envelope | None = None) -> tuple[PreparedFact, ...]:
-        """Return the facts with ids, cause and the current time. A fact that the service does not declare is a bug."""
+    def prepare(
+        self, facts: Sequence[Fact], cause: Envelope | None = None, *, at: datetime | None = None
+    ) -> tuple[PreparedFact, ...]:
+        """Return the facts with ids, cause and time (`at`, or now). An undeclared fact is a bug."""
         prepared = []
-        envelopes = wrap_in_envelopes(facts, cause, service=self._service, source=self._source, at=self._clock.now())
+        at = self._clock.now() if at is None else at
+        envelopes = wrap_in_envelopes(facts, cause, service=self._service, source=self._source, at=at)
         for envelope in envelopes:
             fact = envelope.fact
             assert type(fact) in self._publishes, (  # noqa: S101 - a bug
@@ -90,6 +93,10 @@ class Publisher:
         return await self.send(
             self.prepare(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence
         )
+
+    async def publish_again(self, facts: Sequence[tuple[Fact, datetime]]) -> tuple[Ack, ...]:
+        """Store facts that were published before, each with the time of its event."""
+        return await self.send([self.prepare((fact,), at=time)[0] for fact, time in facts])
 
 
 def wrap_in_envelopes(

@@ -26,6 +26,7 @@ from gpu_autoscaler.runtime.loops.tick import TickLoop
 from gpu_autoscaler.runtime.loops.watch import WatchLoop
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.retry import pause
 from gpu_autoscaler.runtime.service import FactInput, FoldInput, Service, TickInput, WatchInput, urgency_filter
 from gpu_autoscaler.runtime.stall_detector import LoopStalled, LoopUnrecoverable
@@ -108,6 +109,8 @@ class Runner:
             loops.append(("max deliveries", MaxDeliveriesLoop(context).run))
         if context.lease is not None:
             loops.append(("lease", partial(context.lease.run, context.stop)))
+        if context.resync is not None:
+            loops.append(("resync", partial(self._resync, context.resync)))
         if service.tick_seconds is not None:
             assert isinstance(service, TickInput), f"{service.name} has tick_seconds but no on_tick"  # noqa: S101
             loops.append(("ticks", TickLoop(context, service, service.tick_seconds).run))
@@ -145,6 +148,18 @@ class Runner:
             tries += 1
             self.readiness.block(name, str(reason) or repr(reason))
             await pause(context.stop, backoff.wait_seconds(tries, reason))
+
+    async def _resync(self, resync: Resync) -> None:
+        """Publish again what its stream may soon discard, while active. Raises TransientError: the broker is away."""
+        context = self._context
+        while await context.wait_until_caught_up() and await context.wait_until_leading():
+            for stream in resync.streams:
+                facts = resync.due(await self.bus.span(stream), stream, context.clock.wall_now())
+                if facts:
+                    await context.publish_again(facts)
+                    self.metrics.facts_resynced.labels(stream.lower()).inc(len(facts))
+            if await pause(context.stop, context.limits.resync_seconds):
+                return
 
     def _update_state_condition(self) -> None:
         progress = self._context.fold_progress

@@ -5,7 +5,7 @@ A handler (a method of an input) returns facts; it never sleeps, spawns tasks or
 call is retried) or PermanentError (dead letter); any other exception is a bug.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -106,4 +106,15 @@ class WatchInput(Protocol):
 
     async def on_item(self, item: Any) -> Outputs:  # noqa: ANN401 - each service knows its own items
         """Return the facts that the item represents."""
+        ...
+
+
+@runtime_checkable
+class ResyncInput(Protocol):
+    """Publishes facts about living objects, which must never age out of their stream (`runtime/loops/resync.py`)."""
+
+    resyncs: ClassVar[tuple[type[Fact], ...]]  # among `publishes`; folding them again changes nothing
+
+    def living(self) -> Iterable[Fact]:
+        """Yield the current fact of each living object, of the types in `resyncs`."""
         ...

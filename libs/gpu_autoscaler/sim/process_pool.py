@@ -15,11 +15,13 @@ from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.loops.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import as_outcome, wrap_in_envelopes
+from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.service import (
     FactInput,
     FoldInput,
     Outcome,
     Outputs,
+    ResyncInput,
     Service,
     TickInput,
     WatchInput,
@@ -31,6 +33,7 @@ from gpu_autoscaler.sim.adapters.bus import DeadLetter, SimBus
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
 from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, keep, resume
 from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants.readability import StateUnreadable, living_differences
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
 
 TRANSIT_SECONDS = 0.002  # from the broker to a consumer
@@ -89,6 +92,7 @@ class Process:
         self._has_failed = False  # of the last tick
         self._folded = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._resync: Resync | None = None
 
     # ---- life cycle
 
@@ -121,6 +125,9 @@ class Process:
             self._consumers[spec.durable] = (spec, self.bus.consumer(spec))
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
         self._fact_input = service if isinstance(service, FactInput) else None
+        if isinstance(service, ResyncInput):
+            self._resync = Resync(service)
+            self._spawn(self._resync_forever(self._resync))
         if service.tick_seconds is not None:
             assert isinstance(service, TickInput)  # noqa: S101 - like the runner
             self._spawn(self._tick_forever(service, service.tick_seconds))
@@ -131,17 +138,23 @@ class Process:
         self.pump()
 
     def _catch_up(self, service: Service) -> None:
-        """Fold all facts. From a snapshot only later facts are folded; the result must equal the fold of all."""
-        places, (cursors, state) = dict(self.view.cut.last_sequences), self.bus.folded(service.folds)
-        from_snapshot = self.view.state if places else None
-        if (
-            from_snapshot is not None
-            and (from_snapshot := fold(from_snapshot, self.bus.since(places, self._folds))) != state
-        ):
+        """Fold the stored facts, from a snapshot only later ones.
+
+        The result must equal the fold of all facts ever; where streams have discarded some, what is alive in it.
+        """
+        places = dict(self.view.cut.last_sequences)
+        every = self.bus.folded(service.folds)
+        state = every
+        if places or self.bus.discards:
+            state = fold(self.view.state, self.bus.since(places, self._folds))
+        if self.bus.discards:
+            if differences := living_differences(every, state, self._folds):
+                self._on_bug(self.role, StateUnreadable("; ".join(differences)))
+        elif state != every:
             self._on_bug(
                 self.role, SnapshotDiffers("the snapshot and later facts fold to another state than all facts")
             )
-        self.view.advance(from_snapshot or state, cursors)
+        self.view.advance(state, self.bus.ends(service.folds))
 
     def kill(self) -> None:
         """Stop at once; messages in progress are redelivered after their ack wait."""
@@ -389,9 +402,25 @@ class Process:
             normalized.facts, cause, service=self._service.name, source=source, at=self.clock.now()
         ):
             sequence = self.bus.publish(envelope, expected_last_sequence=normalized.expected_last_sequence).sequence
+            self._note_published(envelope, sequence)
             if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: the fact is stored, but the response is lost")
         return sequence
+
+    def _note_published(self, envelope: Envelope, sequence: int) -> None:
+        if self._resync is not None:
+            self._resync.published(envelope.fact, sequence, stored_at=self._loop.now(), time=envelope.time)
+
+    async def _resync_forever(self, resync: Resync) -> None:
+        while True:
+            await self.boundary.sleep(self._limits.resync_seconds)
+            if self.bus.is_away:
+                continue
+            for stream in resync.streams:
+                for fact, at in resync.due(self.bus.span(stream), stream, self._loop.now()):
+                    name, source = self._service.name, f"/gpu-autoscaler/{self._service.name}/{self.role}"
+                    (envelope,) = wrap_in_envelopes((fact,), None, service=name, source=source, at=at)
+                    self._note_published(envelope, self.bus.publish(envelope).sequence)
 
     def _backoff_seconds(self, tries_count: int, error: Exception | None) -> float:
         """Return the wait of `runtime/retry.py`, without its jitter."""

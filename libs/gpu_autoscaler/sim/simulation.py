@@ -39,10 +39,11 @@ from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
 from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
-from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE, SKIPPED_TICKS_CHANGE_NOTHING
+from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE, SKIPPED_TICKS_CHANGE_NOTHING, STATE_READABLE
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
+from gpu_autoscaler.sim.invariants.readability import StateUnreadable
 from gpu_autoscaler.sim.invariants.reason_coverage import ReasonCoverage
 from gpu_autoscaler.sim.invariants.recovery import RecoveryInvariant
 from gpu_autoscaler.sim.invariants.spend import JobBudgetsInvariant
@@ -128,7 +129,8 @@ class Simulation:
         kinds = large_clusters.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
         self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
-        self.bus = SimBus(self.loop, is_coded=setting.is_coded)
+        discards = self.faults.strikes("retention_short")
+        self.bus = SimBus(self.loop, is_coded=setting.is_coded, discards=discards)
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
         self._replica_sets = ReplicaSets(self.workloads)
@@ -264,8 +266,8 @@ class Simulation:
         return role.snapshots(bundle), role.keeps_snapshots
 
     def _on_bug(self, role: str, error: Exception) -> None:
-        invariant = PLANS_RECOMPUTABLE if isinstance(error, SnapshotDiffers) else BUG
-        self.monitor.report(invariant, f"{role}: {error!r}")
+        invariants: dict[type[Exception], str] = {SnapshotDiffers: PLANS_RECOMPUTABLE, StateUnreadable: STATE_READABLE}
+        self.monitor.report(invariants.get(type(error), BUG), f"{role}: {error!r}")
 
     def _on_refused_plan(self) -> None:
         self.monitor.report(PLAN_CHECK, "the plan check refused a plan")

@@ -16,14 +16,22 @@ from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCros
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
-from gpu_autoscaler.events.job import JobFinished, JobQueued
-from gpu_autoscaler.events.node import NodeGone, NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
+from gpu_autoscaler.events.job import JobFinished, JobQueued, JobResynced
+from gpu_autoscaler.events.node import (
+    NodeGone,
+    NodeInstanceListed,
+    NodeInstanceObserved,
+    NodeInstancesChanged,
+    NodeListed,
+    NodeObserved,
+)
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved
 from gpu_autoscaler.events.scaling import (
     ScalingLaunchRefused,
     ScalingNodeLaunched,
     ScalingNodeOrdered,
     ScalingNodeTerminated,
+    ScalingOrderResynced,
 )
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
@@ -51,16 +59,19 @@ class CostTracker:
         NodeListed,
         NodeInstanceObserved,
         NodeInstanceListed,
+        NodeInstancesChanged,
         PodObserved,
         PodGone,
         PodListed,
         JobQueued,
         JobFinished,
+        JobResynced,
         GpuNodeSummarized,
         ScalingNodeOrdered,
         ScalingNodeLaunched,
         ScalingLaunchRefused,
         ScalingNodeTerminated,
+        ScalingOrderResynced,
         CostBudgetCrossed,
         CostLedgerReported,
     )

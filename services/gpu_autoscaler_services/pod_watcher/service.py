@@ -1,6 +1,6 @@
 """The pod watcher: publishes the changes of Kubernetes watches. Its memory only avoids repeats."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -65,7 +65,8 @@ class _WatchedKind(msgspec.Struct):
     gone: Callable[..., Versioned]
     watched: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
     listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
-    published: dict[str, Versioned | None] = {}  # by uid, without its version; None: it could not be decoded
+    published: dict[str, Versioned | None] = {}  # by uid; None: it could not be decoded
+    last_list: Versioned | None = None
     watched_at: datetime | None = None
 
 
@@ -111,6 +112,14 @@ class PodWatcher:
         JobListed,
         JobFinished,
     )
+    resyncs: ClassVar[tuple[type[Fact], ...]] = (
+        PodObserved,
+        PodListed,
+        PodBudgetObserved,
+        PodBudgetListed,
+        NodeObserved,
+        NodeListed,
+    )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
 
@@ -135,6 +144,13 @@ class PodWatcher:
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind and its facts: the runner repeats an item that the broker did not take.
         self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
+
+    def living(self) -> Iterator[Fact]:
+        """Yield the last fact of each object, and the last list of each kind."""
+        for kind in self._kinds.values():
+            yield from filter(None, tuple(kind.published.values()))
+            if kind.last_list is not None:
+                yield kind.last_list
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """Return one watch per kind; of job kinds only the objects that the binder created."""
@@ -193,7 +209,8 @@ class PodWatcher:
         kind.published = {uid: fact for uid, fact in kind.published.items() if uid in set(uids)}
         facts = [fact for obj in item.objects for fact in self._observe(kind, obj)]
         kind.watched_at = item.seen_at
-        return [*facts, *ended, kind.listed(uids, self._epoch, item.version, item.seen_at)]
+        kind.last_list = kind.listed(uids, self._epoch, item.version, item.seen_at)
+        return [*facts, *ended, kind.last_list]
 
     def _gone(self, kind: _WatchedKind, obj: core.Object, version: int = 0) -> Versioned:
         """Return the object's end, at a version not before its last fact."""
@@ -220,10 +237,10 @@ class PodWatcher:
             return []
         if fact is None:
             return []
-        content = msgspec.structs.replace(fact, version=0)
-        if kind.published.get(uid) == content:
+        known = kind.published.get(uid)
+        if known is not None and msgspec.structs.replace(known, version=fact.version) == fact:
             return []
-        kind.published[uid] = content
+        kind.published[uid] = fact
         return [fact]
 
     def _heartbeat(self, kind: _WatchedKind, version: int, at: datetime) -> list[Fact]:

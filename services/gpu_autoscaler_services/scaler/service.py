@@ -1,6 +1,6 @@
 """The scaler: folds all facts, plans on each tick, has the plan checked and publishes it, fenced by its parent."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar, Protocol
 
@@ -29,6 +29,7 @@ from gpu_autoscaler.events.node import (
     NodeGone,
     NodeInstanceListed,
     NodeInstanceObserved,
+    NodeInstancesChanged,
     NodeObserved,
 )
 from gpu_autoscaler.events.pod import PodObserved
@@ -64,7 +65,8 @@ from gpu_autoscaler.runtime.policy_reload import differences
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.inventory import InstancesListed, reservation_end_notices
+from gpu_autoscaler_services.scaler.inventory import InstanceLists, InstancesListed, reservation_end_notices
+from gpu_autoscaler_services.scaler.living import RESYNCED, living
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
 # Instance states are versioned by the cloud, so they never restart with a new cluster.
@@ -130,8 +132,11 @@ class Scaler:
         PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
+        NodeInstancesChanged,
         SpotNoticeReceived,  # the end of a paid reservation
+        *RESYNCED,
     )
+    resyncs: ClassVar[tuple[type[Fact], ...]] = (NodeInstanceObserved, SpotNoticeReceived, *RESYNCED)
     urgent: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
         JobPreempted,
@@ -173,6 +178,7 @@ class Scaler:
         self._recovery = recovery
         self.lease = lease  # without a lease all scalers are active and only the fence decides
         self._instances = instances
+        self._instance_lists = InstanceLists()
         self._digests = digests
         self._metrics = metrics
         self._change: PolicyChanged | None = None  # published on each tick until the stream has it
@@ -291,6 +297,10 @@ class Scaler:
 
     # ---- the cloud's instances
 
+    def living(self) -> Iterator[Fact]:
+        """Yield what the state knows to be open: instances, notices, purchases, removals, directives, policies."""
+        return living(self._view.state)
+
     def sources(self) -> Sequence[AsyncIterator[InstancesListed]]:
         """The cloud's list of our instances."""
         return [aiter(self._instances)]
@@ -320,6 +330,5 @@ class Scaler:
                     is_reclaimed=is_reclaimed(self._view.state, instance.provider_id, instance.state),
                 )
             )
-        provider_ids = tuple(sorted(instance.provider_id for instance in item.instances))
         facts += reservation_end_notices(self._view.state, self._policy, item)
-        return [*facts, NodeInstanceListed(provider_ids=provider_ids, listed_at=item.listed_at)]
+        return [*facts, self._instance_lists.fact(self._view.state, item)]

@@ -1,6 +1,6 @@
 """The scheduler: admits jobs, decides when each may start, and ends attempts that lost a member."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar
 
@@ -32,6 +32,7 @@ from gpu_autoscaler.events.job import (
     JobQueued,
     JobRejected,
     JobRequested,
+    JobResynced,
 )
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone
@@ -81,7 +82,9 @@ class Scheduler:
         JobEstimated,
         JobEstimateScored,
         JobFinished,
+        JobResynced,
     )
+    resyncs: ClassVar[tuple[type[Fact], ...]] = (JobResynced,)
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
     starts_from_snapshot: ClassVar[bool] = True
@@ -110,6 +113,23 @@ class Scheduler:
     def use_policy(self, policy: ScalingPolicy) -> None:
         """Use this policy file from now on."""
         self._file = policy
+
+    def living(self) -> Iterator[Fact]:
+        """Yield every job that has not ended."""
+        for job_id, job in self._view.state.jobs.items():
+            if job.queued is not None and job.finished is None:
+                yield JobResynced(
+                    job_id=job_id,
+                    requested=job.requested,
+                    requested_at=job.requested_at,
+                    queued=job.queued,
+                    cancel_requested=job.cancel_requested,
+                    placed=job.placed,
+                    preempted=job.preempted,
+                    started=job.started,
+                    estimated=job.estimated,
+                    scored=job.scored,
+                )
 
     @property
     def _policy(self) -> ScalingPolicy:

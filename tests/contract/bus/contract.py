@@ -4,6 +4,7 @@ import asyncio
 import time
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from tests.contract.bus.desk import ACK_WAIT_SECONDS, SOON_SECONDS, Desk, only, patient, read
 
@@ -290,6 +291,46 @@ class BusContract:
 
         with pytest.raises(ConfigError, match="ends at sequence 1, but was read up to 7"):
             await bus.projection(desk.stream.name, after_sequence=7)
+
+    async def test_a_reader_notices_what_was_discarded_before_it_read_it(self, desk: Desk) -> None:
+        """Going on with what is left would skip facts in silence; a reader from the beginning takes what there is."""
+        small = msgspec.structs.replace(desk.stream, max_bytes=20_000, message_ttls=())
+        bus = await desk.bus(desk.declared(stream=small))
+        for number in range(5):
+            await bus.publish(desk.subject(), b"", message_id=f"early-{number}")
+        many = [Publication(subject=desk.subject(), payload=bytes(1000), message_id=f"m{n}") for n in range(100)]
+        await bus.publish_many(many)
+        first = (await bus.span(desk.stream.name)).first_sequence
+        assert first > 6
+
+        with pytest.raises(ConfigError, match=f"has discarded messages 6 to {first - 1} before they were read"):
+            async for _ in await bus.projection(desk.stream.name, after_sequence=5):
+                pass
+        assert (await read(bus, desk.stream.name, 1))[0].sequence == first
+
+    async def test_a_quiet_reader_of_few_subjects_has_missed_nothing(self, desk: Desk) -> None:
+        """Messages on other subjects pass by and are discarded: it had nothing to read among them."""
+        small = msgspec.structs.replace(desk.stream, max_bytes=20_000, message_ttls=())
+        bus = await desk.bus(desk.declared(stream=small))
+        await bus.publish(desk.subject("mine"), b"", message_id="first")
+        projection = await bus.projection(desk.stream.name, subjects=[desk.subject("mine")])
+        seen = []
+        async for batch in projection:
+            seen += [message.sequence for message in batch]
+            if len(seen) == 1:
+                for start in range(0, 100, 10):
+                    await bus.publish_many(
+                        [
+                            Publication(subject=desk.subject("other"), payload=bytes(1000), message_id=f"m{start + n}")
+                            for n in range(10)
+                        ]
+                    )
+                    assert await projection.lag_count() == 0
+                await bus.publish(desk.subject("mine"), b"", message_id="last")
+            else:
+                break
+        await projection.close()
+        assert seen == [1, 102]
 
     # --- declarations
 

@@ -76,6 +76,15 @@ async def test_list_publishes_new_objects_then_the_list(watcher: PodWatcher) -> 
     assert types(await watcher.on_item(listed(PODS, *pods, version=101))) == [PodListed]
 
 
+async def test_living_objects_and_the_last_lists_are_kept_to_publish_again(watcher: PodWatcher) -> None:
+    """As they were published: a reader takes the repeat for what it has."""
+    facts = await watcher.on_item(listed(PODS, decoded(PODS, pod("a"), 5), decoded(PODS, pod("b"), 6)))
+    await watcher.on_item(changed(PODS, decoded(PODS, pod("a"), 7)))
+    assert list(watcher.living()) == list(facts)
+    await watcher.on_item(Deleted(kind=PODS, object=decoded(PODS, pod("b"), 9), seen_at=T0))
+    assert types(watcher.living()) == [PodObserved, PodListed]
+
+
 async def test_irrelevant_change_is_not_published(watcher: PodWatcher) -> None:
     """A heartbeat changes only the version; a cordon is published."""
     await watcher.on_item(listed(NODES, decoded(NODES, node("n"), 5)))

@@ -1,7 +1,7 @@
 """The bus on NATS JetStream: implements `bus/protocol.py` with the modules of this package."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,16 @@ class NatsBus(Bus):
             if exc.error_code == NO_STREAM:
                 raise PermanentError(f"stream {stream} does not exist; create it with `ensure`") from exc
             raise
-        state = info["state"]
+        state, config = info["state"], info["config"]
+        stored_count = int(state["messages"])
         return StreamSpan(
             created_at=msgspec.convert(info["created"], datetime),
             first_sequence=int(state["first_seq"]) or 1,  # 0 before the first message
             last_sequence=int(state["last_seq"]),
+            first_stored_at=msgspec.convert(state["first_ts"], datetime) if stored_count else None,
+            bytes_count=int(state["bytes"]),
+            bytes_max=int(config["max_bytes"]),
+            age_max=timedelta(microseconds=int(config["max_age"]) // 1000) if config.get("max_age") else timedelta.max,
         )
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:

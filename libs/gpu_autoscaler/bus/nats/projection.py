@@ -14,7 +14,7 @@ import structlog
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink
 from gpu_autoscaler.bus.nats.pull import Pull
 from gpu_autoscaler.bus.nats.read import NO_STREAM, read_delivery
-from gpu_autoscaler.bus.protocol import Message
+from gpu_autoscaler.bus.protocol import Message, refuse_gap
 from gpu_autoscaler.bus.streams import NANOSECONDS
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
@@ -35,6 +35,7 @@ class NatsProjection:
         self._stream = stream
         self._subjects = list(dict.fromkeys(subjects))
         self._last_sequence = after_sequence  # of the last returned message
+        self._seen_sequence = after_sequence  # everything the read is about was returned up to here; 0: unknown yet
         self._last_number = 0  # of that message, as the consumer counts deliveries
         self._created_at = ""  # of the stream
         self._consumer = ""
@@ -102,7 +103,10 @@ class NatsProjection:
                 _log.warning("gap detected in stream read, read restarted", stream=self._stream, sequence=read.sequence)
                 await self._drop()
                 return batch
+            if read.sequence != self._last_sequence + 1 and not self._subjects:
+                await self._check_stream()  # were messages deleted in the middle, or discarded unread?
             self._last_number, self._last_sequence = number, read.sequence
+            self._seen_sequence = max(self._seen_sequence, read.sequence)
             batch.append(read)
         if pull.is_broken or self._lost_last_messages(pull):
             await self._drop()
@@ -123,15 +127,22 @@ class NatsProjection:
         return True
 
     async def lag_count(self) -> int:
-        """Messages that are stored but not yet returned. Raises TransientError when the broker is away."""
+        """Messages that are stored but not yet returned.
+
+        Raises TransientError when the broker is away, ConfigError when messages were discarded unread.
+        """
         if self._pull is None:
             raise TransientError(f"read of stream {self._stream} is interrupted; retry")
         try:
+            last_sequence = await self._check_stream()
             info = await self._link.call(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
         except ApiError as exc:
             raise TransientError(f"read of stream {self._stream} is interrupted: {exc}") from exc
         # Messages sent but not yet returned are on the wire or in a buffer: not caught up either.
-        return int(info["num_pending"]) + int(info["delivered"]["consumer_seq"]) - self._last_number
+        lag_count = int(info["num_pending"]) + int(info["delivered"]["consumer_seq"]) - self._last_number
+        if lag_count == 0:
+            self._seen_sequence = max(self._seen_sequence, last_sequence)
+        return lag_count
 
     @property
     def is_closed(self) -> bool:
@@ -152,8 +163,12 @@ class NatsProjection:
             if self._link.is_up:
                 await self._link.call(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
 
-    async def _check_stream(self) -> None:
-        """Raise ConfigError for a recreated or truncated stream: continuing would skip facts."""
+    async def _check_stream(self) -> int:
+        """Return the last sequence of the stream.
+
+        Raises ConfigError for a recreated or truncated stream, and when it has discarded messages unread: continuing
+        would skip facts.
+        """
         try:
             info = await self._link.call(
                 f"STREAM.INFO.{self._stream}", seconds_max=self._link.timeouts.read_seconds_max
@@ -162,7 +177,8 @@ class NatsProjection:
             if exc.error_code != NO_STREAM:
                 raise
             raise ConfigError("broker", [f"stream {self._stream} does not exist; create it with `ensure`"]) from exc
-        last_sequence, created_at = int(info["state"]["last_seq"]), str(info["created"])
+        first_sequence, last_sequence = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
+        created_at = str(info["created"])
         is_another, self._created_at = created_at != (self._created_at or created_at), created_at
         if is_another or last_sequence < self._last_sequence:
             error = (
@@ -170,3 +186,5 @@ class NatsProjection:
                 "was recreated or lost messages; restart the process"
             )
             raise ConfigError("broker", [error])
+        refuse_gap(self._stream, self._seen_sequence, first_sequence)
+        return last_sequence

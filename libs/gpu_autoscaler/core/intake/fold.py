@@ -18,7 +18,7 @@ from gpu_autoscaler.core.state.hours import hour, hour_end
 from gpu_autoscaler.core.state.interruption_history import add_termination, capacity_pool_of
 from gpu_autoscaler.core.state.ledger import fold_cost
 from gpu_autoscaler.core.state.node_shortfalls import observed_allocatable_of
-from gpu_autoscaler.core.state.queries import is_finished, is_workload
+from gpu_autoscaler.core.state.queries import is_finished, is_workload, listed_instances
 from gpu_autoscaler.core.state.retention import is_long_idle, is_past_retention, notice_ended_at, prune, prune_pod
 from gpu_autoscaler.core.state.state import (
     ClusterState,
@@ -345,6 +345,8 @@ class _Folding:
                 self._instance(fact, at)
             case node.NodeInstanceListed():
                 self._instances_listed(fact)
+            case node.NodeInstancesChanged():
+                self._instances_changed(fact)
             case _:
                 assert_never(fact)
 
@@ -389,6 +391,14 @@ class _Folding:
         if seen_at is None or at > seen_at:
             self._batch.instances_seen_at.set(provider_id, at)
 
+    def _instances_changed(self, fact: node.NodeInstancesChanged) -> None:
+        """Continue the last list: what it had and is not missing now is seen again."""
+        if fact.since != self._batch.instances_listed_at:
+            return
+        listed = listed_instances(self._batch.instances_seen_at.now, fact.since)
+        provider_ids = (*sorted(listed.difference(fact.missing)), *fact.appeared)
+        self._instances_listed(node.NodeInstanceListed(provider_ids=provider_ids, listed_at=fact.listed_at))
+
     def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
         before = self._batch.instances_listed_at
         if before is None or fact.listed_at > before:
@@ -422,6 +432,9 @@ class _Folding:
             self._advance("job", at)
         if isinstance(fact, job.JobListed):
             return  # used by the scheduler only
+        if isinstance(fact, job.JobResynced):
+            self._job_resynced(fact, at)
+            return
         job_id = self._job_id(fact, event_id)
         before = self._batch.jobs.get(job_id) or JobRecord()
         after = apply_to_job(before, fact, at)
@@ -429,6 +442,19 @@ class _Folding:
             self._batch.jobs.set(job_id, after)
         if isinstance(fact, job.JobFinished):
             self._ended("job", fact.finished_at)
+
+    def _job_resynced(self, fact: job.JobResynced, at: datetime) -> None:
+        """Fold the facts that are missing in the record; those it has are the same or newer."""
+        before = after = self._batch.jobs.get(fact.job_id) or JobRecord()
+        parts = (
+            fact.requested, fact.queued, fact.cancel_requested, fact.placed, fact.preempted, fact.started,
+            fact.estimated, fact.scored,
+        )  # fmt: skip
+        for part in parts:
+            if part is not None:
+                after = apply_to_job(after, part, fact.requested_at or at)
+        if after is not before:
+            self._batch.jobs.set(fact.job_id, after)
 
     @staticmethod
     def _job_id(fact: catalog.OneJobFact, event_id: str) -> JobId:
@@ -472,10 +498,10 @@ class _Folding:
                 self._batch.restored_at = self._batch.restored_at or fact.restored_at
                 for past in fact.past:
                     self._decided(past.decision, past.plan_id, past.planned_at)
+            case scaling.ScalingOrderResynced() | scaling.ScalingDrainResynced():
+                self._resynced(fact)
             case scaling.ScalingNodeOrdered() | scaling.ScalingNodeLaunched() | scaling.ScalingLaunchRefused():
-                self._batch.orders.set(fact.action_id, apply_to_order(self._order(fact.action_id, fact.plan_id), fact))
-                if isinstance(fact, scaling.ScalingLaunchRefused):
-                    self._ended("scaling", fact.refused_at)
+                self._order_step(fact)
             case scaling.ScalingDrainStarted() | scaling.ScalingPodEvicted() | scaling.ScalingNodeDrained():
                 self._batch.drains.set(fact.action_id, apply_to_drain(self._drain(fact.action_id, fact.plan_id), fact))
             case scaling.ScalingCheckpointRequested() | scaling.ScalingNodeRemoved():
@@ -523,6 +549,28 @@ class _Folding:
                     self._batch.drains.set(decision.drain_action_id, replace(drain, cancel=decision))
             case _:
                 assert_never(decision)
+
+    def _order_step(self, fact: OrderStep) -> None:
+        self._batch.orders.set(fact.action_id, apply_to_order(self._order(fact.action_id, fact.plan_id), fact))
+        if isinstance(fact, scaling.ScalingLaunchRefused):
+            self._ended("scaling", fact.refused_at)
+
+    def _resynced(self, fact: scaling.ScalingOrderResynced | scaling.ScalingDrainResynced) -> None:
+        """Fold what is missing in the record of an open decision; repeated steps change nothing."""
+        if fact.decision is not None and fact.planned_at is not None:
+            self._decided(fact.decision, fact.plan_id, fact.planned_at)
+        if isinstance(fact, scaling.ScalingDrainResynced):
+            if fact.cancel is not None:  # before `drained`: the first of both wins
+                self._decided(fact.cancel, fact.plan_id, fact.planned_at or _NEVER)
+            drain = self._drain(fact.action_id, fact.plan_id)
+            for step in (fact.started, fact.drained):
+                drain = drain if step is None else apply_to_drain(drain, step)
+            self._batch.drains.set(fact.action_id, drain)
+            return
+        order = self._order(fact.action_id, fact.plan_id)
+        for order_step in (fact.ordered, fact.launched):
+            order = order if order_step is None else apply_to_order(order, order_step)
+        self._batch.orders.set(fact.action_id, order)
 
     def _terminated(self, fact: scaling.ScalingNodeTerminated) -> None:
         """Close the purchase and the removal of the instance; either may have aged out."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, changed_keys
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.resources import NO_RESOURCES
@@ -16,6 +16,14 @@ from gpu_autoscaler.model.resources import NO_RESOURCES
 _NODE_BOUND_OWNERS = frozenset({"DaemonSet", "Node"})  # "Node" owns mirror pods, the shadows of static pods
 _FINISHED_PHASES = frozenset({"succeeded", "failed"})
 _OUTCOMES = {"completed": JobState.COMPLETED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
+
+
+# ---- instances
+
+
+def listed_instances(seen_at: Mapping[ProviderId, datetime], listed_at: datetime) -> frozenset[ProviderId]:
+    """Return the instances of the cloud's list of this time, and those observed since."""
+    return frozenset(provider_id for provider_id, at in seen_at.items() if at >= listed_at)
 
 
 # ---- pods

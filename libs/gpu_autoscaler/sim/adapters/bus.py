@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
-from gpu_autoscaler.bus.streams import ConsumerSpec, streams
+from gpu_autoscaler.bus.streams import ConsumerSpec, StreamLimits, streams
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
@@ -18,6 +18,18 @@ from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 Cursors = Mapping[str, int]
+
+# As if every fact had this size: the limits by size hold without encoding it.
+_PAYLOAD = bytes(1000)
+# Much shorter than the life of a node, much longer than the pause between two resyncs.
+SHORT_LIMITS: Mapping[str, StreamLimits] = {
+    "NODE": StreamLimits(max_age_seconds=2400, max_bytes=1500 * len(_PAYLOAD)),
+    "POD": StreamLimits(max_age_seconds=86400, max_bytes=1500 * len(_PAYLOAD)),
+    **{
+        name: StreamLimits(max_age_seconds=2400, max_bytes=3000 * len(_PAYLOAD))
+        for name in ("JOB", "SPOT", "SCALING", "POLICY")
+    },
+}
 
 
 class DeadLetter:
@@ -34,8 +46,10 @@ class DeadLetter:
 class SimBus:
     """All published facts in order, and their listeners."""
 
-    def __init__(self, loop: VirtualLoop, *, is_coded: bool = False) -> None:
-        self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}
+    def __init__(self, loop: VirtualLoop, *, is_coded: bool = False, discards: bool = False) -> None:
+        """`discards`: streams reach their limits within the run, see SHORT_LIMITS."""
+        self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}  # discarded ones included
+        self.discards = discards
         self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
         self.published: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
@@ -48,7 +62,7 @@ class SimBus:
 
     def _new_broker(self) -> MemoryBroker:
         broker = MemoryBroker()
-        for spec in streams():
+        for spec in streams(SHORT_LIMITS if self.discards else None):
             broker.make_stream(spec, self._loop.now())
         return broker
 
@@ -76,7 +90,7 @@ class SimBus:
         ack = self._broker.stream(fact.stream()).store(
             Publication(
                 subject=fact.subject(),
-                payload=b"",
+                payload=_PAYLOAD,
                 message_id=envelope.id,
                 expected_last_subject_sequence=expected_last_sequence,
             ),
@@ -109,16 +123,20 @@ class SimBus:
         return self.facts[stream][sequence - 1]
 
     def since(self, cursors: Cursors, folds: Collection[type[Fact]]) -> list[Recorded]:
-        """Return facts of these types after the cursors, stream by stream."""
+        """Return stored facts of these types after the cursors, stream by stream."""
         return [
             recorded
             for stream in sorted({fact.stream() for fact in folds})
-            for recorded in self.facts[stream][cursors.get(stream, 0) :]
+            for recorded in self.facts[stream][max(cursors.get(stream, 0), self.span(stream).first_sequence - 1) :]
             if type(recorded.fact) in folds
         ]
 
-    def folded(self, folds: Iterable[type[Fact]]) -> tuple[Cursors, ClusterState]:
-        """Return the fold of all facts, from which a service starts. Cached from one start to the next."""
+    def ends(self, folds: Collection[type[Fact]]) -> Cursors:
+        """Return the last sequence of each stream of these facts."""
+        return {stream: len(self.facts[stream]) for stream in sorted({fact.stream() for fact in folds})}
+
+    def folded(self, folds: Iterable[type[Fact]]) -> ClusterState:
+        """Return the fold of all facts, discarded ones included. Cached from one call to the next."""
         wanted = frozenset(folds)
         cursors, state = self._folded.get(wanted, ({}, EMPTY_STATE))
         reached = dict(cursors)
@@ -128,7 +146,7 @@ class SimBus:
             state = fold(state, new_facts) if new_facts else state
             reached[stream] = len(facts)
         self._folded[wanted] = (reached, state)
-        return reached, state
+        return state
 
     @staticmethod
     def _through_the_codec(envelope: Envelope) -> Envelope:

@@ -42,6 +42,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("publish_answer_lost", ratio=0.002, place=PROCESS),
         Kind("broker_away", per_hour=0.15, place=BROKER),
         Kind("broker_lost", per_hour=0.05, place=RECORD),
+        # Streams discard by age and size while what they tell of still lives.
+        Kind("retention_short", ratio=1.0, is_newer=True, share_max=0.25),
         # processes
         Kind("service_killed", per_hour=0.25, place=PROCESS),
         Kind("killed_before_publish", ratio=0.002, place=PROCESS),

@@ -1,0 +1,60 @@
+"""What the scaler publishes again before its stream discards it: everything open in the state but pods and jobs.
+
+The scaler does it also for facts of others (notices, directives, policy documents): they come from many short-lived
+publishers, and of the scaler one process is active.
+"""
+
+from collections.abc import Iterator
+
+from gpu_autoscaler.core.state.queries import listed_instances
+from gpu_autoscaler.core.state.retention import drain_ended_at, order_ended_at
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDocumentsAccepted
+from gpu_autoscaler.events.scaling import ScalingDrainResynced, ScalingOrderResynced
+
+RESYNCED: tuple[type[Fact], ...] = (
+    ScalingOrderResynced,
+    ScalingDrainResynced,
+    PolicyDirectiveGiven,
+    PolicyDocumentsAccepted,
+)
+
+
+def living(state: ClusterState) -> Iterator[Fact]:
+    """Yield the facts of living instances, active notices, open decisions, valid directives and policy documents."""
+    if state.instances_listed_at is not None:
+        listed = listed_instances(state.instances_seen_at, state.instances_listed_at)
+        yield from (fact for provider_id, fact in state.instances.items() if provider_id in listed)
+    yield from (record.notice for record in state.notices.values() if record.is_active)
+    yield from map(_order, filter(lambda order: order_ended_at(order) is None, state.orders.values()))
+    yield from map(_drain, filter(lambda drain: drain_ended_at(drain) is None, state.drains.values()))
+    newest = state.newest.get("policy")
+    for record in state.directives.values():
+        if record.lifted is None and newest is not None and record.given.until > newest:
+            yield record.given
+    if state.policy_documents is not None:
+        yield state.policy_documents
+
+
+def _order(order: OrderRecord) -> ScalingOrderResynced:
+    return ScalingOrderResynced(
+        action_id=order.action_id,
+        plan_id=order.plan_id,
+        decision=order.decision,
+        planned_at=order.planned_at,
+        ordered=order.ordered,
+        launched=order.launched,
+    )
+
+
+def _drain(drain: DrainRecord) -> ScalingDrainResynced:
+    return ScalingDrainResynced(
+        action_id=drain.action_id,
+        plan_id=drain.plan_id,
+        decision=drain.decision,
+        planned_at=drain.planned_at,
+        started=drain.started,
+        drained=drain.drained,
+        cancel=drain.cancel,
+    )
