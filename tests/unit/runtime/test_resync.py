@@ -78,7 +78,7 @@ def test_the_older_half_of_a_full_stream_is_due() -> None:
 
 
 def test_unknown_position_is_due_once_the_stream_is_half_full() -> None:
-    """Another process published it, nobody knows when."""
+    """Another process published it, at an unknown time."""
     memory = Resync(Watcher(node("a")))
     later = NOON + 4 * DAY
     assert memory.due(WEEK, "NODE", later) == [(node("a"), later)]
