@@ -14,6 +14,7 @@ PROMISES = {
     6: "Recorded plans can be recomputed",
     7: "After a loss of the broker the state is rebuilt",
     8: "A fleet with all-zero telemetry is a telemetry fault",
+    9: "Everything alive can be read from the streams",
 }
 _HEAD = """# Planted bugs
 

@@ -82,6 +82,8 @@ PROFILES: Mapping[str, FaultProfile] = {
     ),
     "API outages": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
     "delayed launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
+    "short retention": FaultProfile(("retention_short", "service_killed", "snapshot_corrupt"), 8.0),
+    "clocks": FaultProfile(("clock_far_ahead", "notice_120", "notice_30"), 8.0),
     "messages": FaultProfile(
         ("message_delayed", "message_repeated", "streams_overtaking", "list_stale", "watch_broken",
          "watch_history_lost", "pod_vanished", "node_vanished"),

@@ -4,9 +4,11 @@ Two steps distinguish an unknown type (a newer publisher) from an invalid fact.
 Source: CloudEvents specification 1.0.2, "JSON Event Format".
 """
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact
@@ -14,6 +16,8 @@ from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.model.observed import Instant
 
 SPEC_VERSION = "1.0"
+# A publisher's clock may be this far ahead of the broker's: more than clocks kept by NTP differ. Source: our own.
+AHEAD_MAX = timedelta(seconds=60)
 # The id goes into headers, log lines and every following fact; our own are below a quarter of this.
 EVENT_ID_LENGTH_MAX = 512
 # What decoding foreign JSON raises; RecursionError for nesting that is too deep.
@@ -42,10 +46,31 @@ class Recorded(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     envelope: Envelope
     stream: str
     sequence: int
+    stored_at: Instant | None = None  # cluster time; None: unknown, as in tests
+    ahead_seconds: float = 0.0  # how far ahead of the broker the publisher's clock was; 0: within AHEAD_MAX
 
     @property
     def fact(self) -> Fact:
         return self.envelope.fact
+
+
+def recorded(envelope: Envelope, stream: str, sequence: int, stored_at: datetime) -> Recorded:
+    """Return the stored fact; what its publisher dated more than AHEAD_MAX after `stored_at` is dated there.
+
+    The state measures ages against the newest fact of a stream: one clock that is hours ahead would make every true
+    notice look old. A late fact keeps its time. The correction depends on the message alone, so that every reader and
+    every recomputation makes the same one.
+    """
+    limit = stored_at + AHEAD_MAX
+    if envelope.time <= limit:
+        return Recorded(envelope=envelope, stream=stream, sequence=sequence, stored_at=stored_at)
+    fact = envelope.fact
+    later = {name: limit for name in fact.CLOCK_FIELDS if (getattr(fact, name) or limit) > limit}
+    corrected = replace(envelope, time=limit, fact=replace(fact, **later) if later else fact)
+    ahead_seconds = (envelope.time - stored_at).total_seconds()
+    return Recorded(
+        envelope=corrected, stream=stream, sequence=sequence, stored_at=stored_at, ahead_seconds=ahead_seconds
+    )
 
 
 class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):

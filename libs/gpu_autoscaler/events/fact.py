@@ -25,6 +25,9 @@ class Fact(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     VERSION: ClassVar[int] = 1
+    # Fields with an instant read from the publisher's clock that the fold measures ages by: a clock that is ahead is
+    # corrected in them (`events/envelope.py: recorded`).
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def domain(cls) -> str:

@@ -1,6 +1,6 @@
 """Facts about nodes (as Kubernetes reports them) and instances (as the cloud reports them)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
@@ -69,12 +69,16 @@ class NodeGone(Versioned, frozen=True, kw_only=True):
 class NodeListed(Versioned, frozen=True, kw_only=True):
     """A complete list was read: older nodes missing in it are gone. Also a heartbeat of the watch."""
 
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
+
     node_uids: tuple[NodeUid, ...]
     listed_at: Instant
 
 
 class NodeWatched(Versioned, frozen=True, kw_only=True):
     """The watch was complete up to this version at this time (a bookmark)."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
 
@@ -107,6 +111,8 @@ class NodeInstanceListed(Fact, frozen=True, kw_only=True):
     Published in full at first and before its stream discards it; `NodeInstancesChanged` continues it.
     """
 
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
+
     provider_ids: tuple[ProviderId, ...]
     listed_at: Instant
 
@@ -116,6 +122,8 @@ class NodeInstancesChanged(Fact, frozen=True, kw_only=True):
 
     Has no effect on readers whose last list is not that of `since`: they wait for the next full one.
     """
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     since: Instant  # `listed_at` of the list that this one continues
     listed_at: Instant

@@ -1,6 +1,6 @@
 """Facts about pods and PodDisruptionBudgets, as the pod watcher reads them from Kubernetes."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.model.ids import JobId, PodUid
@@ -75,12 +75,16 @@ class PodGone(Versioned, frozen=True, kw_only=True):
 class PodListed(Versioned, frozen=True, kw_only=True):
     """A complete list was read: older pods missing in it are gone. Also a heartbeat of the watch."""
 
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
+
     pod_uids: tuple[PodUid, ...]
     listed_at: Instant
 
 
 class PodWatched(Versioned, frozen=True, kw_only=True):
     """The watch was complete up to this version at this time (a bookmark)."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
 
@@ -115,6 +119,8 @@ class PodBudgetGone(Versioned, frozen=True, kw_only=True):
 
 class PodBudgetListed(Versioned, frozen=True, kw_only=True):
     """A complete list of budgets was read: older ones that are missing in it are gone."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     budget_uids: tuple[str, ...]
     listed_at: Instant

@@ -1,6 +1,6 @@
 """Facts about interruptible capacity: interruption notices, rebalance recommendations, offers and prices."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.ids import ProviderId
@@ -20,6 +20,8 @@ def notice_id(provider_id: str, kind: str, provider_event: str) -> str:
 
 class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
     """The cloud will reclaim this instance. A repeat may carry an earlier deadline; the earliest applies."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("received_at",)
 
     provider_id: ProviderId
     kind: NoticeKind
@@ -50,6 +52,8 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
 class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
     """The cloud withdrew its notice; the instance stays."""
 
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("withdrawn_at",)
+
     provider_id: ProviderId
     kind: NoticeKind
     provider_event: str
@@ -71,6 +75,8 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
 
 class SpotRebalanceRecommended(Fact, frozen=True, kw_only=True):
     """The cloud reports an elevated interruption risk for this instance, without a deadline."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("noticed_at",)
 
     provider_id: ProviderId
     noticed_at: Instant

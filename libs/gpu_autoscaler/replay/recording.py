@@ -16,7 +16,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.catalog import FACTS
-from gpu_autoscaler.events.envelope import Recorded, encode
+from gpu_autoscaler.events.envelope import encode, recorded
 from gpu_autoscaler.events.ingress import read
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
@@ -133,7 +133,7 @@ def _facts(lines: Iterable[bytes], path: Path) -> Iterable[Stored]:
 
 def _stored(line: _Line) -> Stored:
     envelope = read(line.subject, bytes(line.event), message_id=None, arrived_at=lambda: line.at)
-    return Stored(at=line.at, recorded=Recorded(envelope=envelope, stream=line.stream, sequence=line.sequence))
+    return Stored(at=line.at, recorded=recorded(envelope, line.stream, line.sequence, line.at))
 
 
 async def collect(

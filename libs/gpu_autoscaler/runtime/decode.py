@@ -3,7 +3,7 @@ recomputations see the same facts under the same ids."""
 
 from gpu_autoscaler.bus.dead_letters import ORIGINAL_ID
 from gpu_autoscaler.bus.protocol import Message
-from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.envelope import Recorded, recorded
 from gpu_autoscaler.events.ingress import read
 from gpu_autoscaler.runtime.clock import Clock
 
@@ -13,10 +13,11 @@ def decode_message(message: Message, clock: Clock) -> Recorded:
 
     A resubmitted message keeps its original id; a message without a time gets that of its arrival.
     """
+    stored_at = clock.at(message.stored_at)
     envelope = read(
         message.subject,
         message.payload,
         message_id=message.headers.get(ORIGINAL_ID, message.message_id),
-        arrived_at=lambda: clock.at(message.stored_at),
+        arrived_at=lambda: stored_at,
     )
-    return Recorded(envelope=envelope, stream=message.stream, sequence=message.sequence)
+    return recorded(envelope, message.stream, message.sequence, stored_at)

@@ -1,11 +1,13 @@
 """What the loops of one service share: bus, clock, publisher, limits, state and dead letters."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Sequence
 from datetime import datetime
 
 import msgspec
+import structlog
 
 from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.protocol import Ack, Bus, Message
@@ -26,7 +28,11 @@ from gpu_autoscaler.runtime.retry import Backoff, pause
 from gpu_autoscaler.runtime.service import Outcome, Outputs, ResyncInput, Service
 from gpu_autoscaler.runtime.urgency import BatchWindow, Urgency
 
+log = structlog.get_logger()
+
 LEASE_POLL_SECONDS = 0.05
+CLOCK_REPORT_SECONDS = 3600.0  # between two log lines about one publisher's clock
+CLOCK_SOURCES_COUNT_MAX = 1000
 READERS = "readers"  # the name under which a message that is no valid fact is set aside, whoever reads it first
 
 
@@ -132,6 +138,7 @@ class LoopContext:
         self.urgency = Urgency(limits.batch_window)
         self.urgent_event = asyncio.Event()  # set by every urgent fact
         self.observer = Observer(metrics, view)
+        self._clock_reported_at: dict[str, float] = {}  # by source
         self.resync = Resync(service) if isinstance(service, ResyncInput) else None
         self._publisher = Publisher(
             bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
@@ -168,6 +175,19 @@ class LoopContext:
         now = self.clock.wall_now()
         for (fact, happened_at), ack in zip(facts, acks, strict=True):
             self.resync.published(fact, ack.sequence, stored_at=now, time=happened_at)
+
+    def report_clock_ahead(self, recorded: Recorded) -> None:
+        """Report that a publisher's clock is ahead, so that its fact was dated back; once an hour per publisher."""
+        source, now = recorded.envelope.source, self.clock.monotonic_seconds()
+        self.metrics.facts_dated_ahead.labels(recorded.stream.lower()).inc()
+        if now - self._clock_reported_at.get(source, -math.inf) >= CLOCK_REPORT_SECONDS:
+            if len(self._clock_reported_at) >= CLOCK_SOURCES_COUNT_MAX:
+                self._clock_reported_at.clear()
+            self._clock_reported_at[source] = now
+            log.warning(
+                "clock of a publisher is ahead of the broker's; synchronize it",
+                source=source, ahead_seconds=round(recorded.ahead_seconds), subject=recorded.fact.subject(),
+            )  # fmt: skip
 
     def record_urgent(self, count: int) -> None:
         """Record `count` urgent facts that were folded together, and wake the tick loop."""

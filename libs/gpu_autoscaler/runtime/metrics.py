@@ -79,6 +79,9 @@ class Metrics:
         self.facts_resynced = self._counter(
             "facts_resynced", "Facts about living objects stored again before their stream discards them.", "domain"
         )
+        self.facts_dated_ahead = self._counter(
+            "facts_dated_ahead", "Facts dated back because their publisher's clock was over a minute ahead.", "domain"
+        )
         self.facts_folded = self._counter("facts_folded", "Facts folded into the state.", "domain")
         self.handle_seconds = self._histogram("handle_seconds", "Time to handle one fact.", _FAST_SECONDS, "domain")
         self.consumer_lag = self._gauge("consumer_lag", "Messages waiting for this consumer.", "domain")
@@ -113,6 +116,7 @@ class Metrics:
         self.facts_published.labels(domain)
         self.facts_folded.labels(domain)
         self.facts_resynced.labels(domain)
+        self.facts_dated_ahead.labels(domain)
 
     def _declare_decisions(self) -> None:
         self.decision_seconds = self._histogram("decision_seconds", "Time of one tick.", _FAST_SECONDS)

@@ -438,6 +438,8 @@ def _wake(waiting: "asyncio.Future[None]") -> None:
 RESTART_SECONDS = (1.0, 120.0)
 LOST_RESTART_SECONDS = (1.0, 5.0)  # of a process that exited, by its supervisor
 SKEW_SECONDS_MAX = 3.0
+FAR_AHEAD_SECONDS = 8 * 3600.0
+OBSERVING_ROLES = ("notices", "pod_watcher")  # they run on other hosts than what decides, and decide nothing
 REDELIVERED_SECONDS = 31.0  # until the broker redelivers messages of a dead process: its ack wait plus one second
 
 BoundTickInputs = Callable[[StateView, datetime], Hashable]
@@ -476,6 +478,9 @@ class ProcessPool:
             else 0.0
             for role in tick_inputs
         }
+        if faults.strikes("clock_far_ahead"):
+            role = faults.choose("clock_far_ahead", [role for role in OBSERVING_ROLES if role in self._skew])
+            self._skew[role] += FAR_AHEAD_SECONDS
         self._ended: list[Process] = []
         bus.listen(self._on_fact)
 

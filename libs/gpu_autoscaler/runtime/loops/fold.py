@@ -110,6 +110,8 @@ class FoldingLoop:
                 )  # fmt: skip
                 self._queue_letter(message.sequence)
                 continue
+            if item.ahead_seconds:
+                self._context.report_clock_ahead(item)
             if type(item.fact) in self._folds:
                 recorded.append(item)
         before = self._view.state

@@ -11,7 +11,7 @@ from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
 from gpu_autoscaler.bus.streams import ConsumerSpec, StreamLimits, streams
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
-from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
+from gpu_autoscaler.events.envelope import Envelope, Recorded, encode, recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.ingress import read
 from gpu_autoscaler.model.errors import TransientError
@@ -98,11 +98,11 @@ class SimBus:
         )
         if not ack.is_duplicate:
             stored = self._through_the_codec(envelope) if self._is_coded else envelope
-            recorded = Recorded(envelope=stored, stream=ack.stream, sequence=ack.sequence)
-            self.facts[ack.stream].append(recorded)
-            self.published.append(recorded)
+            entry = recorded(stored, ack.stream, ack.sequence, self._loop.now())
+            self.facts[ack.stream].append(entry)
+            self.published.append(entry)
             for listener in tuple(self._listeners):
-                listener(recorded)
+                listener(entry)
         return ack
 
     def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:

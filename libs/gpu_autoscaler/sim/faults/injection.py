@@ -51,6 +51,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("killed_in_call", ratio=0.001, place=PROCESS),
         Kind("two_scalers", per_hour=0.2, place=PROCESS),
         Kind("clocks_differ", ratio=0.7),
+        # The clock of a node, or of the pod watcher's host, is hours ahead (a hardware clock in local time).
+        Kind("clock_far_ahead", ratio=0.5, is_newer=True, share_max=0.25),
         # Kubernetes
         Kind("list_stale", ratio=0.2, place=PROCESS),
         Kind("watch_broken", per_hour=0.3, place=KUBERNETES),

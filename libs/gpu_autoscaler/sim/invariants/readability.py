@@ -8,8 +8,8 @@ from gpu_autoscaler.core.state.retention import drain_ended_at, order_ended_at
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobQueued
-from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
+from gpu_autoscaler.events.pod import PodBudgetListed, PodBudgetObserved, PodListed, PodObserved
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeOrdered
 from gpu_autoscaler.events.spot import SpotNoticeReceived
@@ -81,5 +81,10 @@ def _living(state: ClusterState) -> Mapping[tuple[str, type[Fact]], Mapping[Any,
             for key, record in state.directives.items()
             if record.lifted is None and newest is not None and record.given.until > newest
         },
+        # Without a list nothing is known to be absent.
+        ("lists of pods", PodListed): {"pods": (state.pods_synced and True,)},
+        ("lists of disruption budgets", PodBudgetListed): {"budgets": (state.budgets_synced and True,)},
+        ("lists of nodes", NodeListed): {"nodes": (state.nodes_synced and True,)},
+        ("lists of instances", NodeInstanceListed): {"instances": (state.instances_listed_at and True,)},
         ("policy documents", PolicyDocumentsAccepted): {"accepted": (state.policy_documents,)},
     }

@@ -1,0 +1,67 @@
+"""Bugs to plant in what keeps living objects in streams that discard. See `planted.py`."""
+
+from tests.sim.planting import Planted
+
+_SERVICES = "services/gpu_autoscaler_services"
+_PROFILE = "short retention"
+
+# 9: everything alive can be read from the streams
+RETENTION = (
+    Planted(
+        "unchanged pods and nodes are not published again",
+        9,
+        f"{_SERVICES}/pod_watcher/service.py",
+        "            yield from filter(None, tuple(kind.published.values()))\n",
+        "",
+        _PROFILE,
+    ),
+    Planted(
+        "the last list of pods is not published again",
+        9,
+        f"{_SERVICES}/pod_watcher/service.py",
+        "            if kind.last_list is not None:\n",
+        "            if False:\n",
+        _PROFILE,
+    ),
+    Planted(
+        "open purchases are not published again",
+        9,
+        f"{_SERVICES}/scaler/living.py",
+        "    yield from map(_order, filter(lambda order: order_ended_at(order) is None, state.orders.values()))\n",
+        "",
+        _PROFILE,
+    ),
+    Planted(
+        "waiting jobs are not published again",
+        9,
+        f"{_SERVICES}/scheduler/service.py",
+        "            if job.queued is not None and job.finished is None:\n",
+        "            if job.started is not None and job.finished is None:\n",
+        _PROFILE,
+    ),
+    Planted(
+        "facts are published again too late",
+        9,
+        "libs/gpu_autoscaler/runtime/resync.py",
+        "now - position.stored_at > span.age_max / 2",
+        "now - position.stored_at > span.age_max * 2",
+        _PROFILE,
+    ),
+    Planted(
+        "the limit by size is ignored",
+        9,
+        "libs/gpu_autoscaler/runtime/resync.py",
+        "if is_old or (span.is_half_full and position.sequence < middle):",
+        "if is_old:",
+        _PROFILE,
+    ),
+    Planted(
+        "a clock that is hours ahead is believed",
+        4,
+        "libs/gpu_autoscaler/events/envelope.py",
+        "AHEAD_MAX = timedelta(seconds=60)\n",
+        "AHEAD_MAX = timedelta(days=60)\n",
+        "clocks",
+        hours=2.0,
+    ),
+)
