@@ -5,8 +5,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from gpu_autoscaler.bus.streams import streams_document
+from gpu_autoscaler.bus.streams import consumers_for, streams_document
 from gpu_autoscaler.contracts.schemas import asyncapi, fact_files, to_json, to_yaml
+from gpu_autoscaler.runtime.service import lanes_of
 from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.registry import services
 
@@ -16,12 +17,16 @@ README = "README.md"  # the only file in schemas/ that is not generated
 def contract_files() -> dict[str, str]:
     """Return all files of `schemas/`: path -> text."""
     operations = {service.name: ((*service.consumes, *service.folds), service.publishes) for service in services()}
-    consumed = {service.name: service.consumes for service in services()}
+    consumers = [
+        spec
+        for service in sorted(services(), key=lambda service: service.name)
+        for spec in consumers_for(service.name, service.consumes, lanes_of(service))
+    ]
     return {
         **fact_files(),
         "asyncapi.yaml": to_yaml(asyncapi(version("gpu-autoscaler"), operations)),
         "openapi.yaml": to_yaml(openapi.document()),
-        "streams.json": to_json(streams_document(consumed)),
+        "streams.json": to_json(streams_document(consumers)),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, streams
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
@@ -19,7 +19,7 @@ from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest
 from gpu_autoscaler.runtime.policy_reload import PolicyFile, Use, following_policy_file
 from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.service import Service, consumers_of
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.store.opening import is_missing, open_store
 from gpu_autoscaler.store.protocol import Store
@@ -28,10 +28,7 @@ from gpu_autoscaler.store.protocol import Store
 async def open_bus(context: ProcessContext, service: type[Service]) -> NatsBus:
     """Connect to the broker, and create or check the streams, consumers and buckets that this service needs."""
     bus = await _connected(
-        context.settings.nats,
-        name=service.name,
-        consumers=consumers_of_process(service.name, service.consumes),
-        on_closed=context.lost.set,
+        context.settings.nats, name=service.name, consumers=consumers_of(service), on_closed=context.lost.set
     )
     context.closing.push_async_callback(bus.close)
     await bus.ensure()

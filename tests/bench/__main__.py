@@ -19,6 +19,7 @@ from tests.bench import (
     draining,
     folding,
     holding,
+    launching,
     memory,
     noticing,
     packing,
@@ -54,6 +55,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "WATCH": watching.measure,
     "HELD": holding.measure,
     "N1": noticing.measure,
+    "LANES": launching.measure,
     "P1": side_by_side.measure,
 }
 

@@ -11,7 +11,7 @@ from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.memory_bus import MemoryBus
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
-from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, streams
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
@@ -22,7 +22,7 @@ from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.service import Service, consumers_of
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
@@ -110,8 +110,7 @@ class Line:
         await self.stop(name)
         view = StateView()
         service = self._make(name, view)
-        consumers = consumers_of_process(service.name, service.consumes)
-        declared = BusDeclaration(streams=streams(), consumers=consumers, buckets=BUCKETS)
+        declared = BusDeclaration(streams=streams(), consumers=consumers_of(service), buckets=BUCKETS)
         bus = MemoryBus(self.broker, declared, now=wall_now)
         await bus.ensure()
         runner = Runner(service, bus, view=view, clock=self.here.clock)

@@ -129,6 +129,10 @@ class MemoryEffectConsumer:
         """Messages not yet delivered to any process."""
         return self._consumer.pending_count(self._now())
 
+    async def acknowledged_sequence(self) -> int:
+        """The sequence up to which every message is acknowledged."""
+        return self._consumer.acknowledged_sequence(self._now())
+
     async def close(self) -> None:
         """Nothing to return: messages are only taken by `fetch`."""
 
@@ -259,7 +263,7 @@ class MemoryBus(Bus):
         for consumer in self._declared.consumers:
             thing = f"consumer {consumer.durable} of {consumer.stream}"
             try:
-                errors += differences(thing, consumer.config(), self._broker.make_consumer(consumer))
+                errors += differences(thing, consumer.config(), self._broker.make_consumer(consumer, self._now()))
             except PermanentError as exc:
                 errors.append(f"{thing}: {exc}")
         if errors:

@@ -12,7 +12,7 @@ from tests.support.memory_bus import MemoryBus
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication
-from gpu_autoscaler.bus.streams import BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, streams
 from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
@@ -23,7 +23,7 @@ from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.runner import Runner
-from gpu_autoscaler.runtime.service import Outputs, Service
+from gpu_autoscaler.runtime.service import Outputs, Service, consumers_of
 
 QUICK = Limits(
     fetch_seconds_max=0.2,
@@ -32,6 +32,8 @@ QUICK = Limits(
     lag_seconds=0.2,
     stream_watch_seconds=0.2,
     max_deliveries_poll_seconds=0.2,
+    follow_seconds=0.1,
+    follow_nak_seconds=0.2,
     fold_seconds_max=1.0,
     shutdown_seconds_max=1.0,
     backoff=Backoff(first_seconds=0.01, seconds_max=0.05),
@@ -67,7 +69,7 @@ class Place:
 
     async def bus(self, service: "type[Service | Probe] | None" = None, kind: type[MemoryBus] = Away) -> MemoryBus:
         """A hand on the broker, with the consumers of a service."""
-        consumers = () if service is None else consumers_of_process(service.name, service.consumes)
+        consumers = () if service is None else consumers_of(service)
         bus = kind(self.broker, BusDeclaration(streams=streams(), consumers=consumers), now=self.now)
         await bus.ensure()
         return bus

@@ -165,12 +165,16 @@ class MemoryConsumer:
     """One durable consumer: its position and its unacknowledged messages."""
 
     def __init__(
-        self, spec: ConsumerSpec, stream: MemoryStream, advise: Callable[[Publication, datetime], None]
+        self,
+        spec: ConsumerSpec,
+        stream: MemoryStream,
+        advise: Callable[[Publication, datetime], None],
+        after_sequence: int = 0,
     ) -> None:
         self.spec = spec
         self._stream = stream
         self._advise = advise
-        self._read_up_to = 0
+        self._read_up_to = after_sequence
         self._pending: dict[int, _Pending] = {}
 
     def deliver(self, count_max: int, now: datetime) -> list[tuple[Message, int]]:
@@ -235,6 +239,12 @@ class MemoryConsumer:
         """Return the time of the next redelivery."""
         return min((pending.due_at for pending in self._pending.values()), default=None)
 
+    def acknowledged_sequence(self, now: datetime) -> int:
+        """Return the sequence up to which every message is acknowledged; the stream's last if none is waiting."""
+        if self._pending:
+            return min(self._pending) - 1
+        return self._read_up_to if self.pending_count(now) else self._stream.last_sequence
+
     def pending_count(self, now: datetime) -> int:
         """Messages not yet delivered to any process."""
         return sum(1 for _ in self._stream.after(self._read_up_to, self.spec.subjects, now))
@@ -267,11 +277,19 @@ class MemoryBroker:
         self.make_stream(stream, now)
         return self.buckets.setdefault(spec.name, spec).config()
 
-    def make_consumer(self, spec: ConsumerSpec) -> Mapping[str, Any]:
-        """Create it if missing; return the existing configuration. Raises PermanentError without its stream."""
+    def make_consumer(self, spec: ConsumerSpec, now: datetime) -> Mapping[str, Any]:
+        """Create it if missing; update its filter if nothing else differs; return the existing configuration.
+
+        Raises PermanentError without its stream.
+        """
         key = (spec.stream, spec.durable)
-        if key not in self.consumers:
-            self.consumers[key] = MemoryConsumer(spec, self.stream(spec.stream), self._advise)
+        existing = self.consumers.get(key)
+        if existing is None:
+            split = None if spec.split_from is None else self.consumers.get((spec.stream, spec.split_from))
+            after_sequence = 0 if split is None else split.acknowledged_sequence(now)
+            self.consumers[key] = MemoryConsumer(spec, self.stream(spec.stream), self._advise, after_sequence)
+        elif spec.has_other_filter_only(existing.spec.config()):
+            existing.spec = spec
         return self.consumers[key].spec.config()
 
     def stream(self, name: str) -> MemoryStream:

@@ -10,16 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from gpu_autoscaler.bus.streams import (
-    ATTEMPT,
-    BUCKETS,
-    DEAD,
-    LEASES,
-    STREAMS,
-    ConsumerSpec,
-    consumers_of_process,
-    subject_filter,
-)
+from gpu_autoscaler.bus.streams import ATTEMPT, BUCKETS, DEAD, LEASES, STREAMS, ConsumerSpec, subject_filter
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
 
@@ -41,17 +32,17 @@ def of_service(
     *,
     publishes: Iterable[type[Fact]],
     folds: Collection[type[Fact]],
-    consumes: Collection[type[Fact]],
+    consumers: Collection[ConsumerSpec],
     others: Iterable[ConsumerSpec],
     reads: Collection[str] = (),
     has_lease: bool = False,
 ) -> Permissions:
     """Return the permissions of a service's process.
 
-    `others`: durable consumers of other services, which it must not use. `reads`: streams that it reads besides those
-    of its facts.
+    `consumers`: those of its process. `others`: those of all services; it must not use any that is not its own.
+    `reads`: streams that it reads besides those of its facts.
     """
-    own = consumers_of_process(name, consumes)
+    own = tuple(consumers)
     read = {*_streams(folds), *reads, DEAD}
     foreign = [spec for spec in others if spec.stream in read and spec not in own]
     # A process that handles advisories reads undeliverable messages of any stream and stores letters for any service.

@@ -140,6 +140,13 @@ class EffectConsumer(Protocol):
         """Messages not yet delivered to any process (the lag)."""
         ...
 
+    async def acknowledged_sequence(self) -> int:
+        """Return the sequence up to which every message is acknowledged; the stream's last if none is waiting.
+
+        Raises as `fetch` does.
+        """
+        ...
+
     async def close(self) -> None:
         """Return unfetched messages to the broker. Bounded in time; never raises for a broker that is away."""
         ...

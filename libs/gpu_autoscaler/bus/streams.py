@@ -104,6 +104,11 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     # Requested redeliveries count too: a drain checked every second may take hours. The runner sets messages aside
     # after far fewer errors; at this limit the server's advisory leads to a dead letter.
     max_deliver: int = 20_000
+    # Of a lane: the durable that delivered its facts before the split. The lane starts where that one has arrived.
+    split_from: str | None = None
+    # The lanes that deliver its facts now. It is kept at their position for a version without lanes
+    # (`runtime/loops/follow.py`), and delivers nothing to the service.
+    lanes: tuple[str, ...] = ()
 
     def config(self) -> dict[str, Any]:
         """Return the declared properties under the server's names.
@@ -122,11 +127,37 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
             "max_ack_pending": self.max_ack_pending,
         }
 
+    def config_from(self, acknowledged_sequence: int) -> dict[str, Any]:
+        """Return `config` of a consumer that starts after this sequence; 0: from the oldest message."""
+        if not acknowledged_sequence:
+            return self.config()
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": acknowledged_sequence + 1}
+        return {**self.config(), **start}
+
+    def has_other_filter_only(self, actual: Mapping[str, Any]) -> bool:
+        """Return True if the server's consumer differs in its filter and in nothing else."""
+        return bool(self.differences(actual)) and not self.differences(
+            {**actual, "filter_subjects": list(self.subjects)}
+        )
+
     def differences(self, actual: Mapping[str, Any]) -> list[str]:
         """Return the differences to the server's consumer; a recreated one may start at a sequence."""
         if actual.get("deliver_policy") == "by_start_sequence":
             actual = {**actual, "deliver_policy": "all"}
         return differences(f"consumer {self.durable} of {self.stream}", self.config(), actual)
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of one domain that a service handles by a durable consumer and slots of their own.
+
+    Whatever the facts of one lane wait for, those of the others do not wait for it.
+    """
+
+    name: str
+    facts: tuple[type[Fact], ...]
+    concurrency_max: int
+    # Facts that wait for a requested redelivery count too: beyond this many, later ones of the lane wait as well.
+    max_ack_pending: int
 
 
 class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,17 +314,41 @@ def subject_filter(fact_type: type[Fact]) -> str:
     return root if fact_type.subject is Fact.subject else f"{root}.>"
 
 
-def consumers_for(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
-    """Return the durable consumers of a service: one per consumed domain, named `<service>-<domain>-act`."""
+def lane_durable(service_name: str, lane: Lane) -> str:
+    """Return the name of the durable consumer of a lane: `<service>-<domain>-<lane>-act`."""
+    return f"{service_name}-{lane.facts[0].domain()}-{lane.name}-act"
+
+
+def consumers_for(
+    service_name: str, consumed: Iterable[type[Fact]], lanes: Iterable[Lane] = ()
+) -> tuple[ConsumerSpec, ...]:
+    """Return the durable consumers of a service: one per consumed domain, named `<service>-<domain>-act`.
+
+    A domain with lanes has one per lane besides, named `<service>-<domain>-<lane>-act`; they deliver all its facts.
+    """
     subjects: dict[type[Fact], str] = {fact_type: subject_filter(fact_type) for fact_type in consumed}
-    return tuple(
-        ConsumerSpec(
-            durable=f"{service_name}-{domain}-act",
-            stream=domain.upper(),
-            subjects=tuple(sorted(subject for fact_type, subject in subjects.items() if fact_type.domain() == domain)),
+    specs: list[ConsumerSpec] = []
+    for domain in sorted({fact_type.domain() for fact_type in subjects}):
+        durable, stream = f"{service_name}-{domain}-act", domain.upper()
+        of_domain = [fact_type for fact_type in subjects if fact_type.domain() == domain]
+        split = [
+            ConsumerSpec(
+                durable=lane_durable(service_name, lane),
+                stream=stream,
+                subjects=tuple(sorted(subjects[fact_type] for fact_type in lane.facts)),
+                max_ack_pending=lane.max_ack_pending,
+                split_from=durable,
+            )
+            for lane in lanes
+            if lane.facts[0].domain() == domain
+        ]
+        everything = tuple(sorted(subjects[fact_type] for fact_type in of_domain))
+        assert not split or everything == tuple(sorted(subject for spec in split for subject in spec.subjects)), (  # noqa: S101 - a bug
+            f"{service_name}: each consumed fact of {domain} belongs to exactly one lane"
         )
-        for domain in sorted({fact_type.domain() for fact_type in subjects})
-    )
+        followed = tuple(spec.durable for spec in split)
+        specs += [ConsumerSpec(durable=durable, stream=stream, subjects=everything, lanes=followed), *split]
+    return tuple(specs)
 
 
 # Turns ADVISORY into DEAD. Shared by all services that consume, so that each advisory is handled once.
@@ -302,9 +357,11 @@ MAX_DELIVERIES_CONSUMER = ConsumerSpec(
 )
 
 
-def consumers_of_process(service_name: str, consumed: Iterable[type[Fact]]) -> tuple[ConsumerSpec, ...]:
+def consumers_of_process(
+    service_name: str, consumed: Iterable[type[Fact]], lanes: Iterable[Lane] = ()
+) -> tuple[ConsumerSpec, ...]:
     """Return the consumers of a service's process: its own and, if it has any, MAX_DELIVERIES_CONSUMER."""
-    own = consumers_for(service_name, consumed)
+    own = consumers_for(service_name, consumed, lanes)
     return (*own, MAX_DELIVERIES_CONSUMER) if own else ()
 
 
@@ -329,9 +386,8 @@ def _shown(key: str, value: object) -> str:
     return "not set" if value is None else repr(value)
 
 
-def streams_document(services: Mapping[str, Iterable[type[Fact]]]) -> dict[str, Any]:
-    """Return the content of `schemas/streams.json`; `services` maps service names to the facts they consume."""
-    consumers = [spec for name in sorted(services) for spec in consumers_for(name, services[name])]
+def streams_document(consumers: Iterable[ConsumerSpec]) -> dict[str, Any]:
+    """Return the content of `schemas/streams.json`; `consumers` are those of all services."""
     return {
         "streams": msgspec.to_builtins(STREAMS),
         "consumers": msgspec.to_builtins([*consumers, MAX_DELIVERIES_CONSUMER]),

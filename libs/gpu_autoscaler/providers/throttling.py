@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TypeVar
 
 from gpu_autoscaler.model.errors import TransientError
@@ -13,6 +15,12 @@ T = TypeVar("T")
 SLOWER_RATIO = 0.5  # the rate is multiplied by this when the cloud throttles
 FASTER_RATIO = 0.05  # share of the full rate that each successful call restores
 RATE_RATIO_MIN = 0.05
+
+# Entered while a call waits for its rate limit: who handles many facts at once gives the slot of this one to another
+# (`runtime/slots.py`).
+while_waiting: ContextVar[Callable[[], AbstractAsyncContextManager[None]]] = ContextVar(
+    "while_waiting", default=nullcontext
+)
 
 
 class NotSent(TransientError):
@@ -49,7 +57,8 @@ class RateLimit:
             )
         self._left -= 1.0
         if wait_seconds > 0:
-            await asyncio.sleep(wait_seconds)
+            async with while_waiting.get()():
+                await asyncio.sleep(wait_seconds)
 
     def throttled(self) -> None:
         """Slow down: the cloud has throttled."""

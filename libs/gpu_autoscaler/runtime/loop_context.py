@@ -98,6 +98,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stream_watch_seconds: float = 3.0  # between two checks that the streams are still the same
     resync_seconds: float = 60.0  # between two checks whether streams may soon discard something living
     max_deliveries_poll_seconds: float = 60.0  # between two reads of the broker's MAX_DELIVERIES advisories
+    follow_seconds: float = 5.0  # between two steps of a consumer that follows the lanes it was split into
+    # Until it sees a message again that a lane has not finished: 20,000 deliveries of an endless one take a week.
+    follow_nak_seconds: float = 30.0
     fold_seconds_max: float = 5.0  # until the projection holds a fact that is to be handled, or our own plan
     bug_tries_count_max: int = 5
     batch_window: BatchWindow = BatchWindow()
@@ -140,6 +143,7 @@ class LoopContext:
         self.observer = Observer(metrics, view)
         self._clock_reported_at: dict[str, float] = {}  # by source
         self.resync = Resync(service) if isinstance(service, ResyncInput) else None
+        self._lag_counts: dict[tuple[str, str], int] = {}  # by domain and durable consumer
         self._publisher = Publisher(
             bus, clock, metrics, service=service.name, instance=instance, publishes=service.publishes
         )
@@ -188,6 +192,12 @@ class LoopContext:
                 "clock of a publisher is ahead of the broker's; synchronize it",
                 source=source, ahead_seconds=round(recorded.ahead_seconds), subject=recorded.fact.subject(),
             )  # fmt: skip
+    def record_lag(self, domain: str, durable: str, count: int) -> None:
+        """Export how many messages of the domain wait for this service, in all lanes together."""
+        self._lag_counts[domain, durable] = count
+        self.metrics.consumer_lag.labels(domain).set(
+            sum(count for (lag_domain, _), count in self._lag_counts.items() if lag_domain == domain)
+        )
 
     def record_urgent(self, count: int) -> None:
         """Record `count` urgent facts that were folded together, and wake the tick loop."""
@@ -199,9 +209,14 @@ class LoopContext:
         await self.wait_for_any(self.fold_progress.caught_up, None)
         return not self.stop.is_set()
 
+    @property
+    def is_leading(self) -> bool:
+        """True while this process holds the lease of its service, or the service has none."""
+        return self.lease is None or self.lease.is_held
+
     async def wait_until_leading(self) -> bool:
         """Wait until this process holds the lease of its service; False when stopped before."""
-        while self.lease is not None and not self.lease.is_held:
+        while not self.is_leading:
             if await pause(self.stop, LEASE_POLL_SECONDS):
                 return False
         return not self.stop.is_set()

@@ -15,20 +15,30 @@ from functools import partial
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import LEASES, consumers_for
+from gpu_autoscaler.bus.streams import LEASES, consumers_for, lane_durable
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.loop_context import Limits, LoopContext
-from gpu_autoscaler.runtime.loops.effects import ConcurrencyLimit, EffectLoop, MaxDeliveriesLoop
+from gpu_autoscaler.runtime.loops.effects import EffectLoop, MaxDeliveriesLoop
 from gpu_autoscaler.runtime.loops.fold import FoldingLoop
+from gpu_autoscaler.runtime.loops.follow import FollowLoop
 from gpu_autoscaler.runtime.loops.tick import TickLoop
 from gpu_autoscaler.runtime.loops.watch import WatchLoop
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FactInput, FoldInput, Service, TickInput, WatchInput, urgency_filter
+from gpu_autoscaler.runtime.service import (
+    FactInput,
+    FoldInput,
+    Service,
+    TickInput,
+    WatchInput,
+    lanes_of,
+    urgency_filter,
+)
+from gpu_autoscaler.runtime.slots import Slots
 from gpu_autoscaler.runtime.stall_detector import LoopStalled, LoopUnrecoverable
 
 log = structlog.get_logger()
@@ -102,10 +112,7 @@ class Runner:
             loops.append((f"fold {stream}", FoldingLoop(context, fold_input, stream, folds, is_urgent).run))
         if service.consumes:
             assert isinstance(service, FactInput), f"{service.name} consumes facts but has no on_fact"  # noqa: S101
-            concurrency = ConcurrencyLimit(getattr(service, "concurrency_max", 1))
-            for consumer in consumers_for(service.name, service.consumes):
-                effects = EffectLoop(context, service, consumer.durable, consumer.stream.lower(), concurrency)
-                loops.append((f"consumer {consumer.durable}", effects.run))
+            loops += self._effect_loops(service)
             loops.append(("max deliveries", MaxDeliveriesLoop(context).run))
         if context.lease is not None:
             loops.append(("lease", partial(context.lease.run, context.stop)))
@@ -120,6 +127,21 @@ class Runner:
                 (f"source {number}", WatchLoop(context, service, number, lock).run)
                 for number in range(len(service.sources()))
             ]
+        return loops
+
+    def _effect_loops(self, service: FactInput) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Return the loops of the durable consumers. Each lane has slots of its own, the others share theirs."""
+        lanes = lanes_of(self.service)
+        shared = Slots(getattr(service, "concurrency_max", 1))
+        slots = {lane_durable(self.service.name, lane): Slots(lane.concurrency_max) for lane in lanes}
+        all_slots = (shared, *slots.values())
+        loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        for spec in consumers_for(self.service.name, self.service.consumes, lanes):
+            if spec.lanes:
+                loops.append((f"position {spec.durable}", FollowLoop(self._context, spec).run))
+                continue
+            effects = EffectLoop(self._context, service, spec, slots.get(spec.durable, shared), all_slots)
+            loops.append((f"consumer {spec.durable}", effects.run))
         return loops
 
     async def _supervise(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:

@@ -5,12 +5,13 @@ A handler (a method of an input) returns facts; it never sleeps, spawns tasks or
 call is retried) or PermanentError (dead letter); any other exception is a bug.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from gpu_autoscaler.bus.streams import ConsumerSpec, Lane, consumers_of_process
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 
@@ -25,18 +26,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     redeliver_after_seconds: float | None = None
     # Of a tick: time to the next regular tick (cluster time), instead of `tick_seconds`; urgent facts bring it forward.
     next_tick_seconds: float | None = None
+    # Of a fact: independent parts of the effect, begun in this order, at most `steps_concurrent_max` at a time;
+    # the facts of each are published when it ends (`runtime/steps.py`). Each of these facts has a condition.
+    steps: tuple["Step", ...] = ()
+    steps_concurrent_max: int = 1
     # The fact is rejected: publish `facts`, which report the rejection, then store a dead letter with this reason.
     set_aside_reason: str | None = None
 
 
 Outputs = Sequence[Fact] | Outcome
+Step = Callable[[], Awaitable[Sequence[Fact]]]
 
 
 class Service(Protocol):
     """The declarations of a service. A service also implements those of the input protocols below that it needs.
 
     Facts are handled one at a time, unless the class declares `concurrency_max: ClassVar[int]`: then up to that many
-    concurrently, in no guaranteed order.
+    concurrently, in no guaranteed order. Facts that must not wait for others are declared in lanes of their own, as
+    `lanes: ClassVar[tuple[Lane, ...]]` (`bus/streams.py: Lane`).
 
     A service with a `lease` (`runtime/lease.py`) has one active process at a time: only the holder ticks and handles
     facts, while every process folds the state.
@@ -52,6 +59,17 @@ class Service(Protocol):
     publishes: ClassVar[tuple[type[Fact], ...]]
     urgent: ClassVar[tuple[type[Fact], ...]]  # folded facts that bring the next tick forward (`runtime/urgency.py`)
     tick_seconds: ClassVar[float | None]  # cluster time; None: no ticks
+
+
+def lanes_of(service: Service | type[Service]) -> tuple[Lane, ...]:
+    """Return the lanes that the service declares."""
+    lanes: tuple[Lane, ...] = getattr(service, "lanes", ())
+    return lanes
+
+
+def consumers_of(service: Service | type[Service]) -> tuple[ConsumerSpec, ...]:
+    """Return the durable consumers of the service's process."""
+    return consumers_of_process(service.name, service.consumes, lanes_of(service))
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpu_autoscaler.bus.memory_broker import MemoryConsumer
-from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for
+from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for, lane_durable
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.envelope import Envelope, Recorded
@@ -23,11 +23,14 @@ from gpu_autoscaler.runtime.service import (
     Outputs,
     ResyncInput,
     Service,
+    Step,
     TickInput,
     WatchInput,
+    lanes_of,
     urgency_filter,
 )
 from gpu_autoscaler.runtime.snapshots import Snapshots
+from gpu_autoscaler.runtime.steps import take_steps
 from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.adapters.bus import DeadLetter, SimBus
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
@@ -85,7 +88,8 @@ class Process:
         self._consumed: frozenset[str] = frozenset()  # names of streams
         self._in_progress: dict[tuple[str, int], MemoryConsumer] = {}
         self._tries: dict[tuple[str, int], int] = {}
-        self._concurrency = 1
+        self._concurrency = 1  # of all facts without a lane
+        self._lane_concurrency: dict[str, int] = {}  # by durable
         self._is_pumping = False
         self._waking: asyncio.Future[None] | None = None
         self._urgency = Urgency(self._limits.batch_window)
@@ -121,8 +125,11 @@ class Process:
         self._catch_up(service)
         if self._fold_input is not None:
             self._fold_input.on_folded(self.bus.since({}, self._folds))
-        for spec in consumers_for(service.name, service.consumes):
-            self._consumers[spec.durable] = (spec, self.bus.consumer(spec))
+        lanes = lanes_of(service)
+        for spec in consumers_for(service.name, service.consumes, lanes):
+            if not spec.lanes:  # else it delivers nothing to this version
+                self._consumers[spec.durable] = (spec, self.bus.consumer(spec))
+        self._lane_concurrency = {lane_durable(service.name, lane): lane.concurrency_max for lane in lanes}
         self._consumed = frozenset(spec.stream for spec, _ in self._consumers.values())
         self._fact_input = service if isinstance(service, FactInput) else None
         if isinstance(service, ResyncInput):
@@ -322,13 +329,20 @@ class Process:
             if self.view.last_sequence(stream) < len(self.bus.facts[stream]):
                 self.stream_advanced(stream)
         for spec, consumer in self._consumers.values():
-            free_count = self._concurrency - len(self._in_progress)
+            free_count = self._free_count(spec)
             if free_count > 0:
                 for message, _ in consumer.deliver(free_count, self._loop.now()):
                     key = (spec.durable, message.sequence)
                     self._in_progress[key] = consumer
                     self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
                     self._spawn(self._handle(self.bus.at(spec.stream, message.sequence), spec, consumer))
+
+    def _free_count(self, spec: ConsumerSpec) -> int:
+        """Return how many more messages of this consumer may be handled now."""
+        lane = self._lane_concurrency
+        if spec.durable in lane:
+            return lane[spec.durable] - sum(durable == spec.durable for durable, _ in self._in_progress)
+        return self._concurrency - sum(durable not in lane for durable, _ in self._in_progress)
 
     async def _handle(self, recorded: Recorded, spec: ConsumerSpec, consumer: MemoryConsumer) -> None:
         key, sequence = (spec.durable, recorded.sequence), recorded.sequence
@@ -369,10 +383,13 @@ class Process:
         await self._publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)
+        again_seconds = outcome.redeliver_after_seconds
+        if outcome.steps:
+            again_seconds = await take_steps(outcome, _take, lambda part: self._publish(part, recorded.envelope))
         if self._faults.strikes("killed_before_ack", self.role):
             self.kill()
         await self.boundary.continue_if_alive()
-        return outcome.redeliver_after_seconds
+        return again_seconds
 
     def _failed(self, key: tuple[str, int], error: Exception) -> float:
         self._tries[key] = self._tries.get(key, 0) + 1
@@ -428,6 +445,10 @@ class Process:
             return error.retry_after_seconds
         backoff = self._limits.backoff
         return min(backoff.first_seconds * 2.0 ** (max(tries_count, 1) - 1), backoff.seconds_max)
+
+
+async def _take(step: Step) -> Outcome:
+    return as_outcome(await step())
 
 
 def _wake(waiting: "asyncio.Future[None]") -> None:

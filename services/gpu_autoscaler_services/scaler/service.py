@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import msgspec
 import structlog
 
+from gpu_autoscaler.bus.streams import Lane
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
@@ -74,6 +75,14 @@ INSTANCE_EPOCH = 0
 _FOLDED_DOMAINS = frozenset({"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"})
 
 _TICK_SECONDS = 5.0
+# A notice waits for no launch, no termination and no other drain. Drains and terminations are handled again every
+# second until they are done, if need be for all nodes of a cluster; orders wait for the cloud. Source: our own.
+LANES = (
+    Lane(name="plans", facts=(ScalingPlanMade, ScalingDecisionsRestored), concurrency_max=16, max_ack_pending=256),
+    Lane(name="drains", facts=(ScalingDrainStarted,), concurrency_max=32, max_ack_pending=8192),
+    Lane(name="orders", facts=(ScalingNodeOrdered,), concurrency_max=16, max_ack_pending=1024),
+    Lane(name="ends", facts=(ScalingNodeDrained,), concurrency_max=16, max_ack_pending=8192),
+)
 NOT_YET = datetime.max.replace(tzinfo=UTC)
 
 log = structlog.get_logger()
@@ -156,7 +165,7 @@ class Scaler:
     )
     tick_seconds: ClassVar[float | None] = _TICK_SECONDS
     starts_from_snapshot: ClassVar[bool] = True
-    concurrency_max: ClassVar[int] = 16  # a slow launch must not delay a drain
+    lanes: ClassVar[tuple[Lane, ...]] = LANES
 
     def __init__(
         self,

@@ -371,6 +371,53 @@ class BusContract:
         with pytest.raises(ConfigError, match=sentence):
             await drifted.effect_consumer(desk.consumer.durable)
 
+    async def test_a_consumer_with_another_filter_is_updated_in_place(self, desk: Desk) -> None:
+        """Another release consumes other facts: nothing that was handled comes again, and the new subject comes."""
+        bus = await desk.bus()
+        await bus.publish(desk.subject(), b"", message_id="before")
+        await only(await (await bus.effect_consumer(desk.consumer.durable)).fetch(10, SOON_SECONDS)).ack()
+        wider = msgspec.structs.replace(desk.consumer, subjects=(desk.subject(), desk.subject("other")))
+
+        later = await desk.bus(desk.declared(consumer=wider))
+        await later.publish(desk.subject("other"), b"", message_id="after")
+        consumer = await later.effect_consumer(desk.consumer.durable)
+
+        assert only(await consumer.fetch(10, SOON_SECONDS)).message.message_id == "after"
+
+    async def test_the_position_of_a_consumer_is_what_is_acknowledged_without_a_gap(self, desk: Desk) -> None:
+        """Messages of other subjects count as passed only where none of its own is waiting."""
+        bus = await desk.bus()
+        consumer = await bus.effect_consumer(desk.consumer.durable)
+        assert await consumer.acknowledged_sequence() == 0
+        for number, word in enumerate(("asked", "asked", "asked", "other")):
+            await bus.publish(desk.subject(word), b"", message_id=str(number))
+        assert await consumer.acknowledged_sequence() == 0
+        first, second, third = await consumer.fetch(10, SOON_SECONDS)
+        await first.ack()
+        await third.ack()
+        assert await consumer.acknowledged_sequence() == 1
+        await second.ack()
+        assert await consumer.acknowledged_sequence() == 4
+
+    async def test_a_lane_starts_where_its_origin_has_arrived(self, desk: Desk) -> None:
+        """What was acknowledged without a gap does not come again; what was in hand does."""
+        bus = await desk.bus()
+        origin = await bus.effect_consumer(desk.consumer.durable)
+        for number in range(3):
+            await bus.publish(desk.subject(), b"", message_id=str(number))
+        first, _, third = await origin.fetch(10, SOON_SECONDS)
+        await first.ack()
+        await third.ack()
+        lane = msgspec.structs.replace(
+            desk.consumer, durable=f"{desk.consumer.durable}-lane", split_from=desk.consumer.durable
+        )
+
+        later = await desk.bus(desk.declared(consumer=lane))
+        deliveries = await (await later.effect_consumer(lane.durable)).fetch(10, SOON_SECONDS)
+        await desk.bus(desk.declared(consumer=lane))
+
+        assert [delivery.message.message_id for delivery in deliveries] == ["1", "2"]
+
     async def test_a_consumer_that_is_not_there_is_refused(self, desk: Desk) -> None:
         """An undeclared consumer and a missing one are different errors."""
         bus = await desk.connect(desk.declared())

@@ -11,12 +11,13 @@ import pytest_asyncio
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import NatsServer
-from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, consumers_of_process, streams
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, streams
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.runtime.service import consumers_of
 from gpu_autoscaler_services.permissions import CLIENT, OPERATOR_USER, READER, fresh_passwords, users
 from gpu_autoscaler_services.registry import services
 
@@ -47,9 +48,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nats
         bus = await NatsBus.connect(
             url(server, service.name),
             name=service.name,
-            declared=BusDeclaration(
-                streams=streams(), consumers=consumers_of_process(service.name, service.consumes), buckets=BUCKETS
-            ),
+            declared=BusDeclaration(streams=streams(), consumers=consumers_of(service), buckets=BUCKETS),
         )
         await bus.ensure()
         await bus.close()
@@ -117,10 +116,10 @@ async def test_no_user_touches_the_streams_of_another(server: NatsServer, name: 
     tried = {f"$JS.API.STREAM.{action}.{spec.name}" for action in ("UPDATE", "DELETE", "PURGE") for spec in streams()}
     tried |= {f"$JS.API.STREAM.MSG.DELETE.{spec.name}" for spec in streams()}
     for service in services():
-        for spec in consumers_of_process(service.name, service.consumes):
+        for spec in consumers_of(service):
             place = f"{spec.stream}.{spec.durable}"
             tried.add(f"$JS.API.CONSUMER.DELETE.{place}")
-            if spec not in consumers_of_process(name, OURS[name].consumes if name in OURS else ()):
+            if name not in OURS or spec not in consumers_of(OURS[name]):
                 tried |= {f"$JS.API.CONSUMER.{action}.{place}" for action in ("CREATE", "MSG.NEXT")}
                 tried.add(f"$JS.ACK.{place}.1.1.1.1.0")
     assert await refused(server, name, tried) == tried

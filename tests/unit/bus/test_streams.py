@@ -101,7 +101,7 @@ def test_a_difference_shows_both_values() -> None:
 
 def test_the_document_is_plain_json() -> None:
     """For readers without our package."""
-    document = json.loads(json.dumps(streams_document({"scheduler": [JobRequested]})))
+    document = json.loads(json.dumps(streams_document(consumers_for("scheduler", [JobRequested]))))
 
     assert [spec["name"] for spec in document["streams"]] == [spec.name for spec in STREAMS]
     assert document["consumers"][0]["durable"] == "scheduler-job-act"

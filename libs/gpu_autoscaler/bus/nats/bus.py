@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
-from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NatsEffectConsumer
+from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, NatsEffectConsumer
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
 from gpu_autoscaler.bus.nats.open import open_link
 from gpu_autoscaler.bus.nats.projection import NatsProjection
@@ -18,6 +19,8 @@ from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, differences
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
 STREAM_EXISTS = 10058
+
+log = structlog.get_logger(__name__)
 
 
 class NatsBus(Bus):
@@ -141,13 +144,33 @@ class NatsBus(Bus):
 
     async def _ensure_consumer(self, spec: ConsumerSpec) -> list[str]:
         path = f"{spec.stream}.{spec.durable}"
+        config = spec.config_from(await self._split_sequence(spec))
         # Without `action` the server would silently change an existing consumer.
-        body = {"stream_name": spec.stream, "action": "create", "config": spec.config()}
+        body = {"stream_name": spec.stream, "action": "create", "config": config}
         thing = f"consumer {spec.durable} of {spec.stream}"
         errors = await self._create(thing, f"CONSUMER.CREATE.{path}", body, CONSUMER_EXISTS)
         if errors:
             return errors
-        return spec.differences((await self._link.call(f"CONSUMER.INFO.{path}"))["config"])
+        actual = (await self._link.call(f"CONSUMER.INFO.{path}"))["config"]
+        if not spec.has_other_filter_only(actual):
+            return spec.differences(actual)
+        # Another release consumes other facts. The position stays, so nothing is lost or repeated.
+        body = {**body, "action": "update", "config": {**actual, "filter_subjects": list(spec.subjects)}}
+        actual = (await self._link.call(f"CONSUMER.CREATE.{path}", body))["config"]
+        log.warning("consumer filter updated", durable=spec.durable, stream=spec.stream, subjects=spec.subjects)
+        return spec.differences(actual)
+
+    async def _split_sequence(self, spec: ConsumerSpec) -> int:
+        """Return the sequence after which a lane starts: where the consumer that it was split from has arrived."""
+        if spec.split_from is None:
+            return 0
+        try:
+            info = await self._link.call(f"CONSUMER.INFO.{spec.stream}.{spec.split_from}")
+        except ApiError as exc:
+            if exc.error_code not in (NO_CONSUMER, NO_STREAM):
+                raise
+            return 0
+        return int(info["ack_floor"]["stream_seq"])
 
     async def _create(self, thing: str, operation: str, body: Mapping[str, Any], exists: int) -> list[str]:
         try:

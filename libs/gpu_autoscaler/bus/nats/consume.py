@@ -157,6 +157,17 @@ class NatsEffectConsumer:
             await self._recreate(exc)
             raise TransientError(f"consumer {self._spec.durable} of {self._spec.stream} was recreated") from exc
 
+    async def acknowledged_sequence(self) -> int:
+        """Return the sequence up to which every message is acknowledged. Raises as `fetch` does."""
+        last_sequence = await self._last_sequence()  # first: what is stored afterwards may not be counted yet
+        try:
+            info = await self._info()
+        except ApiError as exc:
+            raise TransientError(f"consumer {self._spec.durable} of {self._spec.stream}: {exc}") from exc
+        is_idle = not info["num_pending"] and not info["num_ack_pending"]
+        acknowledged_sequence = int(info["ack_floor"]["stream_seq"])
+        return max(last_sequence, acknowledged_sequence) if is_idle else acknowledged_sequence
+
     async def close(self) -> None:
         """Return unfetched messages, so that another replica gets them at once."""
         self.is_closed = True
@@ -175,10 +186,18 @@ class NatsEffectConsumer:
         return self._recreations_count
 
     async def _read_stream_created_at(self) -> str:
-        info = await self._link.call(
+        return str((await self._stream_info())["created"])
+
+    async def _last_sequence(self) -> int:
+        try:
+            return int((await self._stream_info())["state"]["last_seq"])
+        except ApiError as exc:
+            raise TransientError(f"stream {self._spec.stream}: {exc}") from exc
+
+    async def _stream_info(self) -> dict[str, Any]:
+        return await self._link.call(
             f"STREAM.INFO.{self._spec.stream}", seconds_max=self._link.timeouts.read_seconds_max
         )
-        return str(info["created"])
 
     async def _recreate_if_deleted(self) -> None:
         """Recreate the consumer if it was deleted. Raises ConfigError when its stream was deleted too."""
@@ -210,11 +229,7 @@ class NatsEffectConsumer:
                 "then restart: `ensure` creates both"
             )
             raise ConfigError("broker", [error]) from reason
-        config = {
-            **spec.config(),
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._acknowledged_sequence + 1,
-        }
+        config = spec.config_from(self._acknowledged_sequence)
         body = {"stream_name": spec.stream, "action": "create", "config": config}
         try:
             await self._link.call(f"CONSUMER.CREATE.{spec.stream}.{spec.durable}", body)

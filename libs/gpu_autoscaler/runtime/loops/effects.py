@@ -5,18 +5,20 @@ After a crash at any point the message is delivered again; derived ids make the 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 
 import structlog
 
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
+from gpu_autoscaler.bus.streams import ConsumerSpec
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import LoopContext, dead_letter_reason
-from gpu_autoscaler.runtime.poison_messages import AttemptRecords, PoisonMessage
+from gpu_autoscaler.runtime.poison_messages import ATTEMPTS_COUNT_MAX, AttemptRecords, PoisonMessage
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FactInput
+from gpu_autoscaler.runtime.service import FactInput, Outcome
+from gpu_autoscaler.runtime.slots import Slots, all_of
+from gpu_autoscaler.runtime.steps import take_steps
 
 log = structlog.get_logger()
 
@@ -25,41 +27,22 @@ STALE_SECONDS = 0.1  # the fact that won the race arrives within this
 ERROR_LENGTH_MAX = 500  # of an error in a log line; the dead letter has all of it
 
 
-class ConcurrencyLimit:
-    """Limits how many facts a service handles concurrently, over all its domains."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.slot = asyncio.Semaphore(count)
-        self._exclusive = asyncio.Lock()
-
-    @asynccontextmanager
-    async def all_slots(self) -> AsyncIterator[None]:
-        """Hold every slot, so that nothing else is handled meanwhile."""
-        taken = 0
-        async with self._exclusive:
-            try:
-                while taken < self.count:
-                    await self.slot.acquire()
-                    taken += 1
-                yield
-            finally:
-                for _ in range(taken):
-                    self.slot.release()
-                    self.slot.release()
-
-
 class EffectLoop:
     """Handles the messages of one durable consumer."""
 
     def __init__(
-        self, context: LoopContext, service: FactInput, durable: str, domain: str, concurrency: ConcurrencyLimit
+        self, context: LoopContext, service: FactInput, spec: ConsumerSpec, slots: Slots, all_slots: Sequence[Slots]
     ) -> None:
+        """`slots` are those of the lane, or of all the service's loops; `all_slots`: those of every lane."""
         self._context = context
         self._service = service
-        self._durable = durable
-        self._domain = domain
-        self._concurrency = concurrency  # shared by the service's loops
+        self._spec = spec
+        self._durable = spec.durable
+        self._domain = spec.stream.lower()
+        self._condition = f"facts {self._domain}" if spec.split_from is None else f"facts {spec.durable}"
+        self._slots = slots
+        self._all_slots = all_slots
+        self._handled_sequence: int | None = None  # up to here facts were handled before the lane was split off
         self._in_hand: dict[asyncio.Task[None], Delivery] = {}
         # Failures by message. The broker's delivery count includes requested redeliveries, so it cannot be used.
         self._tries: OrderedDict[tuple[str, int], int] = OrderedDict()
@@ -74,10 +57,11 @@ class EffectLoop:
         try:
             if not await self._context.wait_until_caught_up():
                 return
-            while await self._context.wait_until_leading():
-                free = max(limits.in_hand_count_max, self._concurrency.count) - len(self._in_hand)
+            while await self._wait_until_leading():
+                in_hand_count = len(self._in_hand) - self._slots.waiting_count
+                free = max(limits.in_hand_count_max, self._slots.count) - in_hand_count
                 if free <= 0:
-                    await asyncio.wait(self._in_hand, return_when=asyncio.FIRST_COMPLETED)
+                    await self._wait_for_slot()
                     continue
                 deliveries = await self._fetch(consumer, free)
                 self._context.readiness.clear(f"consumer {self._durable}")
@@ -89,6 +73,33 @@ class EffectLoop:
             await self._finish()
             alive.cancel()
             await consumer.close()
+
+    async def _wait_until_leading(self) -> bool:
+        """Wait for the lease; False when stopped before. Then find what another release has handled until now."""
+        context = self._context
+        if self._spec.split_from is None:
+            return await context.wait_until_leading()
+        if not context.is_leading:
+            self._handled_sequence = None
+        if not await context.wait_until_leading():
+            return False
+        if self._handled_sequence is None:
+            origin = await context.bus.effect_consumer(self._spec.split_from)
+            try:
+                self._handled_sequence = await origin.acknowledged_sequence()
+            finally:
+                await origin.close()
+        return True
+
+    async def _wait_for_slot(self) -> None:
+        """Return when a message in hand is finished, or waits for a rate limit without its slot, or at `stop`."""
+        self._slots.given_back.clear()
+        events = [asyncio.create_task(event.wait()) for event in (self._slots.given_back, self._context.stop)]
+        try:
+            await asyncio.wait((*self._in_hand, *events), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for event in events:
+                event.cancel()
 
     async def _fetch(self, consumer: EffectConsumer, count_max: int) -> list[Delivery]:
         """Fetch, but return at once on `stop`: a message that nobody acknowledges is delivered again."""
@@ -121,7 +132,7 @@ class EffectLoop:
 
     async def _measure_lag(self, consumer: EffectConsumer) -> None:
         try:
-            self._context.metrics.consumer_lag.labels(self._domain).set(await consumer.pending_count())
+            self._context.record_lag(self._domain, self._durable, await consumer.pending_count())
         except ConfigError as exc:
             self._context.config_error = exc
         except (TransientError, PermanentError) as exc:
@@ -129,8 +140,11 @@ class EffectLoop:
 
     async def _handle(self, delivery: Delivery) -> None:
         key = (delivery.message.stream, delivery.message.sequence)
+        if self._handled_sequence is not None and delivery.message.sequence <= self._handled_sequence:
+            await self._answer(delivery.ack())
+            return
         if delivery.delivered_count == 1 or key in self._survived:
-            async with self._concurrency.slot:
+            async with self._slots.one():
                 await self._take(delivery)
         else:
             await self._handle_suspect(delivery)
@@ -143,7 +157,10 @@ class EffectLoop:
         context, message = self._context, delivery.message
         try:
             attempts_count = await self._attempts.attempts_count(delivery)
-            async with self._concurrency.all_slots() if attempts_count else self._concurrency.slot:
+            # The last attempt is the only one for which the other lanes wait.
+            is_last = attempts_count == ATTEMPTS_COUNT_MAX - 1
+            alone = all_of(self._all_slots) if is_last else self._slots.all()
+            async with alone if attempts_count else self._slots.one():
                 await self._attempts.begin(delivery, attempts_count)
                 await self._take(delivery)
             await self._attempts.survived(delivery)
@@ -185,7 +202,7 @@ class EffectLoop:
                 outcome = "redelivered"
                 await self._answer(delivery.nak(redeliver_after_seconds))
             self._tries.pop((message.stream, message.sequence), None)
-            context.readiness.clear(f"facts {self._domain}")
+            context.readiness.clear(self._condition)
         except StalePlan as exc:
             outcome, error = "stale", exc
             context.metrics.plans_stale.inc()
@@ -214,7 +231,13 @@ class EffectLoop:
         await context.publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
             raise PermanentError(outcome.set_aside_reason)
-        return outcome.redeliver_after_seconds
+        if not outcome.steps:
+            return outcome.redeliver_after_seconds
+
+        def publish(part: Outcome) -> Awaitable[object]:
+            return context.publish(part, recorded.envelope)
+
+        return await take_steps(outcome, lambda step: context.with_timeout(step()), publish)
 
     def _count_try(self, delivery: Delivery) -> int:
         key = (delivery.message.stream, delivery.message.sequence)
@@ -230,10 +253,10 @@ class EffectLoop:
         tries = self._count_try(delivery)
         if tries == 1:
             log.error("fact handler failed", subject=message.subject, sequence=message.sequence, exc_info=bug)
-        context.readiness.block(f"facts {self._domain}", f"{message.subject} #{message.sequence}: {bug!r}")
+        context.readiness.block(self._condition, f"{message.subject} #{message.sequence}: {bug!r}")
         if tries >= context.limits.bug_tries_count_max:
             await self._set_aside(delivery, bug)
-            context.readiness.clear(f"facts {self._domain}")
+            context.readiness.clear(self._condition)
             return
         await self._answer(delivery.nak(context.limits.backoff.wait_seconds(tries)))
 

@@ -107,7 +107,7 @@ class SimBus:
 
     def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:
         """Return the durable consumer; create it if missing."""
-        self._broker.make_consumer(spec)
+        self._broker.make_consumer(spec, self._loop.now())
         return self._broker.consumers[spec.stream, spec.durable]
 
     def span(self, stream: str) -> StreamSpan:

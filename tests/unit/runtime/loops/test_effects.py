@@ -81,6 +81,7 @@ class Dying(MemoryBus):
 
         class Mute:
             pending_count, close = consumer.pending_count, consumer.close
+            acknowledged_sequence = consumer.acknowledged_sequence
 
             async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
                 deliveries = await consumer.fetch(count_max, wait_seconds_max)
@@ -316,7 +317,7 @@ async def test_one_delivery_that_is_lost_does_not_end_the_others_heartbeat() -> 
                 beats.append(None)
 
             class Half:
-                close = consumer.close
+                close, acknowledged_sequence = consumer.close, consumer.acknowledged_sequence
 
                 async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:
                     deliveries = await consumer.fetch(count_max, wait_seconds_max)
