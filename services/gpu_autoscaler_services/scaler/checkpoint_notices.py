@@ -56,4 +56,4 @@ class CheckpointNotices:
         deadline_at = pod.metadata.deletion_timestamp or since + grace
         is_there = await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
         if is_there and self._hooks is not None:
-            await self._hooks.notify([pod], deadline_at)
+            self._hooks.notify([pod], deadline_at)

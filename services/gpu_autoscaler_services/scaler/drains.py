@@ -212,7 +212,7 @@ class Drains:
         for pod in pods:
             await self._kube.annotate_pod(pod, deadline)
         if self._hooks is not None:
-            await self._hooks.notify(pods, decision.deadline_at)
+            self._hooks.notify(pods, decision.deadline_at)
         job_ids = {pod.metadata.labels.get(labels.JOB_ID, "") for pod in pods} - {""}
         return ScalingCheckpointRequested(
             action_id=decision.action_id,

@@ -147,7 +147,7 @@ class Binder:
             for pod in pods:
                 await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
             if self._hooks is not None:
-                await self._hooks.notify(pods, deadline_at)
+                self._hooks.notify(pods, deadline_at)
 
     async def _make(self, spec: JobSpec, manifest: dict[str, Any]) -> core.Object:
         kind = KINDS[spec.runtime]

@@ -82,6 +82,7 @@ async def test_pods_are_notified_once_and_node_stays() -> None:
         before = await observed_state(here)
         for state in (before, before, await observed_state(here)):
             await notices.send(state)
+        await hooks.flush()
         pod_metadata, node = here.item("pods", "train")["metadata"], here.item("nodes", NODE)
     await hooks.close()
 

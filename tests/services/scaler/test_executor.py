@@ -37,7 +37,9 @@ from gpu_autoscaler.model.reasons.drain import (
     SpotReclaim,
 )
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.service import Outcome
+from gpu_autoscaler.runtime.publisher import as_outcome
+from gpu_autoscaler.runtime.service import Outcome, Step
+from gpu_autoscaler.runtime.steps import take_steps
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
@@ -78,8 +80,19 @@ class Bench:
     async def step(self, fact: Fact) -> Outcome:
         """Take the step of this fact."""
         (recorded,) = record([TimedFact(fact, self.here.clock.now())])
-        outcome = await self._executor.step(recorded)
-        return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
+        outcome = as_outcome(await self._executor.step(recorded))
+        if not outcome.steps:
+            return outcome
+        facts: list[Fact] = []
+
+        async def publish(part: Outcome) -> None:
+            facts.extend(part.facts)
+
+        async def call(step: Step) -> Outcome:
+            return as_outcome(await step())
+
+        again_seconds = await take_steps(outcome, call, publish)
+        return Outcome(facts=tuple(facts), redeliver_after_seconds=again_seconds)
 
     async def begin(self, decision: AnyDecision) -> tuple[Fact, ...]:
         """Publish a plan with this decision, and take its first step."""

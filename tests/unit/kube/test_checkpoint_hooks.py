@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog
 from aiohttp import web
 from tests.support.cluster import running_cluster
 from tests.support.kube_objects import Json, pod
 from tests.support.stories import T0
 
+from gpu_autoscaler.kube import checkpoint_hooks
 from gpu_autoscaler.kube.checkpoint_hooks import SECONDS_MAX, CheckpointHooks, hook_of
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.wire.core import Pod
@@ -84,6 +86,7 @@ async def test_a_job_is_notified_by_its_hook_and_by_its_annotation() -> None:
 
         here.world.api.modify(SERVED_PODS, "default/a", runs)
         await Binder(here.kube, "default", hooks).request_checkpoints(JobId("train"), ["n1"], T0)
+        await hooks.flush()
         told = here.item("pods", "a")["metadata"]["annotations"]
     await hooks.close()
 
@@ -92,13 +95,34 @@ async def test_a_job_is_notified_by_its_hook_and_by_its_annotation() -> None:
 
 
 async def test_a_pod_that_does_not_listen_takes_no_time() -> None:
-    """A hook that never answers, one that refuses and one that is not there: a second for all of them."""
+    """A hook that never answers, one that refuses and one that is not there: nobody waits, and a second ends all."""
     hooks = CheckpointHooks()
     async with listening(seconds=30.0) as (port, heard):
         began = time.monotonic()
         silent, absent, closed = hooked(f":{port}/save"), hooked(f":{port}/nothing"), hooked(":1/save")
-        await hooks.notify([silent, silent, absent, closed], T0)
+        hooks.notify([silent, silent, absent, closed], T0)
+        waited = time.monotonic() - began
+        await hooks.flush()
         took = time.monotonic() - began
         await hooks.close()
     assert heard == []
+    assert waited < SECONDS_MAX / 2
     assert took < 5 * SECONDS_MAX
+
+
+async def test_notifications_are_bounded_over_all_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time and four in all: of six silent pods two are skipped, and the rest take two rounds."""
+    monkeypatch.setattr(checkpoint_hooks, "CONCURRENT_MAX", 2)
+    monkeypatch.setattr(checkpoint_hooks, "PENDING_MAX", 4)
+    hooks = CheckpointHooks()
+    async with listening(seconds=30.0) as (port, _):
+        with structlog.testing.capture_logs() as logs:
+            began = time.monotonic()
+            hooks.notify([hooked(f":{port}/save")] * 6, T0)
+            await hooks.flush()
+            took = time.monotonic() - began
+        await hooks.close()
+    assert [line["event"] for line in logs].count(
+        "checkpoint hook skipped, too many pending; annotation still set"
+    ) == 2
+    assert 2 * SECONDS_MAX <= took < 6 * SECONDS_MAX
