@@ -6,17 +6,16 @@ Karpenter launches have no rate limit of ours: there the emulation takes as long
 """
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from tests.bench.line import Line
-from tests.support.aws import served_region
-from tests.support.azure import served_group
 from tests.support.fake_capacity import FakeCapacity
-from tests.support.gcp import served_project
 from tests.support.launch_storm import OneLane, Seconds, slots_kept_while_waiting
 from tests.support.launch_storm import measure as measure_storm
 from tests.support.stories import offer
@@ -26,10 +25,9 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, streams
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.aws import AwsCapacity
-from gpu_autoscaler.providers.azure import AzureCapacity
-from gpu_autoscaler.providers.gcp import GcpCapacity
 from gpu_autoscaler.providers.protocol import CapacityProvider, Instance, Order
+from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
+from gpu_autoscaler.runtime.config import load_settings
 from gpu_autoscaler.runtime.service import consumers_of
 from gpu_autoscaler_services.scaler.service import Scaler
 
@@ -37,7 +35,12 @@ Cloud = Callable[[Path], AbstractAsyncContextManager[CapacityProvider]]
 
 LAUNCHES_COUNT, NOTICES_COUNT = 500, 100
 SPREAD_SECONDS = 30.0
-CALL_SECONDS_MAX = 30.0  # as in the default settings
+SERVED_SECONDS_MAX = 120.0
+LAST_SETTINGS = {
+    "aws": "GPU_AUTOSCALER_AWS_SUBNETS",
+    "azure": "GPU_AUTOSCALER_AZURE_MACHINE_PATH",
+    "gcp": "GPU_AUTOSCALER_GCP_GROUPS",
+}
 KARPENTER_SECONDS = 25.0  # that the driver waits for Karpenter's answer
 CORDONED_SECONDS_MAX, EVICTED_SECONDS_MAX = 2.0, 3.0
 RATIO_MIN = 5.0
@@ -144,41 +147,61 @@ async def _karpenter(_: Path) -> AsyncIterator[CapacityProvider]:
     yield _Fake(KARPENTER_SECONDS)
 
 
+def _aws(folder: Path) -> AbstractAsyncContextManager[CapacityProvider]:
+    return _emulated("aws", folder)
+
+
+def _gcp(folder: Path) -> AbstractAsyncContextManager[CapacityProvider]:
+    return _emulated("gcp", folder)
+
+
+def _azure(folder: Path) -> AbstractAsyncContextManager[CapacityProvider]:
+    return _emulated("azure", folder)
+
+
 @asynccontextmanager
-async def _aws(_: Path) -> AsyncIterator[CapacityProvider]:
-    with served_region() as region:
-        provider = AwsCapacity(
-            region.options(), installation=INSTALLATION, url=region.url, call_seconds_max=CALL_SECONDS_MAX, now=wall_now
+async def _emulated(cloud: str, folder: Path) -> AsyncIterator[CapacityProvider]:
+    """The driver of a cloud whose emulation runs in a process of its own, as its load is not the scaler's."""
+    program = Path(sys.executable).with_name("gpu-autoscaler")
+    served = await asyncio.create_subprocess_exec(
+        program, "fake-cloud", cloud, "--port", "0", stdout=asyncio.subprocess.PIPE, cwd=folder
+    )
+    try:
+        settings = load_settings(None, await _printed_settings(served, LAST_SETTINGS[cloud]))
+        if settings.azure.machine_path is not None:
+            path = str(folder / settings.azure.machine_path)
+            settings = msgspec.structs.replace(
+                settings, azure=msgspec.structs.replace(settings.azure, machine_path=path)
+            )
+        provider = open_provider(
+            cloud,
+            ProviderOptions(
+                installation=INSTALLATION,
+                url=settings.provider.url,
+                call_seconds_max=settings.provider.call_seconds_max,
+                now=wall_now,
+                aws=settings.aws,
+                azure=settings.azure,
+                gcp=settings.gcp,
+            ),
         )
         try:
             yield provider
         finally:
             await provider.close()
+    finally:
+        served.terminate()
+        await served.wait()
 
 
-@asynccontextmanager
-async def _gcp(_: Path) -> AsyncIterator[CapacityProvider]:
-    async with served_project() as project:
-        provider = GcpCapacity(
-            project.options(),
-            installation=INSTALLATION,
-            url=project.url,
-            call_seconds_max=CALL_SECONDS_MAX,
-            now=wall_now,
-        )
-        try:
-            yield provider
-        finally:
-            await provider.close()
-
-
-@asynccontextmanager
-async def _azure(folder: Path) -> AsyncIterator[CapacityProvider]:
-    async with served_group(folder) as group:
-        provider = AzureCapacity(
-            group.options(), installation=INSTALLATION, url=group.url, call_seconds_max=CALL_SECONDS_MAX, now=wall_now
-        )
-        try:
-            yield provider
-        finally:
-            await provider.close()
+async def _printed_settings(served: asyncio.subprocess.Process, last: str) -> dict[str, str]:
+    """Return the settings that the emulation prints once it serves; `last` is the name of the last one."""
+    assert served.stdout is not None
+    settings: dict[str, str] = {}
+    async with asyncio.timeout(SERVED_SECONDS_MAX):
+        while last not in settings:
+            line = (await served.stdout.readline()).decode()
+            if line.startswith("export "):
+                name, _, value = line.removeprefix("export ").strip().partition("=")
+                settings[name] = value.strip("'")
+    return settings

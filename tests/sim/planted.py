@@ -4,6 +4,7 @@ Each change quotes its text exactly; `test_planted.py` names the bugs whose text
 `mutants_page.PROMISES`; quiescence and the plan check cover what no promise names.
 """
 
+from tests.sim.planted_effects import EFFECTS
 from tests.sim.planted_later import LATER
 from tests.sim.planted_launches import LAUNCHES
 from tests.sim.planted_limits import LIMITS
@@ -281,4 +282,6 @@ _RECORDS = (
     ),
 )
 
-PLANTED = (*_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION)
+PLANTED = (
+    *_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION, *EFFECTS
+)  # fmt: skip

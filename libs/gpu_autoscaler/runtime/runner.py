@@ -38,7 +38,7 @@ from gpu_autoscaler.runtime.service import (
     lanes_of,
     urgency_filter,
 )
-from gpu_autoscaler.runtime.slots import Slots
+from gpu_autoscaler.runtime.slots import LaneSlots
 from gpu_autoscaler.runtime.stall_detector import LoopStalled, LoopUnrecoverable
 
 log = structlog.get_logger()
@@ -132,8 +132,8 @@ class Runner:
     def _effect_loops(self, service: FactInput) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Return the loops of the durable consumers. Each lane has slots of its own, the others share theirs."""
         lanes = lanes_of(self.service)
-        shared = Slots(getattr(service, "concurrency_max", 1))
-        slots = {lane_durable(self.service.name, lane): Slots(lane.concurrency_max) for lane in lanes}
+        shared = LaneSlots(getattr(service, "concurrency_max", 1))
+        slots = {lane_durable(self.service.name, lane): LaneSlots(lane.concurrency_max) for lane in lanes}
         all_slots = (shared, *slots.values())
         loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         for spec in consumers_for(self.service.name, self.service.consumes, lanes):

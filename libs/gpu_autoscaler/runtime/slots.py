@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from gpu_autoscaler.providers.throttling import while_waiting
 
 
-class Slots:
+class LaneSlots:
     """The slots of one lane, or of all facts of a service without lanes."""
 
     def __init__(self, count: int) -> None:
@@ -24,7 +24,7 @@ class Slots:
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
         """Hold a slot, but not while the handler waits for a rate limit."""
-        held = _Held(self, self._free)
+        held = _HandlerSlot(self, self._free)
         await self._free.acquire()
         token = while_waiting.set(held.given_back)
         try:
@@ -49,7 +49,7 @@ class Slots:
 
 
 @asynccontextmanager
-async def all_of(lanes: Sequence[Slots]) -> AsyncIterator[None]:
+async def all_of(lanes: Sequence[LaneSlots]) -> AsyncIterator[None]:
     """Hold every slot of every lane; `lanes` in the same order at each call."""
     async with AsyncExitStack() as stack:
         for slots in lanes:
@@ -57,10 +57,10 @@ async def all_of(lanes: Sequence[Slots]) -> AsyncIterator[None]:
         yield
 
 
-class _Held:
+class _HandlerSlot:
     """The slot of one handler."""
 
-    def __init__(self, slots: Slots, free: asyncio.Semaphore) -> None:
+    def __init__(self, slots: LaneSlots, free: asyncio.Semaphore) -> None:
         self._slots = slots
         self._free = free
         self._is_held = True

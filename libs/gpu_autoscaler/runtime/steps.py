@@ -1,4 +1,4 @@
-"""Takes the independent steps of one fact's effect: at most so many at once, each published when it ends.
+"""Takes the independent steps of one fact's effect: a limited number at once, each published when it ends.
 
 Used by the runner and by the simulator, which differ in how a call is limited and how facts are published.
 """

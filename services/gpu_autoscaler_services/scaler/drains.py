@@ -1,6 +1,6 @@
 """The executor's calls to Kubernetes: cordon, evict, uncordon. Decides nothing; every pass is idempotent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import structlog
@@ -33,6 +33,9 @@ from gpu_autoscaler_services.scaler import eviction_order
 
 PASS_SECONDS = 1.0  # cluster time between two passes over a draining node
 PASS_WALL_SECONDS_MIN = 0.2
+# Of all drains together: redelivered facts come before new ones, so passes without a limit would keep a new drain from
+# its first one. A hundred nodes drain at full pace, a thousand are looked at every five seconds. Source: our own.
+PASSES_PER_SECOND_MAX = 200.0
 
 log = structlog.get_logger()
 
@@ -86,7 +89,7 @@ class Drains:
         Raises TransientError, after which the pass is repeated as well.
         """
         record = self._record(started.action_id)
-        if record is not None and (record.cancel or record.cancelled or record.drained or record.terminated):
+        if record is not None and has_ended(record):
             return Outcome()
         if not await self._exists(started.node_name, started.node_uid):
             return Outcome(facts=(self._drained(started, started.plan_id),))
@@ -345,7 +348,17 @@ class Drains:
         )
 
     def _pass_wall_seconds(self) -> float:
-        return max(self._clock.wall_seconds(PASS_SECONDS), PASS_WALL_SECONDS_MIN)
+        drains_count = sum(record.started is not None and not has_ended(record) for record in self._drains())
+        pace_seconds = drains_count / PASSES_PER_SECOND_MAX
+        return max(self._clock.wall_seconds(PASS_SECONDS), PASS_WALL_SECONDS_MIN, pace_seconds)
+
+    def _drains(self) -> Iterable[DrainRecord]:
+        return self._view.state.drains.values()
+
+
+def has_ended(record: DrainRecord) -> bool:
+    """Return True for a drain that needs no further pass."""
+    return bool(record.drained or record.cancel or record.cancelled or record.terminated)
 
 
 def _is_of(node: NodeObserved, release: ReleaseInstance) -> bool:

@@ -1,5 +1,6 @@
 """The executor's calls to the cloud: launch, terminate, release. Decides nothing; every call is idempotent."""
 
+import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -38,6 +39,10 @@ log = structlog.get_logger()
 # "Eventual consistency in the Amazon EC2 API", read 2026-11-22).
 SHOWN_LATE = timedelta(minutes=5)
 ENDING_WALL_SECONDS = 1.0  # between two polls of an instance that is terminating
+# Of all of them together: half of the slowest cloud's reads per second are left to launches and lists. Source: our own.
+ENDING_POLLS_PER_SECOND_MAX = 5.0
+# Of a drain's pass over its node: a cloud that hangs must not keep other drains from their evictions. Source: our own.
+DETACH_WALL_SECONDS_MAX = 3.0
 RETRY_SECONDS_MIN = 10.0  # after a refusal; with a cloud's 0 every plan would retry the offer
 
 
@@ -189,9 +194,11 @@ class Purchases:
         if not isinstance(self._provider, ReplacesInstances):
             return
         try:
-            await self._provider.detach(started.provider_id)
-        except AutoscalerError as exc:
-            log.warning("group detach failed, retried", provider_id=started.provider_id, error=str(exc))
+            async with asyncio.timeout(DETACH_WALL_SECONDS_MAX):
+                await self._provider.detach(started.provider_id)
+        except (AutoscalerError, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {DETACH_WALL_SECONDS_MAX:g} s"
+            log.warning("group detach failed, retried", provider_id=started.provider_id, error=why)
         else:
             self._left_groups.add(started.action_id)
 
@@ -203,7 +210,12 @@ class Purchases:
         if drained.provider_id is None:
             return Outcome()  # not ours to terminate
         fact = await self._terminate(drained.provider_id, drained.action_id, drained.plan_id, None, drained.node_name)
-        return Outcome(redeliver_after_seconds=ENDING_WALL_SECONDS) if fact is None else Outcome(facts=(fact,))
+        return Outcome(redeliver_after_seconds=self._ending_wall_seconds()) if fact is None else Outcome(facts=(fact,))
+
+    def _ending_wall_seconds(self) -> float:
+        drains = self._view.state.drains.values()
+        ending_count = sum(record.drained is not None and record.terminated is None for record in drains)
+        return max(ENDING_WALL_SECONDS, ending_count / ENDING_POLLS_PER_SECOND_MAX)
 
     async def _find(self, order_action_id: ActionId) -> ProviderId | None:
         record = self._view.state.orders.get(order_action_id)

@@ -51,7 +51,7 @@ class Whole(Probe):
         return ()
 
 
-class Split(Whole):
+class WithLanes(Whole):
     """The later release: a lane for each."""
 
     lanes: ClassVar[tuple[Lane, ...]] = (
@@ -121,7 +121,7 @@ async def test_a_split_a_step_back_and_the_split_again(server: NatsServer) -> No
     async with place.running(Whole) as before:
         await until(lambda: set(before.done) == {*first, *held} - {LONG})
 
-    async with place.running(Split) as after:
+    async with place.running(WithLanes) as after:
         await until(lambda: set(after.done) == set(held) - {LONG})
         after.is_long_over = True
         await until(lambda: LONG in after.done)
@@ -141,7 +141,7 @@ async def test_a_split_a_step_back_and_the_split_again(server: NatsServer) -> No
         assert sorted(back.done) == sorted(third), "what the lanes have handled is not repeated"
 
     fourth = await place.publish(numbered("fourth"))
-    async with place.running(Split) as again:
+    async with place.running(WithLanes) as again:
         await until(lambda: len(again.done) >= len(fourth))
         await asyncio.sleep(0.5)
         assert sorted(again.done) == sorted(fourth), "what the earlier release has handled is not repeated"
@@ -151,7 +151,7 @@ async def test_a_fact_in_hand_at_the_step_back_is_handed_over(server: NatsServer
     """The earlier release continues with what a lane had not finished."""
     place = Place(server)
     names = await place.publish(["a", LONG, "b", "c"])
-    async with place.running(Split) as split:
+    async with place.running(WithLanes) as split:
         await until(lambda: set(split.done) == set(names) - {LONG})
     async with place.running(Whole) as back:
         back.is_long_over = True

@@ -1,5 +1,6 @@
 """The executor with a cloud that lists instances late, or replaces interrupted ones."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from tests.services.scaler.test_executor import RECLAIM, Bench, drain, owned, re
 from tests.support.cluster import running_cluster
 from tests.support.stories import MINUTE, bought, provider_id, purchase
 
-from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeTerminated
+from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeTerminated, ScalingPodEvicted
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.scaler import purchases
 
 
 @pytest.fixture
@@ -54,3 +56,20 @@ async def test_interrupted_instance_is_detached_from_its_group(bench: Bench) -> 
     for _ in range(3):
         await bench.step(started)
     assert left == [provider_id("n")] * 2
+
+
+async def test_a_cloud_that_hangs_does_not_keep_a_drain(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detach without an answer is given up for this pass, whose evictions are published."""
+
+    async def detach(_: ProviderId) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(purchases, "DETACH_WALL_SECONDS_MAX", 0.1)
+    bench.cloud.detach = detach  # type: ignore[attr-defined]
+    await ready(bench.here, owned("p", grace=60))
+    decision = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=600), provider_id=provider_id("n"))
+    started = next(fact for fact in await bench.begin(decision) if isinstance(fact, ScalingDrainStarted))
+    bench.record_fact(started)
+    async with asyncio.timeout(10):
+        outcome = await bench.step(started)
+    assert any(isinstance(fact, ScalingPodEvicted) for fact in outcome.facts)

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from gpu_autoscaler.providers.throttling import RateLimit
-from gpu_autoscaler.runtime.slots import Slots, all_of
+from gpu_autoscaler.runtime.slots import LaneSlots, all_of
 
 
-async def waiting_turn(slots: Slots, limit: RateLimit, done: list[int], number: int) -> None:
+async def waiting_turn(slots: LaneSlots, limit: RateLimit, done: list[int], number: int) -> None:
     """Handle something that needs the rate limit."""
     async with slots.one():
         await limit.take("Launch")
@@ -17,7 +17,7 @@ async def waiting_turn(slots: Slots, limit: RateLimit, done: list[int], number: 
 
 async def test_who_waits_for_a_rate_limit_holds_no_slot() -> None:
     """With both slots' handlers waiting for ten seconds, a third is handled at once."""
-    slots, limit, done = Slots(2), RateLimit(0.1, 1, wait_seconds_max=60.0), list[int]()
+    slots, limit, done = LaneSlots(2), RateLimit(0.1, 1, wait_seconds_max=60.0), list[int]()
     await limit.take("Launch")
     waiting = [asyncio.create_task(waiting_turn(slots, limit, done, number)) for number in range(2)]
     await asyncio.sleep(0.05)
@@ -35,7 +35,7 @@ async def test_who_waits_for_a_rate_limit_holds_no_slot() -> None:
 
 async def test_a_slot_is_taken_again_before_the_call() -> None:
     """At most as many calls run at once as there are slots, whatever waited before."""
-    slots, limit, inside, most = Slots(2), RateLimit(1000.0, 1), 0, 0
+    slots, limit, inside, most = LaneSlots(2), RateLimit(1000.0, 1), 0, 0
 
     async def handle() -> None:
         nonlocal inside, most
@@ -53,7 +53,7 @@ async def test_a_slot_is_taken_again_before_the_call() -> None:
 
 async def test_a_call_that_outlives_its_handler_keeps_no_slot() -> None:
     """A read that others share goes on after the handler that began it."""
-    slots, limit, reads = Slots(1), RateLimit(10.0, 1), list[asyncio.Task[None]]()
+    slots, limit, reads = LaneSlots(1), RateLimit(10.0, 1), list[asyncio.Task[None]]()
     await limit.take("List")
     async with slots.one():
         reads.append(asyncio.create_task(limit.take("List")))
@@ -64,7 +64,7 @@ async def test_a_call_that_outlives_its_handler_keeps_no_slot() -> None:
 
 async def test_all_slots_of_all_lanes_are_held_alone() -> None:
     """Whoever holds them waits for those in hand, and keeps later ones out."""
-    lanes = [Slots(2), Slots(1)]
+    lanes = [LaneSlots(2), LaneSlots(1)]
     async with all_of(lanes):
         for slots in lanes:
             with pytest.raises(TimeoutError):
@@ -74,7 +74,7 @@ async def test_all_slots_of_all_lanes_are_held_alone() -> None:
         await every_slot_is_free(slots)
 
 
-async def every_slot_is_free(slots: Slots) -> None:
+async def every_slot_is_free(slots: LaneSlots) -> None:
     """Fail unless all slots can be had, and no more than these."""
     async with asyncio.timeout(1.0), slots.all():
         with pytest.raises(TimeoutError):

@@ -17,7 +17,7 @@ from gpu_autoscaler.runtime.loop_context import LoopContext, dead_letter_reason
 from gpu_autoscaler.runtime.poison_messages import ATTEMPTS_COUNT_MAX, AttemptRecords, PoisonMessage
 from gpu_autoscaler.runtime.retry import pause
 from gpu_autoscaler.runtime.service import FactInput, Outcome
-from gpu_autoscaler.runtime.slots import Slots, all_of
+from gpu_autoscaler.runtime.slots import LaneSlots, all_of
 from gpu_autoscaler.runtime.steps import take_steps
 
 log = structlog.get_logger()
@@ -31,7 +31,12 @@ class EffectLoop:
     """Handles the messages of one durable consumer."""
 
     def __init__(
-        self, context: LoopContext, service: FactInput, spec: ConsumerSpec, slots: Slots, all_slots: Sequence[Slots]
+        self,
+        context: LoopContext,
+        service: FactInput,
+        spec: ConsumerSpec,
+        slots: LaneSlots,
+        all_slots: Sequence[LaneSlots],
     ) -> None:
         """`slots` are those of the lane, or of all the service's loops; `all_slots`: those of every lane."""
         self._context = context

@@ -19,7 +19,11 @@ FETCH_SECONDS_MAX = 0.05  # what is there is enough
 
 
 class FollowLoop:
-    """Acknowledges each message of the former consumer once every lane is past it."""
+    """Acknowledges each message of the former consumer once every lane is past it.
+
+    A lane whose effect takes long keeps the position where that began; later facts are then handled again after a step
+    back, which is harmless, as after any crash.
+    """
 
     def __init__(self, context: LoopContext, spec: ConsumerSpec) -> None:
         self._context = context

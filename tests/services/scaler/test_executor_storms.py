@@ -15,19 +15,20 @@ from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json, pod
 from tests.support.launch_storm import scaler_of
 from tests.support.memory_bus import MemoryBus
-from tests.support.stories import offer, planned
+from tests.support.stories import TimedFact, bought, drained, given, offer, planned, provider_id, purchase
 from tests.unit.kube.test_checkpoint_hooks import HOOK, listening
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, streams
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.scaling import ScalingCheckpointRequested, ScalingDrainStarted
+from gpu_autoscaler.events.scaling import ScalingCheckpointRequested, ScalingDrainStarted, ScalingNodeDrained
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import Connection
+from gpu_autoscaler.kube.wire.core import Node
 from gpu_autoscaler.model.decisions import DrainNode
-from gpu_autoscaler.model.ids import ActionId, FactId, NodeUid
+from gpu_autoscaler.model.ids import ActionId, FactId, NodeUid, PlanId
 from gpu_autoscaler.model.reasons.drain import SpotReclaim
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.loop_context import Limits
@@ -36,7 +37,9 @@ from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import consumers_of
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import NODES_CONCURRENT_MAX
+from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.service import Scaler
 
 NODES_COUNT = 110
@@ -61,13 +64,13 @@ class SlowKube(KubeClient):
         self.concurrent_count = self.concurrent_count_max = 0
         self._seconds = seconds
 
-    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> None:
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> Node:
         self.patches[name] += 1
         self.concurrent_count += 1
         self.concurrent_count_max = max(self.concurrent_count_max, self.concurrent_count)
         try:
             await asyncio.sleep(self._seconds)
-            await super().patch_node(name, patch)
+            return await super().patch_node(name, patch)
         finally:
             self.concurrent_count -= 1
 
@@ -183,7 +186,7 @@ async def test_silent_hooks_delay_no_drain(storm: Storm) -> None:
 
 
 async def test_facts_are_published_as_nodes_begin(storm: Storm) -> None:
-    """The first drains are known while later nodes of the plan wait for their turn; at most so many begin at once."""
+    """The first drains are known while later nodes of the plan wait for their turn; a limited number begins at once."""
     storm.add_nodes(None)
     kube = SlowKube(storm.here, 1.0)
     async with storm.scaler(kube):
@@ -209,3 +212,43 @@ async def test_a_killed_scaler_repeats_nothing_published(storm: Storm) -> None:
     assert max(Counter(await storm.started()).values()) == 1
     assert not kube.patches.keys() & set(before), "their cordons are not repeated"
     assert len(kube.patches) == NODES_COUNT - len(before)
+
+
+async def test_passes_and_polls_are_paced_over_all_nodes(storm: Storm) -> None:
+    """A thousand drains are looked at every five seconds, so that a new one has its first pass at once."""
+    here, now = storm.here, storm.here.clock.now()
+    stories = [drained(f"other-{number}", at=now, is_voluntary=False) for number in range(1000)]
+    view = StateView()
+    here.add_node("gpu-a")
+    here.add("pods", pod("p", nodeName="gpu-a", terminationGracePeriodSeconds=60))
+    started = ScalingDrainStarted(
+        action_id=ActionId("drain-a"),
+        plan_id=PlanId("plan"),
+        node_uid=NodeUid(here.item("nodes", "gpu-a")["metadata"]["uid"]),
+        node_name="gpu-a",
+        provider_id=None,
+        is_voluntary=False,
+        deadline_at=now + timedelta(seconds=120),
+        started_at=now,
+    )
+    view.advance(given(*stories, is_synced=False), {})
+    outcome = await Drains(view, here.kube, here.clock).proceed(started)
+    assert outcome.redeliver_after_seconds == pytest.approx(1000 / 200)
+
+    ends = [
+        TimedFact(
+            ScalingNodeDrained(
+                action_id=ActionId(f"drain-other-{number}"), plan_id=PlanId("plan"), node_uid=NodeUid("uid"),
+                node_name="other", provider_id=provider_id("buy-late"), drained_at=now,
+            ),
+            now,
+        )
+        for number in range(1000)
+    ]  # fmt: skip
+    launched = bought(purchase("buy-late", at=now), at=now)  # so new that the cloud does not know it yet
+    view.advance(given(*stories, tuple(ends), launched, is_synced=False), {})
+    cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
+    fact = ends[0].fact
+    assert isinstance(fact, ScalingNodeDrained)
+    outcome = await Purchases(view, cloud, "uid", here.clock.now).terminate(fact)
+    assert outcome.redeliver_after_seconds == pytest.approx(1000 / 5)
