@@ -192,6 +192,7 @@ class LoopContext:
                 "clock of a publisher is ahead of the broker's; synchronize it",
                 source=source, ahead_seconds=round(recorded.ahead_seconds), subject=recorded.fact.subject(),
             )  # fmt: skip
+
     def record_lag(self, domain: str, durable: str, count: int) -> None:
         """Export how many messages of the domain wait for this service, in all lanes together."""
         self._lag_counts[domain, durable] = count
