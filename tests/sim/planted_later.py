@@ -44,6 +44,17 @@ _LOSSES = (
     ),
 )
 
+_QUIET_MONTHS = (
+    Planted(
+        "a plan whose parent was discarded is stale for ever",
+        7,
+        "libs/gpu_autoscaler/runtime/publisher.py",
+        "    return stale.last_sequence == 0 and bool(outcome.expected_last_sequence) and is_all_known\n",
+        "    return False\n",
+        "quiet months",
+    ),
+)
+
 # 8: a fleet with all-zero telemetry is a telemetry fault
 _SENSORS = (
     Planted(
@@ -141,4 +152,4 @@ _DISRUPTION = (
     ),
 )
 
-LATER = (*_LOSSES, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_DISRUPTION)
+LATER = (*_LOSSES, *_QUIET_MONTHS, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_DISRUPTION)

@@ -52,6 +52,7 @@ PROFILES: Mapping[str, FaultProfile] = {
         ("metadata_closed", "notice_120", "notice_30", "rebalance_hint", "broker_away", "killed_before_publish"), 8.0
     ),
     "operators": FaultProfile(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
+    "quiet months": FaultProfile(("plans_discarded",), 6.0, jobs_per_hour=20.0),
     "overrides": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
     "many overrides": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
     "launches": FaultProfile(

@@ -51,7 +51,7 @@ class MemoryStream:
         self._refuse_too_large(publication)
         self._expire(now)
         if publication.expected_last_subject_sequence is not None:
-            stale = self._stale(publication, publication.expected_last_subject_sequence)
+            stale = self._stale(publication, publication.expected_last_subject_sequence, now)
             if stale is not None:
                 return stale
         if publication.message_id in self._ids:
@@ -78,17 +78,18 @@ class MemoryStream:
             self._drop(next(iter(self._stored)))
         return Ack(stream=self.spec.name, sequence=self.last_sequence, is_duplicate=False)
 
-    def _stale(self, publication: Publication, expected: int) -> Ack | None:
+    def _stale(self, publication: Publication, expected: int, now: datetime) -> Ack | None:
         """The server checks the fence before the id: a duplicate is recognized only as the subject's last message."""
-        last = self._last_by_subject.get(publication.subject, 0)
+        message = self.last_on(publication.subject, now)
+        last = 0 if message is None else message.sequence
         if last == expected:
             return None
-        stored = self._stored.get(last)
-        if stored is not None and stored.message.message_id == publication.message_id:
+        if message is not None and message.message_id == publication.message_id:
             return Ack(stream=self.spec.name, sequence=last, is_duplicate=True)
         raise StalePlan(
             f"{publication.subject}: sequence {expected} is no longer the last one (wrong last sequence: {last}); "
-            "fold the newer facts and decide again"
+            "fold the newer facts and decide again",
+            last_sequence=last,
         )
 
     def _refuse_too_large(self, publication: Publication) -> None:
@@ -118,6 +119,11 @@ class MemoryStream:
         self._bytes -= len(stored.message.payload)
         if self._last_by_subject.get(stored.message.subject) == sequence:
             del self._last_by_subject[stored.message.subject]
+
+    def discard(self, subject: str) -> None:
+        """Drop every message of the subject, as when all of them are older than the stream's limit."""
+        for sequence in [number for number, stored in self._stored.items() if stored.message.subject == subject]:
+            self._drop(sequence)
 
     def span(self, now: datetime) -> StreamSpan:
         """Return identity and range of this stream."""

@@ -32,7 +32,14 @@ class UnknownType(InvalidFact):
 
 
 class StalePlan(AutoscalerError):
-    """Another plan was accepted after this one's parent. Fold it and plan again."""
+    """Another plan was accepted after this one's parent. Fold it and plan again.
+
+    `last_sequence`: the last sequence of the subject when the stream refused; 0: the subject is empty; None: unknown.
+    """
+
+    def __init__(self, message: str, *, last_sequence: int | None = None) -> None:
+        super().__init__(message)
+        self.last_sequence = last_sequence
 
 
 class ConfigError(AutoscalerError):

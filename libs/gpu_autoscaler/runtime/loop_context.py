@@ -13,6 +13,8 @@ from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.protocol import Ack, Bus, Message
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError, UnknownType
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.decode import decode_message
@@ -33,6 +35,7 @@ log = structlog.get_logger()
 LEASE_POLL_SECONDS = 0.05
 CLOCK_REPORT_SECONDS = 3600.0  # between two log lines about one publisher's clock
 CLOCK_SOURCES_COUNT_MAX = 1000
+_PLANS = frozenset({ScalingPlanMade, ShadowPlanMade})
 READERS = "readers"  # the name under which a message that is no valid fact is set aside, whoever reads it first
 
 
@@ -133,6 +136,7 @@ class LoopContext:
         self.metrics = metrics
         self.readiness = readiness
         self.limits = limits
+        self.is_planner = not _PLANS.isdisjoint(service.publishes)
         self.lease: Lease | None = getattr(service, "lease", None)
         self.stop = asyncio.Event()
         self.config_error: ConfigError | None = None  # the broker no longer matches the declaration: the runner ends

@@ -134,6 +134,10 @@ class Metrics:
         self.deferred = self._gauge("deferred", "Actions deferred by the last plan, by reason.", "reason")
         self.plans_stale = self._counter("plans_stale", "Plans rejected because another plan was published first.")
         self.plans_refused = self._counter("plans_refused", "Plans rejected by the plan check. Must stay zero.")
+        self.plan_age = self._unknown(
+            "plan_age_seconds",
+            "Time since the last tick that published a plan or had nothing to add; NaN: this process does not plan.",
+        )
         self.scaling_actions = self._counter("scaling_actions", "Nodes launched or terminated.", "direction")
         self.scaling_duration = self._histogram(
             "scaling_duration_seconds", "From decision to confirmation by the cloud.", _WAIT_SECONDS, "direction"
@@ -158,6 +162,14 @@ class Metrics:
     def count_refused_plan(self) -> None:
         """Count a plan that the plan check rejected."""
         self.plans_refused.inc()
+
+    def set_planned(self, clock_seconds: Callable[[], float] | None) -> None:
+        """Let the age of the last plan count from now by this monotonic clock; None: this process does not plan."""
+        if clock_seconds is None:
+            self.plan_age.set_function(lambda: _NAN)
+            return
+        planned_at = clock_seconds()
+        self.plan_age.set_function(lambda: clock_seconds() - planned_at)
 
     def page(self) -> CollectorRegistry:
         """Return the registry with every gauge up to date. Call on the event loop; rendering may run elsewhere."""

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
+import structlog
 
-from gpu_autoscaler.bus.protocol import Ack, Bus, Publication
+from gpu_autoscaler.bus.protocol import Ack, Bus, Publication, StreamSpan
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.errors import StalePlan
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.service import Outcome, Outputs
+
+log = structlog.get_logger()
 
 
 def output_id(fact: Fact, *, service: str, cause: Envelope | None, number: int) -> FactId:
@@ -88,11 +92,32 @@ class Publisher:
         return tuple(acks)
 
     async def publish(self, outputs: Outputs, cause: Envelope | None = None) -> tuple[Ack, ...]:
-        """Prepare and store the facts of a handler's result."""
+        """Prepare and store the facts of a handler's result.
+
+        Where the stream has discarded the parent of a fenced fact, the fence is that the subject is still empty.
+        """
         outcome = as_outcome(outputs)
-        return await self.send(
-            self.prepare(outcome.facts, cause), expected_last_sequence=outcome.expected_last_sequence
-        )
+        prepared = self.prepare(outcome.facts, cause)
+        try:
+            return await self.send(prepared, expected_last_sequence=outcome.expected_last_sequence)
+        except StalePlan as stale:
+            if stale.last_sequence != 0:
+                raise
+            if not is_parent_discarded(outcome, stale, await self._bus.span(outcome.facts[0].stream())):
+                raise
+        log.warning("parent plan discarded by the stream, chain continued", parent=outcome.expected_last_sequence)
+        return await self.send(prepared, expected_last_sequence=0)
+
+
+def is_parent_discarded(outcome: Outcome, stale: StalePlan, span: StreamSpan) -> bool:
+    """Return whether a fence failed only because the stream no longer stores the parent; then 0 is the fence.
+
+    The subject is empty, and nothing is stored that the outcome does not take into account, so no later plan was
+    missed. Of two leaders with the same discarded parent the stream still refuses one: the other one's plan is the last
+    of the subject by then.
+    """
+    is_all_known = span.first_sequence > span.last_sequence or span.last_sequence <= outcome.folded_sequence
+    return stale.last_sequence == 0 and bool(outcome.expected_last_sequence) and is_all_known
 
     async def publish_again(self, facts: Sequence[tuple[Fact, datetime]]) -> tuple[Ack, ...]:
         """Store facts that were published before, each with the time of its event."""

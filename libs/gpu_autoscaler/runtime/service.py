@@ -22,6 +22,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[Fact, ...] = ()
     # Publish only if the subject's last sequence is still this one (one fact only); otherwise StalePlan.
     expected_last_sequence: int | None = None
+    # Of a fenced outcome: the stream's last sequence that it takes into account, see `publisher.is_parent_discarded`.
+    folded_sequence: int = 0
     # The fact is not finished: publish `facts`, then deliver it again after this long (wall time).
     redeliver_after_seconds: float | None = None
     # Of a tick: time to the next regular tick (cluster time), instead of `tick_seconds`; urgent facts bring it forward.

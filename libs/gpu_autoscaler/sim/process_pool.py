@@ -14,7 +14,7 @@ from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientErro
 from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.loops.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.publisher import as_outcome, wrap_in_envelopes
+from gpu_autoscaler.runtime.publisher import as_outcome, is_parent_discarded, wrap_in_envelopes
 from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.service import (
     FactInput,
@@ -235,26 +235,26 @@ class Process:
     # ---- ticks
 
     async def _tick_forever(self, service: TickInput, tick_seconds: float) -> None:
-        failures_count, was_stale = 0, False
+        failures_count = stale_count = 0
         while True:
-            was_stale, interval = False, tick_seconds
+            interval = tick_seconds
             self._urgency.start_tick(self._loop.time())
             now = self.clock.now()
             try:
                 inputs = None if self._tick_inputs is None else self._tick_inputs(self.view, now)
                 if inputs is None or inputs != self._last_inputs:
                     interval = await self._tick(service, now, inputs) or tick_seconds
-                failures_count = 0
+                failures_count = stale_count = 0
             except StalePlan:
-                was_stale = True
+                failures_count, stale_count = 0, stale_count + 1
             except TransientError:
                 failures_count += 1
             except Exception as exc:  # noqa: BLE001 - any error of a service is reported and retried
                 failures_count += 1
                 self._on_bug(self.role, exc)
             await self.boundary.continue_if_alive()
-            if failures_count or was_stale:
-                interval = min(tick_seconds, self._backoff_seconds(failures_count, None))
+            if tries_count := failures_count or stale_count:
+                interval = min(tick_seconds, self._backoff_seconds(tries_count, None))
             self._urgency.end_tick(self._loop.time())
             self._has_failed = failures_count > 0
             await self._wait_for_tick(interval)
@@ -418,7 +418,7 @@ class Process:
         for envelope in wrap_in_envelopes(
             normalized.facts, cause, service=self._service.name, source=source, at=self.clock.now()
         ):
-            sequence = self.bus.publish(envelope, expected_last_sequence=normalized.expected_last_sequence).sequence
+            sequence = self._store(envelope, normalized)
             self._note_published(envelope, sequence)
             if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: the fact is stored, but the response is lost")
@@ -438,6 +438,15 @@ class Process:
                     name, source = self._service.name, f"/gpu-autoscaler/{self._service.name}/{self.role}"
                     (envelope,) = wrap_in_envelopes((fact,), None, service=name, source=source, at=at)
                     self._note_published(envelope, self.bus.publish(envelope).sequence)
+
+    def _store(self, envelope: Envelope, outcome: Outcome) -> int:
+        """Store one fact behind the fence of its outcome, as `runtime/publisher.py` does. Return its sequence."""
+        try:
+            return self.bus.publish(envelope, expected_last_sequence=outcome.expected_last_sequence).sequence
+        except StalePlan as stale:
+            if not is_parent_discarded(outcome, stale, self.bus.span(envelope.fact.stream())):
+                raise
+        return self.bus.publish(envelope, expected_last_sequence=0).sequence
 
     def _backoff_seconds(self, tries_count: int, error: Exception | None) -> float:
         """Return the wait of `runtime/retry.py`, without its jitter."""

@@ -25,6 +25,7 @@ from gpu_autoscaler.core.limits.spend import slot, spend_caps
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX
 from gpu_autoscaler.core.provisioning.expected_capacity import certain_ends as ends_of_work
 from gpu_autoscaler.core.provisioning.gangs import retried_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import unavailable_scopes
@@ -89,6 +90,7 @@ def plan_deadlines(state: ClusterState, policy: ScalingPolicy, now: datetime) ->
         _waits(policy, state.pods, state.jobs),
         _moves(policy, state.pods, state.jobs, state.nodes),
         sorted(shortfall.gone_at + retention for shortfall in state.observed_allocatable.values()),
+        [] if state.last_plan_at is None else [state.last_plan_at + PLAN_INTERVAL_MAX],
     )
 
 

@@ -15,7 +15,7 @@ from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.provisioning.batching import replan_seconds
+from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX, replan_seconds
 from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.interruption_history import is_reclaimed
 from gpu_autoscaler.core.state.state import ClusterState
@@ -248,7 +248,7 @@ class Scaler:
             self._metrics.count_refused_plan()
             log.error("plan refused", violations=violations, as_of=now.isoformat(), step="report it; nothing is done")
             return ()
-        is_news = self._is_news(planned, state)
+        is_news = self._is_news(planned, state, now)
         # A new plan waits only for the finalizers that are overdue.
         await self._executor.finalizers.write_due(state, self._policy, now, is_late_only=is_news)
         await self._executor.checkpoint_notices.send(state)
@@ -260,6 +260,7 @@ class Scaler:
         return Outcome(
             facts=(self._plan_made(planned, cut),),
             expected_last_sequence=planned.parent_sequence,
+            folded_sequence=dict(cut.last_sequences).get(ScalingPlanMade.stream(), 0),
             next_tick_seconds=again_seconds,
         )
 
@@ -272,16 +273,18 @@ class Scaler:
         self._change = msgspec.structs.replace(self._change, changed_at=now)
         return self._change
 
-    def _is_news(self, planned: Plan, state: ClusterState) -> bool:
+    def _is_news(self, planned: Plan, state: ClusterState, now: datetime) -> bool:
         """Return False if the plan decides nothing and defers the same as its parent for the same reason tags.
 
         The values of a reason (seconds idle) change with every tick and are no news. If the parent has not moved, the
-        stream did not store the last plan: it is published again.
+        stream did not store the last plan: it is published again. A plan a day is always news, so that the stream
+        never discards the parent of the next one.
         """
         deferred = frozenset((item.step, item.subject, item.reason.tag()) for item in planned.deferred)
         last_parent, last_deferred = self._last_published
         is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
-        is_news = bool(planned.decisions) or deferred != last_deferred or is_unstored
+        is_old = state.last_plan_at is not None and now - state.last_plan_at >= PLAN_INTERVAL_MAX
+        is_news = bool(planned.decisions) or deferred != last_deferred or is_unstored or is_old
         if is_news:
             self._last_published = (state.last_plan_sequence, deferred)
         return is_news

@@ -133,7 +133,11 @@ class Shadow:
         """Return the shadow's plan if its differences are not those of its last published plan."""
         for real in self._real_plans_to_compare(now):
             if (fact := self._compare(real)) is not None:
-                return Outcome(facts=(fact,), expected_last_sequence=self._last_sequence)
+                return Outcome(
+                    facts=(fact,),
+                    expected_last_sequence=self._last_sequence,
+                    folded_sequence=self._view.last_sequence(fact.stream()),
+                )
         return ()
 
     def _real_plans_to_compare(self, now: datetime) -> Iterator[_RealPlan]:

@@ -130,6 +130,24 @@ class BusContract:
 
         assert await bus.last_sequence(desk.stream.name) == 3
 
+    async def test_fence_on_discarded_message_names_empty_subject(self, desk: Desk) -> None:
+        """A subject whose messages all aged out has the last sequence 0, and 0 is a fence for one of two again."""
+        bus, other = await desk.bus(), await desk.bus()
+        subject = desk.subject("sampled") + ".n1"
+        parent = await bus.publish(subject, b"", message_id="p0", expected_last_subject_sequence=0)
+        async with asyncio.timeout(SOON_SECONDS):
+            while await bus.message_at(desk.stream.name, parent.sequence) is not None:
+                await asyncio.sleep(0.1)
+
+        with pytest.raises(StalePlan) as empty:
+            await bus.publish(subject, b"", message_id="p1", expected_last_subject_sequence=parent.sequence)
+        assert empty.value.last_sequence == 0
+
+        after = await bus.publish(subject, b"", message_id="p1", expected_last_subject_sequence=0)
+        with pytest.raises(StalePlan) as taken:
+            await other.publish(subject, b"", message_id="p2", expected_last_subject_sequence=0)
+        assert taken.value.last_sequence == after.sequence == 2
+
     async def test_a_repeat_of_what_passed_the_fence_is_a_duplicate(self, desk: Desk) -> None:
         """An ack that was lost on the way must not look like a defeat."""
         bus = await desk.bus()

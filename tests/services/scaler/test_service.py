@@ -121,6 +121,31 @@ async def test_unchanged_deferrals_are_published_once() -> None:
     assert await service.on_tick(T0 + 2 * SECOND) == ()
 
 
+async def test_plan_is_made_once_a_day_without_news() -> None:
+    """Its stream keeps the parent of the next plan, however quiet the cluster is."""
+    view = StateView()
+    view.advance(given(planned(plan_id="before")), {"SCALING": 1})
+    service = scaler(view)
+    assert await service.on_tick(T0 + MINUTE) == ()
+    view.advance(given(planned(plan_id="before", at=T0 + MINUTE), as_of=T0 + 24 * HOUR), {"SCALING": 1})
+    assert await service.on_tick(T0 + 24 * HOUR) == ()
+    view.advance(given(planned(plan_id="before"), as_of=T0 + 24 * HOUR), {"SCALING": 1})
+    outcome = await service.on_tick(T0 + 24 * HOUR)
+    assert isinstance(outcome, Outcome)
+    (made,) = outcome.facts
+    assert isinstance(made, ScalingPlanMade)
+    assert (made.plan.decisions, made.plan.deferred, made.plan.parent_sequence) == ((), (), 1)
+
+
+async def test_plan_names_the_facts_that_it_takes_into_account() -> None:
+    """So that a discarded parent differs from an unknown plan."""
+    view = view_of(on_sale(offer()), job("train"), planned(plan_id="before"))
+    view.advance(view.state, {"SCALING": 41})
+    outcome = await scaler(view).on_tick(T0)
+    assert isinstance(outcome, Outcome)
+    assert outcome.folded_sequence == 41
+
+
 def instance(state: str) -> Instance:
     """Return an instance of ours."""
     return Instance(

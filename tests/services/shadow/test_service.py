@@ -99,6 +99,15 @@ async def test_shadow_has_its_own_chain() -> None:
     assert second.plan_id != first.plan_id
 
 
+async def test_shadow_names_the_facts_that_it_takes_into_account() -> None:
+    """Its chain survives a quiet time as the scaler's does."""
+    service = _shadow(_idle(), PATIENT, QUICK)
+    service._view.advance(service._view.state, {"SHADOW": 12})
+    outcome = await service.on_tick(AS_OF)
+    assert isinstance(outcome, Outcome)
+    assert outcome.folded_sequence == 12
+
+
 async def test_agreement_is_published_once() -> None:
     """Silence would look like a shadow that does not run."""
     service = _shadow(given(on_sale(at=T0), job("j1", at=AS_OF - MINUTE), as_of=AS_OF), QUICK, PATIENT)

@@ -52,7 +52,8 @@ class Planner(Probe):
             policy_digest="p",
             core_digest="c",
         )
-        return Outcome(facts=(fact,), expected_last_sequence=parent)
+        folded = self.view.last_sequence("SCALING")
+        return Outcome(facts=(fact,), expected_last_sequence=parent, folded_sequence=folded)
 
 
 def cancel(job_id: str) -> JobCancelRequested:

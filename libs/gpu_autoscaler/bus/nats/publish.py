@@ -222,7 +222,8 @@ class NatsPublisher:
             return Ack(stream=last.stream, sequence=last.sequence, is_duplicate=True)
         raise StalePlan(
             f"{publication.subject}: sequence {publication.expected_last_subject_sequence} is no longer the last one "
-            f"({description}); fold the newer facts and decide again"
+            f"({description}); fold the newer facts and decide again",
+            last_sequence=None if stream is None else 0 if last is None else last.sequence,
         )
 
     async def _stream_of(self, subject: str) -> str | None:

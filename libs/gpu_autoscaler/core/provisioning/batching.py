@@ -22,6 +22,8 @@ from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen
 _BATCHED_SOURCES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB})
 # Relative cost difference per pod below which a larger node is not waited for.
 _COST_TOLERANCE = 1.01
+# A plan is published at least this often, also an empty one: the parent of the next plan stays in its stream.
+PLAN_INTERVAL_MAX = timedelta(days=1)
 _AGAIN_SECONDS_MIN = 0.05  # least time between two plans without an urgent fact
 
 

@@ -21,7 +21,8 @@ class TickLoop:
         self._tick_seconds = tick_seconds
         self._next_seconds = tick_seconds  # as the last tick requested
         self._failures_count = 0  # in a row
-        self._was_stale = False
+        self._stale_count = 0  # in a row
+        self._is_active = False  # this process has the lease and counts the age of its last plan
 
     async def run(self) -> None:
         """Tick until `stop`."""
@@ -29,12 +30,28 @@ class TickLoop:
         if not await context.wait_until_caught_up():
             return
         now = context.clock.monotonic_seconds
-        while await context.wait_until_leading():
+        while await self._wait_until_leading():
             # Before the tick reads the state: an urgent fact that arrives during the tick brings another one.
             context.urgency.start_tick(now())
             await self._tick()
             context.urgency.end_tick(now())
             await self._rest(now() + self._interval_seconds())
+
+    async def _wait_until_leading(self) -> bool:
+        """Wait until this process is the active one; False when stopped before."""
+        lease = self._context.lease
+        if lease is not None and not lease.is_held:
+            self._is_active = False
+            self._context.metrics.set_planned(None)
+        is_leading = await self._context.wait_until_leading()
+        if is_leading and not self._is_active:
+            self._is_active = True
+            self._mark_planned()
+        return is_leading
+
+    def _mark_planned(self) -> None:
+        if self._context.is_planner:
+            self._context.metrics.set_planned(self._context.clock.monotonic_seconds)
 
     async def _rest(self, regular_at: float) -> None:
         """Wait for the next regular tick, or for the earlier one that urgent facts ask for."""
@@ -55,9 +72,8 @@ class TickLoop:
     def _interval_seconds(self) -> float:
         """Wall time to the next regular tick: as requested, or the back-off after a failed or stale tick."""
         regular = self._context.clock.wall_seconds(self._next_seconds)
-        if self._failures_count == 0 and not self._was_stale:
-            return regular
-        return min(regular, self._context.limits.backoff.wait_seconds(self._failures_count))
+        tries_count = self._failures_count or self._stale_count
+        return min(regular, self._context.limits.backoff.wait_seconds(tries_count)) if tries_count else regular
 
     async def _tick(self) -> None:
         """Run one tick and log it."""
@@ -90,6 +106,7 @@ class TickLoop:
         self._count(result, error)
         if error is None:
             context.observer.ticked(now)
+            self._mark_planned()
             write = log.info if facts_count else log.debug
             write("tick completed", outcome=result, facts_count=facts_count, duration_seconds=round(seconds, 6))
         else:
@@ -99,7 +116,7 @@ class TickLoop:
     def _count(self, result: str, error: Exception | None) -> None:
         context = self._context
         context.metrics.ticks.labels(result).inc()
-        self._was_stale = result == "stale"
+        self._stale_count = self._stale_count + 1 if result == "stale" else 0
         if result in {"done", "stale"}:
             self._failures_count = 0
             context.readiness.clear("ticks")

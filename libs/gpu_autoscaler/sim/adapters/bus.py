@@ -5,6 +5,7 @@ a test can prove that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import timedelta
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer
 from gpu_autoscaler.bus.protocol import Ack, Message, Publication, StreamSpan
@@ -14,6 +15,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode, recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.ingress import read
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
@@ -72,6 +74,15 @@ class SimBus:
         self.facts = {name: [] for name in self.facts}
         self._broker = self._new_broker()
         self._folded.clear()
+
+    def discard_plans(self, older_than: timedelta) -> bool:
+        """Discard all stored plans if the last one is so old, as the stream does after a quiet month. Return if so."""
+        plans = self._broker.stream(ScalingPlanMade.stream())
+        last = plans.last_on(ScalingPlanMade.subject_root(), self._loop.now())
+        if last is None or self._loop.now() - last.stored_at < older_than:
+            return False
+        plans.discard(last.subject)
+        return True
 
     def all_facts(self, stream: str) -> Iterator[Recorded]:
         """Yield every fact ever published to this stream, before losses included."""

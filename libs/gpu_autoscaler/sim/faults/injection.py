@@ -44,6 +44,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("broker_lost", per_hour=0.05, place=RECORD),
         # Streams discard by age and size while what they tell of still lives.
         Kind("retention_short", ratio=1.0, is_newer=True, share_max=0.25),
+        Kind("plans_discarded", per_hour=2.0, is_newer=True),  # every stored plan, as after a quiet month
         # processes
         Kind("service_killed", per_hour=0.25, place=PROCESS),
         Kind("killed_before_publish", ratio=0.002, place=PROCESS),

@@ -4,6 +4,7 @@ adapters.
 
 import random
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from gpu_autoscaler.sim.virtual_time import VirtualLoop
 LOST_SECONDS = (1.0, 20.0)
 REBUILT_SECONDS = 60.0  # until the state is rebuilt
 AWAY_SECONDS = (20.0, 300.0)
+QUIET = timedelta(seconds=120)  # without a plan, before the stream discards all of them
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
 ANOMALY_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
@@ -120,6 +122,7 @@ class FaultSchedule:
             EDITS_POLICY_OBJECTS: self._policy_objects.edit,
             "operator_marks_node": self._mark,
             OVERRIDES: self._overriding_operators.override,
+            "plans_discarded": self._discard_plans,
         }
 
     def begin(self) -> None:
@@ -206,6 +209,10 @@ class FaultSchedule:
         seconds = self._faults.seconds("broker_lost", *LOST_SECONDS)
         self._faults.disturb(seconds + REBUILT_SECONDS, RECORD)
         self._loop.call_later(seconds, self._return_broker)
+
+    def _discard_plans(self) -> None:
+        """The stream keeps plans for a limited time; with less waiting than a month they are gone just the same."""
+        self._bus.discard_plans(QUIET)
 
     def _leave_behind(self) -> None:
         """Launch a machine with our tags that no plan knows, as a script or a former installation would."""
