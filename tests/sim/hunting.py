@@ -32,8 +32,8 @@ UNCHECKED = Planted(
     "the plan check is skipped",
     2,
     "services/gpu_autoscaler_services/scaler/service.py",
-    "if violations := check(planned, state, self._policy):",
-    "if violations := check(planned, state, self._policy)[:0]:",
+    "    return planned, check(planned, state, policy)\n",
+    "    return planned, check(planned, state, policy)[:0]\n",
 )
 
 

@@ -1,9 +1,11 @@
 """Caches keyed by the identity of their arguments, for queries that repeat on every tick.
 
-Records are frozen and `fold` replaces only changed ones: an identical object has identical content.
+Records are frozen and `fold` replaces only changed ones: an identical object has identical content. Both caches may be
+used by several threads: a plan is computed beside the event loop. Two threads may compute the same value.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from functools import wraps
 from itertools import compress
 from operator import is_not
@@ -27,9 +29,11 @@ def cached_by_identity(count_max: int) -> Callable[[Callable[[*Args], Result]], 
             key = tuple(map(id, args))
             entry = results.get(key)
             if entry is None:
-                if len(results) >= count_max:
-                    results.pop(next(iter(results)))
-                entry = results[key] = (args, function(*args))
+                entry = (args, function(*args))
+                while len(results) >= count_max:
+                    with suppress(RuntimeError):  # another thread changed it meanwhile
+                        results.pop(next(iter(results)), None)
+                results[key] = entry
             return entry[1]
 
         return call

@@ -59,6 +59,7 @@ from gpu_autoscaler.events.scaling import (
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.compute import Compute, compute_here
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.metrics import package_version
@@ -105,6 +106,12 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     core: str
+
+
+def _checked_plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan and its violations."""
+    planned = plan(state, policy, as_of)
+    return planned, check(planned, state, policy)
 
 
 class Scaler:
@@ -185,6 +192,7 @@ class Scaler:
         self._file_path = ""
         self._executor = executor
         self._recovery = recovery
+        self.compute: Compute = compute_here  # makes the plans; a process has a thread for them
         self.lease = lease  # without a lease all scalers are active and only the fence decides
         self._instances = instances
         self._instance_lists = InstanceLists()
@@ -243,8 +251,8 @@ class Scaler:
         if (change := self._unpublished_change(state, now)) is not None:
             return (change,)
         self._metrics.set_forecast(forecast_gauges(state, self._policy, now))
-        planned = plan(state, self._policy, now)
-        if violations := check(planned, state, self._policy):
+        planned, violations = await self.compute(_checked_plan, state, self._policy, now)
+        if violations:
             self._metrics.count_refused_plan()
             log.error("plan refused", violations=violations, as_of=now.isoformat(), step="report it; nothing is done")
             return ()

@@ -1,6 +1,7 @@
 """The declaration of the scaler."""
 
 from gpu_autoscaler.kube.leases import LeaseMirror, mirroring
+from gpu_autoscaler.runtime.compute import ComputeThread
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.lease import Lease
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
@@ -50,6 +51,7 @@ async def compose(context: ProcessContext) -> Composed:
         metrics=context.metrics,
         lease=lease,
     )
+    service.compute = ComputeThread()
     await wiring.follow_policy(context, policies, lambda policy: service.use_policy(policy, str(policies.path)))
     return service, bus
 

@@ -89,6 +89,8 @@ class TickLoop:
             context.metrics.decision_seconds.observe(seconds)
             context.metrics.controller_duration.set(seconds)
             facts_count = len(outcome.facts)
+            if context.lease is not None and facts_count:
+                context.lease.require()  # it may have ended during the tick: the next holder plans on newer facts
             acks = await context.publish(outcome)
             if outcome.expected_last_sequence is not None:
                 await self._wait_for_own_plan(acks)
