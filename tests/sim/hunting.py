@@ -31,9 +31,9 @@ PLAN_CHECK = "plan check"  # the invariant that a refused plan violates
 UNCHECKED = Planted(
     "the plan check is skipped",
     2,
-    "services/gpu_autoscaler_services/scaler/service.py",
-    "    return planned, check(planned, state, policy)\n",
-    "    return planned, check(planned, state, policy)[:0]\n",
+    "libs/gpu_autoscaler/core/checked_plan.py",
+    "        refused = check(made, state, policy)\n",
+    "        refused = check(made, state, policy)[:0]\n",
 )
 
 

@@ -276,8 +276,9 @@ _RECORDS = (
         "a plan uses another time than recorded",
         6,
         f"{_SCALER}/service.py",
-        "        planned = plan(state, self._policy, now)\n",
-        "        planned = msgspec.structs.replace(plan(state, self._policy, now), as_of=now.replace(microsecond=0))\n",
+        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)\n",
+        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)\n"
+        "        planned = msgspec.structs.replace(planned, as_of=now.replace(microsecond=0))\n",
         profile="calm",
     ),
 )

@@ -90,8 +90,8 @@ _DIRECTIVES = (
         "a frozen cluster buys",
         3,
         f"{_CORE}/limits/limits.py",
-        "        reason = frozen or _excess_of_all(members, usage, dropped_transactions)\n",
-        "        reason = _excess_of_all(members, usage, dropped_transactions)\n",
+        "        reason = frozen or _rejected(members, draft)",
+        "        reason = _rejected(members, draft)",
         "overrides",
     ),
     Planted(

@@ -37,7 +37,7 @@ def declared() -> BusDeclaration:
 
 def busy_cluster(waiting_count: int = 4000) -> ClusterState:
     """Return a cluster with many waiting pods of different sizes."""
-    rng = random.Random("slow plans")
+    rng = random.Random("slow plans")  # noqa: S311 - sizes of pods, no security
     waiting = (
         pod(
             f"w{number}",

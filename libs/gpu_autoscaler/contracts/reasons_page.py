@@ -95,6 +95,10 @@ EXAMPLES: tuple[Reason, ...] = (
     defer.TelemetryUnreliable(fault="silent", nodes_count=4, gpu_nodes_count=10),
     defer.UtilizationUnconfirmed(utilization_ratio=0.91, utilization_ratio_max=0.8),
     defer.ForecastUncertain(confidence_ratio=0.4, confidence_ratio_min=0.6),
+    defer.PlanRejected(
+        violation="p4d.24xlarge/a/on_demand is bought, but is not an available offer",
+        attempts_count=2, retry_at=_NOW + timedelta(minutes=2),
+    ),
     defer_limits.NodesLimit(nodes_count=10, nodes_count_max=10, owner="pool/training"),
     defer_limits.GpusLimit(gpu_count=64, gpu_count_max=64),
     defer_limits.HourlyPriceLimit(price_micro_usd_per_hour=32_770_000, price_micro_usd_per_hour_max=100 * _USD),

@@ -18,6 +18,7 @@ from gpu_autoscaler.core.placement.bins import current_bins
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.state.queries import pods_by_node
+from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
@@ -25,7 +26,7 @@ from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, De
 from gpu_autoscaler.model.directives import PERMANENT, AnyDirective, Override, PausePool
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
-from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.defer import DeferReason, PlanRejected
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeDeleted, SpotReclaim
 
 # ---- launch groups: equal nodes of one gang. They are decided here, so that a repeated execution finds the same
@@ -118,6 +119,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     demand: tuple[DemandItem, ...]  # in the order in which it is served
     free_capacity: FreeCapacity
     directives: ActiveDirectives = NO_ACTIVE_DIRECTIVES
+    rejected: Mapping[str, PlanRejected] = {}  # set aside because the plan check refused it, by subject
     removals: tuple[DrainNode | ReleaseInstance, ...] = ()
     canceled_drains: tuple[CancelDrain, ...] = ()
     purchases: tuple[Purchase, ...] = ()
@@ -128,10 +130,17 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls, state: ClusterState, as_of: datetime, policy: ScalingPolicy = DEFAULT_POLICY) -> "Draft":
-        """Return a draft without decisions."""
+    def start(
+        cls,
+        state: ClusterState,
+        as_of: datetime,
+        policy: ScalingPolicy = DEFAULT_POLICY,
+        rejected: Mapping[str, PlanRejected] | None = None,
+    ) -> "Draft":
+        """Return a draft without decisions. `rejected`: set aside in addition to what the state knows."""
         views, pods = node_views(state, as_of), pods_by_node(state)
-        wanted = demand(state, views, as_of)
+        set_aside = {**set_aside_now(state, as_of), **(rejected or {})}
+        wanted = _without_rejected(demand(state, views, as_of), set_aside)
         return cls(
             as_of=as_of,
             state=state,
@@ -140,6 +149,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             pods=pods,
             demand=wanted,
             free_capacity=FreeCapacity(current_bins(views, pods), policy.placement, [item.shape for item in wanted]),
+            rejected=set_aside,
             directives=with_pool_directives(active_directives(state.directives, as_of), policy),
         )
 
@@ -211,6 +221,17 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             *self.removals,
         )
         return Plan(as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, deferred=self.deferred)
+
+
+def _without_rejected(items: tuple[DemandItem, ...], rejected: Mapping[str, PlanRejected]) -> tuple[DemandItem, ...]:
+    """Return the items; those that are set aside use no capacity and are deferred."""
+    if not rejected:
+        return items
+    reasons = [rejected.get(item.key) or (None if item.gang is None else rejected.get(item.gang)) for item in items]
+    return tuple(
+        item if reason is None else msgspec.structs.replace(item, blocked=reason)
+        for item, reason in zip(items, reasons, strict=True)
+    )
 
 
 def is_discretionary(drain: DrainNode) -> bool:

@@ -1,5 +1,6 @@
 """`plan`: decisions from the state, step by step. Used by the scaler and by recompute."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from gpu_autoscaler.core.disruption import (
@@ -17,15 +18,19 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning import forecast_step, override_minimums, scale_up
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Plan
+from gpu_autoscaler.model.reasons.defer import PlanRejected
 
 
-def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:
+def plan(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, rejected: Mapping[str, PlanRejected] | None = None
+) -> Plan:
     """Return the decisions and deferrals with their reasons. Nothing is executed.
 
     Equal state, policy and `as_of` give an equal plan, byte for byte, whatever the order of the mappings.
+    `rejected`: what the plan check refused just now, by subject; it is deferred like what the state has set aside.
     """
     policy = forecast_step.apply_scheduled_limits(policy, as_of)
-    draft = Draft.start(state, as_of, policy)
+    draft = Draft.start(state, as_of, policy, rejected)
     policy = override_bounds.cap_minimum(policy, draft.directives)
     draft = interruption.exclude_spot(draft, state, policy)
     draft = interruption.avoid_rebalance_candidates(draft, state, policy)

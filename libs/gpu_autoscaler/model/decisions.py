@@ -124,6 +124,30 @@ class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return f"Deferred for {subject_name(self.subject)} (step {self.step}): {self.reason.sentence()}"
 
 
+class Rejection(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the plan check refused while the plan was made, and until when it is set aside: it is not decided again."""
+
+    violation: str
+    subjects: tuple[str, ...]  # as `rejection_subjects` names them
+    retry_at: Instant
+
+
+# Before the subject of a drain that a notice or a deletion forces: it is set aside for one plan only.
+FORCED = "forced/"
+
+
+def rejection_subjects(decision: AnyDecision) -> tuple[str, ...]:
+    """Return under which names a decision is set aside: its demand and gang, else its pool; its node, or its order."""
+    match decision:
+        case BuyNode():
+            work = getattr(decision.reason, "demand", ()) or (f"pool/{decision.pool}",)
+            return work if decision.gang is None or decision.gang in work else (*work, decision.gang)
+        case ReleaseInstance():
+            return (f"action/{decision.order_action_id}",)
+        case _:
+            return (f"node/{decision.node_uid}",)
+
+
 class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the cluster should become, and why. Equal facts and policy give an equal plan, byte for byte."""
 
@@ -131,6 +155,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     parent_sequence: int  # stream sequence of the previous plan; 0: none
     decisions: tuple[AnyDecision, ...] = ()
     deferred: tuple[Deferred, ...] = ()
+    rejected: tuple[Rejection, ...] = ()  # set aside by this plan; earlier rejections are in the state
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Bus, StreamSpan
+from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
@@ -110,7 +110,7 @@ async def _compare(history: History, start: Start, recorded: ScalingPlanMade, po
             sentence=f"made with policy {recorded.policy_digest}, but this is policy {digest}; "
             "give the file that was used with --policy",
         )
-    recomputed = plan(state, effective, recorded.plan.as_of)
+    recomputed = recomputed_plan(recorded.plan, state, effective)
     source = f"{start.name}{facts_count} facts"
     if msgspec.json.encode(recomputed) == msgspec.json.encode(recorded.plan):
         return Recomputation(

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
@@ -172,7 +173,7 @@ class _Retracer:
     def _at_plan(self, fact: ScalingPlanMade) -> None:
         self._recorded.to_cut(fact.cut)
         state, as_of = self._recorded.state, fact.plan.as_of
-        replanned = plan(state, effective_policy(self._policy, state.policy_documents), as_of)
+        replanned = recomputed_plan(fact.plan, state, effective_policy(self._policy, state.policy_documents))
         self._equal_count += msgspec.json.encode(replanned) == msgspec.json.encode(fact.plan)
         self._last_inputs = None
         by_key = _by_key(differences(fact.plan, replanned, state))

@@ -133,7 +133,12 @@ class Metrics:
         self.decisions = self._counter("decisions", "Decisions of published plans, by reason.", "reason")
         self.deferred = self._gauge("deferred", "Actions deferred by the last plan, by reason.", "reason")
         self.plans_stale = self._counter("plans_stale", "Plans rejected because another plan was published first.")
-        self.plans_refused = self._counter("plans_refused", "Plans rejected by the plan check. Must stay zero.")
+        self.plans_refused = self._counter(
+            "plans_refused", "Plans in which the plan check found violations. Must stay zero."
+        )
+        self.set_aside = self._gauge(
+            "set_aside", "Demand, nodes and pools set aside because the plan check refused decisions for them."
+        )
         self.plan_age = self._unknown(
             "plan_age_seconds",
             "Time since the last tick that published a plan or had nothing to add; NaN: this process does not plan.",

@@ -9,6 +9,7 @@ from datetime import datetime
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.offers import oldest_seconds
+from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
@@ -149,6 +150,8 @@ class Observer:
         metrics.pending_pods.set(
             sum(_is_unschedulable(pod.phase, pod.unschedulable_since) for pod in state.pods.values())
         )
+        if self._ticked_at is not None:
+            metrics.set_aside.set(len(set_aside_now(state, self._ticked_at)))
         metrics.spot_warnings.set(sum(notice.is_active for notice in state.notices.values()))
         means = [
             [gpu.utilization_ratio_mean for gpu in view.telemetry.gpus if gpu.utilization_ratio_mean is not None]

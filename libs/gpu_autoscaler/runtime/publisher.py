@@ -108,6 +108,10 @@ class Publisher:
         log.warning("parent plan discarded by the stream, chain continued", parent=outcome.expected_last_sequence)
         return await self.send(prepared, expected_last_sequence=0)
 
+    async def publish_again(self, facts: Sequence[tuple[Fact, datetime]]) -> tuple[Ack, ...]:
+        """Store facts that were published before, each with the time of its event."""
+        return await self.send([self.prepare((fact,), at=time)[0] for fact, time in facts])
+
 
 def is_parent_discarded(outcome: Outcome, stale: StalePlan, span: StreamSpan) -> bool:
     """Return whether a fence failed only because the stream no longer stores the parent; then 0 is the fence.
@@ -118,10 +122,6 @@ def is_parent_discarded(outcome: Outcome, stale: StalePlan, span: StreamSpan) ->
     """
     is_all_known = span.first_sequence > span.last_sequence or span.last_sequence <= outcome.folded_sequence
     return stale.last_sequence == 0 and bool(outcome.expected_last_sequence) and is_all_known
-
-    async def publish_again(self, facts: Sequence[tuple[Fact, datetime]]) -> tuple[Ack, ...]:
-        """Store facts that were published before, each with the time of its event."""
-        return await self.send([self.prepare((fact,), at=time)[0] for fact, time in facts])
 
 
 def wrap_in_envelopes(

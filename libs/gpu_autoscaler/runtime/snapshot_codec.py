@@ -41,7 +41,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("directives", "policy_changed", "policy_documents"), "POLICY"),
     **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_reported_at"), "COST"),
     **dict.fromkeys(("orders", "drains", "gangs", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
-    **dict.fromkeys(("demand_history", "forecast_scores"), "SCALING"),
+    **dict.fromkeys(("demand_history", "forecast_scores", "rejections"), "SCALING"),
 }
 
 

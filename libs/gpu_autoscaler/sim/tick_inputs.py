@@ -90,6 +90,7 @@ def plan_deadlines(state: ClusterState, policy: ScalingPolicy, now: datetime) ->
         _waits(policy, state.pods, state.jobs),
         _moves(policy, state.pods, state.jobs, state.nodes),
         sorted(shortfall.gone_at + retention for shortfall in state.observed_allocatable.values()),
+        sorted({record.retry_at for record in state.rejections.values()}),
         [] if state.last_plan_at is None else [state.last_plan_at + PLAN_INTERVAL_MAX],
     )
 
@@ -425,6 +426,7 @@ class _PlanInputs(_Inputs):
         "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
         "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives",
         "policy_documents", "gangs", "observed_allocatable", "reported_demand", "demand_history", "forecast_scores",
+        "rejections",
     )  # fmt: skip
 
     def __eq__(self, earlier: object) -> bool:

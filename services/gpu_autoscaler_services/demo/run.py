@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import ConfigError
@@ -136,7 +136,7 @@ def differing_plans(record: Record, policy: ScalingPolicy) -> tuple[str, ...]:
             differing.append(f"plan {fact.plan_id} was made by another core or another policy")
             continue
         recorded.to_cut(fact.cut)
-        recomputed = plan(recorded.state, policy, fact.plan.as_of)
+        recomputed = recomputed_plan(fact.plan, recorded.state, policy)
         if msgspec.json.encode(recomputed) != msgspec.json.encode(fact.plan):
             differing.append(
                 f"plan {fact.plan_id} differs when recomputed; see: gpu-autoscaler recompute {fact.plan_id}"

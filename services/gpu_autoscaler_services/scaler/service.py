@@ -8,11 +8,10 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.bus.streams import Lane
-from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.checked_plan import CheckedPlan, checked_plan
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX, replan_seconds
@@ -58,6 +57,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import PlanId, derive_id
 from gpu_autoscaler.runtime.compute import Compute, compute_here
 from gpu_autoscaler.runtime.digests import policy_digest
@@ -84,6 +84,7 @@ LANES = (
     Lane(name="orders", facts=(ScalingNodeOrdered,), concurrency_max=16, max_ack_pending=1024),
     Lane(name="ends", facts=(ScalingNodeDrained,), concurrency_max=16, max_ack_pending=8192),
 )
+VIOLATIONS_LOGGED_MAX = 20
 NOT_YET = datetime.max.replace(tzinfo=UTC)
 
 log = structlog.get_logger()
@@ -106,12 +107,6 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     core: str
-
-
-def _checked_plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan and its violations."""
-    planned = plan(state, policy, as_of)
-    return planned, check(planned, state, policy)
 
 
 class Scaler:
@@ -251,11 +246,7 @@ class Scaler:
         if (change := self._unpublished_change(state, now)) is not None:
             return (change,)
         self._metrics.set_forecast(forecast_gauges(state, self._policy, now))
-        planned, violations = await self.compute(_checked_plan, state, self._policy, now)
-        if violations:
-            self._metrics.count_refused_plan()
-            log.error("plan refused", violations=violations, as_of=now.isoformat(), step="report it; nothing is done")
-            return ()
+        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)
         is_news = self._is_news(planned, state, now)
         # A new plan waits only for the finalizers that are overdue.
         await self._executor.finalizers.write_due(state, self._policy, now, is_late_only=is_news)
@@ -271,6 +262,22 @@ class Scaler:
             folded_sequence=dict(cut.last_sequences).get(ScalingPlanMade.stream(), 0),
             next_tick_seconds=again_seconds,
         )
+
+    def _accepted(self, checked: CheckedPlan, now: datetime) -> Plan:
+        """Return the accepted plan; report what was refused. Raises TransientError if nothing may be published."""
+        if checked.violations:
+            self._metrics.count_refused_plan()
+            log.error(
+                "plan refused",
+                violations_count=len(checked.violations),
+                violations=checked.violations[:VIOLATIONS_LOGGED_MAX],
+                as_of=now.isoformat(),
+                step="report it; what is named is set aside, the rest of the plan is published",
+            )
+        if checked.plan is None:
+            first = checked.violations[0]
+            raise TransientError(f"the plan check refused the whole plan: {first}; the next tick plans again")
+        return checked.plan
 
     def _unpublished_change(self, state: ClusterState, now: datetime) -> PolicyChanged | None:
         """Return the policy change that the stream does not have yet. No plan is made in the same tick."""
@@ -292,7 +299,7 @@ class Scaler:
         last_parent, last_deferred = self._last_published
         is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
         is_old = state.last_plan_at is not None and now - state.last_plan_at >= PLAN_INTERVAL_MAX
-        is_news = bool(planned.decisions) or deferred != last_deferred or is_unstored or is_old
+        is_news = bool(planned.decisions or planned.rejected) or deferred != last_deferred or is_unstored or is_old
         if is_news:
             self._last_published = (state.last_plan_sequence, deferred)
         return is_news

@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.checked_plan import checked_plan
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -160,9 +160,10 @@ class Shadow:
         as_of, documents = real_plan.real.as_of, real_plan.state.policy_documents
         shadow = effective_policy(self._shadow, documents)
         digests = self._digests_under(documents)
-        other = plan(real_plan.state, shadow, as_of)
-        if violations := check(other, real_plan.state, shadow):
-            log.error("shadow plan refused", violations=violations, as_of=str(as_of), step="report it")
+        checked = checked_plan(real_plan.state, shadow, as_of)
+        if checked.violations:
+            log.error("shadow plan refused", violations=checked.violations[:3], as_of=str(as_of), step="report it")
+        if (other := checked.plan) is None:
             return None
         differing = differences(real_plan.real, other, real_plan.state)
         decided = tuple(difference for difference in differing if difference.is_decision)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, SpotReclaim
@@ -30,13 +31,20 @@ def directive_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy)
         match directive:
             case Freeze():
                 if bought or chosen:
-                    yield f"{len(bought)} nodes are bought and {len(chosen)} removed under {given_by}'s freeze"
+                    yield Violation(
+                        f"{len(bought)} nodes are bought and {len(chosen)} removed under {given_by}'s freeze",
+                        *bought,
+                        *chosen,
+                    )
             case PausePool(pool=pool):
-                touched = [purchase.offer.key for purchase in bought if purchase.pool == pool]
+                touched: list[tuple[str, AnyDecision]] = [
+                    (purchase.offer.key, purchase) for purchase in bought if purchase.pool == pool
+                ]
                 pool_of = {view.node_uid: view.pool for view in views}
                 # A removal for a spend limit is not by choice.
-                touched += [drain.node_name for drain in unforced if pool_of.get(drain.node_uid) == pool]
-                yield from (f"{name} is bought or removed in pool {pool}, which {given_by} paused" for name in touched)
+                touched += [(drain.node_name, drain) for drain in unforced if pool_of.get(drain.node_uid) == pool]
+                for name, decision in touched:
+                    yield Violation(f"{name} is bought or removed in pool {pool}, which {given_by} paused", decision)
             case Override() as override:
                 yield from _above_maximum(override, override.key, bought, views)
                 yield from _below_minimum(override, override.key, bought, unforced, views, removed_uids)
@@ -64,9 +72,9 @@ def _above_maximum(override: Override, key: str, bought: list[BuyNode], views: l
     gpu_count = sum(purchase.offer.resources.gpu_count for purchase in own) + sum(map(_gpus, there))
     buys_gpus = any(purchase.offer.resources.gpu_count for purchase in own)
     if own and override.nodes_count_max is not None and nodes_count > override.nodes_count_max:
-        yield f"{key} allows {override.nodes_count_max} nodes, there would be {nodes_count}"
+        yield Violation(f"{key} allows {override.nodes_count_max} nodes, there would be {nodes_count}", *own)
     if buys_gpus and override.gpu_count_max is not None and gpu_count > override.gpu_count_max:
-        yield f"{key} allows {override.gpu_count_max} GPUs, there would be {gpu_count}"
+        yield Violation(f"{key} allows {override.gpu_count_max} GPUs, there would be {gpu_count}", *own)
 
 
 def _below_minimum(
@@ -85,10 +93,12 @@ def _below_minimum(
     stays = [view for view in there if view.node_uid not in removed_uids and not view.is_leaving]
     gpu_count = sum(purchase.offer.resources.gpu_count for purchase in own) + sum(map(_gpus, stays))
     if override.nodes_count_min is not None and len(stays) + len(own) < override.nodes_count_min:
-        yield f"{key} requires {override.nodes_count_min} nodes, {len(stays) + len(own)} would be left"
+        yield Violation(
+            f"{key} requires {override.nodes_count_min} nodes, {len(stays) + len(own)} would be left", *chosen
+        )
     took_gpus = any(_gpus(view) for view in there if view.node_uid in removed)
     if took_gpus and override.gpu_count_min is not None and gpu_count < override.gpu_count_min:
-        yield f"{key} requires {override.gpu_count_min} GPUs, {gpu_count} would be left"
+        yield Violation(f"{key} requires {override.gpu_count_min} GPUs, {gpu_count} would be left", *chosen)
 
 
 def _is_in_scope(override: Override, pool: str | None, gpu_model: str | None) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import msgspec
 
+from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -75,7 +76,8 @@ def pod_constraint_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
             *placements.spread_violations(pod, place),
             *placements.affinity_violations(pod, place),
         ):
-            yield f"{place.offer.key} is bought for pod {pod.namespace}/{pod.name}, {what}"
+            sentence = f"{place.offer.key} is bought for pod {pod.namespace}/{pod.name}, {what}"
+            yield Violation(sentence, place, demand=placements.related_demand(pod))
     for drain in drains:
         yield from placements.unplaced_pods(drain)
 
@@ -119,6 +121,22 @@ class _Placements:
         self._alike: dict[tuple[PodGroup, str], defaultdict[NodeDemands, set[str]]] = {}
         self._members_by_group: dict[PodGroup, list[_Placed]] = {}
         self._unplaced_counts: dict[PodGroup, int] = {}
+        self._demand: dict[PodGroup, tuple[str, ...]] = {}
+
+    def related_demand(self, pod: PodObserved) -> tuple[str, ...]:
+        """Return the keys of the pods of this plan whose places its own rules depend on: they are planned together."""
+        rules = pod.pod_affinity or _NONE
+        groups = {rule.group: None for rule in rules.apart}
+        groups |= {rule.group: None for rule in rules.spreads} | {rule.group: None for rule in rules.together}
+        return tuple(key for group in groups for key in self._demand_of(group))
+
+    def _demand_of(self, group: PodGroup) -> tuple[str, ...]:
+        keys = self._demand.get(group)
+        if keys is None:
+            places = self._members(group)
+            keys = tuple(f"pod/{pod.pod_uid}" for pod, place in places if isinstance(place, BuyNode))
+            self._demand[group] = keys
+        return keys
 
     # ---- violations at a place
 
@@ -164,7 +182,9 @@ class _Placements:
             rooms = [node for node in rooms if pod.gpu_model in (None, node.gpu_model)]
             if not any(self._is_right(pod, node, len(moved)) for node in rooms):
                 name = f"{pod.namespace}/{pod.name}"
-                yield f"node {drain.node_name} is drained by choice, but no other node suits pod {name}"
+                yield Violation(
+                    f"node {drain.node_name} is drained by choice, but no other node suits pod {name}", drain
+                )
 
     def _is_right(self, pod: PodObserved, node: NodeObserved, more_count: int) -> bool:
         taken = sum((other.requests for other, at in self._staying_pods if at is node), start=Resources())

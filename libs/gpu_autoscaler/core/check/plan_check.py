@@ -23,6 +23,7 @@ from gpu_autoscaler.core.check.purchase_rules import (
 )
 from gpu_autoscaler.core.check.removal_rules import removal_violations, utilization_violations
 from gpu_autoscaler.core.check.spend_rules import spend_violations
+from gpu_autoscaler.core.check.violation import Violation, attributed
 from gpu_autoscaler.core.policy.cron import parse_schedule
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -37,8 +38,8 @@ from gpu_autoscaler.model.resources import Resources
 _MINIMA = {*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT}
 
 
-def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, ...]:
-    """Return a sentence for each violation in the plan; empty: there is none."""
+def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Violation, ...]:
+    """Return the violations in the plan, each a sentence that names the decisions or the demand; empty: none."""
     rules: tuple[Callable[[Plan, ClusterState, ScalingPolicy], Iterator[str]], ...] = (
         _identity,
         _offers,
@@ -60,7 +61,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[str, 
         utilization_violations,
         launch_group_violations,
     )
-    return tuple(sentence for rule in rules for sentence in rule(plan, state, policy))
+    return tuple(attributed(sentence) for rule in rules for sentence in rule(plan, state, policy))
 
 
 def _bought(plan: Plan) -> list[BuyNode]:
@@ -70,9 +71,12 @@ def _bought(plan: Plan) -> list[BuyNode]:
 def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield duplicate or reused action ids, and a wrong parent plan."""
     counts = Counter(decision.action_id for decision in plan.decisions)
-    yield from (f"{count} decisions share the action id {action}" for action, count in counts.items() if count > 1)
-    known = sorted(action_id for action_id in counts if action_id in state.orders or action_id in state.drains)
-    yield from (f"action id {action_id} belongs to a decision of an earlier plan" for action_id in known)
+    for decision in plan.decisions:
+        action_id = decision.action_id
+        if counts[action_id] > 1:
+            yield Violation(f"{counts[action_id]} decisions share the action id {action_id}", decision)
+        if action_id in state.orders or action_id in state.drains:
+            yield Violation(f"action id {action_id} belongs to a decision of an earlier plan", decision)
     if plan.parent_sequence != state.last_plan_sequence:
         yield f"the plan follows plan {plan.parent_sequence}, but the last one is {state.last_plan_sequence}"
 
@@ -84,25 +88,25 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
     """Yield purchases of offers that are unavailable, unpriced, not allowed in their pool, or were refused recently."""
     bought = _bought(plan)
     if bought and policy.is_frozen:
-        yield f"{len(bought)} nodes are bought while the policy is frozen"
+        yield Violation(f"{len(bought)} nodes are bought while the policy is frozen", *bought)
     offered = set() if state.offers is None else {_offer_identity(offer) for offer in state.offers.offers}
     pools = {pool.name: pool for pool in policy.pools}
     for decision in bought:
         offer, pool = decision.offer, pools.get(decision.pool)
         if _offer_identity(offer) not in offered:
-            yield f"{offer.key} is bought, but is not an available offer"
+            yield Violation(f"{offer.key} is bought, but is not an available offer", decision)
         if offer.paid_from is not None and plan.as_of < offer.paid_from:
-            yield f"{offer.key} is bought before its reservation period begins"
+            yield Violation(f"{offer.key} is bought before its reservation period begins", decision)
         if offer.paid_until is not None and plan.as_of >= offer.paid_until - timedelta(
             seconds=policy.reservation_drain_seconds
         ):
-            yield f"{offer.key} is bought after its reservation period, or too close to its end"
+            yield Violation(f"{offer.key} is bought after its reservation period, or too close to its end", decision)
         if offer.price_micro_usd_per_hour is None:
-            yield f"{offer.key} is bought at an unknown price"
-        yield from _barred_offer(offer)
-        yield from _stale_price(offer, plan, state, policy)
+            yield Violation(f"{offer.key} is bought at an unknown price", decision)
+        yield from _barred_offer(decision)
+        yield from _stale_price(decision, plan, state, policy)
         if pool is None:
-            yield f"{offer.key} is bought for pool {decision.pool}, which the policy does not have"
+            yield Violation(f"{offer.key} is bought for pool {decision.pool}, which the policy does not have", decision)
             continue
         for wanted, value in (
             (pool.instance_types, offer.instance_type),
@@ -111,27 +115,31 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             (pool.capacity_types, offer.capacity_type),
         ):
             if wanted and value not in wanted:
-                yield f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}"
+                yield Violation(
+                    f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}", decision
+                )
         ordered_taints = (decision.taints, decision.startup_taints)
         if ordered_taints != (pool.taints, pool.startup_taints) or not set(pool.labels) <= {
             key for key, _ in decision.labels
         }:
-            yield f"{offer.key} is bought without the labels and taints of pool {pool.name}"
+            yield Violation(f"{offer.key} is bought without the labels and taints of pool {pool.name}", decision)
         if is_unavailable(offer, plan, state):
             yield f"{offer.key} is bought, but was refused and must not be requested yet"
 
 
-def _barred_offer(offer: Offer) -> Iterator[str]:
+def _barred_offer(decision: BuyNode) -> Iterator[str]:
+    offer = decision.offer
     if offer.unavailable_because is not None:
-        yield f"{offer.key} is bought, although {offer.unavailable_because}"
+        yield Violation(f"{offer.key} is bought, although {offer.unavailable_because}", decision)
 
 
-def _stale_price(offer: Offer, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+def _stale_price(decision: BuyNode, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     if policy.prices.is_stale_price_allowed or state.offers is None:
         return
+    offer = decision.offer
     reported_at = min(offer.priced_at or state.offers.sampled_at, state.offers.sampled_at)
     if (plan.as_of - reported_at).total_seconds() > policy.prices.age_seconds_max:
-        yield f"{offer.key} is bought at a price that is older than the policy allows"
+        yield Violation(f"{offer.key} is bought at a price that is older than the policy allows", decision)
 
 
 def _offer_identity(offer: Offer) -> tuple[str, str, str, int | None, Resources]:
@@ -222,7 +230,7 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, including orders in flight"
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:
-        yield f"the fleet would cost {price} micro-dollars an hour of at most {price_max}"
+        yield Violation(f"the fleet would cost {price} micro-dollars an hour of at most {price_max}", *bought)
 
 
 def _nodes_max(plan: Plan, policy: ScalingPolicy) -> int:
@@ -247,7 +255,9 @@ def _volumes(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]
         for key in getattr(decision.reason, "demand", ()):
             if key in waiting:
                 why = waiting[key].volume_trouble or waiting[key].device_trouble
-                yield f"{decision.offer.key} is bought for pod {waiting[key].name}: {why}"
+                yield Violation(
+                    f"{decision.offer.key} is bought for pod {waiting[key].name}: {why}", decision, demand=(key,)
+                )
 
 
 def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
@@ -261,7 +271,9 @@ def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator
             values.setdefault((decision.gang, key), set()).add(carried.get(key))
     for (gang, key), domains in values.items():
         if len(domains) > 1 or None in domains:
-            yield f"nodes for gang {gang} are bought in {len(domains)} domains; all must share one {key}"
+            yield Violation(
+                f"nodes for gang {gang} are bought in {len(domains)} domains; all must share one {key}", demand=(gang,)
+            )
 
 
 def _domain_of(gang: str, state: ClusterState) -> str | None:
@@ -293,7 +305,7 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
             continue
         job = state.jobs.get(JobId(key.removeprefix("job/")))
         if job is None or job.queued is None or job.finished is not None:
-            yield f"nodes are bought for gang {key}, which is not waiting"
+            yield Violation(f"nodes are bought for gang {key}, which is not waiting", demand=(key,))
             continue
         spec = job.queued.spec
         members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
@@ -302,12 +314,14 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
         places = members_count + sum(_places(spec.member_resources, capacity) for capacity in capacities)
         least = spec.member_count if spec.member_count_min is None else spec.member_count_min
         if places < least:
-            yield f"gang {key} of {least} would have capacity for {places}: part of a gang is never bought"
+            yield Violation(
+                f"gang {key} of {least} would have capacity for {places}: part of a gang is never bought", demand=(key,)
+            )
 
 
-def _group(key: str, state: ClusterState, held: Mapping[str, DeferReason]) -> Iterator[str]:
+def _group(gang: str, state: ClusterState, held: Mapping[str, DeferReason]) -> Iterator[str]:
     """Yield pod groups with purchases but without capacity for their declared minimum, or for all pods without one."""
-    _, namespace, name = key.split("/", 2)
+    _, namespace, name = gang.split("/", 2)
     names = {*labels.POD_GROUP_LABELS, labels.POD_GROUP_ANNOTATION}
     members = [
         pod
@@ -316,14 +330,17 @@ def _group(key: str, state: ClusterState, held: Mapping[str, DeferReason]) -> It
         and any(key in names and value == name for key, value in pod.labels + pod.annotations)
     ]
     if not members:
-        yield f"nodes are bought for gang {key}, which is not waiting"
+        yield Violation(f"nodes are bought for gang {gang}, which is not waiting", demand=(gang,))
     requested = {value for pod in members for key, value in pod.labels + pod.annotations if key in _MINIMA}
     minima = [member.group_count_min for member in members if member.group_count_min is not None]
     least = max(minima or [int(value) for value in requested if value.isdigit()], default=len(members))
     left_out = [pod for pod in members if f"pod/{pod.pod_uid}" in held]
     if len(members) - len(left_out) < least:
         for pod in left_out:
-            yield f"nodes are bought for gang {key}, and its pod {pod.name} has none: part of a gang is never bought"
+            yield Violation(
+                f"nodes are bought for gang {gang}, and its pod {pod.name} has none: part of a gang is never bought",
+                demand=(gang,),
+            )
 
 
 def _capacities_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:
@@ -369,9 +386,14 @@ def _all_demand_accounted(plan: Plan, state: ClusterState, _: ScalingPolicy) -> 
     for job_id, job in state.jobs.items():
         over = job.finished is not None or job.cancel_requested is not None or job.placed is not None
         if job.queued is not None and not over and job_id not in with_pods and f"job/{job_id}" not in accounted:
-            yield f"job {job_id} waits, and the plan neither buys for it nor defers it"
+            yield Violation(
+                f"job {job_id} waits, and the plan neither buys for it nor defers it", demand=(f"job/{job_id}",)
+            )
     for pod in pod_summary(state.pods).unbound:
         waits = pod.phase == "pending" and pod.unschedulable_since is not None
         is_wanted = not pod.is_gated and pod.deleting_since is None and pod.owner_kind not in ("DaemonSet", "Node")
         if waits and is_wanted and f"pod/{pod.pod_uid}" not in accounted:
-            yield f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor defers it"
+            yield Violation(
+                f"pod {pod.namespace}/{pod.name} waits, and the plan neither buys for it nor defers it",
+                demand=(f"pod/{pod.pod_uid}",),
+            )

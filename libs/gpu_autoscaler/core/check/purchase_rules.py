@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.check.placement_rules import job_named, pod_summary
+from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
@@ -64,7 +65,10 @@ def _too_soon(gang: str, plan: Plan, state: ClusterState, policy: ScalingPolicy)
     doubled = rules.backoff_seconds_min * 2.0 ** min(record.abandoned_count - 1, 30)
     until = record.abandoned_at + timedelta(seconds=min(doubled, rules.backoff_seconds_max))
     if plan.as_of < until:
-        yield f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was abandoned"
+        yield Violation(
+            f"nodes are bought for gang {gang}, which waits until {until.isoformat()} after it was abandoned",
+            demand=(gang,),
+        )
 
 
 def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -74,11 +78,13 @@ def _not_on_spot(key: str, plan: Plan, state: ClusterState, policy: ScalingPolic
     job = None if job_id is None else state.jobs.get(job_id)
     if job is not None and job.queued is not None:
         if not job.queued.spec.is_preemptible:
-            yield f"spot is bought for job {job_id}, which must not be interrupted"
+            yield Violation(f"spot is bought for job {job_id}, which must not be interrupted", demand=(key,))
         elif _is_at_its_last(job, policy, plan.as_of):
-            yield f"spot is bought for job {job_id}, which was interrupted on spot too often"
+            yield Violation(f"spot is bought for job {job_id}, which was interrupted on spot too often", demand=(key,))
     elif pod is not None and pod.priority >= _CRITICAL_MIN:
-        yield f"spot is bought for pod {pod.namespace}/{pod.name}, which is critical to the cluster"
+        yield Violation(
+            f"spot is bought for pod {pod.namespace}/{pod.name}, which is critical to the cluster", demand=(key,)
+        )
 
 
 def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[str]:
@@ -91,7 +97,9 @@ def _not_of_a_model(key: str, bought: BuyNode, state: ClusterState) -> Iterator[
     # Work without GPUs accepts any node; a request with a model and no GPU is rejected on submission.
     if requested and spec.member_resources.has_gpus and bought.offer.gpu_model not in requested:
         will_do = ", ".join(sorted(filter(None, requested)))
-        yield f"{bought.offer.key} is bought for job {spec.job_id}, which accepts only {will_do}"
+        yield Violation(
+            f"{bought.offer.key} is bought for job {spec.job_id}, which accepts only {will_do}", bought, demand=(key,)
+        )
 
 
 def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> bool:
@@ -125,7 +133,10 @@ def cooldown_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
         # Nothing is proven for pods: their urgency follows the priority scale of Kubernetes.
         is_proven = priorities and None not in priorities and max(value or 0 for value in priorities) < _HIGH_PRIORITY
         if is_proven and (decision.gang is None or decision.gang not in begun):
-            yield f"{decision.offer.key} is bought {min(ages):g} s after the last one; the cooldown is {seconds:g} s"
+            yield Violation(
+                f"{decision.offer.key} is bought {min(ages):g} s after the last one; the cooldown is {seconds:g} s",
+                decision,
+            )
 
 
 # ---- refusals by the cloud; `plan` also waits longer after repeated refusals
@@ -181,7 +192,7 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
     unbound_count = len(pod_summary(state.pods).unbound)
     unplaced_count = sum(job.queued is not None and job.finished is None for job in state.jobs.values())
     if unbound_count + unplaced_count < 2:
-        yield f"{next(iter(held))} waits for a batch, and nothing else waits"
+        yield Violation(f"{next(iter(held))} waits for a batch, and nothing else waits", demand=held)
     for subject, reason in held.items():
         kind, _, name = subject.partition("/")
         pod, job = state.pods.get(PodUid(name)), state.jobs.get(JobId(name))
@@ -194,14 +205,18 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
         elif kind == "job" and job is not None and job.queued is not None:
             came, priority = job.queued.queued_at, job.queued.spec.priority
             if job.queued.spec.gang_count > 1 and not any(pod.job_id == name for pod in state.pods.values()):
-                yield f"{subject} is a gang, and waits for a batch"
+                yield Violation(f"{subject} is a gang, and waits for a batch", demand=(subject,))
         else:
-            yield f"{subject} waits for a batch, and is neither a waiting pod nor a waiting job"
+            yield Violation(
+                f"{subject} waits for a batch, and is neither a waiting pod nor a waiting job", demand=(subject,)
+            )
             continue
         if priority >= _HIGH_PRIORITY:
-            yield f"{subject} has high priority, and waits for a batch"
+            yield Violation(f"{subject} has high priority, and waits for a batch", demand=(subject,))
         if not plan.as_of < reason.until <= came + longest:
-            yield f"{subject} waits for its batch until {reason.until}, longer than allowed"
+            yield Violation(
+                f"{subject} waits for its batch until {reason.until}, longer than allowed", demand=(subject,)
+            )
 
 
 # ---- waiting for running work
@@ -222,13 +237,18 @@ def wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> I
         if kind == "job" and job is not None and job.queued is not None:
             since, longest = job.queued.queued_at, policy.queued_timeout_seconds
             if job.queued.spec.priority >= _HIGH_PRIORITY:
-                yield f"{subject} has high priority and waits for capacity on {reason.node}"
+                yield Violation(
+                    f"{subject} has high priority and waits for capacity on {reason.node}", demand=(subject,)
+                )
         elif kind == "pod" and pod is not None:
             since, longest = pod.unschedulable_since or pod.created_at, policy.pending_pod_timeout_seconds
         else:
             continue
         if reason.expected_at > since + timedelta(seconds=longest) or reason.expected_at <= plan.as_of:
-            yield f"{subject} waits for capacity on {reason.node} until {reason.expected_at}, longer than allowed"
+            yield Violation(
+                f"{subject} waits for capacity on {reason.node} until {reason.expected_at}, longer than allowed",
+                demand=(subject,),
+            )
 
 
 # ---- elastic members
@@ -247,13 +267,23 @@ def elastic_member_violations(plan: Plan, state: ClusterState, _: ScalingPolicy)
             name, number = rest.rsplit("/", 1)
             job = state.jobs.get(JobId(name))
             if job is None or job.queued is None or job.finished is not None or job.cancel_requested is not None:
-                yield f"{decision.offer.key} is bought for {key}, and its job needs no capacity"
+                yield Violation(
+                    f"{decision.offer.key} is bought for {key}, and its job needs no capacity", decision, demand=(key,)
+                )
                 continue
             least, most = job.queued.spec.member_count_min, job.queued.spec.member_count
             if least is None or not least < int(number) <= most:
-                yield f"{decision.offer.key} is bought for {key}, which is no elastic member of its job"
+                yield Violation(
+                    f"{decision.offer.key} is bought for {key}, which is no elastic member of its job",
+                    decision,
+                    demand=(key,),
+                )
             if f"job/{name}" in held:
-                yield f"{decision.offer.key} is bought for {key}, and the gang of its job has no capacity"
+                yield Violation(
+                    f"{decision.offer.key} is bought for {key}, and the gang of its job has no capacity",
+                    decision,
+                    demand=(key,),
+                )
 
 
 # ---- launch groups
@@ -267,14 +297,16 @@ def launch_group_violations(plan: Plan, _: ClusterState, __: ScalingPolicy) -> I
             calls[decision.transaction].append(decision)
     for name, bought in calls.items():
         if len(bought) < 2 or bought[0].action_id != name:
-            yield f"{len(bought)} nodes are bought in one call as {name}, which is not the first of two or more"
+            yield Violation(
+                f"{len(bought)} nodes are bought in one call as {name}, which is not the first of two or more", *bought
+            )
         if bought[0].gang is None or any(purchase.gang != bought[0].gang for purchase in bought):
-            yield f"nodes are bought in one call as {name}, and are not of one gang"
+            yield Violation(f"nodes are bought in one call as {name}, and are not of one gang", *bought)
         if any(
             (purchase.pool, purchase.offer, purchase.taints) != (bought[0].pool, bought[0].offer, bought[0].taints)
             for purchase in bought
         ):
-            yield f"nodes are bought in one call as {name}, and are not identical"
+            yield Violation(f"nodes are bought in one call as {name}, and are not identical", *bought)
 
 
 # ---- preferences
@@ -305,7 +337,9 @@ def preference_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy
             if _is_as_good(other, buy.offer, pool, state) and all(
                 _is_preferred(workload, other, buy.offer) for workload in work
             ):
-                yield f"{buy.offer.key} is bought for {', '.join(map(_name, work))}, and {other.key} is preferred"
+                yield Violation(
+                    f"{buy.offer.key} is bought for {', '.join(map(_name, work))}, and {other.key} is preferred", buy
+                )
 
 
 def _are_zones_equivalent(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> bool:

@@ -3,11 +3,12 @@
 Shares no code with the steps of `plan`: protections, budgets and capacity are read again, in their simplest form.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.check.spend_rules import spend_removal_violations
+from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.cron import parse_schedule
@@ -54,18 +55,24 @@ def forced_drain_violations(
         case NodeExpired():
             least = None if limit is None else limit * (1 - rules.expire_jitter_ratio) + rules.expire_grace_seconds
             if least is None or age_seconds < least:
-                yield f"node {drain.node_name} is drained by force at an age of {age_seconds:g} s"
+                yield Violation(f"node {drain.node_name} is drained by force at an age of {age_seconds:g} s", drain)
         case NodeUnhealthy():
             if not drain.reason.is_fatal:
-                yield f"node {drain.node_name} is drained by force, though its GPUs still work"
+                yield Violation(f"node {drain.node_name} is drained by force, though its GPUs still work", drain)
         case BootTimedOut():
             view = next((view for view in node_views(state, as_of) if view.node_uid == drain.node_uid), None)
             if view is None or view.usable_since is not None or view.usable_by is None or as_of < view.usable_by:
-                yield f"node {drain.node_name} is drained by force, though it was usable, or may still be"
+                yield Violation(
+                    f"node {drain.node_name} is drained by force, though it was usable, or may still be", drain
+                )
         case _:
-            yield f"node {drain.node_name} is drained by force, which {drain.reason.tag()} does not allow"
+            yield Violation(
+                f"node {drain.node_name} is drained by force, which {drain.reason.tag()} does not allow", drain
+            )
     if drain.deadline_at < as_of + timedelta(seconds=rules.forced_drain_seconds):
-        yield f"node {drain.node_name} is drained by force within less than {rules.forced_drain_seconds:g} s"
+        yield Violation(
+            f"node {drain.node_name} is drained by force within less than {rules.forced_drain_seconds:g} s", drain
+        )
 
 
 def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -77,9 +84,11 @@ def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
     yield from _bought_back(plan, state, policy)
     overhead = policy.node_overhead_micro_usd_per_hour
     spent: Counter[tuple[NodeUid, ...]] = Counter()
+    buys: dict[tuple[NodeUid, ...], list[BuyNode]] = defaultdict(list)
     for decision in plan.decisions:
         reason = decision.reason
         if isinstance(decision, BuyNode) and isinstance(reason, ReplacesNodes) and reason.cause == "underused":
+            buys[reason.node_uids].append(decision)
             spent[reason.node_uids] += (decision.offer.price_micro_usd_per_hour or 0) + overhead
     for node_uids, price in spent.items():
         instances = [state.nodes[uid].provider_id for uid in node_uids if uid in state.nodes]
@@ -90,7 +99,10 @@ def replacement_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
             and len(known) == len(node_uids)
             and price >= sum((price_there or 0) + overhead for price_there in known)
         ):
-            yield f"nodes {', '.join(node_uids)} are replaced to save cost, at {price} micro-dollars an hour"
+            yield Violation(
+                f"nodes {', '.join(node_uids)} are replaced to save cost, at {price} micro-dollars an hour",
+                *buys[node_uids],
+            )
 
 
 def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -110,7 +122,10 @@ def _bought_back(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iter
         reason = decision.reason
         is_for_money = isinstance(reason, ReplacesNodes) and reason.cause == "underused"
         if isinstance(decision, BuyNode) and is_for_money and decision.offer.instance_type in kinds:
-            yield f"{decision.offer.key} is bought to save cost, and a node of its type was removed within the cooldown"
+            yield Violation(
+                f"{decision.offer.key} is bought to save cost, and a node of its type was removed within the cooldown",
+                decision,
+            )
 
 
 # ---- health
@@ -134,10 +149,13 @@ def health_violations(
     sick = fatal | set(_with_gpus(state, policy, as_of, is_fatal=False))
     for drain in chosen:
         if drain.node_uid not in (sick if drain.is_voluntary else fatal):
-            yield f"node {drain.node_name} is drained as unhealthy, and was healthy recently"
+            yield Violation(f"node {drain.node_name} is drained as unhealthy, and was healthy recently", drain)
     known = sick & state.usable.keys()
     if len(known) > max(rules.unhealthy_nodes_ok_count, rules.unhealthy_ratio_max * len(state.usable)):
-        yield f"{len(chosen)} nodes are drained as unhealthy while {len(known)} of {len(state.usable)} appear unhealthy"
+        yield Violation(
+            f"{len(chosen)} nodes are drained as unhealthy while {len(known)} of {len(state.usable)} appear unhealthy",
+            *chosen,
+        )
 
 
 def _with_gpus(state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_fatal: bool) -> Iterator[NodeUid]:
@@ -176,15 +194,15 @@ def protection_violations(
             continue
         name = f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name}"
         if pod.started_at is not None and pod.started_at > began_after:
-            yield f"{name} has just begun"
+            yield Violation(f"{name} has just begun", drain)
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         if job is not None:
-            yield from (f"{name} {what}" for what in _job_protections(job, policy))
+            yield from (Violation(f"{name} {what}", drain) for what in _job_protections(job, policy))
         ends_at = _announced_end(pod)
         if ends_at is None and job is not None and job.started is not None and job.queued is not None:
             ends_at = job.started.started_at + timedelta(seconds=job.queued.spec.duration_seconds_max)
         if ends_at is not None and timedelta() <= ends_at - as_of <= timedelta(seconds=rules.ending_soon_seconds):
-            yield f"{name} is about to end"
+            yield Violation(f"{name} is about to end", drain)
 
 
 def _announced_end(pod: PodObserved) -> datetime | None:
@@ -214,10 +232,10 @@ _MINUTE = timedelta(minutes=1)
 
 
 def disruption_budget_violations(
-    drains: Iterable[DrainNode], moving_count: int, nodes_count: int, policy: ScalingPolicy, as_of: datetime
+    chosen: Collection[DrainNode], moving_count: int, nodes_count: int, policy: ScalingPolicy, as_of: datetime
 ) -> Iterator[str]:
     """Yield a sentence for each budget exceeded by `moving_count` earlier drains and these of one cause."""
-    counts = Counter(_cause(drain) for drain in drains)
+    counts = Counter(_cause(drain) for drain in chosen)
     for budget in policy.removal.disruption_budgets:
         is_bad = any(budget.violations())
         if not is_bad and not _holds(budget, as_of):
@@ -226,13 +244,20 @@ def disruption_budget_violations(
             if budget.causes and cause not in budget.causes:
                 continue
             going = moving_count + count
+            causing = [drain for drain in chosen if _cause(drain) == cause]
             if is_bad:
-                yield f"{going} nodes would be removed as {cause} under an invalid budget"
+                yield Violation(f"{going} nodes would be removed as {cause} under an invalid budget", *causing)
             elif budget.nodes_count_max is not None and going > budget.nodes_count_max:
-                yield f"{going} nodes would be removed as {cause}; a disruption budget allows {budget.nodes_count_max}"
+                yield Violation(
+                    f"{going} nodes would be removed as {cause}; a disruption budget allows {budget.nodes_count_max}",
+                    *causing,
+                )
             # Rounded up, so less than one node more than the share.
             elif budget.nodes_ratio_max is not None and going - nodes_count * budget.nodes_ratio_max > 1 - 1e-6:
-                yield f"{going} of {nodes_count} nodes would be removed as {cause}; a budget allows a smaller share"
+                yield Violation(
+                    f"{going} of {nodes_count} nodes would be removed as {cause}; a budget allows a smaller share",
+                    *causing,
+                )
 
 
 def _cause(drain: DrainNode) -> str:
@@ -270,11 +295,12 @@ def removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -
     is_asked = bool(drains) or any(view.notice is not None for view in views)
     pods = _pods_by_node(state) if is_asked else {}
     spend_violations = [drain for drain in drains if isinstance(drain.reason, SpendExhausted)]
-    ours_count = len(chosen) + len(spend_violations) + len(releases)
+    ours: list[DrainNode | ReleaseInstance] = [*chosen, *spend_violations, *releases]
+    ours_count = len(ours)
     if policy.is_frozen and ours_count:
-        yield f"{ours_count} nodes are removed by choice while the policy is frozen"
+        yield Violation(f"{ours_count} nodes are removed by choice while the policy is frozen", *ours)
     if ours_count:
-        yield from _stale_watch(plan, state, policy)
+        yield from _stale_watch(ours, plan, state, policy)
     yield from spend_removal_violations(plan, state, policy)
     for drain in drains:
         yield from _node_violations(drain, state, plan.as_of)
@@ -306,32 +332,38 @@ def _pods_by_node(state: ClusterState) -> dict[str, list[PodObserved]]:
     return pods
 
 
-def _stale_watch(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+def _stale_watch(
+    ours: Iterable[DrainNode | ReleaseInstance], plan: Plan, state: ClusterState, policy: ScalingPolicy
+) -> Iterator[str]:
     for name, synced in (("pods", state.pods_synced), ("nodes", state.nodes_synced)):
         if synced is None or (plan.as_of - synced.seen_at).total_seconds() > policy.watch_age_seconds_max:
-            yield f"nodes are removed by choice on an old or missing list of {name}"
+            yield Violation(f"nodes are removed by choice on an old or missing list of {name}", *ours)
 
 
 def _node_violations(drain: DrainNode, state: ClusterState, as_of: datetime) -> Iterator[str]:
     """Yield drains of nodes that do not exist or are not ours, and interruptions without an active notice."""
     node = state.nodes.get(drain.node_uid)
     if node is None or node.name != drain.node_name:
-        yield f"node {drain.node_name} is drained, but there is no such node"
+        yield Violation(f"node {drain.node_name} is drained, but there is no such node", drain)
         return
     if drain.provider_id is not None and drain.provider_id != node.provider_id:
-        yield f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}"
+        yield Violation(
+            f"node {drain.node_name} is drained with an instance that is not its own: {drain.provider_id}", drain
+        )
     if isinstance(drain.reason, NodeDeleted):
         if node.deleting_since is None or not node.has_finalizer or not _is_ours(node, state):
-            yield f"node {drain.node_name} is drained as deleted, but is not being deleted or lacks our finalizer"
+            yield Violation(
+                f"node {drain.node_name} is drained as deleted, but is not being deleted or lacks our finalizer", drain
+            )
         return
     is_chosen = not isinstance(drain.reason, SpotReclaim)
     if is_chosen and not _is_ours(node, state):
-        yield f"node {drain.node_name} is drained by choice, but we did not buy it"
+        yield Violation(f"node {drain.node_name} is drained by choice, but we did not buy it", drain)
     active_notices = (record for record in state.notices.values() if record.withdrawn is None)
     if not is_chosen and all(record.notice.provider_id != node.provider_id for record in active_notices):
-        yield f"node {drain.node_name} is drained for an interruption, but no notice is active"
+        yield Violation(f"node {drain.node_name} is drained for an interruption, but no notice is active", drain)
     if is_chosen and drain.deadline_at <= as_of:
-        yield f"node {drain.node_name} is drained by choice with a deadline that has passed"
+        yield Violation(f"node {drain.node_name} is drained by choice with a deadline that has passed", drain)
 
 
 def _is_ours(node: NodeObserved, state: ClusterState) -> bool:
@@ -344,15 +376,19 @@ def _protected_node(drain: DrainNode, state: ClusterState, pods: Iterable[PodObs
     marks = () if node is None else node.annotations
     keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
     if any(key in keys and value == "true" for key, value in marks):
-        yield f"node {drain.node_name} is drained by choice, but is protected by an annotation"
+        yield Violation(f"node {drain.node_name} is drained by choice, but is protected by an annotation", drain)
     for pod in pods:
         if isinstance(drain.reason, NodeIdle | GangAbandoned | AboveOverride):
-            yield f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there"
+            yield Violation(
+                f"node {drain.node_name} is drained as idle, but pod {pod.namespace}/{pod.name} is there", drain
+            )
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
         is_going = pod.deleting_since is not None  # being deleted already
         if not is_going and (is_kept or _is_protected(pod)):
-            yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} is protected"
+            yield Violation(
+                f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} is protected", drain
+            )
 
 
 def _is_protected(pod: PodObserved) -> bool:
@@ -371,10 +407,15 @@ def _broken_budgets(
     there = [pod for drain in chosen for pod in pods.get(drain.node_name, ())]
     moved = [pod for pod in there if pod.deleting_since is None]  # the others are being deleted already
     for budget in state.budgets.values():
-        count = sum(1 for pod in moved if _selects(budget, pod))
+        selected = [pod for pod in moved if _selects(budget, pod)]
+        count = len(selected)
         if count > budget.disruptions_allowed:
             name = f"{budget.namespace}/{budget.name}"
-            yield f"{count} pods of PodDisruptionBudget {name} would move; it allows {budget.disruptions_allowed}"
+            names = {pod.node_name for pod in selected}
+            yield Violation(
+                f"{count} pods of PodDisruptionBudget {name} would move; it allows {budget.disruptions_allowed}",
+                *(drain for drain in chosen if drain.node_name in names),
+            )
 
 
 def _selects(budget: PodBudgetObserved, pod: PodObserved) -> bool:
@@ -406,11 +447,14 @@ def _unplaced_pods(
     for pod in moved:
         model = pod.gpu_model
         if not any((taken + pod.requests).fits_in(all_) and model in (None, has) for has, taken, all_ in free):
-            yield f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} fits nowhere else"
+            yield Violation(
+                f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name} fits nowhere else",
+                drain,
+            )
     whole = sum((allocatable - taken for _, taken, allocatable in free), start=Resources())
     requested = sum((pod.requests for pod in moved), start=Resources())
     if not requested.fits_in(whole):
-        yield f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere"
+        yield Violation(f"node {drain.node_name} is drained by choice, but its pods do not all fit elsewhere", drain)
 
 
 def _count_violations(
@@ -423,7 +467,7 @@ def _count_violations(
     kept = {decision.node_uid for decision in plan.decisions if isinstance(decision, CancelDrain)}
     going: set[NodeUid] = {drain.node_uid for drain in chosen}
     if len(going) < len(chosen):
-        yield "a node is drained twice by one plan"
+        yield Violation("a node is drained twice by one plan", *chosen)
     moving = set(going)
     for record in state.drains.values():
         decided = record.decision
@@ -439,12 +483,12 @@ def _count_violations(
     usable_count = sum(1 for view in ours if view.usable_since is not None)
     # Rounded up, so less than one node more than the share; binary fractions are off by far less than a millionth.
     if len(moving - kept) - usable_count * policy.disruption_ratio_max > 1 - 1e-6:
-        yield f"{len(moving - kept)} nodes of {usable_count} would be removed by choice at once"
+        yield Violation(f"{len(moving - kept)} nodes of {usable_count} would be removed by choice at once", *chosen)
     yield from disruption_budget_violations(chosen, len(moving - kept - going), usable_count, policy, plan.as_of)
     staying_count = sum(1 for view in ours if view.node_uid not in going and not view.is_leaving)
     least = min((policy.nodes_count_min, *_override_maxima(plan, state)))
     if staying_count < least:
-        yield f"{staying_count} nodes would be left of at least {least}"
+        yield Violation(f"{staying_count} nodes would be left of at least {least}", *chosen)
 
 
 def _override_maxima(plan: Plan, state: ClusterState) -> Iterator[int]:
@@ -462,13 +506,13 @@ def _release_violations(releases: list[ReleaseInstance], views: tuple[NodeView, 
     for release in releases:
         view = by_action.get(release.order_action_id)
         if view is None or not view.is_ours:
-            yield f"order {release.order_action_id} is released, but is not an open order of ours"
+            yield Violation(f"order {release.order_action_id} is released, but is not an open order of ours", release)
         elif view.phase is NodePhase.READY:
-            yield f"order {release.order_action_id} is released, but its node {view.name} is in use"
+            yield Violation(f"order {release.order_action_id} is released, but its node {view.name} is in use", release)
         elif isinstance(release.reason, GangAbandoned | SpendExhausted):
             continue
         elif view.usable_by is not None and as_of < view.usable_by and view.phase is not NodePhase.FAILED:
-            yield f"order {release.order_action_id} is released before its deadline"
+            yield Violation(f"order {release.order_action_id} is released before its deadline", release)
 
 
 def _releases_with_work(
@@ -480,7 +524,7 @@ def _releases_with_work(
         if isinstance(release.reason, BootTimedOut) and name is not None:
             for pod in state.pods.values():
                 if pod.node_name == name and pod.phase == "running" and pod.owner_kind not in ("DaemonSet", "Node"):
-                    yield f"node {name} is released while {pod.namespace}/{pod.name} runs on it"
+                    yield Violation(f"node {name} is released while {pod.namespace}/{pod.name} runs on it", release)
 
 
 def _abandoned_gang_violations(plan: Plan) -> Iterator[str]:
@@ -491,7 +535,10 @@ def _abandoned_gang_violations(plan: Plan) -> Iterator[str]:
         if isinstance(decision, DrainNode | ReleaseInstance) and isinstance(decision.reason, GangAbandoned):
             gang = decision.reason.gang
             if gang in bought or held.get(gang) != decision.reason.defer_reason:
-                yield f"a node of gang {gang} is removed as abandoned, but the gang is not deferred for that reason"
+                yield Violation(
+                    f"a node of gang {gang} is removed as abandoned, but the gang is not deferred for that reason",
+                    decision,
+                )
 
 
 def _cancel_violations(plan: Plan, state: ClusterState) -> Iterator[str]:
@@ -499,7 +546,7 @@ def _cancel_violations(plan: Plan, state: ClusterState) -> Iterator[str]:
         if isinstance(decision, CancelDrain):
             record = state.drains.get(decision.drain_action_id)
             if record is None or record.drained is not None or record.terminated is not None:
-                yield f"a drain of node {decision.node_name} is canceled that is not in progress"
+                yield Violation(f"a drain of node {decision.node_name} is canceled that is not in progress", decision)
 
 
 def _at_risk_violations(
@@ -521,7 +568,10 @@ def _at_risk_violations(
         for pod in pods.get(view.name, ()):
             is_settled = pod.owner_kind is None or pod.deleting_since is not None
             if not is_settled and f"pod/{pod.pod_uid}" not in accounted:
-                yield f"pod {pod.namespace}/{pod.name} loses its node; the plan neither buys for it nor defers it"
+                yield Violation(
+                    f"pod {pod.namespace}/{pod.name} loses its node; the plan neither buys for it nor defers it",
+                    demand=(f"pod/{pod.pod_uid}",),
+                )
 
 
 # ---- utilization; reads the last window of each node, where `plan` reads the history
@@ -544,21 +594,29 @@ def utilization_violations(plan: Plan, state: ClusterState, policy: ScalingPolic
     if not bought and not drained:
         return
     if bought and policy.utilization_trigger != "direct":
-        yield f"{len(bought)} nodes are bought for utilization alone, which the policy does not allow"
+        yield Violation(
+            f"{len(bought)} nodes are bought for utilization alone, which the policy does not allow", *bought
+        )
     if len(bought) > 1 or len(drained) > 1:
-        yield f"{len(bought) + len(drained)} nodes are bought or removed for utilization at once"
+        yield Violation(
+            f"{len(bought) + len(drained)} nodes are bought or removed for utilization at once",
+            *bought,
+            *(drain for drain, _ in drained),
+        )
     ratios = [
         ratio
         for uid, window in state.telemetry.items()
         if uid in state.nodes and (ratio := _busy(window, policy, plan.as_of)) is not None
     ]
     if bought and not any(ratio > policy.utilization.high_ratio for ratio in ratios):
-        yield "a node is bought for high utilization, which no node's telemetry shows"
+        yield Violation("a node is bought for high utilization, which no node's telemetry shows", *bought)
     for drain, _ in drained:
         known = state.telemetry.get(drain.node_uid)
         ratio = None if known is None else _busy(known, policy, plan.as_of)
         if ratio is None or not 0 < ratio <= policy.utilization.low_ratio:
-            yield f"node {drain.node_name} is drained for low utilization, which its telemetry does not show"
+            yield Violation(
+                f"node {drain.node_name} is drained for low utilization, which its telemetry does not show", drain
+            )
 
 
 def _busy(window: GpuNodeSummarized, policy: ScalingPolicy, as_of: datetime) -> float | None:

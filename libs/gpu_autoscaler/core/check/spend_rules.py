@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 from gpu_autoscaler.core.check.placement_rules import job_named
+from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -35,7 +36,7 @@ def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
         if not mine:
             continue
         if state.ledger_reported_at is None:
-            yield f"{len(mine)} nodes are bought, and the spend of {owner} in the {period} is unknown"
+            yield Violation(f"{len(mine)} nodes are bought, and the spend of {owner} in the {period} is unknown", *mine)
             continue
         _, end = period_bounds(period, plan.as_of)
         total = spent(owner, period, plan.as_of, state)
@@ -49,7 +50,9 @@ def spend_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> 
                 seconds = min(seconds, policy.boot_seconds_max + decision.work_seconds_max + tail)
             total += _price(decision.offer.price_micro_usd_per_hour, seconds)
         if total > most:
-            yield f"{owner} may spend {float(total):.0f} micro-dollars in the {period}; its limit is {most}"
+            yield Violation(
+                f"{owner} may spend {float(total):.0f} micro-dollars in the {period}; its limit is {most}", *mine
+            )
 
 
 def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
@@ -66,7 +69,10 @@ def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPol
         )
         # Tolerance for rounding: the possible cost to the end of the period is far larger where it matters.
         if most is None or rest + _ROUNDINGS < most:
-            yield f"{decision.action_id} removes a node for a spend budget, but no hard limit of {owner} is at risk"
+            yield Violation(
+                f"{decision.action_id} removes a node for a spend budget, but no hard limit of {owner} is at risk",
+                decision,
+            )
         if isinstance(decision, DrainNode):
             yield from _marked(decision, state)
 
@@ -76,7 +82,9 @@ def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
     node = state.nodes.get(drain.node_uid)
     keys = (labels.SCALE_DOWN_DISABLED, labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
     if node is not None and any(key in keys and value == "true" for key, value in node.annotations):
-        yield f"node {drain.node_name} is removed for a spend budget, but is protected by an annotation"
+        yield Violation(
+            f"node {drain.node_name} is removed for a spend budget, but is protected by an annotation", drain
+        )
     for pod in state.pods.values():
         is_work = pod.phase not in ("succeeded", "failed") and pod.owner_kind not in ("DaemonSet", "Node")
         if pod.node_name != drain.node_name or not is_work or pod.deleting_since is not None:
@@ -85,7 +93,10 @@ def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:
         is_kept = job is not None and job.queued is not None and not job.queued.spec.is_preemptible
         is_marked = "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT))
         if is_kept or is_marked or marks.get(labels.SAFE_TO_EVICT) == "false" or pod.owner_kind is None:
-            yield f"node {drain.node_name} is removed for a spend budget, but {pod.namespace}/{pod.name} is protected"
+            yield Violation(
+                f"node {drain.node_name} is removed for a spend budget, but {pod.namespace}/{pod.name} is protected",
+                drain,
+            )
 
 
 def spend_limits(policy: ScalingPolicy, *, only_hard: bool = False) -> Iterator[_Limit]:
@@ -216,7 +227,11 @@ def _work_seconds_violations(bought: list[BuyNode], state: ClusterState) -> Iter
             longest = None if job is None or job.queued is None else job.queued.spec.duration_seconds_max
             allowed = [purchase.work_seconds_max for purchase in _same_replacement(decision, bought)]
             if all(seconds is not None and (longest is None or longest > seconds) for seconds in allowed):
-                yield f"{decision.offer.key} is bought for {allowed[0]:g} s of work, and {key} may take longer"
+                yield Violation(
+                    f"{decision.offer.key} is bought for {allowed[0]:g} s of work, and {key} may take longer",
+                    decision,
+                    demand=(key,),
+                )
 
 
 def _same_replacement(decision: BuyNode, bought: list[BuyNode]) -> list[BuyNode]:

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.state.interruption_history import add_termination, capa
 from gpu_autoscaler.core.state.ledger import fold_cost
 from gpu_autoscaler.core.state.node_shortfalls import observed_allocatable_of
 from gpu_autoscaler.core.state.queries import is_finished, is_workload, listed_instances
+from gpu_autoscaler.core.state.rejections import REJECTIONS_COUNT_MAX, is_forgotten
 from gpu_autoscaler.core.state.retention import is_long_idle, is_past_retention, notice_ended_at, prune, prune_pod
 from gpu_autoscaler.core.state.state import (
     ClusterState,
@@ -27,6 +28,7 @@ from gpu_autoscaler.core.state.state import (
     JobRecord,
     NoticeRecord,
     OrderRecord,
+    RejectionRecord,
     ReportedDemandRecord,
     Tombstone,
     Usable,
@@ -36,7 +38,7 @@ from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_waits import GangBackoff
@@ -174,6 +176,30 @@ def fold_abandoned_gang(batch: Batch, reason: DrainReason | ReleaseReason, plann
     if before is None or planned_at > before.abandoned_at:
         count = 1 if before is None else before.abandoned_count + 1
         batch.gangs.set(reason.gang, GangRecord(abandoned_count=count, abandoned_at=planned_at))
+
+
+def fold_rejections(batch: Batch, plan: Plan) -> None:
+    """Keep until when each subject is set aside, and how often it was refused; forget both an hour after the end.
+
+    Above REJECTIONS_COUNT_MAX those whose next attempt comes first are removed.
+    """
+    rejections = batch.rejections
+    for subject in [key for key, known in rejections.now.items() if is_forgotten(known, plan.as_of)]:
+        rejections.remove(subject)
+    for rejection in plan.rejected:
+        for subject in rejection.subjects:
+            known = rejections.get(subject)
+            if known is not None and known.retry_at >= rejection.retry_at:
+                continue  # delivered again
+            attempts_count = 1 if known is None else known.attempts_count + 1
+            record = RejectionRecord(
+                violation=rejection.violation, attempts_count=attempts_count, retry_at=rejection.retry_at
+            )
+            rejections.set(subject, record)
+    if (excess := len(rejections.now) - REJECTIONS_COUNT_MAX) > 0:
+        first = sorted(rejections.now, key=lambda subject: (rejections.now[subject].retry_at, subject))
+        for subject in first[:excess]:
+            rejections.remove(subject)
 
 
 def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, sequence: int) -> None:
@@ -528,6 +554,7 @@ class _Folding:
         if sequence > self._batch.last_plan_sequence:
             self._batch.last_plan_sequence = sequence
             self._batch.last_plan_at = fact.plan.as_of
+        fold_rejections(self._batch, fact.plan)
         for decision in fact.plan.decisions:
             self._decided(decision, fact.plan_id, fact.plan.as_of)
 

@@ -19,7 +19,7 @@ from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.ledger import CLUSTER, owners_of
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import FORCED, BuyNode, Deferred, DrainNode, ReleaseInstance, rejection_subjects
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.buy import BelowMinimum, UtilizationHigh
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
@@ -153,12 +153,13 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     """Drop whole transactions that exceed a limit, lowest priority first. Drains of nodes that the cloud takes back and
     canceled drains are kept."""
     frozen = frozen_by(draft.directives, policy)
-    kept, dropped = _within_limits(draft.purchases, limit_usage_of(draft, policy), frozen)
+    kept, dropped = _within_limits(draft, limit_usage_of(draft, policy), frozen)
     deferred = [
         Deferred(step="trim", subject=subject, reason=reason)
         for purchase, reason in dropped
         for subject in subjects(purchase.decision)
     ]
+    draft, deferred = _without_rejected_removals(draft, deferred)
     removals = draft.removals
     if frozen is not None:
         removals = tuple(drain for drain in removals if isinstance(drain, DrainNode) and not is_discretionary(drain))
@@ -170,29 +171,60 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     return msgspec.structs.replace(draft, purchases=kept, removals=removals).adding(deferred=deferred)
 
 
+def _without_rejected_removals(draft: Draft, deferred: list[Deferred]) -> tuple[Draft, list[Deferred]]:
+    """Drop removals and canceled drains that are set aside, and defer them.
+
+    What is set aside keeps no node from the drain that a notice or a deletion forces on it.
+    """
+    if not draft.rejected:
+        return draft, deferred
+    kept: list[DrainNode | ReleaseInstance] = []
+    for removal in draft.removals:
+        (subject,) = rejection_subjects(removal)
+        is_forced = isinstance(removal, DrainNode) and not is_discretionary(removal)
+        reason = draft.rejected.get(f"{FORCED}{subject}" if is_forced else subject)
+        if reason is None:
+            kept.append(removal)
+        else:
+            deferred = [*deferred, Deferred(step="trim", subject=_subject(removal), reason=reason)]
+    canceled = tuple(drain for drain in draft.canceled_drains if f"node/{drain.node_uid}" not in draft.rejected)
+    return msgspec.structs.replace(draft, removals=tuple(kept), canceled_drains=canceled), deferred
+
+
 def subjects(decision: BuyNode) -> tuple[str, ...]:
     """Return the subjects of a purchase, for deferrals."""
     return ("cluster",) if isinstance(decision.reason, BelowMinimum | UtilizationHigh) else decision.reason.demand
 
 
 def _within_limits(
-    purchases: Iterable[Purchase], usage: LimitUsage, frozen: Frozen | None
+    draft: Draft, usage: LimitUsage, frozen: Frozen | None
 ) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, DeferReason]]]:
-    """Split purchases, ordered by priority, into those within the limits and the others, with the exceeded limit."""
+    """Split purchases, ordered by priority, into those within the limits and the others, with the exceeded limit.
+
+    What is set aside for a violation is dropped as well, with all of its transaction.
+    """
     transactions: dict[str, list[Purchase]] = {}
-    for purchase in purchases:
+    for purchase in draft.purchases:
         transactions.setdefault(purchase.transaction, []).append(purchase)
     kept: list[Purchase] = []
     dropped: list[tuple[Purchase, DeferReason]] = []
     dropped_transactions: dict[str, DeferReason] = {}
     for name, members in transactions.items():
-        reason = frozen or _excess_of_all(members, usage, dropped_transactions)
+        reason = frozen or _rejected(members, draft) or _excess_of_all(members, usage, dropped_transactions)
         if reason is None:
             kept += members
         else:
             dropped_transactions[name] = reason
             dropped += [(purchase, reason) for purchase in members]
     return tuple(kept), dropped
+
+
+def _rejected(members: Iterable[Purchase], draft: Draft) -> DeferReason | None:
+    """Return why one of the purchases is set aside; None: none is."""
+    if not draft.rejected:
+        return None
+    subjects = (subject for purchase in members for subject in rejection_subjects(purchase.decision))
+    return next((draft.rejected[subject] for subject in subjects if subject in draft.rejected), None)
 
 
 def _excess_of_all(

@@ -151,6 +151,14 @@ class GangRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     abandoned_at: Instant  # by the last of them
 
 
+class RejectionRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the plan check refused, and when it may be decided again."""
+
+    violation: str  # of the last time
+    attempts_count: int  # without an hour between two of them
+    retry_at: Instant
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The folded facts. Empty at the start."""
 
@@ -192,6 +200,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}
     gangs: Mapping[str, GangRecord] = {}  # by key of the gang: job/<id> or group/<namespace>/<name>
+    rejections: Mapping[str, RejectionRecord] = {}  # by subject, see `model/decisions.py: rejection_subjects`
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
     demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any

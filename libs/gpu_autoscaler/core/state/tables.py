@@ -231,6 +231,7 @@ class Batch:
     orders: Table[ActionId, records.OrderRecord]
     drains: Table[ActionId, records.DrainRecord]
     gangs: Table[str, records.GangRecord]
+    rejections: Table[str, records.RejectionRecord]
     last_plan_sequence: int
     last_plan_at: datetime | None
     demand_history: Table[str, DemandHistory]

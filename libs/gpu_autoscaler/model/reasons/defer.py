@@ -306,6 +306,30 @@ class ForecastUncertain(Reason, frozen=True, kw_only=True, tag="forecast_uncerta
         return "Wait until more hours are scored, or lower forecast.confidence_ratio_min."
 
 
+# ---- refused plans
+
+
+class PlanRejected(Reason, frozen=True, kw_only=True, tag="plan_rejected"):
+    """The plan check found a violation in what was decided for this; the next attempt waits."""
+
+    violation: str  # the first one that names it
+    attempts_count: int  # that ended so, without an hour between two of them
+    retry_at: Instant
+
+    def sentence(self) -> str:
+        times = "" if self.attempts_count <= 1 else f" ({self.attempts_count} times in a row)"
+        return (
+            f"The plan check refused what was decided{times}: {self.violation.rstrip('.')}. The next attempt is at "
+            f"{instant(self.retry_at)}."
+        )
+
+    def remedy(self) -> str:
+        return (
+            "Report it with the output of gpu-autoscaler record: the planner has a bug. The rest of the cluster is "
+            "served meanwhile."
+        )
+
+
 DeferReason = (
     NoOfferFits
     | PodConstraintsViolated
@@ -326,6 +350,7 @@ DeferReason = (
     | TelemetryUnreliable
     | UtilizationUnconfirmed
     | ForecastUncertain
+    | PlanRejected
     | LimitReason
     | WaitReason
 )

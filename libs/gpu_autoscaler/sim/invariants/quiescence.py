@@ -4,8 +4,8 @@ from collections import Counter
 from datetime import timedelta
 from typing import Protocol
 
+from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
@@ -271,7 +271,7 @@ class Quiescence:
                 state = EMPTY_STATE
                 for stream, sequence in fact.cut.last_sequences:
                     state = fold(state, streams[stream][:sequence])
-                recomputed = plan(state, self._run.policies.by_digest[fact.policy_digest], fact.plan.as_of)
+                recomputed = recomputed_plan(fact.plan, state, self._run.policies.by_digest[fact.policy_digest])
                 if recomputed != fact.plan:
                     self._run.monitor.report(PLANS_RECOMPUTABLE, f"plan {fact.plan_id} differs when recomputed")
 
