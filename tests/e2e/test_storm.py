@@ -90,7 +90,8 @@ def zones_by_likeness(record: Record, used: set[str]) -> list[str]:
 def held_for_money(record: Record) -> set[str]:
     """Return demand deferred by the hourly price limit."""
     plans = (fact.plan for fact, _ in record.of(ScalingPlanMade))
-    return {held.subject for plan in plans for held in plan.deferred if isinstance(held.reason, HourlyPriceLimit)}
+    groups = [group for plan in plans for group in plan.deferred_groups if isinstance(group.reason, HourlyPriceLimit)]
+    return {subject for group in groups for subject in group.subjects}
 
 
 async def notice(cluster: Running, nodes: list[str], within_seconds: float = 0.0) -> None:

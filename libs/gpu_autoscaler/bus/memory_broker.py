@@ -21,7 +21,7 @@ from gpu_autoscaler.bus.streams import (
     StreamSpec,
     covers,
 )
-from gpu_autoscaler.model.errors import PermanentError, StalePlan
+from gpu_autoscaler.model.errors import MessageTooLarge, PermanentError, StalePlan
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class MemoryStream:
     def _refuse_too_large(self, publication: Publication) -> None:
         limit = MESSAGE_BYTES_MAX if self.spec.message_bytes_max >= 0 else SERVER_PAYLOAD_BYTES_MAX
         if len(publication.payload) > limit:
-            raise PermanentError(
+            raise MessageTooLarge(
                 f"message {publication.message_id!r} on {publication.subject} has {len(publication.payload)} bytes; at "
                 f"most {limit} are allowed; split it"
             )

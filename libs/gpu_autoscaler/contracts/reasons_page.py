@@ -127,6 +127,7 @@ EXAMPLES: tuple[Reason, ...] = (
     defer_waits.GangBackoff(gang=_JOB, abandoned_count=2, retry_at=_LATER),
     defer_waits.SpotAwaited(offers=(_SPOT,), saving_ratio=0.66, until=_LATER),
     defer_waits.SpotExcluded(interruptions_count=3, pods_remaining_count=1, until=_LATER),
+    defer_waits.PlanFull(decisions_count=2_000),
 )  # fmt: skip
 
 # Title -> union. A reason of two unions is listed under the first.

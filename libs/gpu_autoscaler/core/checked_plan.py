@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.check.violation import Violation
+from gpu_autoscaler.core.deferred_groups import like_recorded
 from gpu_autoscaler.core.draft import is_discretionary
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -57,9 +58,15 @@ def checked_plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) ->
 
 
 def recomputed_plan(recorded: Plan, state: ClusterState, policy: ScalingPolicy) -> Plan:
-    """Return the plan that this code makes where the recorded one was made. The check runs only if they differ."""
+    """Return the plan that this code makes where the recorded one was made, in the form in which it was published.
+
+    The check runs only if they differ.
+    """
     made = plan(state, policy, recorded.as_of)
-    return made if made == recorded else checked_plan(state, policy, recorded.as_of).plan or made
+    published = like_recorded(made, recorded, state)
+    if published == recorded:
+        return published
+    return like_recorded(checked_plan(state, policy, recorded.as_of).plan or made, recorded, state)
 
 
 def _reject(

@@ -45,4 +45,4 @@ def plan(
     draft = emptiness.release_idle(draft, state, policy)
     draft = emptiness.consolidate(draft, state, policy)
     draft = replacement.replace_expensive(draft, state, policy)
-    return limits.trim(draft, policy).to_plan()
+    return limits.cut_to_one_plan(limits.trim(draft, policy)).to_plan()

@@ -148,13 +148,30 @@ def rejection_subjects(decision: AnyDecision) -> tuple[str, ...]:
             return (f"node/{decision.node_uid}",)
 
 
+class DeferredGroup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Objects of one kind and shape that a step of the plan deferred for one reason (`core/deferred_groups.py`)."""
+
+    step: str
+    kind: str  # of the subjects: job, pod, member, node, ...
+    reason: DeferReason
+    objects_count: int
+    gpu_count: int = 0  # of all objects: requested by work, of nodes
+    shape: str = ""  # in words: "8 GPUs (A100), 96 CPUs, 512 GiB"; empty: none, or different ones
+    subjects: tuple[str, ...] = ()  # the first three, sorted; all of them if the state does not have such objects
+    # Digests of the other members, base64. Empty also for the largest group of a shape, which has what no other has.
+    members: str = ""
+    reasons_count: int = 1  # reasons that differ in their values alone; `reason` is that of the first object
+
+
 class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the cluster should become, and why. Equal facts and policy give an equal plan, byte for byte."""
 
     as_of: Instant
     parent_sequence: int  # stream sequence of the previous plan; 0: none
     decisions: tuple[AnyDecision, ...] = ()
-    deferred: tuple[Deferred, ...] = ()
+    deferred: tuple[Deferred, ...] = ()  # as planned, and in plans of 0.2; a published plan has groups instead
+    deferred_groups: tuple[DeferredGroup, ...] = ()
+    deferred_unlisted: tuple[tuple[str, int], ...] = ()  # reason tag -> objects in no group, sorted
     rejected: tuple[Rejection, ...] = ()  # set aside by this plan; earlier rejections are in the state
 
 

@@ -23,6 +23,10 @@ class PermanentError(AutoscalerError):
     """A retry cannot succeed; the message becomes a dead letter."""
 
 
+class MessageTooLarge(PermanentError):
+    """The broker stores no message of this size."""
+
+
 class InvalidFact(PermanentError):
     """A message that is not a valid fact. The message names field and reason."""
 

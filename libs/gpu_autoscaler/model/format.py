@@ -50,11 +50,17 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listed(names: Sequence[str], *, most: int = 3) -> str:
-    """`a, b and c`; beyond `most` names the rest is counted: `a, b, c and 2 more`."""
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
+def listed(names: Sequence[str], *, most: int = 3, unlisted_count: int = 0) -> str:
+    """`a, b and c`; beyond `most` names the rest is counted: `a, b, c and 2 more`, with those not in `names`."""
+    more_count = max(0, len(names) - most) + unlisted_count
+    if more_count:
+        return f"{', '.join(names[:most])} and {more_count} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def subject_kind(key: str) -> str:
+    """Return the kind in a key: `pod` of `pod/<uid>`, `cluster` of `cluster`."""
+    return key.partition("/")[0]
 
 
 def subject_name(key: str) -> str:

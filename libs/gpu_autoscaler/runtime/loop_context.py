@@ -15,7 +15,14 @@ from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
-from gpu_autoscaler.model.errors import ConfigError, InvalidFact, PermanentError, TransientError, UnknownType
+from gpu_autoscaler.model.errors import (
+    ConfigError,
+    InvalidFact,
+    MessageTooLarge,
+    PermanentError,
+    TransientError,
+    UnknownType,
+)
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.health import Readiness
@@ -168,6 +175,12 @@ class LoopContext:
         except ConfigError as exc:
             self.config_error = exc
             raise TransientError(str(exc)) from exc
+        except MessageTooLarge as exc:
+            if not outcome.facts_if_too_large:
+                raise
+            log.warning("facts refused as too large, shorter ones published", error=str(exc))
+            shorter = msgspec.structs.replace(outcome, facts=outcome.facts_if_too_large, facts_if_too_large=())
+            return await self.publish(shorter, cause)
         for fact, ack in zip(outcome.facts, acks, strict=True):
             if self.resync is not None:
                 now = self.clock.wall_now()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
+from gpu_autoscaler.core.deferred_groups import reason_counts
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.offers import oldest_seconds
@@ -103,14 +104,13 @@ class Observer:
         metrics, plan = self._metrics, fact.plan
         for decision in plan.decisions:
             metrics.decisions.labels(decision.reason.tag()).inc()
-        counts: dict[str, int] = {}
         cooldowns = {"up": 0.0, "down": 0.0}
-        for deferred in plan.deferred:
-            counts[deferred.reason.tag()] = counts.get(deferred.reason.tag(), 0) + 1
-            if isinstance(deferred.reason, Cooldown):
-                direction = "down" if deferred.step in _REMOVING_STEPS else "up"
-                cooldowns[direction] = max(cooldowns[direction], deferred.reason.remaining_seconds)
-        metrics.set_deferred(counts)
+        entries = [(deferred.step, deferred.reason) for deferred in plan.deferred]
+        for step, reason in (*entries, *((group.step, group.reason) for group in plan.deferred_groups)):
+            if isinstance(reason, Cooldown):
+                direction = "down" if step in _REMOVING_STEPS else "up"
+                cooldowns[direction] = max(cooldowns[direction], reason.remaining_seconds)
+        metrics.set_deferred(reason_counts(plan))
         metrics.scale_up_cooldown.set(cooldowns["up"])
         metrics.scale_down_cooldown.set(cooldowns["down"])
 

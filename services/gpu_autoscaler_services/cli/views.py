@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from gpu_autoscaler.model.format import counted
 from gpu_autoscaler_services.cli.client import Gateway, path_segment
 from gpu_autoscaler_services.cli.directives import describe
 from gpu_autoscaler_services.cli.output import Output, Row, age, print_message, show, usd
@@ -97,8 +98,21 @@ def plans(
 def _plan_rows(plan: dict[str, Any]) -> list[Row]:
     head = {"plan_id": plan["plan_id"], "as_of": plan["as_of"]}
     decided = [{**head, **decision, "action": decision["decision"]} for decision in plan["decisions"]]
-    deferred = [{**head, **action, "action": "deferred"} for action in plan["deferred"]]
-    return [*decided, *deferred] or [{**head, "action": "none", "subject": "", "sentence": ""}]
+    groups = plan.get("deferred_groups") or [  # none: an older plan, which names each object
+        {**action, "subjects": [action["subject"]], "objects_count": 1} for action in plan["deferred"]
+    ]
+    deferred = [{**head, **group, "action": "deferred", "subject": _objects(group)} for group in groups]
+    unlisted = [
+        {**head, "action": "deferred", "subject": counted(count, "more object"), "sentence": reason}
+        for reason, count in plan.get("deferred_unlisted", {}).items()
+    ]
+    return [*decided, *deferred, *unlisted] or [{**head, "action": "none", "subject": "", "sentence": ""}]
+
+
+def _objects(group: Row) -> str:
+    """Return the only subject of a group, or its first one and the number of the others."""
+    count, subjects = group["objects_count"], group["subjects"]
+    return str(subjects[0]) if count == 1 else f"{subjects[0]} and {count - 1} more" if subjects else str(count)
 
 
 def shadow(

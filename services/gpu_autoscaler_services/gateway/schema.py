@@ -151,6 +151,20 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
+class DeferredGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects of one kind and shape that a step of a plan deferred for one reason."""
+
+    step: str
+    kind: str  # pod, job, node, ...
+    reason: str
+    sentence: str
+    objects_count: int
+    gpu_count: int
+    shape: str  # in words; empty: none, or different ones
+    subjects: tuple[str, ...]  # the first of them
+    reasons_count: int  # reasons that differ in values alone; the sentence is that of the first object
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with its decisions and deferred actions."""
 
@@ -158,10 +172,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     as_of: Instant
     decisions: tuple[Decision, ...]
-    deferred: tuple[Deferred, ...]
+    deferred: tuple[Deferred, ...]  # of each group the first objects
     cut: dict[str, int]
     policy_digest: str
     core_digest: str
+    deferred_groups: tuple[DeferredGroup, ...] = ()  # empty also for plans of 0.2
+    deferred_unlisted: dict[str, int] = {}  # by reason: objects in no group
 
 
 class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):

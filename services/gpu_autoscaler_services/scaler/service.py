@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.bus.streams import Lane
 from gpu_autoscaler.core.checked_plan import CheckedPlan, checked_plan
+from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
@@ -256,8 +257,10 @@ class Scaler:
             removed = await self._executor.orphaned_nodes.remove(state, self._policy, now)
             facts = (*removed, *idle_job_cancellations(state, self._policy, now), *sample_due(state, self._policy, now))
             return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
+        made = self._plan_made(grouped(planned, state), cut)
         return Outcome(
-            facts=(self._plan_made(planned, cut),),
+            facts=(made,),
+            facts_if_too_large=(msgspec.structs.replace(made, plan=without_groups(made.plan)),),
             expected_last_sequence=planned.parent_sequence,
             folded_sequence=dict(cut.last_sequences).get(ScalingPlanMade.stream(), 0),
             next_tick_seconds=again_seconds,

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.checked_plan import checked_plan
+from gpu_autoscaler.core.deferred_groups import grouped
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -174,7 +175,7 @@ class Shadow:
                 derive_id("shadow", msgspec.json.encode(real_plan.cut).hex(), as_of.isoformat(), digests.shadow)
             ),
             parent_sequence=self._last_sequence,
-            plan=other,
+            plan=grouped(other, real_plan.state),
             cut=real_plan.cut,
             policy_digest=digests.shadow,
             real_policy_digest=digests.real,

@@ -11,8 +11,27 @@ import pytest
 from openapi_spec_validator import validate
 from tests.support.front import Front, front
 from tests.support.money import clusters
-from tests.support.stories import HOUR, MINUTE, T0, TimedFact, bought, job, node, notice, offer, on_sale, pod, purchase
+from tests.support.stories import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    T0,
+    TimedFact,
+    bought,
+    given,
+    job,
+    node,
+    notice,
+    offer,
+    on_sale,
+    pod,
+    policy,
+    purchase,
+)
+from tests.support.zero_quota import world
 
+from gpu_autoscaler.core.deferred_groups import grouped
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
@@ -104,13 +123,55 @@ async def test_a_plan_shows_deferred_actions_as_sentences(gate: Front) -> None:
     await gate.tell((TimedFact(fact, T0),))
 
     _, plans = await _get(gate, "/api/v1/plans")
-    status, plan = await _get(gate, "/api/v1/plans/p1")
+    status, shown = await _get(gate, "/api/v1/plans/p1")
 
     assert status == 200
-    assert plans["items"] == [plan]
-    assert plan["deferred"][0]["reason"] == "nodes_limit"
-    assert "10" in plan["deferred"][0]["sentence"]
+    assert plans["items"] == [shown]
+    assert shown["deferred"][0]["reason"] == "nodes_limit"
+    assert "10" in shown["deferred"][0]["sentence"]
     assert (await _get(gate, "/api/v1/plans/p2"))[0] == 404
+
+
+async def test_a_plan_shows_its_groups(gate: Front) -> None:
+    """One entry a group, with counts, shape and first objects; the first objects are listed like before as well."""
+    state = given(*world(700))
+    fact = ScalingPlanMade(
+        plan_id=PlanId("p1"),
+        plan=grouped(plan(state, policy(), T0), state),
+        cut=Cut(),
+        policy_digest="p",
+        core_digest="c",
+    )
+    await gate.tell((TimedFact(fact, T0),))
+    _, shown = await _get(gate, "/api/v1/plans/p1")
+
+    (group,) = [group for group in shown["deferred_groups"] if group["kind"] == "pod"]
+    assert (group["objects_count"], group["gpu_count"], group["reason"]) == (701, 701, "offers_unavailable")
+    assert group["shape"] == "1 GPU, 1 CPU, 4 GiB"
+    assert "387 more" in group["sentence"]
+    named = [entry["subject"] for entry in shown["deferred"] if entry["subject"].startswith("pod/")]
+    assert (group["subjects"], len(named)) == (named, 3)
+    assert shown["deferred_unlisted"] == {}
+
+
+async def test_every_pod_of_a_group_is_explained(gate: Front) -> None:
+    """History and status of a pod that no list names; those of a plan of the last release are the same."""
+    stories = world(100)
+    state = given(*stories)
+    made = plan(state, policy(), T0)
+    answers = []
+    await gate.tell(tuple(told for story in stories for told in story))
+    for number, published in enumerate((grouped(made, state), made)):
+        fact = ScalingPlanMade(
+            plan_id=PlanId(f"p{number}"), plan=published, cut=Cut(), policy_digest="p", core_digest="c"
+        )
+        await gate.tell((TimedFact(fact, T0 + number * SECOND),))
+        status, why = await _get(gate, "/api/v1/why/pod/train-00077")
+        assert status == 200
+        answers.append([line for line in why["sentences"] if "The cloud has no capacity" in line])
+    assert [len(lines) for lines in answers] == [1, 1], "the second plan adds nothing new"
+    assert answers[0] == answers[1]
+    assert "(step cover_demand)" in answers[0][0]
 
 
 async def test_facts_are_the_newest_matching_ones(gate: Front) -> None:

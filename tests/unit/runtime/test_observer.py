@@ -7,6 +7,7 @@ import pytest
 from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
 from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, Story, TimedFact, record
 
+from gpu_autoscaler.core.deferred_groups import grouped
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.events.job import JobPlaced, JobStarted
@@ -75,7 +76,7 @@ def test_deferred_reasons_of_a_plan_are_labels() -> None:
         Deferred(step="cover_demand", subject="job/a", reason=Cooldown(remaining_seconds=7.0)),
     )
     for deferred in ((Deferred(step="cover_demand", subject="cluster", reason=Frozen()),), held):
-        plan = Plan(as_of=T0, parent_sequence=0, deferred=deferred)
+        plan = grouped(Plan(as_of=T0, parent_sequence=0, deferred=deferred), EMPTY_STATE)
         watch.published(ScalingPlanMade(plan_id=PlanId("p"), plan=plan, cut=Cut(), policy_digest="p", core_digest="c"))
     assert figure(metrics, "deferred", reason="cooldown") == 2
     assert figure(metrics, "deferred", reason="frozen") == 0

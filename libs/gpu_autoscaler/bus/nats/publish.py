@@ -11,7 +11,7 @@ from gpu_autoscaler.bus.nats.read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats.wire import Frame, command, header_block, is_header, is_subject
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, BusDeclaration
-from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import ConfigError, MessageTooLarge, PermanentError, StalePlan, TransientError
 
 WINDOW_COUNT = 2048  # in flight per call; the server refuses more than 10,000 per stream
 WRITE_COUNT_MAX = 512  # written at once, while earlier answers are in flight
@@ -26,6 +26,8 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 # (JSStreamDuplicateMessageConflict), the account's disk quota is exhausted, or the stream has too many requests
 # (JSStreamTooManyRequests). Source: nats-server 2.15, server/errors.json (read 2026-11-21).
 TEMPORARY_ERRORS = (10158, 10002, 10167)
+
+TOO_LARGE = 10054  # JSStreamMessageExceedsMaximumErr, of the same list
 
 
 class _Refusal(msgspec.Struct):
@@ -209,7 +211,8 @@ class NatsPublisher:
             return await self._duplicate_or_stale(publication, stored.error.description)
         if stored.error.code >= 500 or stored.error.err_code in TEMPORARY_ERRORS:
             raise TransientError(f"stream did not store the message: {stored.error.description}")
-        raise PermanentError(
+        refused = MessageTooLarge if stored.error.err_code == TOO_LARGE else PermanentError
+        raise refused(
             f"broker refused message {publication.message_id!r} on {publication.subject}: "
             f"{stored.error.description} (JetStream error {stored.error.err_code})"
         )
@@ -268,7 +271,7 @@ class NatsPublisher:
         is_limited = spec is None or spec.message_bytes_max >= 0
         limit = MESSAGE_BYTES_MAX if is_limited else self._link.client.max_payload
         if size > limit:
-            raise PermanentError(
+            raise MessageTooLarge(
                 f"message {publication.message_id!r} on {publication.subject} has {size} bytes with its headers; at "
                 f"most {limit} are allowed; split it"
             )

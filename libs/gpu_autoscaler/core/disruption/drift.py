@@ -288,7 +288,7 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     draft.free_capacity.rollback(mark)
     # A recommendation is not worth another node.
     if due.cause is RemovalCause.REBALANCE_RECOMMENDED and relocation.unplaced:
-        return draft.deferring(_STEP, subject, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in relocation.unplaced)))
+        return draft.deferring(_STEP, subject, PodsFitNowhere.of(pod.pod_uid for pod in relocation.unplaced))
     if not relocation.unplaced:
         last = max(relocation.coming, key=lambda entry: (entry.expected_at is None, entry.expected_at, entry.key))
         return draft.deferring(_STEP, subject, CapacityExpected(node=last.name, expected_at=last.expected_at))

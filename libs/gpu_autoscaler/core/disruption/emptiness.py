@@ -299,7 +299,7 @@ def _move_all(
     unplaced = [pod.pod_uid for pod in relocation.unplaced]
     reason: defer.DeferReason | None = None
     if unplaced or relocation.coming:
-        reason = defer.PodsFitNowhere(pods=tuple(unplaced or (pod.pod_uid for pod in pods)))
+        reason = defer.PodsFitNowhere.of(unplaced or (pod.pod_uid for pod in pods))
     prices = [
         host.price_micro_usd_per_hour for host in draft.views if host is view or bin_key(host) in relocation.hosts
     ]

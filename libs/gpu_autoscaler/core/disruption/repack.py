@@ -188,7 +188,7 @@ def replacement_fleet(
     if left:
         # One after the other: the first failure is the reason.
         refusals = (refusal for item in left if (refusal := basket.buy(item, 1)[1]) is not None)
-        refused = next(refusals, PodsFitNowhere(pods=tuple(pod.pod_uid for pod in pods)))
+        refused = next(refusals, PodsFitNowhere.of(pod.pod_uid for pod in pods))
         draft.free_capacity.rollback(mark)
         return (), refused
     draft.free_capacity.rollback(mark)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from gpu_autoscaler.core.deferred_groups import ungrouped
 from gpu_autoscaler.core.explain.names import Namer, decision_sentence, deferred_sentence, names_in_state
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import (
@@ -47,7 +48,7 @@ _NOTHING = _Outcome()
 def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Difference, ...]:
     """Return where the other plan of this state differs, sorted by subject. The subject of a purchase is the work it is
     for: plans that buy different offers for a job differ about the job."""
-    ours, theirs = _by_subject(made), _by_subject(other)
+    ours, theirs = _by_subject(made, state), _by_subject(other, state)
     name_of = names_in_state(state)
     return tuple(
         Difference(
@@ -61,12 +62,12 @@ def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Differenc
     )
 
 
-def _by_subject(plan: Plan) -> dict[str, _Outcome]:
+def _by_subject(plan: Plan, state: ClusterState) -> dict[str, _Outcome]:
     outcomes: defaultdict[str, _Outcome] = defaultdict(_Outcome)
     for decision in plan.decisions:
         for subject in _subjects(decision):
             outcomes[subject].decisions.append(decision)
-    for deferred in plan.deferred:
+    for deferred in ungrouped(plan, state):
         outcomes[deferred.subject].deferred.append(deferred)
     return dict(outcomes)
 

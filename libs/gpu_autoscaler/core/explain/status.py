@@ -8,6 +8,7 @@ from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.deferred_groups import ungrouped
 from gpu_autoscaler.core.demand.elastic import deferred_elastic_members
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.explain.names import named_reason, names_in_state, ordered_node, reason_sentence
@@ -44,13 +45,16 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     views: tuple[NodeView, ...]
     coming: Mapping[str, tuple[NodeView, ...]]  # nodes on their way, by what they were bought for
     planned: Mapping[str, DeferReason]  # why the latest plan deferred it, by job/<id>, pod/<uid>, node/<uid>
+    merged: Mapping[str, int]  # objects of one planned reason whose figures are those of one of them
     scheduled: Mapping[str, DeferReason]  # why it does not start now, by job/<id>
     frozen: Frozen | None = None  # why nothing may be bought at all
     orphaned: frozenset[NodeUid] = frozenset()  # nodes that are removed once the cloud has confirmed it again
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime, plan: Plan | None) -> "StatusView":
-        all_deferred = () if plan is None else plan.deferred
+        all_deferred = () if plan is None else ungrouped(plan, state)
+        groups = () if plan is None else plan.deferred_groups
+        merged = {(group.step, group.reason): group.objects_count for group in groups if group.reasons_count > 1}
         views = node_views(state, as_of)
         coming: dict[str, tuple[NodeView, ...]] = {}
         for view in views:
@@ -62,15 +66,22 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
             views=views,
             coming=coming,
             planned={deferred.subject: deferred.reason for deferred in reversed(all_deferred)},
+            merged={
+                deferred.subject: merged[deferred.step, deferred.reason]
+                for deferred in all_deferred
+                if merged and (deferred.step, deferred.reason) in merged
+            },
             scheduled={deferred.subject: deferred.reason for deferred in schedule(state, policy, as_of).deferred},
             frozen=frozen_by(active_directives(state.directives, as_of), policy),
             orphaned=frozenset(node.node_uid for node in orphaned_nodes(state, policy, as_of)),
         )
 
-    def explain(self, reason: Reason) -> str:
-        """Return the reason's sentence and remedy, with object names in place of uids."""
+    def explain(self, reason: Reason, subject: str = "") -> str:
+        """Return the reason's sentence and remedy, with object names in place of uids. `subject`: whose it is."""
         named = named_reason(reason, names_in_state(self.state))
-        return " ".join(filter(None, (named.sentence(), named.remedy())))
+        count = self.merged.get(subject) if reason is self.planned.get(subject) else None
+        whose = "" if count is None else f"The figures are those of one of {count} objects deferred for this reason."
+        return " ".join(filter(None, (named.sentence(), named.remedy(), whose)))
 
 
 def job_line(name_or_id: str, status: StatusView) -> str:
@@ -131,11 +142,11 @@ def waiting_pod_line(pod: PodObserved, status: StatusView) -> str:
     key = f"pod/{pod.pod_uid}"
     reason = status.planned.get(key)
     if reason is not None and not isinstance(reason, CapacityExpected):
-        return _waiting(reason, status) + _freeze(reason, status)
+        return _waiting(reason, status, key) + _freeze(reason, status)
     if coming := _ordered_for((key,), status):
         return coming
     if reason is not None:
-        return _waiting(reason, status)
+        return _waiting(reason, status, key)
     if pod.unschedulable_since is None:
         return "Waiting: the Kubernetes scheduler has not tried to place the pod yet."
     message = f": {pod.unschedulable_message.rstrip('.')}" if pod.unschedulable_message else ""
@@ -155,7 +166,7 @@ def _waiting_job(job_id: JobId, status: StatusView) -> str:
     scheduled = status.scheduled.get(key)
     if planned is not None and not isinstance(planned, CapacityExpected):
         members = f" {scheduled.sentence()}" if isinstance(scheduled, GangIncomplete) else ""
-        return _waiting(planned, status) + _freeze(planned, status) + members
+        return _waiting(planned, status, key) + _freeze(planned, status) + members
     coming = _ordered_for((key, *_pod_keys(job_id, status)), status)
     if coming:
         return coming
@@ -180,8 +191,8 @@ def _elastic_members(job_id: JobId, status: StatusView) -> str:
     return f" The job starts without elastic {subject_name(key)}{others}, which waits: {status.explain(reason)}"
 
 
-def _waiting(reason: DeferReason, status: StatusView) -> str:
-    return f"Waiting: {status.explain(reason)}"
+def _waiting(reason: DeferReason, status: StatusView, subject: str = "") -> str:
+    return f"Waiting: {status.explain(reason, subject)}"
 
 
 def _freeze(reason: DeferReason, status: StatusView) -> str:
@@ -243,8 +254,9 @@ def _outlook(view: NodeView, status: StatusView) -> str:
         until = "" if view.usable_by is None else f"; it is released if it is not usable by {instant(view.usable_by)}"
         return f"The node is expected {expected}{until}."
     pods = [pod for pod in pods_by_node(status.state).get(view.name, ()) if counts_for_idleness(pod)]
-    reason = status.planned.get(f"node/{view.node_uid}")
-    kept = "" if reason is None else f" Its removal is deferred: {status.explain(reason)}"
+    subject = f"node/{view.node_uid}"
+    reason = status.planned.get(subject)
+    kept = "" if reason is None else f" Its removal is deferred: {status.explain(reason, subject)}"
     if pods:
         names = listed([f"{pod.namespace}/{pod.name}" for pod in pods])
         return f"Used by {counted(len(pods), 'pod')} ({names}).{kept}"

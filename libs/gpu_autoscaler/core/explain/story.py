@@ -3,11 +3,13 @@
 A story starts with the first cause; each sentence carries the time and the stream sequence of its fact.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import assert_never
 
+from gpu_autoscaler.core.deferred_groups import NO_TRAITS, Traits, deferred_lookup, job_traits, pod_traits
 from gpu_autoscaler.core.demand.elastic import job_of_member
 from gpu_autoscaler.core.explain.names import Namer, decision_sentence, deferred_sentence, names_in_history
 from gpu_autoscaler.core.intake.admission import job_id_of
@@ -15,7 +17,7 @@ from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Deferred, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.format import counted, duration, instant, listed, money, price
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
@@ -26,8 +28,9 @@ class StoryBuilder:
     """Turns facts about `keys` into sentences, in the order in which they happened; none where an observation repeats
     the previous one of the same object."""
 
-    def __init__(self, keys: frozenset[str], name_of: Namer) -> None:
+    def __init__(self, keys: frozenset[str], name_of: Namer, deferrals: "PastDeferrals") -> None:
         self._keys = keys
+        self._deferrals = deferrals
         self._name_of = name_of
         self._last: dict[str, str] = {}  # the previous sentence about each object
 
@@ -35,7 +38,7 @@ class StoryBuilder:
         """Yield what this fact adds to the story, with its time and stream sequence."""
         fact = recorded.envelope.fact
         if isinstance(fact, scaling.ScalingPlanMade):
-            texts = self._plan(fact)
+            texts = self._plan(fact, recorded.envelope.time)
         elif isinstance(fact, scaling.ScalingDecisionsRestored):
             texts = self._restored(fact)
         else:
@@ -43,7 +46,7 @@ class StoryBuilder:
         for text in texts:
             yield f"{instant(recorded.envelope.time)}: {text} [{recorded.stream} {recorded.sequence}]"
 
-    def _plan(self, fact: scaling.ScalingPlanMade) -> Iterator[str]:
+    def _plan(self, fact: scaling.ScalingPlanMade, at: datetime) -> Iterator[str]:
         # The members of a gang often get nodes of one type: one sentence with their number.
         counts = Counter(
             decision_sentence(decision, self._name_of)
@@ -52,11 +55,10 @@ class StoryBuilder:
         )
         for text, count in counts.items():
             yield f"Plan {fact.plan_id}: {f'{count} times: ' if count > 1 else ''}{text}"
-        for deferred in fact.plan.deferred:
-            # What defers the whole cluster defers this as well, in plans that cover it at all. Plans repeat what still
-            # holds every second: once is enough.
-            is_about = deferred.subject in self._keys or deferred.subject == "cluster"
-            if is_about and self._is_news(f"deferred/{deferred.subject}/{deferred.step}", deferred.reason.tag()):
+        # What defers the whole cluster defers this as well, in plans that cover it at all.
+        for deferred in self._deferrals.of(fact.plan, self._keys | {"cluster"}, at):
+            # Plans repeat what still holds every second: once is enough.
+            if self._is_news(f"deferred/{deferred.subject}/{deferred.step}", deferred.reason.tag()):
                 yield f"Plan {fact.plan_id}: {deferred_sentence(deferred, self._name_of)}"
 
     def _restored(self, fact: scaling.ScalingDecisionsRestored) -> Iterator[str]:
@@ -275,12 +277,17 @@ def _story_of_work(
 
 def _story(history: Sequence[Recorded], keys: frozenset[str], causes: frozenset[str]) -> tuple[str, ...]:
     """Every fact about the keys, and how the causes began; empty without a fact about the keys."""
-    if not any(_is_about(recorded, keys) for recorded in history):
-        return ()
     demand = frozenset(key for key in causes if not key.startswith("node/"))
-    builder = StoryBuilder(keys | demand, names_in_history(history))
     ordered = sorted(history, key=_chronological)
-    relevant = (entry for entry in ordered if _is_about(entry, keys) or _is_beginning(entry, causes, demand))
+    deferrals = PastDeferrals(ordered, keys | demand)
+    if not any(_is_about(recorded, keys, deferrals) for recorded in history):
+        return ()
+    builder = StoryBuilder(keys | demand, names_in_history(history), deferrals)
+    relevant = (
+        entry
+        for entry in ordered
+        if _is_about(entry, keys, deferrals) or _is_beginning(entry, causes, demand, deferrals)
+    )
     return tuple(text for recorded in relevant for text in builder.sentences(recorded))
 
 
@@ -293,25 +300,54 @@ def _chronological(recorded: Recorded) -> tuple[datetime, int, int]:
     return (recorded.envelope.time, rank, recorded.sequence)
 
 
-def _is_about(recorded: Recorded, keys: frozenset[str]) -> bool:
+class PastDeferrals:
+    """What the plans of a history deferred for some objects, by what was observed of these at the time of the plan."""
+
+    def __init__(self, ordered: Sequence[Recorded], keys: frozenset[str]) -> None:
+        self._traits: dict[str, list[tuple[datetime, Traits]]] = {}  # by key, in the order of time
+        for recorded in ordered:
+            fact, traits = recorded.fact, None
+            if isinstance(fact, pod.PodObserved):
+                traits = pod_traits(fact)
+            elif isinstance(fact, job.JobQueued):
+                traits = job_traits(fact.spec, waits_since=fact.queued_at)
+            elif isinstance(fact, job.JobPlaced):
+                traits = NO_TRAITS
+            key = None if traits is None else fact.entity()
+            if traits is not None and key is not None and key in keys:
+                self._traits.setdefault(key, []).append((recorded.envelope.time, traits))
+
+    def of(self, plan: Plan, keys: frozenset[str], at: datetime) -> tuple[Deferred, ...]:
+        """Return what the plan, published at this time, deferred for objects with these keys."""
+        if not plan.deferred_groups:
+            return tuple(deferred for deferred in plan.deferred if deferred.subject in keys)
+        lookup = deferred_lookup(plan)
+        return tuple(deferred for key in sorted(keys) for deferred in lookup.of(key, self._traits_at(key, at)))
+
+    def _traits_at(self, key: str, at: datetime) -> Traits:
+        known = self._traits.get(key, [])
+        place = bisect_right(known, at, key=lambda entry: entry[0])
+        return known[place - 1][1] if place else NO_TRAITS
+
+
+def _is_about(recorded: Recorded, keys: frozenset[str], deferrals: PastDeferrals) -> bool:
     fact = recorded.fact
     if isinstance(fact, scaling.ScalingDecisionsRestored):
         return any(f"action/{past.decision.action_id}" in keys for past in fact.past)
     if isinstance(fact, scaling.ScalingPlanMade):
-        return any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions) or any(
-            deferred.subject in keys for deferred in fact.plan.deferred
-        )
+        is_decided = any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions)
+        return is_decided or bool(deferrals.of(fact.plan, keys, recorded.envelope.time))
     if isinstance(fact, scaling.ScalingPodEvicted) and f"action/{fact.action_id}" in keys:
         return True  # its entity is the pod, and it is a step of the drain
     return _entity(recorded) in keys
 
 
-def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[str]) -> bool:
+def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[str], deferrals: PastDeferrals) -> bool:
     """True for how a cause began: the request, the wait for a node, the notice, the node that became ready. A deferral
     for demand delays it; a deferral for its node is part of that node's story."""
     fact = recorded.fact
     if isinstance(fact, scaling.ScalingPlanMade):
-        return any(deferred.subject in demand for deferred in fact.plan.deferred)
+        return bool(deferrals.of(fact.plan, demand, recorded.envelope.time))
     if _entity(recorded) not in causes:
         return False
     return (

@@ -24,6 +24,7 @@ from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.buy import BelowMinimum, UtilizationHigh
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, GpusLimit, HourlyPriceLimit, NodesLimit
+from gpu_autoscaler.model.reasons.defer_waits import PlanFull
 
 
 class _Usage(NamedTuple):
@@ -121,7 +122,7 @@ class LimitUsage:
         if price_max is None:
             return None
         if self._unpriced or price is None:  # an unknown price is not free
-            return PriceUnknown(offers=self._unpriced or (offer.key,))
+            return PriceUnknown.of(self._unpriced or (offer.key,))
         if self._price_micro_usd_per_hour + price > price_max:
             return HourlyPriceLimit(price_micro_usd_per_hour=price, price_micro_usd_per_hour_max=price_max)
         return None
@@ -191,6 +192,69 @@ def _without_rejected_removals(draft: Draft, deferred: list[Deferred]) -> tuple[
     return msgspec.structs.replace(draft, removals=tuple(kept), canceled_drains=canceled), deferred
 
 
+# ---- how much one plan decides. What is beyond waits for the next plan, which follows at once.
+
+PURCHASES_COUNT_MAX = 2_000
+PURCHASES_BYTES_MAX = 3 * 2**20  # as JSON
+TRANSACTION_BYTES_MAX = 5 * 2**20  # of a gang that fills a plan alone
+REMOVALS_COUNT_MAX = 2_000  # without forced drains, which never wait
+
+
+def cut_to_one_plan(draft: Draft) -> Draft:
+    """Defer the purchases and removals beyond what one plan holds. Transactions stay whole, in their order."""
+    kept, deferred = _first_purchases(draft.purchases)
+    removals: list[DrainNode | ReleaseInstance] = []
+    count = 0
+    for removal in draft.removals:
+        is_forced = isinstance(removal, DrainNode) and not removal.is_voluntary
+        if is_forced or count < REMOVALS_COUNT_MAX:
+            removals.append(removal)
+            count += not is_forced
+        else:
+            full = PlanFull(decisions_count=REMOVALS_COUNT_MAX)
+            deferred.append(Deferred(step=_CUT_STEP, subject=_subject(removal), reason=full))
+    return msgspec.structs.replace(draft, purchases=kept, removals=tuple(removals)).adding(deferred=deferred)
+
+
+_CUT_STEP = "cut_to_one_plan"
+
+
+def _first_purchases(purchases: tuple[Purchase, ...]) -> tuple[tuple[Purchase, ...], list[Deferred]]:
+    """Return the purchases of the first transactions that one plan holds, and the deferrals of the others."""
+    kept: list[Purchase] = []
+    dropped: dict[str, PlanFull] = {}  # by transaction
+    kept_bytes = 0
+    is_full = False
+    for name, members in _transactions(purchases).items():
+        size = sum(len(msgspec.json.encode(purchase.decision)) for purchase in members)
+        is_too_large = size > TRANSACTION_BYTES_MAX
+        has_place = len(kept) + len(members) <= PURCHASES_COUNT_MAX and kept_bytes + size <= PURCHASES_BYTES_MAX
+        needs_dropped = any(needed in dropped for purchase in members for needed in purchase.depends_on)
+        # The first one that does not fit is the first of the next plan: smaller ones do not overtake it for ever.
+        is_full = is_full or not (has_place or is_too_large or not kept)
+        if is_full or is_too_large or needs_dropped:
+            nodes_count = len(members) if is_too_large else 1
+            dropped[name] = PlanFull(decisions_count=len(kept), nodes_count=nodes_count, is_too_large=is_too_large)
+        else:
+            kept += members
+            kept_bytes += size
+    deferred = [
+        Deferred(step=_CUT_STEP, subject=subject, reason=dropped[purchase.transaction])
+        for purchase in purchases
+        if purchase.transaction in dropped
+        for subject in subjects(purchase.decision)
+    ]
+    return tuple(kept), deferred
+
+
+def _transactions(purchases: Iterable[Purchase]) -> Mapping[str, list[Purchase]]:
+    """Return the purchases by transaction, in the order of the first of each."""
+    transactions: dict[str, list[Purchase]] = {}
+    for purchase in purchases:
+        transactions.setdefault(purchase.transaction, []).append(purchase)
+    return transactions
+
+
 def subjects(decision: BuyNode) -> tuple[str, ...]:
     """Return the subjects of a purchase, for deferrals."""
     return ("cluster",) if isinstance(decision.reason, BelowMinimum | UtilizationHigh) else decision.reason.demand
@@ -203,13 +267,10 @@ def _within_limits(
 
     What is set aside for a violation is dropped as well, with all of its transaction.
     """
-    transactions: dict[str, list[Purchase]] = {}
-    for purchase in draft.purchases:
-        transactions.setdefault(purchase.transaction, []).append(purchase)
     kept: list[Purchase] = []
     dropped: list[tuple[Purchase, DeferReason]] = []
     dropped_transactions: dict[str, DeferReason] = {}
-    for name, members in transactions.items():
+    for name, members in _transactions(draft.purchases).items():
         reason = frozen or _rejected(members, draft) or _excess_of_all(members, usage, dropped_transactions)
         if reason is None:
             kept += members

@@ -283,7 +283,7 @@ class SpendSnapshot:
 
     def _unknown_reason(self, cap: SpendCap) -> WatchStale | PriceUnknown | None:
         unpriced = sorted(time.name for time in self.unbilled(cap) if time.price_micro_usd_per_hour is None)
-        return PriceUnknown(offers=tuple(unpriced)) if unpriced else self._ledger_behind
+        return PriceUnknown.of(unpriced) if unpriced else self._ledger_behind
 
     def needed(self, cap: SpendCap, price_micro_usd_per_hour: int, work_seconds_max: float | None) -> int:
         """Return what a node bought now may cost in the rest of the period."""

@@ -314,9 +314,7 @@ class Basket:
             place, reason = self._choose(buyer, np.where(is_open, members, 0), 1)
             if place is None:
                 reason = (
-                    PodConstraintsViolated(rules=describe_rules(buyer.shape.pod_constraints))
-                    if members.any()
-                    else reason
+                    PodConstraintsViolated.of(describe_rules(buyer.shape.pod_constraints)) if members.any() else reason
                 )
                 break
             entry = self._order_for(place, buyer)
@@ -325,7 +323,7 @@ class Basket:
             taken = self.free_capacity.place_on((entry.key,), buyer.shape, members_count - len(placed))
             placed += taken
             if not taken:
-                reason = PodConstraintsViolated(rules=describe_rules(buyer.shape.pod_constraints))
+                reason = PodConstraintsViolated.of(describe_rules(buyer.shape.pod_constraints))
                 self._remove(bought.pop())
         if reason is not None and buyer.member_count > 1:
             self.free_capacity.rollback(mark)

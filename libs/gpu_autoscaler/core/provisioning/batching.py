@@ -17,7 +17,7 @@ from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen
+from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, PlanFull
 
 _BATCHED_SOURCES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB})
 # Relative cost difference per pod below which a larger node is not waited for.
@@ -101,8 +101,13 @@ def fully_packed_nodes(fleet: Sequence[FleetNode], accepts: Bools, members: Ints
 
 
 def replan_seconds(made: Plan, regular_seconds: float) -> float | None:
-    """Return after how many seconds a plan is outdated because its batch window closes; None: no work waits for one."""
-    reasons = (held.reason for held in made.deferred)
+    """Return after how many seconds a plan is outdated; None: with the next facts.
+
+    That is when its batch window closes, and at once for a plan that holds only the first decisions.
+    """
+    reasons = [held.reason for held in made.deferred]
+    if any(isinstance(reason, PlanFull) and not reason.is_too_large for reason in reasons):
+        return _AGAIN_SECONDS_MIN
     until = min((reason.until for reason in reasons if isinstance(reason, BatchWindowOpen)), default=None)
     if until is None:
         return None

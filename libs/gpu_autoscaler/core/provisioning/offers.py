@@ -29,6 +29,7 @@ from gpu_autoscaler.model.format import instant
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.base import first_listed
 from gpu_autoscaler.model.reasons.defer import DeferReason, NoOfferFits, OffersUnavailable, PriceUnknown, WatchStale
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeSelectorTerm
@@ -275,13 +276,15 @@ class OfferCatalog:
         fitting = [self.offerings[place].offer for place in np.flatnonzero(self.members_if_available(shape))]
         refused = {offer.key: until for offer in fitting if (until := self.unavailable_until(offer)) is not None}
         if refused:
-            return OffersUnavailable(offers=tuple(sorted(refused)), retry_at=min(refused.values()))
+            offers, unlisted_count = first_listed(sorted(refused))
+            retry_at = min(refused.values())
+            return OffersUnavailable(offers=offers, offers_unlisted_count=unlisted_count, retry_at=retry_at)
         if (closed := self._reservations.why_closed(fitting, self._as_of)) is not None:
             return NoOfferFits(detail=closed)
         if self._stale is not None and any(offer.price_micro_usd_per_hour is not None for offer in fitting):
             return self._stale
         if fitting:
-            return PriceUnknown(offers=tuple(sorted({offer.key for offer in fitting})))
+            return PriceUnknown.of(sorted({offer.key for offer in fitting}))
         return NoOfferFits(detail=self._missing_property(shape))
 
     def members_if_available(self, shape: Shape) -> Ints:

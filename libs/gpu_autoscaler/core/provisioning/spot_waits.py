@@ -11,6 +11,7 @@ from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.base import first_listed
 from gpu_autoscaler.model.reasons.defer_waits import SpotAwaited
 
 _PRECISION = 1_000_000
@@ -82,4 +83,5 @@ def spot_wait(item: DemandItem, catalog: OfferCatalog, policy: ScalingPolicy, as
         return None
     offers = {catalog.offerings[place].offer for place in np.flatnonzero(spot).tolist()}
     refused = sorted(offer.key for offer in offers if offer.capacity_type is CapacityType.SPOT)
-    return SpotAwaited(offers=tuple(refused), saving_ratio=saving_ratio, until=until)
+    first, unlisted_count = first_listed(refused)
+    return SpotAwaited(offers=first, offers_unlisted_count=unlisted_count, saving_ratio=saving_ratio, until=until)

@@ -6,8 +6,13 @@ module. `docs/reference/reasons.md` lists all reasons.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
+
+LISTED_COUNT_MAX = 5  # names in one reason; the others are counted
+Name = TypeVar("Name", bound=str)
 
 
 class Reason(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="reason"):
@@ -32,3 +37,9 @@ class ReasonWithoutRemedy(Reason, frozen=True, kw_only=True):
 
     def remedy(self) -> None:
         """None: there is no next step."""
+
+
+def first_listed(names: Iterable[Name]) -> tuple[tuple[Name, ...], int]:
+    """Return the first names, at most `LISTED_COUNT_MAX`, and how many more there are."""
+    every = tuple(names)
+    return every[:LISTED_COUNT_MAX], max(0, len(every) - LISTED_COUNT_MAX)

@@ -3,12 +3,13 @@
 Limits are in `defer_limits.py`, waits for a better purchase in `defer_waits.py`.
 """
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Self
 
 from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, subject_name
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.base import Reason, first_listed
 from gpu_autoscaler.model.reasons.defer_limits import LimitReason
 from gpu_autoscaler.model.reasons.defer_waits import WaitReason
 
@@ -34,24 +35,36 @@ class NoOfferFits(Reason, frozen=True, kw_only=True, tag="no_offer_fits"):
 class PodConstraintsViolated(Reason, frozen=True, kw_only=True, tag="pod_constraints_violated"):
     """Offers would fit, but every one of them violates a pod affinity, anti-affinity or spread constraint."""
 
-    rules: tuple[str, ...]  # those of the pod, in words: "even over topology.kubernetes.io/zone within 1"
+    rules: tuple[str, ...]  # the first of the pod, in words: "even over topology.kubernetes.io/zone within 1"
+    rules_unlisted_count: int = 0
+
+    @classmethod
+    def of(cls, rules: Iterable[str]) -> Self:
+        """Return the reason with the first rules and the number of the others."""
+        listed_rules, unlisted_count = first_listed(rules)
+        return cls(rules=listed_rules, rules_unlisted_count=unlisted_count)
 
     def sentence(self) -> str:
-        return f"Every offer violates a pod affinity or spread constraint: {listed(self.rules)}."
+        return f"Every offer violates a pod affinity or spread constraint: {self._rules()}."
 
     def remedy(self) -> str:
-        return f"Relax the constraint ({listed(self.rules)}), or allow zones in a pool where nodes satisfy it."
+        return f"Relax the constraint ({self._rules()}), or allow zones in a pool where nodes satisfy it."
+
+    def _rules(self) -> str:
+        return listed(self.rules, unlisted_count=self.rules_unlisted_count)
 
 
 class OffersUnavailable(Reason, frozen=True, kw_only=True, tag="offers_unavailable"):
     """Offers fit, but the cloud had no capacity for them lately."""
 
-    offers: tuple[str, ...]
+    offers: tuple[str, ...]  # the first of them
     retry_at: Instant
+    offers_unlisted_count: int = 0
 
     def sentence(self) -> str:
         retry = instant(self.retry_at)
-        return f"The cloud has no capacity for {listed(self.offers)}; the next attempt is after {retry}."
+        offers = listed(self.offers, unlisted_count=self.offers_unlisted_count)
+        return f"The cloud has no capacity for {offers}; the next attempt is after {retry}."
 
     def remedy(self) -> str:
         return "Wait, or allow more zones, instance types or capacity types in a pool of the policy."
@@ -60,15 +73,23 @@ class OffersUnavailable(Reason, frozen=True, kw_only=True, tag="offers_unavailab
 class PriceUnknown(Reason, frozen=True, kw_only=True, tag="price_unknown"):
     """Offers fit, but none of them has a price; an unknown price is not zero."""
 
-    offers: tuple[str, ...]
+    offers: tuple[str, ...]  # the first of them
+    offers_unlisted_count: int = 0
+
+    @classmethod
+    def of(cls, offers: Iterable[str]) -> Self:
+        """Return the reason with the first offers and the number of the others."""
+        listed_offers, unlisted_count = first_listed(offers)
+        return cls(offers=listed_offers, offers_unlisted_count=unlisted_count)
 
     def sentence(self) -> str:
-        return f"The price of {listed(self.offers)} is unknown, and offers without a price are not bought."
+        return f"The price of {self._offers()} is unknown, and offers without a price are not bought."
 
     def remedy(self) -> str:
-        return (
-            f"Add the price of {listed(self.offers)} to the provider's price file (see gpu-autoscaler prices --help)."
-        )
+        return f"Add the price of {self._offers()} to the provider's price file (see gpu-autoscaler prices --help)."
+
+    def _offers(self) -> str:
+        return listed(self.offers, unlisted_count=self.offers_unlisted_count)
 
 
 # ---- the work itself
@@ -178,14 +199,26 @@ class NodeProtected(Reason, frozen=True, kw_only=True, tag="node_protected"):
 class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
     """Pods of the node fit on no other node."""
 
-    pods: tuple[PodUid, ...]
+    pods: tuple[PodUid, ...]  # the first of them
+    pods_unlisted_count: int = 0
+
+    @classmethod
+    def of(cls, pods: Iterable[PodUid]) -> Self:
+        """Return the reason with the first pods and the number of the others."""
+        listed_pods, unlisted_count = first_listed(pods)
+        return cls(pods=listed_pods, pods_unlisted_count=unlisted_count)
+
+    @property
+    def pods_count(self) -> int:
+        """All of them."""
+        return len(self.pods) + self.pods_unlisted_count
 
     def sentence(self) -> str:
-        count = len(self.pods)
+        count = self.pods_count
         return f"{counted(count, 'pod')} of the node {'fits' if count == 1 else 'fit'} on no other node."
 
     def remedy(self) -> str:
-        return f"Wait until other nodes have capacity for {counted(len(self.pods), 'pod')} of the node."
+        return f"Wait until other nodes have capacity for {counted(self.pods_count, 'pod')} of the node."
 
 
 class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):

@@ -106,13 +106,15 @@ class GangBackoff(Reason, frozen=True, kw_only=True, tag="gang_backoff"):
 class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
     """Only capacity much more expensive than spot is available, and the work is not urgent."""
 
-    offers: tuple[str, ...]  # spot offers that fit and are unavailable
+    offers: tuple[str, ...]  # the first spot offers that fit and are unavailable
     saving_ratio: float  # of the cheapest of them against the cheapest available offer, per member
     until: Instant
+    offers_unlisted_count: int = 0
 
     def sentence(self) -> str:
+        offers = listed(self.offers, unlisted_count=self.offers_unlisted_count)
         return (
-            f"Spot offers ({listed(self.offers)}) cost {percent(self.saving_ratio)} less than the available offers but "
+            f"Spot offers ({offers}) cost {percent(self.saving_ratio)} less than the available offers but "
             f"are unavailable; work of low priority waits for them until {instant(self.until)}."
         )
 
@@ -139,6 +141,24 @@ class SpotExcluded(Reason, frozen=True, kw_only=True, tag="spot_excluded"):
         return "No action is needed: once its pods have stopped, the job starts on capacity that is not spot."
 
 
+class PlanFull(Reason, frozen=True, kw_only=True, tag="plan_full"):
+    """The plan has as many decisions as one plan may have; the next plan continues."""
+
+    decisions_count: int  # of the same kind, purchases or removals, that the plan has
+    nodes_count: int = 1  # that are bought together or not at all
+    is_too_large: bool = False  # no plan can hold that many nodes of one gang
+
+    def sentence(self) -> str:
+        if self.is_too_large:
+            return f"The gang needs {counted(self.nodes_count, 'node')} at once, which is more than one plan can hold."
+        return f"The plan has {counted(self.decisions_count, 'decision')} of this kind; the next plan continues."
+
+    def remedy(self) -> str:
+        if self.is_too_large:
+            return "Submit the job with fewer or smaller members, or allow instance types with more GPUs per node."
+        return "No action is needed: the next plan follows at once."
+
+
 WaitReason = (
     CapacityExpected
     | BatchWindowOpen
@@ -148,4 +168,5 @@ WaitReason = (
     | GangBackoff
     | SpotAwaited
     | SpotExcluded
+    | PlanFull
 )

@@ -148,7 +148,7 @@ def _covers(override: Override, purchase: _Purchase) -> bool:
 def _attributions(plan: Plan) -> Iterator[tuple[Attribution, str]]:
     """Yield every attribution in the plan's reasons, with its subject."""
     reasons = [(decision.reason, str(decision.action_id)) for decision in plan.decisions]
-    for reason, subject in (*reasons, *((directive.reason, directive.subject) for directive in plan.deferred)):
+    for reason, subject in (*reasons, *((group.reason, ", ".join(group.subjects)) for group in plan.deferred_groups)):
         attribution = getattr(reason, "attribution", None)
         if isinstance(attribution, Attribution):
             yield attribution, subject

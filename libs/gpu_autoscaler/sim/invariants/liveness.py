@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Protocol
 
+from gpu_autoscaler.core.deferred_groups import member_digests
 from gpu_autoscaler.core.limits.spend import spend_caps
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.kube.protocol import PODS
@@ -160,16 +161,19 @@ class BurstWaitInvariant:
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
-        self._since: dict[str, Instant] = {}  # by subject
+        self._since: dict[bytes, Instant] = {}  # by digest of the subject
 
     def on_plan(self, plan: Plan, policy: ScalingPolicy) -> None:
         """A plan was published under this policy."""
-        waiting = [deferral.subject for deferral in plan.deferred if isinstance(deferral.reason, BatchWindowOpen)]
-        self._since = {subject: self._since.get(subject, plan.as_of) for subject in waiting}
+        waiting = [group for group in plan.deferred_groups if isinstance(group.reason, BatchWindowOpen)]
+        members = [(member, group) for group in waiting for member in member_digests(group)]
+        self._since = {member: self._since.get(member, plan.as_of) for member, _ in members}
         longest = timedelta(seconds=policy.batching.wait_seconds_max)
-        for subject, since in self._since.items():
+        for member, group in members:
+            since = self._since[member]
             if plan.as_of - since > longest + SKEW:
                 waited_seconds = (plan.as_of - since).total_seconds()
-                what = f"{subject} has waited for {waited_seconds:.0f} s for the rest of a burst"
+                names = ", ".join(group.subjects)
+                what = f"one of {names} and others has waited for {waited_seconds:.0f} s for the rest of a burst"
                 self._report(WORK_SERVED, f"{what}, the policy allows {longest.total_seconds():g} s")
                 return

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from gpu_autoscaler.core.deferred_groups import DeferredLookup
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingPlanMade
@@ -209,18 +210,14 @@ class GangsInvariant:
 
     def on_plan(self, plan: Plan) -> None:
         """A plan was published."""
-        limited = {
-            deferral.subject: deferral.reason for deferral in plan.deferred if isinstance(deferral.reason, _LIMITS)
-        }
+        lookup = DeferredLookup(plan)
         for decision in plan.decisions:
             if isinstance(decision, BuyNode) and isinstance(decision.reason, UnmetDemand):
                 for key in decision.reason.demand:
-                    if key in limited and self._is_gang(key):
-                        tag = limited[key].tag()
+                    if self._is_gang(key) and (tag := _limit(lookup, key)):
                         self._report(GANGS_WHOLE, f"{decision.action_id} is bought for {key}, which {tag} defers")
                     gang = self._gang_of(key)
-                    if gang in limited:
-                        tag = limited[gang].tag()
+                    if gang and (tag := _limit(lookup, gang)):
                         self._report(GANGS_WHOLE, f"{decision.action_id} is bought for {key}, but {tag} defers {gang}")
 
     def on_placed(self, job_placed: JobPlaced) -> None:
@@ -242,3 +239,9 @@ class GangsInvariant:
     def _is_gang(self, key: str) -> bool:
         row = self._jobs.get(JobId(key.removeprefix("job/")))
         return row is not None and row.spec.gang_count > 1
+
+
+def _limit(lookup: DeferredLookup, subject: str) -> str:
+    """Return the tag of the limit for which the plan defers the subject; empty: for none."""
+    reasons = (deferral.reason for deferral in lookup.of(subject))
+    return next((reason.tag() for reason in reasons if isinstance(reason, _LIMITS)), "")

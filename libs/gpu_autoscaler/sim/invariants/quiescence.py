@@ -5,7 +5,9 @@ from datetime import timedelta
 from typing import Protocol
 
 from gpu_autoscaler.core.checked_plan import recomputed_plan
+from gpu_autoscaler.core.deferred_groups import NO_TRAITS, DeferredLookup, Traits, job_traits, reason_counts, ungrouped
 from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
@@ -105,7 +107,7 @@ class Quiescence:
         machines = [machine for machine in run.cloud.machines if machine.state != "terminated"]
         minimum_count = self._minimum_count()
         missing_count = minimum_count - len(machines)
-        if missing_count < 0 or (missing_count > 0 and "cluster" not in self._limited_subjects()):
+        if missing_count < 0 or (missing_count > 0 and not self._is_limited("cluster")):
             names = ", ".join(f"{machine.node_name} ({machine.state})" for machine in machines)
             issues.append(f"{len(machines)} machines without work, the minimum is {minimum_count}: {names}")
         machine_names = {machine.node_name for machine in machines}
@@ -139,14 +141,19 @@ class Quiescence:
         standing_count = sum(1 for machine in run.cloud.machines if machine.state != "terminated")
         if standing_count > self._minimum_count():
             return set()
-        return {subject.removeprefix("job/") for subject in self._limited_subjects()}
+        specs = [row.spec for row in run.tables.jobs.values() if row.outcome is None]
+        return {
+            spec.job_id
+            for spec in specs
+            if self._is_limited(f"job/{spec.job_id}", job_traits(spec, waits_since=spec.requested_at))
+        }
 
-    def _limited_subjects(self) -> set[str]:
-        """Return the subjects that the last plan defers for a limit; `cluster` is the minimum number of nodes."""
+    def _is_limited(self, subject: str, traits: Traits = NO_TRAITS) -> bool:
+        """Return whether the last plan defers the subject for a limit; `cluster` is the minimum number of nodes."""
         plans = self._run.bus.facts["SCALING"]
         last = next((recorded.fact for recorded in reversed(plans) if isinstance(recorded.fact, ScalingPlanMade)), None)
-        deferred = () if last is None else last.plan.deferred
-        return {deferral.subject for deferral in deferred if isinstance(deferral.reason, _LIMIT_REASONS)}
+        deferred = () if last is None else DeferredLookup(last.plan).of(subject, traits)
+        return any(isinstance(deferral.reason, _LIMIT_REASONS) for deferral in deferred)
 
     # ---- no accepted job is lost; each ends in exactly one final state
 
@@ -267,11 +274,19 @@ class Quiescence:
                 recorded.fact for recorded in streams["SCALING"] if isinstance(recorded.fact, ScalingPlanMade)
             ]
             step = max(1, len(plans_made) // RECOMPUTED_PLANS_COUNT)
-            for fact in plans_made[step - 1 :: step]:
+            most_deferred = sorted(plans_made, key=lambda fact: sum(reason_counts(fact.plan).values()))[-1:]
+            for fact in (*plans_made[step - 1 :: step], *most_deferred):
                 state = EMPTY_STATE
                 for stream, sequence in fact.cut.last_sequences:
                     state = fold(state, streams[stream][:sequence])
-                recomputed = recomputed_plan(fact.plan, state, self._run.policies.by_digest[fact.policy_digest])
+                policy = self._run.policies.by_digest[fact.policy_digest]
+                recomputed = recomputed_plan(fact.plan, state, policy)
+                explained = {(deferred.step, deferred.subject) for deferred in ungrouped(fact.plan, state)}
+                made = () if fact.plan.rejected else plan(state, policy, fact.plan.as_of).deferred
+                lost = [entry.subject for entry in made if (entry.step, entry.subject) not in explained]
+                if lost:
+                    what = f"plan {fact.plan_id} defers {lost[0]}, which is in none of its groups"
+                    self._run.monitor.report(PLANS_RECOMPUTABLE, what)
                 if recomputed != fact.plan:
                     self._run.monitor.report(PLANS_RECOMPUTABLE, f"plan {fact.plan_id} differs when recomputed")
 

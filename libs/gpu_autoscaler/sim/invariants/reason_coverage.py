@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from gpu_autoscaler.core.deferred_groups import reason_counts
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.queries import queue
@@ -17,6 +18,7 @@ LOST_SECONDS = 3.0  # after a preemption, while the job's last pods terminate
 # Why a sweep may not reach these reasons; printed with the report.
 _RESERVED = "purchases reserve their full cost, so only a lowered limit is exceeded, in few runs"
 RARE_REASONS: Mapping[str, str] = {
+    "plan_full": "one plan holds thousands of decisions, more than the nodes of a simulated cluster",
     "spend_enforcement_blocked": f"{_RESERVED}, while protected work keeps running",
     "spend_exhausted": _RESERVED,
     "spot_excluded": "for seconds only, while the last pods of a job excluded from spot terminate",
@@ -46,7 +48,8 @@ class ReasonCoverage:
         if isinstance(recorded.fact, ScalingPlanMade):
             self.plans_count += 1
             plan = recorded.fact.plan
-            self.reasons.update(item.reason.tag() for item in (*plan.decisions, *plan.deferred))
+            self.reasons.update(decision.reason.tag() for decision in plan.decisions)
+            self.reasons.update(reason_counts(plan))
         elif isinstance(recorded.fact, JobPreempted):
             self._loop.call_later(LOST_SECONDS, self._count)
 

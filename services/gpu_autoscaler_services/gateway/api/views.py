@@ -1,7 +1,7 @@
 """Views over REST: status, nodes, plans, facts, cost, why."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -145,12 +145,34 @@ def _plan(entry: Entry, names: Namer) -> schema.Plan:
                 reason=action.reason.tag(),
                 sentence=reason_sentence(action.reason, names),
             )
-            for action in fact.plan.deferred
+            for action in (*fact.plan.deferred, *_examples(fact.plan))
         ),
+        deferred_groups=tuple(
+            schema.DeferredGroup(
+                step=group.step,
+                kind=group.kind,
+                reason=group.reason.tag(),
+                sentence=reason_sentence(group.reason, names),
+                objects_count=group.objects_count,
+                gpu_count=group.gpu_count,
+                shape=group.shape,
+                subjects=group.subjects,
+                reasons_count=group.reasons_count,
+            )
+            for group in fact.plan.deferred_groups
+        ),
+        deferred_unlisted=dict(fact.plan.deferred_unlisted),
         cut=dict(fact.cut.last_sequences),
         policy_digest=fact.policy_digest,
         core_digest=fact.core_digest,
     )
+
+
+def _examples(plan: decisions.Plan) -> Iterator[decisions.Deferred]:
+    """Yield what the plan defers for the objects that its groups name."""
+    for group in plan.deferred_groups:
+        for subject in group.subjects:
+            yield decisions.Deferred(step=group.step, subject=subject, reason=group.reason)
 
 
 def _subject(decision: decisions.AnyDecision) -> str:

@@ -185,8 +185,9 @@ export function plans(list, names) {
       {},
       h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
       plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
-      groupBySentence(plan.deferred, names).map(([sentence, subjects]) => decisionLine("deferred", "deferred", sentence, subjects.join(", "))),
-      plan.decisions.length + plan.deferred.length ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
+      groupBySentence(deferredGroups(plan), names).map(([sentence, objects]) => decisionLine("deferred", "deferred", sentence, objects)),
+      unlistedCount(plan) ? decisionLine("deferred", "deferred", `${count(unlistedCount(plan), "more object")} deferred.`, Object.keys(plan.deferred_unlisted).join(", ")) : null,
+      plan.decisions.length + plan.deferred.length + unlistedCount(plan) ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
     ),
   );
 }
@@ -218,11 +219,21 @@ export function shadowNote(answer) {
   return answer.now.length ? `${count(answer.now.length, "difference")} now; not executed` : "not executed";
 }
 
-/** [sentence, subjects]: a reason shared by several subjects is shown once. */
-function groupBySentence(deferred, names) {
-  const subjects = new Map();
-  for (const { sentence, subject } of deferred) subjects.set(sentence, [...(subjects.get(sentence) || []), names.get(subject) || subject]);
-  return [...subjects];
+/** Groups of a plan; a plan of 0.2 has none, and names each object. */
+function deferredGroups(plan) {
+  return plan.deferred_groups.length ? plan.deferred_groups : plan.deferred.map(({ sentence, subject }) => ({ sentence, subjects: [subject], objects_count: 1 }));
+}
+
+const unlistedCount = (plan) => Object.values(plan.deferred_unlisted).reduce((sum, objects) => sum + objects, 0);
+
+/** [sentence, objects]: a reason shared by several groups is shown once, with the first objects and the number of the others. */
+function groupBySentence(groups, names) {
+  const lines = new Map();
+  for (const { sentence, subjects, objects_count } of groups) {
+    const line = lines.get(sentence) || { named: [], total: 0 };
+    lines.set(sentence, { named: [...line.named, ...subjects.map((subject) => names.get(subject) || subject)], total: line.total + objects_count });
+  }
+  return [...lines].map(([sentence, { named, total }]) => [sentence, total > named.length ? `${named.join(", ")} and ${total - named.length} more` : named.join(", ")]);
 }
 
 function decisionLine(verb, tone, sentence, subject) {
@@ -278,6 +289,12 @@ function niceCeiling(value) {
   return [1, 2, 4, 5, 10].map((factor) => factor * unit).find((mark) => mark >= value);
 }
 
+/** Objects that a recorded plan defers. */
+const deferredCount = (plan) => {
+  const grouped = (plan.deferred_groups || []).reduce((sum, group) => sum + group.objects_count, 0);
+  return plan.deferred.length + grouped + (plan.deferred_unlisted || []).reduce((sum, [, objects]) => sum + objects, 0);
+};
+
 const DESCRIBE = {
   "job.requested": (fact) => `${fact.job_name} submitted`,
   "job.queued": (fact) => `${fact.spec.job_name} waits for ${count(fact.spec.member_count * fact.spec.member_resources.gpu_count, "GPU")}`,
@@ -290,7 +307,7 @@ const DESCRIBE = {
   "policy.directive_given": (fact) => `${describeDirective(fact.directive)}, by ${fact.given_by}: ${fact.reason}`,
   "policy.directive_lifted": (fact) => `${fact.key}, by ${fact.lifted_by}${fact.reason ? `: ${fact.reason}` : ""}`,
   "policy.changed": (fact) => fact.differences.join("; ") || fact.policy_digest.slice(0, 8),
-  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${fact.plan.deferred.length} deferred`,
+  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${deferredCount(fact.plan)} deferred`,
   "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
   "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
   "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,

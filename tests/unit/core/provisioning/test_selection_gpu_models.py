@@ -5,7 +5,7 @@ import pytest
 from tests.support.stories import T0, Story, TimedFact, given, job, node, offer, on_sale, policy, record, request
 
 from gpu_autoscaler.core.check.plan_check import check
-from gpu_autoscaler.core.explain.story import StoryBuilder
+from gpu_autoscaler.core.explain.story import PastDeferrals, StoryBuilder
 from gpu_autoscaler.core.intake.admission import Supply, admit
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.queueing.schedule import schedule
@@ -137,7 +137,7 @@ def test_the_command_line_takes_names_between_commas() -> None:
 def test_the_story_of_a_request_names_all_models() -> None:
     """The sentence shows every acceptable model."""
     requested = request("a", gpu_requirements=GpuRequirements(gpu_count=8, gpu_type=("H100", "A100")))
-    builder = StoryBuilder(frozenset({"job/a"}), lambda key: key)
+    builder = StoryBuilder(frozenset({"job/a"}), lambda key: key, PastDeferrals((), frozenset()))
 
     (recorded,) = record([TimedFact(requested, T0)])
     assert any("8 H100 or A100 GPUs" in sentence for sentence in builder.sentences(recorded))
