@@ -247,6 +247,14 @@ _LEDGER = (
 # 6: a recorded plan can be recomputed; repeated or reordered facts give the same state
 _RECORDS = (
     Planted(
+        "a group of deferred objects replaces an earlier one of the same reason",
+        6,
+        f"{_CORE}/deferred_groups.py",
+        "        keyed.setdefault(key_of(entries[0].deferred, entries[0].traits.shape), []).extend(entries)\n",
+        "        keyed[key_of(entries[0].deferred, entries[0].traits.shape)] = entries\n",
+        "busy",
+    ),
+    Planted(
         "a plan records a wrong cut",
         6,
         f"{_SCALER}/service.py",
