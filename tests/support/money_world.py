@@ -180,7 +180,11 @@ class MoneyWorld:
             to_at = min(self.now - self._ledger_lag, machine.ended_at or self.now)
             if to_at > machine.charged_until and self._chance.random() < 0.3:
                 price = (machine.decision.offer.price_micro_usd_per_hour or 0) / 1_000_000
-                self._tell(charged(machine.name, from_at=machine.charged_until, to_at=to_at, usd_per_hour=price))
+                (told,) = charged(machine.name, from_at=machine.charged_until, to_at=to_at, usd_per_hour=price)
+                span = msgspec.structs.replace(
+                    told.fact, provider_id=provider_id(machine.decision.action_id), is_final=to_at == machine.ended_at
+                )
+                self._tell(self._fact(span))
                 machine.charged_until = to_at
 
     def _plan(self) -> None:

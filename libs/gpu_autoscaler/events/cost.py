@@ -39,6 +39,7 @@ class CostAccrued(Fact, frozen=True, kw_only=True):
     pool: str | None = None
     zone: str | None = None
     bought_for: str | None = None  # the project
+    is_final: bool = False  # the instance has ended at `to_at`; False in records of 0.2, also of the last span
 
     def condition(self) -> str | None:
         """Each time is charged once: the spans of an instance are contiguous."""
@@ -61,6 +62,7 @@ class ChargedUntil(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     provider_id: ProviderId
     until_at: Instant
+    is_final: bool = False  # the instance has ended then
 
 
 class SpentByJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import Gauge
 
 from gpu_autoscaler.core.limits.accrual import busy_gpus, span_micro_usd, split_cost, thresholds_crossed
-from gpu_autoscaler.core.state.ledger import period_start
+from gpu_autoscaler.core.state.ledger import PERIODS_KEPT, period_start
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerReported, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -148,9 +148,13 @@ class CostTracker:
         sums = CostLedgerReported(
             spent=tuple(await self._store.spent_by_period(period_start("month", now) - timedelta(days=1))),
             charged=tuple(
-                ChargedUntil(provider_id=provider_id, until_at=max(charge.last.from_at, charge.last.to_at))
+                ChargedUntil(
+                    provider_id=provider_id,
+                    until_at=max(charge.last.from_at, charge.last.to_at),
+                    is_final=charge.last.is_final,
+                )
                 for provider_id, charge in sorted(self._charges.items())
-                if now - charge.last.to_at < RETENTION
+                if now - charge.last.to_at < (RETENTION if charge.last.is_final else PERIODS_KEPT)
             ),
             jobs=tuple(
                 SpentByJob(job_id=job_id, micro_usd=spent)
@@ -219,6 +223,7 @@ class CostTracker:
             pool=account.pool,
             zone=account.zone,
             bought_for=account.project,
+            is_final=bill.terminated_at is not None,
         )
 
     def _used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:

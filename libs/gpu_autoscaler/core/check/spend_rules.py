@@ -1,4 +1,5 @@
-"""Rules of the plan check on spend by day and month: no purchase exceeds a limit.
+"""Rules of the plan check on spend by day and month: no purchase exceeds a limit, no removal follows from a doubtful
+ledger.
 
 Counted again from nodes and charges, in its own way: by the seconds of each node's time.
 """
@@ -15,12 +16,14 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes
 from gpu_autoscaler.model.reasons.drain import SpendExhausted
 
 _ENDING_SECONDS = 120.0  # as `plan` allows for the end of an instance
 _SECONDS_PER_HOUR = 3600
 _ROUNDINGS = 10_000  # micro-dollars
+_LEDGER_SECONDS_MAX = 900.0  # of time that the cloud has confirmed and the ledger has not charged
 _Limit = tuple[str, str, int]  # owner, period, micro-dollars
 
 
@@ -73,8 +76,37 @@ def spend_removal_violations(plan: Plan, state: ClusterState, policy: ScalingPol
                 f"{decision.action_id} removes a node for a spend budget, but no hard limit of {owner} is at risk",
                 decision,
             )
+        if (doubt := _ledger_doubt(owner, plan.as_of, state)) is not None:
+            yield Violation(
+                f"{decision.action_id} removes a node for the spend budget of {owner}, but {doubt}", decision
+            )
         if isinstance(decision, DrainNode):
             yield from _marked(decision, state)
+
+
+def _ledger_doubt(owner: str, as_of: datetime, state: ClusterState) -> str | None:
+    """Return why the spend of the owner is certainly unknown; None: it may be known."""
+    if state.ledger_reported_at is None:
+        return "the ledger has not reported"
+    for view in ours(owner, state, as_of):
+        if view.price_micro_usd_per_hour is None:
+            return f"the price of {view.name} is unknown"
+    ends: dict[ProviderId, datetime] = {
+        view.provider_id: as_of
+        for view in ours("cluster", state, as_of)
+        if view.provider_id is not None and not view.is_booting
+    }
+    for instance in state.instances.values():
+        if instance.terminated_at is not None:
+            ends.setdefault(instance.provider_id, instance.terminated_at)
+        seen_at, end = state.instances_seen_at.get(instance.provider_id), ends.get(instance.provider_id)
+        charge = state.charges.get(instance.provider_id)
+        if seen_at is None or end is None or (charge is not None and charge.is_corrected):
+            continue
+        since = instance.launched_at if charge is None else max(instance.launched_at, charge.until_at)
+        if (seconds := (min(seen_at, as_of, end) - since).total_seconds()) > _LEDGER_SECONDS_MAX:
+            return f"the ledger has not charged {seconds:.0f} s of {instance.provider_id}"
+    return None
 
 
 def _marked(drain: DrainNode, state: ClusterState) -> Iterator[str]:

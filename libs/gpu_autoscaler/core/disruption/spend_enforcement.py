@@ -86,8 +86,9 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
     due = _due(running, left)
     if not due:
         return draft
-    if (stale := stale_watch(state, policy, draft.as_of)) is not None:
-        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=stale)])
+    unknown = snapshot.unknown_reason(cap) or stale_watch(state, policy, draft.as_of)
+    if unknown is not None:  # an error here would end work that the budget can pay for
+        return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=unknown)])
     for node_at_risk in due:
         draft = _remove(node_at_risk, cap, snapshot, left, draft, policy)
     return draft

@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.state import Charge, JobSpent
 from gpu_autoscaler.core.state.tables import Batch
 from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerReported
@@ -112,8 +113,10 @@ def _charged(before: Charge | None, span: CostAccrued, at: datetime) -> Charge |
         before = Charge(until_at=span.from_at, gaps=((_BEFORE_ALL, span.from_at),), reported_at=at)
     if before.is_corrected:
         return None
-    after = replace(before, reported_at=max(at, before.reported_at))
-    if span.to_at < span.from_at:  # a refund: the last span of the instance
+    is_refund = span.to_at < span.from_at  # the last span of the instance
+    is_final = before.is_final or span.is_final or is_refund
+    after = replace(before, reported_at=max(at, before.reported_at), is_final=is_final)
+    if is_refund:
         return replace(after, is_corrected=True)
     if span.from_at >= before.until_at:
         gap = () if span.from_at == before.until_at else ((before.until_at, span.from_at),)
@@ -136,16 +139,24 @@ def _import_ledger(batch: Batch, fact: CostLedgerReported) -> None:
     for entry in fact.spent:
         batch.spent.set(entry.period, {**(batch.spent.get(entry.period) or {}), entry.owner: entry.micro_usd})
     for charge in fact.charged:
-        batch.charges.set(charge.provider_id, Charge(until_at=charge.until_at, reported_at=fact.reported_at))
+        after = Charge(until_at=charge.until_at, reported_at=fact.reported_at, is_final=charge.is_final)
+        batch.charges.set(charge.provider_id, after)
     for job in fact.jobs:
         batch.spent_by_job.set(job.job_id, JobSpent(job.micro_usd, fact.reported_at))
 
 
 def prune_costs(batch: Batch, newest: datetime, is_old: Callable[[datetime], bool]) -> None:
-    """Prune past periods, jobs without recent cost, and instances without recent spans."""
+    """Prune past periods, jobs without recent cost, and charges of instances that ended long ago.
+
+    The charge of an instance that has not ended is kept for as long as the sums of its spans. If the instance lives on
+    without a span, its time counts from its launch again then, and no sum of the current day or month has any of it.
+    """
     oldest = period_name("day", newest - PERIODS_KEPT)
     for period in tuple(batch.spent.now):
         if period < oldest[: len(period)]:
             batch.spent.remove(period)
-    batch.charges.forget(lambda charge: is_old(charge.reported_at))
+    open_since = hour(newest - PERIODS_KEPT)
+    batch.charges.forget(
+        lambda charge: is_old(charge.reported_at) if charge.is_final else hour(charge.reported_at) < open_since
+    )
     batch.spent_by_job.forget(lambda job: newest - job.last_at > JOBS_KEPT)

@@ -135,6 +135,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reported_at: Instant  # event time of the last span
     gaps: tuple[tuple[Instant, Instant], ...] = ()  # spans before that that have not arrived yet
     is_corrected: bool = False  # a refund arrived: the instance is charged to its end
+    is_final: bool = False  # the instance has ended, and its last span arrived; a refund is such a span
 
 
 class JobSpent(msgspec.Struct, frozen=True, gc=False):

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.support.money import USD, charged, ledger, spent
 from tests.support.stories import HOUR, MINUTE, T0, provider_id, record
-from tests.support.timed_facts import Story
+from tests.support.timed_facts import Story, TimedFact
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.ledger import period_end, period_name, period_start, spent_in
@@ -21,6 +22,12 @@ MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
 def folded(*stories: Story) -> ClusterState:
     """The state after these facts of the ledger."""
     return fold(EMPTY_STATE, record([each for story in stories for each in story]))
+
+
+def ended(name: str, *, from_at: datetime = T0, to_at: datetime) -> Story:
+    """The final span of an instance."""
+    (span,) = charged(name, from_at=from_at, to_at=to_at)
+    return (TimedFact(replace(span.fact, is_final=True), to_at),)
 
 
 def test_a_span_counts_for_all_its_owners() -> None:
@@ -85,6 +92,38 @@ def test_old_periods_and_charges_are_pruned() -> None:
 
     assert sorted(state.spent) == ["2027-02", "2027-02-09"]
     assert sorted(state.charges) == [provider_id("buy-b"), provider_id("buy-c")]
+
+
+def test_the_charge_of_a_living_instance_is_kept_while_its_spans_pause() -> None:
+    """For as long as a kept sum may include it; that of an ended instance is pruned after hours."""
+    for pause, kept in ((7 * HOUR, ["buy-b", "buy-quiet"]), (61 * 24 * HOUR, ["buy-b", "buy-quiet"])):
+        state = folded(
+            ledger(),
+            charged("quiet", to_at=T0 + HOUR),
+            ended("over", to_at=T0 + HOUR),
+            charged("b", from_at=T0 + HOUR + pause, to_at=T0 + HOUR + pause),
+        )
+        assert sorted(state.charges) == [provider_id(name) for name in kept]
+
+
+def test_no_current_sum_has_time_of_a_pruned_charge() -> None:
+    """So the time of the instance can be counted from its launch again."""
+    late = T0 + 63 * 24 * HOUR
+    state = folded(ledger(), charged("a", to_at=T0 + HOUR), charged("b", from_at=late, to_at=late + HOUR))
+
+    assert sorted(state.charges) == [provider_id("buy-b")]
+    assert {period: state.spent[period]["cluster"] for period in ("2027-01", "2027-01-23")} == dict.fromkeys(
+        ("2027-01", "2027-01-23"), 10 * USD
+    )
+
+
+def test_the_end_of_a_charge_arrives_in_any_order() -> None:
+    """A retrying publisher may send the final span first; the imported sums know it too."""
+    first, last = charged("n", to_at=T0 + MINUTE), ended("n", from_at=T0 + MINUTE, to_at=T0 + 2 * MINUTE)
+    for order in itertools.permutations((first, last)):
+        assert folded(ledger(), *order).charges[provider_id("buy-n")].is_final
+    known = ChargedUntil(provider_id=provider_id("buy-n"), until_at=T0, is_final=True)
+    assert folded(ledger(charged=(known,))).charges[provider_id("buy-n")].is_final
 
 
 @for_all(start=st.integers(0, 86_400 * 70), seconds=st.integers(0, 86_400 * 3), price=st.integers(0, 100_000_000))
