@@ -19,7 +19,7 @@ from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest
 from gpu_autoscaler.runtime.policy_reload import PolicyFile, Use, following_policy_file
 from gpu_autoscaler.runtime.process import ProcessContext
-from gpu_autoscaler.runtime.service import Service, consumers_of
+from gpu_autoscaler.runtime.service import MemoryInput, Service, consumers_of
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.store.opening import is_missing, open_store
 from gpu_autoscaler.store.protocol import Store
@@ -120,10 +120,20 @@ async def open_process_store(context: ProcessContext) -> Store:
     return store
 
 
-async def resumed_snapshots(context: ProcessContext, service: type[Service], store: Store, bus: Bus) -> Snapshots:
-    """Restore the view from the last usable snapshot; the runner continues reading from there."""
+async def resumed_snapshots(
+    context: ProcessContext, service: type[Service], store: Store, bus: Bus, memory: MemoryInput | None = None
+) -> Snapshots:
+    """Restore the view, and the service's own memory, from the last usable snapshot; the runner continues reading from
+    there."""
     snapshots = Snapshots(
-        service, context.view, store, bus, clock=context.clock, metrics=context.metrics, core_digest=core_digest()
+        service,
+        context.view,
+        store,
+        bus,
+        clock=context.clock,
+        metrics=context.metrics,
+        core_digest=core_digest(),
+        memory=memory,
     )
     await snapshots.resume()
     return snapshots

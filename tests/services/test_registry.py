@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_autoscaler.runtime.service import FoldInput, Service
+from gpu_autoscaler.runtime.service import FoldInput, MemoryInput, Service
 from gpu_autoscaler_services.registry import services
 from gpu_autoscaler_services.scaler.service import Scaler
 
@@ -17,7 +17,11 @@ def test_each_folding_service_declares_its_start(service: type[Service]) -> None
 
 @pytest.mark.parametrize(
     "service",
-    [service for service in FOLDING if getattr(service, "starts_from_snapshot", False)],
+    [
+        service
+        for service in FOLDING
+        if getattr(service, "starts_from_snapshot", False) and not issubclass(service, MemoryInput)  # has its own
+    ],
     ids=lambda service: service.name,
 )
 def test_services_with_snapshot_fold_streams_as_the_scaler(service: type[Service]) -> None:

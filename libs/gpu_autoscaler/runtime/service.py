@@ -54,7 +54,7 @@ class Service(Protocol):
 
     Every start folds the state from the oldest fact, unless the class declares `starts_from_snapshot: ClassVar[bool] =
     True`: then it folds from the latest usable snapshot. This excludes FoldInput, and services that fold only some of
-    the facts that the state consists of.
+    the facts that the state consists of, unless they implement MemoryInput: such a service has snapshots of its own.
     """
 
     name: ClassVar[str]
@@ -115,6 +115,22 @@ class FoldInput(Protocol):
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
         """Record facts of one stream, in stream order, each once, from the oldest; repeated after every start."""
+        ...
+
+
+@runtime_checkable
+class MemoryInput(FoldInput, Protocol):
+    """Observes folded facts into a memory that the service's own snapshots keep.
+
+    Facts that the memory has seen may be folded again: noting a fact twice, or after later ones, changes nothing.
+    """
+
+    def encode_memory(self) -> bytes:
+        """Return the memory, which belongs to the state of the same moment."""
+        ...
+
+    def restore_memory(self, encoded: bytes) -> None:
+        """Start from this memory; ignore one that another version wrote and this one cannot read."""
         ...
 
 

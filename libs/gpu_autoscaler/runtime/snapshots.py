@@ -1,4 +1,5 @@
 """Snapshots of the folded state: one process saves them; services with `starts_from_snapshot` start from the latest.
+A service with a memory of its own (`MemoryInput`) saves and reads its own snapshots.
 
 A snapshot is used only if the streams continue exactly where it ends. Otherwise it is refused with a reason, which is
 logged and counted, and the whole streams are read.
@@ -21,12 +22,13 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FoldInput, Service
+from gpu_autoscaler.runtime.service import FoldInput, MemoryInput, Service
 from gpu_autoscaler.runtime.snapshot_codec import (
     Label,
     Refusal,
     StreamMark,
     decode_label,
+    decode_memory,
     decode_snapshot,
     encode_snapshot,
     fact_types,
@@ -70,10 +72,14 @@ class Snapshots:
         clock: Clock,
         metrics: Metrics,
         core_digest: str,
+        memory: MemoryInput | None = None,
     ) -> None:
+        """`memory`: the service itself, if it has snapshots of its own, which contain its memory."""
         assert getattr(service, "starts_from_snapshot", False), f"{service.name} folds from the beginning"  # noqa: S101
-        assert not issubclass(service, FoldInput), f"{service.name} must see every fact"  # noqa: S101
+        assert memory or not issubclass(service, FoldInput), f"{service.name} must see every fact"  # noqa: S101
         self._service = service
+        self._memory = memory
+        self._keeper = service.name if memory else ""
         self._view = view
         self._store = store
         self._bus = bus
@@ -94,7 +100,10 @@ class Snapshots:
         """
         streams = sorted({fact.stream() for fact in self._service.folds})
         self._spans = {stream: await self._bus.span(stream) for stream in streams}
-        for row in (await self._store.snapshots())[:TRIED_COUNT_MAX]:
+        rows = (await self._store.snapshots(self._keeper))[:TRIED_COUNT_MAX]
+        if self._memory is not None:
+            await self._restore_memory(self._memory, rows)
+        for row in rows:
             usable = await self._usable(row)
             if isinstance(usable, Refusal):
                 log.warning(
@@ -112,6 +121,15 @@ class Snapshots:
             log.info("state restored from snapshot", snapshot=row.number, cut=dict(cut.last_sequences))
             return
         log.info("no snapshot used, whole streams are read")
+
+    async def _restore_memory(self, memory: MemoryInput, rows: Sequence[SnapshotRow]) -> None:
+        """Restore the latest readable memory. It is valid with a state that is refused, too: what it has seen happened,
+        and facts that are folded again change nothing in it."""
+        for row in rows:
+            label, body = decode_label(row.label), await self._store.snapshot_body(row.number)
+            if not isinstance(label, Refusal) and body and (encoded := decode_memory(label, body)):
+                memory.restore_memory(encoded)
+                return
 
     async def _usable(self, row: SnapshotRow) -> tuple[ClusterState, Cut] | Refusal:
         label = decode_label(row.label)
@@ -145,13 +163,16 @@ class Snapshots:
         state, cut = self._view.state, self._view.cut
         if state is self._saved:
             return
+        memory = b"" if self._memory is None else self._memory.encode_memory()
         try:
             async with asyncio.timeout(SAVE_SECONDS_MAX):
                 label = await self._label(cut)
-                encoded, body = await asyncio.to_thread(encode_snapshot, label, state)
+                encoded, body = await asyncio.to_thread(encode_snapshot, label, state, memory)
                 now = self._clock.wall_now()
-                await self._store.save_snapshot(label=encoded, body=body, saved_at=now)
-                await self._store.delete_snapshots(outdated(await self._store.snapshots(), now))
+                await self._store.save_snapshot(label=encoded, body=body, saved_at=now, service=self._keeper)
+                kept = await self._store.snapshots(self._keeper)
+                old = [row.number for row in kept[TRIED_COUNT_MAX:]] if self._keeper else outdated(kept, now)
+                await self._store.delete_snapshots(old)
         except (TransientError, PermanentError, TimeoutError) as exc:
             self._metrics.snapshots.labels("not_saved").inc()
             log.warning("snapshot failed, starts take longer until one is saved", error=str(exc) or repr(exc))

@@ -17,7 +17,7 @@ import asyncpg
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.operations import Operation
 from gpu_autoscaler.store.rows import Row
-from gpu_autoscaler.store.schema import migrations
+from gpu_autoscaler.store.schema import BASE_NUMBERS, CREATE_ADDITIONS, READ_ADDITIONS, migrations
 from gpu_autoscaler.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -148,17 +148,19 @@ async def _translated_config_errors(server: str) -> AsyncIterator[None]:
         raise ConfigError("store", [f"{server}: {exc}; check store.url, PGPASSWORD and role permissions"]) from exc
 
 
-async def _schema_of(connection: Connection) -> int:
-    try:
-        current: int = await connection.fetchval("SELECT number FROM gpu_autoscaler_schema")
-    except asyncpg.UndefinedTableError:
-        return 0
-    return current
+async def _schema_of(connection: Connection) -> tuple[int, int]:
+    """Return the schema's base number, and the number of the last migration, additions included."""
+    if await connection.fetchval("SELECT to_regclass('gpu_autoscaler_schema')") is None:
+        return 0, 0
+    base: int = await connection.fetchval("SELECT number FROM gpu_autoscaler_schema")
+    is_there = await connection.fetchval("SELECT to_regclass('schema_additions')") is not None
+    return base, max(base, (await connection.fetchval(READ_ADDITIONS) or 0) if is_there else 0)
 
 
 async def _require_current_schema(connection: Connection, server: str) -> None:
-    newest, current = migrations("postgres")[-1][0], await _schema_of(connection)
-    if current != newest:
+    newest, (base, current) = migrations("postgres")[-1][0], await _schema_of(connection)
+    current = current if base == BASE_NUMBERS["postgres"] else base
+    if current < newest or base > BASE_NUMBERS["postgres"]:
         raise ConfigError(
             "store", [f"{server} has schema {current}, this version reads {newest}; use the version that wrote it"]
         )
@@ -170,14 +172,17 @@ async def _migrate(connection: Connection, server: str) -> None:
     newest = known[-1][0]
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-        if await connection.fetchval("SELECT to_regclass('gpu_autoscaler_schema')") is None:
-            await connection.execute("CREATE TABLE gpu_autoscaler_schema (number INTEGER NOT NULL)")
-            await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES (0)")
-        current = await _schema_of(connection)
-        if current > newest:
-            mismatch = f"{server} has schema {current}, this version supports {newest}"
+        base, current = await _schema_of(connection)
+        if base > BASE_NUMBERS["postgres"]:
+            mismatch = f"{server} has schema {base}, this version supports {newest}"
             raise ConfigError("store", [f"{mismatch}; run the version that wrote it, or a newer one"])
+        if current == 0:
+            await connection.execute("CREATE TABLE IF NOT EXISTS gpu_autoscaler_schema (number INTEGER NOT NULL)")
+            await connection.execute("DELETE FROM gpu_autoscaler_schema")
+            await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES ($1)", BASE_NUMBERS["postgres"])
         for number, script in known:
             if number > current:
                 await connection.execute(script)
-        await connection.execute("UPDATE gpu_autoscaler_schema SET number = $1", newest)
+        if newest > current:  # an addition of a later version is left alone
+            await connection.execute(CREATE_ADDITIONS)
+            await connection.execute("INSERT INTO schema_additions VALUES ($1)", newest)

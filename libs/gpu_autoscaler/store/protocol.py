@@ -164,12 +164,12 @@ class Store(Protocol):
         """Delete claims started before; return how many."""
         ...
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
-        """Commit a folded state and its label."""
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
+        """Commit a folded state and its label. `service`: whose memory the body has; empty: the state alone."""
         ...
 
-    async def snapshots(self) -> Sequence[SnapshotRow]:
-        """Return all snapshots without their bodies, the last saved first."""
+    async def snapshots(self, service: str = "") -> Sequence[SnapshotRow]:
+        """Return all snapshots of the service without their bodies, the last saved first."""
         ...
 
     async def snapshot_body(self, number: int) -> bytes | None:

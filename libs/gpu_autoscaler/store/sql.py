@@ -151,14 +151,15 @@ class SqlStore(ABC):
         """See Store."""
         return await self._write(execute("DELETE FROM requests WHERE started_at < ? RETURNING 1", number_of(before)))
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         """See Store."""
-        insert = "INSERT INTO snapshots (saved_at, label, body) VALUES (?, ?, ?)"
-        await self._write(execute(insert, number_of(saved_at), label, body))
+        insert = "INSERT INTO snapshots (saved_at, label, body, service) VALUES (?, ?, ?, ?)"
+        await self._write(execute(insert, number_of(saved_at), label, body, service))
 
-    async def snapshots(self) -> Sequence[SnapshotRow]:
+    async def snapshots(self, service: str = "") -> Sequence[SnapshotRow]:
         """See Store."""
-        return [rows.snapshot(row) for row in await self._rows(f"{_SNAPSHOTS} ORDER BY number DESC")]
+        query = f"{_SNAPSHOTS} WHERE service = ? ORDER BY number DESC"
+        return [rows.snapshot(row) for row in await self._rows(query, (service,))]
 
     async def snapshot_body(self, number: int) -> bytes | None:
         """See Store."""

@@ -23,6 +23,7 @@ from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.store.protocol import LastCharge
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +78,22 @@ class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
         return gpu_units(amounts, self.gpus, self.gpu_memory_bytes)
 
 
+class BillMemory(msgspec.Struct, kw_only=True):
+    """All bills, as snapshots keep them."""
+
+    bills: dict[ProviderId, Bill] = {}
+    ends: dict[ProviderId, Instant] = {}  # of our own terminations, until the cloud confirms
+    shapes: dict[ProviderId, NodeShape] = {}
+    orders: dict[ActionId, Account] = {}
+
+
 class Bills:
     """The bills that are not charged to their end."""
 
-    def __init__(self) -> None:
-        self._bills: dict[ProviderId, Bill] = {}
-        self._ends: dict[ProviderId, datetime] = {}  # of our own terminations, until the cloud confirms
-        self._shapes: dict[ProviderId, NodeShape] = {}
-        self._orders: dict[ActionId, Account] = {}
+    def __init__(self, memory: BillMemory | None = None) -> None:
+        self.memory = BillMemory() if memory is None else memory
+        self._bills, self._ends = self.memory.bills, self.memory.ends
+        self._shapes, self._orders = self.memory.shapes, self.memory.orders
         self._in_order: tuple[Bill, ...] | None = None  # the last result of `all`; None after a change
 
     def note(self, recorded: Iterable[Recorded]) -> None:
@@ -126,11 +135,27 @@ class Bills:
         """Return the node of the instance; None if it never registered."""
         return self._shapes.get(provider_id)
 
-    def account(self, bill: Bill) -> Account:
-        """Return the account of the order, else of the node's labels."""
+    def reopen(self, charge: LastCharge) -> None:
+        """Open the bill of an instance that the ledger has charged, unless it is open: its launch may have left the
+        streams."""
+        last = charge.last
+        if last.provider_id not in self._bills:
+            self._in_order = None
+            self._bills[last.provider_id] = Bill(
+                provider_id=last.provider_id,
+                instance_type=last.instance_type,
+                capacity_type=last.capacity_type,
+                launched_at=charge.from_at,
+                zone=last.zone,
+            )
+
+    def account(self, bill: Bill, charge: LastCharge | None) -> Account:
+        """Return the account of the order, else that of the last charge, else of the node's labels."""
         order = None if bill.action_id is None else self._orders.get(bill.action_id)
         if order is not None:
             return msgspec.structs.replace(order, zone=bill.zone)
+        if charge is not None:
+            return Account(pool=charge.last.pool, zone=bill.zone, project=charge.last.bought_for)
         shape = self.shape(bill.provider_id)
         return (
             Account(zone=bill.zone)

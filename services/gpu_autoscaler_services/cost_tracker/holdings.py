@@ -17,7 +17,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.cost_tracker.bills import NodeShape
 
 
-class _BoundPod(msgspec.Struct, frozen=True, kw_only=True):
+class BoundPod(msgspec.Struct, frozen=True, kw_only=True):
     """The last observation of a pod, and since when it is bound: it counts from its binding, not from its start."""
 
     pod: PodObserved
@@ -25,11 +25,15 @@ class _BoundPod(msgspec.Struct, frozen=True, kw_only=True):
     from_at: Instant
 
 
+HeldPods = dict[str, dict[PodUid, BoundPod]]  # by the name of the node
+
+
 class Holdings:
     """The pods of every node, including deleted ones that are not charged yet."""
 
-    def __init__(self) -> None:
-        self._by_node: dict[str, dict[PodUid, _BoundPod]] = {}
+    def __init__(self, memory: HeldPods | None = None) -> None:
+        self.memory: HeldPods = {} if memory is None else memory
+        self._by_node = self.memory
 
     def note(self, recorded: Iterable[Recorded]) -> None:
         """Take in facts. Pods that belong to their node (DaemonSets) are not charged."""
@@ -43,7 +47,7 @@ class Holdings:
                 continue
             began_at = min(at, pod.started_at or at)
             from_at = began_at if known is None else min(began_at, known.from_at)
-            on_node[pod.pod_uid] = _BoundPod(pod=pod, seen_at=at, from_at=from_at)
+            on_node[pod.pod_uid] = BoundPod(pod=pod, seen_at=at, from_at=from_at)
 
     def on_node(self, shape: NodeShape, state: ClusterState) -> list[Allocation]:
         """Return the allocations of this node: GPUs and slices if it has any, else CPU."""
@@ -72,7 +76,7 @@ class Holdings:
         return tuple(self._by_node)
 
 
-def _until(bound: _BoundPod, state: ClusterState) -> datetime | None:
+def _until(bound: BoundPod, state: ClusterState) -> datetime | None:
     """Return when the pod released its resources; None if it still holds them.
 
     Of a pod that the state has forgotten only the last observation is known.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar
 
+import msgspec
 import structlog
 from prometheus_client import Gauge
 
@@ -34,10 +35,11 @@ from gpu_autoscaler.events.scaling import (
     ScalingOrderResynced,
 )
 from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.protocol import LastCharge, Store
-from gpu_autoscaler_services.cost_tracker.bills import Bill, Bills, NodeShape, Price, confirmed_until
-from gpu_autoscaler_services.cost_tracker.holdings import Holdings
+from gpu_autoscaler_services.cost_tracker.bills import Bill, BillMemory, Bills, NodeShape, Price, confirmed_until
+from gpu_autoscaler_services.cost_tracker.holdings import HeldPods, Holdings
 
 log = structlog.get_logger()
 
@@ -48,8 +50,22 @@ RETENTION = timedelta(hours=6)  # of pods on nodes that are not billed
 CLEANUP_INTERVAL = timedelta(minutes=5)
 
 
+class _Memory(msgspec.Struct, kw_only=True):
+    """What a snapshot keeps besides the state. Only read with the same fields: `restore_memory` ignores any other."""
+
+    bills: BillMemory
+    held: HeldPods
+    marks_published: set[str | None]  # by condition
+    ledger_reported_at: Instant | None
+
+
+_memory_decoder = msgspec.msgpack.Decoder(_Memory)
+
+
 class CostTracker:
-    """Charges instances. What must survive is in the store; the rest is read from the streams at start."""
+    """Charges instances. What was charged is in the store, which decides; what was seen is in the tracker's own
+    snapshots and in the streams behind them.
+    """
 
     name: ClassVar[str] = "cost_tracker"
     consumes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued,)
@@ -78,7 +94,7 @@ class CostTracker:
     publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerReported)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = False  # bills outlive the state's instances
+    starts_from_snapshot: ClassVar[bool] = True  # its own, with its memory: bills outlive the state's instances
 
     def __init__(self, view: StateView, store: Store, *, instances_without_price: Gauge) -> None:
         self._view = view
@@ -110,6 +126,26 @@ class CostTracker:
             elif isinstance(item.fact, JobQueued):  # its budget is known from now on
                 self._to_check.add(item.fact.job_id)
 
+    def encode_memory(self) -> bytes:
+        """See MemoryInput."""
+        memory = _Memory(
+            bills=self._bills.memory,
+            held=self._holdings.memory,
+            marks_published=self._marks_published,
+            ledger_reported_at=self._ledger_reported_at,
+        )
+        return msgspec.msgpack.encode(memory)
+
+    def restore_memory(self, encoded: bytes) -> None:
+        """See MemoryInput."""
+        try:
+            memory = _memory_decoder.decode(encoded)
+        except msgspec.MsgspecError as exc:
+            log.warning("memory of another version ignored, streams are read", error=str(exc))
+            return
+        self._bills, self._holdings = Bills(memory.bills), Holdings(memory.held)
+        self._marks_published, self._ledger_reported_at = memory.marks_published, memory.ledger_reported_at
+
     async def on_fact(self, recorded: Recorded) -> list[Fact]:
         """Confirm our own span: the stream has it."""
         if isinstance(recorded.fact, CostAccrued):
@@ -122,6 +158,9 @@ class CostTracker:
             self._charges = dict(await self._store.last_charges())
             self._spent = dict(await self._store.spent_by_job())
             self._to_check.update(self._spent)
+            for charge in self._charges.values():
+                if _is_open(charge, now):
+                    self._bills.reopen(charge)
             self._is_loaded, self._open = True, None
         spans = [span for bill in self._unpaid() if (span := self._due(bill, now)) is not None]
         if spans:
@@ -154,7 +193,7 @@ class CostTracker:
                     is_final=charge.last.is_final,
                 )
                 for provider_id, charge in sorted(self._charges.items())
-                if now - charge.last.to_at < (RETENTION if charge.last.is_final else PERIODS_KEPT)
+                if _is_open(charge, now) or now - charge.last.to_at < RETENTION
             ),
             jobs=tuple(
                 SpentByJob(job_id=job_id, micro_usd=spent)
@@ -194,9 +233,11 @@ class CostTracker:
         total = span_micro_usd(
             price.micro_usd_per_hour, launched_at=launched_at, to_at=to_at, charged_micro_usd=charged
         )
-        return self._span(bill, price, total, from_at, to_at)
+        return self._span(bill, charge, price, total, from_at, to_at)
 
-    def _span(self, bill: Bill, price: Price, total: int, from_at: datetime, to_at: datetime) -> CostAccrued:
+    def _span(
+        self, bill: Bill, charge: LastCharge | None, price: Price, total: int, from_at: datetime, to_at: datetime
+    ) -> CostAccrued:
         state, shape = self._view.state, self._bills.shape(bill.provider_id)
         parts = split_cost(
             total,
@@ -206,7 +247,7 @@ class CostTracker:
             to_at=to_at,
             used_units=None if shape is None else self._used_units(shape, from_at, to_at),
         )
-        account = self._bills.account(bill)
+        account = self._bills.account(bill, charge)
         return CostAccrued(
             provider_id=bill.provider_id,
             node_name=None if shape is None else shape.name,
@@ -271,10 +312,17 @@ class CostTracker:
             return
         self._cleaned_at = now
         for bill in self._bills.all():
-            if self._is_paid(bill) and bill.terminated_at is not None and now - bill.terminated_at > RETENTION:
+            charge, end = self._charges.get(bill.provider_id), bill.terminated_at
+            is_over = self._is_paid(bill) and end is not None and now - end > RETENTION
+            # Its end was never reported. A living instance is in the cloud's list, and was charged since.
+            is_lost = end is None and charge is not None and not _is_open(charge, now)
+            if is_over or (is_lost and bill.provider_id not in self._view.state.instances_seen_at):
                 self._bills.close(bill.provider_id)
+        shapes = (self._bills.shape(bill.provider_id) for bill in self._unpaid())
+        billed = {shape.name for shape in shapes if shape is not None}
         for node_name in self._holdings.nodes():
-            self._holdings.forget(node_name, now - RETENTION, self._view.state)
+            if node_name not in billed:
+                self._holdings.forget(node_name, now - RETENTION, self._view.state)
 
     def _budgets(self, now: datetime) -> list[Fact]:
         """Return the budget marks that jobs have crossed and that the stream does not have."""
@@ -307,3 +355,8 @@ def _price_of(charge: LastCharge) -> Price:
     """Return the price of the first charge, which an instance keeps: its spans add up at one price only."""
     last = charge.last
     return Price(micro_usd_per_hour=last.price_micro_usd_per_hour, source=last.price_source, at=last.price_at)
+
+
+def _is_open(charge: LastCharge, now: datetime) -> bool:
+    """True unless the instance has ended, or has not been charged for as long as sums of spend are kept."""
+    return not charge.last.is_final and now - charge.last.to_at < PERIODS_KEPT

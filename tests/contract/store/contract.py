@@ -237,3 +237,10 @@ class StoreContract:
         assert await store.snapshot_body(newest.number) is None
         await store.save_snapshot(label=b"three", body=b"three", saved_at=T0)
         assert (await store.snapshots())[0].number > newest.number
+
+    async def test_snapshots_of_a_service_are_its_own(self, store: Store) -> None:
+        """Those of the whole state are without a name, and neither sees the other."""
+        await store.save_snapshot(label=b"state", body=b"1", saved_at=T0)
+        await store.save_snapshot(label=b"memory", body=b"2", saved_at=T0, service="cost_tracker")
+        assert [row.label for row in await store.snapshots()] == [b"state"]
+        assert [row.label for row in await store.snapshots("cost_tracker")] == [b"memory"]

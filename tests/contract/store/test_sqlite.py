@@ -7,7 +7,7 @@ import pytest
 from tests.contract.store.contract import T0, Open, StoreContract, job
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
-from gpu_autoscaler.store.schema import migrations, statements
+from gpu_autoscaler.store.schema import READ_ADDITIONS, migrations, statements
 from gpu_autoscaler.store.sqlite import SqliteStore, path_of
 
 
@@ -135,3 +135,18 @@ def test_three_slashes_are_relative_and_four_absolute() -> None:
     """As in other tools that name SQLite files by URL."""
     assert path_of("sqlite:///a/b.db") == Path("a/b.db")
     assert path_of("sqlite:////a/b.db") == Path("/a/b.db")
+
+
+async def test_an_addition_is_no_newer_schema_to_an_older_release(path: Path) -> None:
+    """Releases compare `user_version` with their own last number: additions do not raise it, and later ones are left
+    alone."""
+    await (await SqliteStore.open(path)).close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute(READ_ADDITIONS).fetchone() == (migrations("sqlite")[-1][0],)
+    connection.execute("INSERT INTO schema_additions VALUES (99)")
+    connection.commit()
+    for is_read_only in (False, True):
+        await (await SqliteStore.open(path, is_read_only=is_read_only)).close()
+    assert connection.execute(READ_ADDITIONS).fetchone() == (99,)
+    connection.close()

@@ -15,7 +15,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import InvalidFact, TransientError
 from gpu_autoscaler.runtime.loop_context import READERS, LoopContext
 from gpu_autoscaler.runtime.retry import pause
-from gpu_autoscaler.runtime.service import FoldInput
+from gpu_autoscaler.runtime.service import FoldInput, MemoryInput
 from gpu_autoscaler.runtime.stall_detector import StallDetector
 
 log = structlog.get_logger()
@@ -46,6 +46,7 @@ class FoldingLoop:
         # Folding all facts of a stream means reading all of it, including messages on subjects of no known fact.
         is_whole = frozenset(folds) == frozenset(fact for fact in FACTS if fact.stream() == stream)
         self._subjects = () if is_whole else tuple(sorted({subject_filter(fact) for fact in folds}))
+        self._covers_others = bool(self._subjects) and isinstance(service, MemoryInput)
         self._is_urgent = is_urgent
         self._is_caught_up = False
         self._is_folding = False  # a batch was received and is not yet in the state
@@ -168,6 +169,9 @@ class FoldingLoop:
         known_at = now()
         while True:
             try:
+                # Of a stream that is read in part, messages of other types follow the last folded one. A snapshot
+                # covers them: otherwise it would end long before the stream, and be refused when they age out.
+                last = await context.bus.last_sequence(self._stream) if self._covers_others else 0
                 lag = await projection.lag_count()
             except TransientError as exc:
                 if now() - known_at > context.limits.stall_seconds_max:
@@ -175,6 +179,8 @@ class FoldingLoop:
                 await asyncio.sleep(CATCH_UP_POLL_SECONDS)
                 continue
             known_at = now()
+            if last and lag == 0 and not self._is_folding:
+                self._view.advance(self._view.state, {self._stream: last})
             context.metrics.consumer_lag.labels(self._stream.lower()).set(lag)
             self._stall_detector.check(known_at, sequence=self._view.last_sequence(self._stream), lag_count=lag)
             if not self._stall_detector.is_stalled:

@@ -225,10 +225,10 @@ class SimStore(MemoryStore):
         await self._boundary.after_call("store_answer_lost")
         return new_count
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         """Keep the snapshot, corrupted if a fault strikes."""
         label, body = corrupted(self._boundary.faults, label, body)
-        await super().save_snapshot(label=label, body=body, saved_at=saved_at)
+        await super().save_snapshot(label=label, body=body, saved_at=saved_at, service=service)
 
     async def _reached(self) -> None:
         await self._boundary.before_call()

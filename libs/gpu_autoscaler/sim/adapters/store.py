@@ -42,6 +42,7 @@ class Tables:
         self.periods: dict[tuple[str, str], int] = {}
         self.requests: dict[str, RequestRow] = {}
         self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
+        self.snapshot_services: dict[int, str] = {}
         self.snapshots_count = 0  # kept so far, forgotten ones included
 
 
@@ -173,15 +174,17 @@ class MemoryStore:
             del self._tables.requests[key]
         return len(old)
 
-    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime) -> None:
+    async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         await self._reached()
         self._tables.snapshots_count += 1
         number = self._tables.snapshots_count
         self._tables.snapshots[number] = (SnapshotRow(number=number, saved_at=saved_at, label=label), body)
+        self._tables.snapshot_services[number] = service
 
-    async def snapshots(self) -> Sequence[SnapshotRow]:
+    async def snapshots(self, service: str = "") -> Sequence[SnapshotRow]:
         await self._reached()
-        return [row for row, _ in reversed(self._tables.snapshots.values())]
+        rows = (row for row, _ in reversed(self._tables.snapshots.values()))
+        return [row for row in rows if self._tables.snapshot_services[row.number] == service]
 
     async def snapshot_body(self, number: int) -> bytes | None:
         await self._reached()
