@@ -4,6 +4,7 @@ Each is closed when the process ends.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
@@ -135,6 +136,7 @@ async def resumed_snapshots(
         core_digest=core_digest(),
         memory=memory,
     )
+    snapshots.age_max = timedelta(days=context.settings.store.snapshot_days)
     await snapshots.resume()
     return snapshots
 

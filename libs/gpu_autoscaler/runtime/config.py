@@ -74,6 +74,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: str = "sqlite:///gpu-autoscaler.db"
     # Wall time between two snapshots of the state; a start reads only the facts since the last one. Source: our own.
     snapshot_seconds: Annotated[float, Meta(ge=1, le=3600)] = 180.0
+    # Retention, in days. Spans of a minute become one row an instance and day; with the defaults, 30 days of 1,000
+    # nodes take less than 5 GiB (docs/operations.md). Source: our own.
+    span_days: Annotated[int, Meta(ge=1, le=400)] = 1
+    ledger_days: Annotated[int, Meta(ge=63, le=36_500)] = 400  # of these rows; sums of spend use the last 62 days
+    plan_days: Annotated[int, Meta(ge=1, le=400)] = 7
+    snapshot_days: Annotated[int, Meta(ge=1, le=20)] = 7  # one an hour; recomputing older plans reads the streams
+    request_days: Annotated[int, Meta(ge=1, le=400)] = 1  # of Idempotency-Keys and their answers
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -79,6 +79,7 @@ class Snapshots:
         assert memory or not issubclass(service, FoldInput), f"{service.name} must see every fact"  # noqa: S101
         self._service = service
         self._memory = memory
+        self.age_max = AGE_MAX  # of the snapshots that are kept
         self._keeper = service.name if memory else ""
         self._view = view
         self._store = store
@@ -171,7 +172,11 @@ class Snapshots:
                 now = self._clock.wall_now()
                 await self._store.save_snapshot(label=encoded, body=body, saved_at=now, service=self._keeper)
                 kept = await self._store.snapshots(self._keeper)
-                old = [row.number for row in kept[TRIED_COUNT_MAX:]] if self._keeper else outdated(kept, now)
+                old = (
+                    [row.number for row in kept[TRIED_COUNT_MAX:]]
+                    if self._keeper
+                    else outdated(kept, now, self.age_max)
+                )
                 await self._store.delete_snapshots(old)
         except (TransientError, PermanentError, TimeoutError) as exc:
             self._metrics.snapshots.labels("not_saved").inc()
@@ -285,15 +290,15 @@ async def state_of(store: Store, row: SnapshotRow, label: Label) -> ClusterState
     return await asyncio.to_thread(decode_snapshot, label, body)
 
 
-def outdated(rows: Sequence[SnapshotRow], now: datetime) -> list[int]:
-    """Return the numbers of snapshots to delete; `rows` are newest first. The first of each hour is kept for a week."""
+def outdated(rows: Sequence[SnapshotRow], now: datetime, age_max: timedelta = AGE_MAX) -> list[int]:
+    """Return the numbers of snapshots to delete; `rows` are newest first. The first of each hour is kept for days."""
     kept: set[int] = set()
     first_of_hour: dict[datetime, int] = {}
     for row in rows:
         age = now - row.saved_at
         if age < DENSE_AGE:
             kept.add(row.number)
-        elif age < AGE_MAX:
+        elif age < age_max:
             first_of_hour[row.saved_at.replace(minute=0, second=0, microsecond=0)] = row.number
     kept.update(first_of_hour.values())
     kept = set(sorted(kept, reverse=True)[:ROWS_COUNT_MAX])

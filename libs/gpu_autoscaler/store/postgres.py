@@ -8,15 +8,18 @@ Passwords come from `PGPASSWORD`, a password file or the URL; messages never sho
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import cache
 from typing import TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
+import structlog
 
+from gpu_autoscaler.core.state.ledger import period_start
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.operations import Operation
-from gpu_autoscaler.store.rows import Row
+from gpu_autoscaler.store.rows import Row, number_of
 from gpu_autoscaler.store.schema import BASE_NUMBERS, CREATE_ADDITIONS, READ_ADDITIONS, migrations
 from gpu_autoscaler.store.sql import SqlStore
 
@@ -26,6 +29,8 @@ Connection: TypeAlias = "asyncpg.Connection | asyncpg.pool.PoolConnectionProxy"
 CONNECT_SECONDS_MAX = 10.0
 CALL_SECONDS_MAX = 10.0  # one statement; the largest are snapshots of some tens of megabytes
 CONNECTION_COUNT_MAX = 4  # per process
+
+log = structlog.get_logger()
 
 _LOCK = 0x6770_7501  # advisory lock of migrations: "gpu" and the schema's table
 
@@ -47,6 +52,23 @@ _CONFIG_ERRORS = (
     asyncpg.ClientConfigurationError,
     ValueError,
 )
+
+
+PARTITIONS_AHEAD_COUNT = 3
+_PARTITIONS = (
+    "SELECT relname::text FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid "
+    "WHERE inhparent = 'ledger'::regclass AND relname ~ '^ledger_[0-9]{8}$' ORDER BY 1"
+)
+_UNMERGED = (
+    "SELECT 1 FROM {} AS spans "
+    "WHERE NOT EXISTS (SELECT 1 FROM charged_instances WHERE last_number = spans.number) LIMIT 1"
+)
+# The last spans of instances are kept: those of no partition are in the default one.
+_DROP = "ALTER TABLE ledger DETACH PARTITION {0}; INSERT INTO ledger SELECT * FROM {0}; DROP TABLE {0}"
+# A confirmed span is a new row version: with the default of a fifth, dead ones would take up a fifth more.
+_VACUUMED = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000"
+LOCK_SECONDS_MAX = 2
+MIGRATION_SECONDS_MAX = 600.0  # to index a ledger that was never rolled up
 
 
 class PostgresStore(SqlStore):
@@ -89,6 +111,22 @@ class PostgresStore(SqlStore):
         """Finish pending work and close."""
         await self._pool.close()
 
+    async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
+        """See Store. Add the partitions of the next days, and drop those whose spans are all merged.
+
+        Each step waits briefly for its lock, so that it never holds up a charge; what fails is done the next day.
+        """
+        async with _translated_errors(self._server), self._pool.acquire() as connection:
+            names = [str(row[0]) for row in await connection.fetch(_PARTITIONS)]
+            for days in range(1, PARTITIONS_AHEAD_COUNT + 1):
+                start = period_start("day", now + timedelta(days=days))
+                if (name := f"ledger_{start:%Y%m%d}") not in names:
+                    bounds = f"FROM ({number_of(start)}) TO ({number_of(start + timedelta(days=1))}) WITH ({_VACUUMED})"
+                    await _briefly(connection, f"CREATE TABLE {name} PARTITION OF ledger FOR VALUES {bounds}")
+            for name in names:
+                if name < f"ledger_{rolled_before:%Y%m%d}" and not await connection.fetch(_UNMERGED.format(name)):
+                    await _briefly(connection, _DROP.format(name))
+
     async def _write(self, operation: Operation[T]) -> T:
         async with _translated_errors(self._server), self._pool.acquire() as connection, connection.transaction():
             return await _drive(connection, operation)
@@ -128,6 +166,16 @@ async def _drive(connection: Connection, operation: Operation[T]) -> T:
 
 async def _fetch(connection: Connection, query: str, values: Sequence[object]) -> list[Row]:
     return [tuple(row) for row in await connection.fetch(numbered(query), *values)]
+
+
+async def _briefly(connection: Connection, statements: str) -> None:
+    """Run statements in one transaction, unless a lock is not free in time."""
+    try:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS_MAX}s'")
+            await connection.execute(statements)
+    except asyncpg.LockNotAvailableError:
+        log.info("partition left as it is, the ledger is in use", step="none, tried again the next day")
 
 
 @asynccontextmanager
@@ -182,7 +230,7 @@ async def _migrate(connection: Connection, server: str) -> None:
             await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES ($1)", BASE_NUMBERS["postgres"])
         for number, script in known:
             if number > current:
-                await connection.execute(script)
+                await connection.execute(script, timeout=MIGRATION_SECONDS_MAX)
         if newest > current:  # an addition of a later version is left alone
             await connection.execute(CREATE_ADDITIONS)
             await connection.execute("INSERT INTO schema_additions VALUES ($1)", newest)

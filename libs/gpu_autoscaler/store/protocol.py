@@ -3,8 +3,8 @@
 Writes are idempotent: a repeated row is no error and adds no second row. A completed write survives a power cut.
 """
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -129,11 +129,34 @@ class Store(Protocol):
     async def ledger(
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[CostAccrued]:
-        """Return charged spans, the last committed first."""
+        """Return charged spans, the last committed first; of old days one for each instance and day."""
         ...
 
-    async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
-        """Return up to when each instance is charged."""
+    async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
+        """Return up to when instances are charged: those that have not ended as far as is known, and these."""
+        ...
+
+    async def roll_up(self, *, before: datetime, after: str = "") -> str | None:
+        """Merge confirmed spans from before the start of a UTC day into one row an instance and day, of at most one
+        instance and day a call; sums stay the same. The last span of an instance is not merged.
+
+        `after`: what the last call returned, empty at first. None: everything is merged.
+        """
+        ...
+
+    async def delete_expired(
+        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+    ) -> int:
+        """Delete merged spans and ended instances from before `ledger_before`, and plans older than `plan_age` before
+        the last plan, at most `count_max` of each; return the largest number of deleted ones, 0 when none is left.
+
+        An instance without a span since `silent_before` is no longer open.
+        """
+        ...
+
+    async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
+        """Return unused space to the disk, where the database does not do so itself; everything before `rolled_before`
+        is merged."""
         ...
 
     async def confirm_charge(self, span: CostAccrued) -> None:

@@ -1,8 +1,8 @@
 """The store of record in SQL. SqliteStore and PostgresStore only run its statements and transactions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.store import operations, rows
+from gpu_autoscaler.store import operations, retention, rows
 from gpu_autoscaler.store.operations import Operation, execute
 from gpu_autoscaler.store.protocol import (
     PAGE_COUNT_MAX,
@@ -33,6 +33,14 @@ T = TypeVar("T")
 _JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608 - constants
 _PLANS = f"SELECT {PLAN_COLUMNS} FROM plans"  # noqa: S608 - constants
 _SPANS = f"SELECT {SPAN_COLUMNS} FROM ledger"  # noqa: S608 - constants
+_HISTORY = (
+    f"SELECT {SPAN_COLUMNS} FROM (SELECT number, provider_id, fact FROM ledger "  # noqa: S608 - constants
+    "UNION ALL SELECT number, provider_id, fact FROM ledger_days) AS spans"
+)
+_CHARGES = (
+    "SELECT ledger.number, ledger.fact, charged.provider_id, charged.from_at, charged.total_micro_usd "
+    "FROM charged_instances AS charged JOIN ledger ON ledger.number = charged.last_number WHERE "
+)
 _SNAPSHOTS = f"SELECT {SNAPSHOT_COLUMNS} FROM snapshots"  # noqa: S608 - constants
 
 
@@ -97,20 +105,34 @@ class SqlStore(ABC):
     ) -> Page[CostAccrued]:
         """See Store."""
         where, values = ("provider_id = ?", (provider_id,)) if provider_id is not None else ("TRUE", ())
-        return await self._page(_SPANS, where, values, cursor, count_max, rows.span)
+        return await self._page(_HISTORY, where, values, cursor, count_max, rows.span)
 
-    async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
+    async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
         """See Store."""
-        charged = await self._rows(
-            "SELECT ledger.number, ledger.fact, charged.provider_id, charged.from_at, charged.total_micro_usd "
-            "FROM charged_instances AS charged JOIN ledger ON ledger.number = charged.last_number"
-        )
+        charged = list(await self._rows(f"{_CHARGES} charged.is_open = 1"))
+        for part in operations.batched(sorted(also)):
+            where = f"charged.is_open = 0 AND charged.provider_id IN ({operations.places(len(part))})"
+            charged += await self._rows(_CHARGES + where, part)
         return {
             ProviderId(str(provider_id)): LastCharge(
                 last=rows.span((number, fact)), from_at=rows.instant(from_at), total_micro_usd=rows.integer(total)
             )
             for number, fact, provider_id, from_at, total in charged
         }
+
+    async def roll_up(self, *, before: datetime, after: str = "") -> str | None:
+        """See Store."""
+        return await self._write(retention.roll_up(after, before))
+
+    async def delete_expired(
+        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+    ) -> int:
+        """See Store."""
+        return await self._write(retention.delete_expired(ledger_before, silent_before, plan_age, count_max))
+
+    @abstractmethod
+    async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
+        """See Store."""
 
     async def confirm_charge(self, span: CostAccrued) -> None:
         """See Store."""

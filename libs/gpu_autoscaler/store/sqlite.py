@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from gpu_autoscaler.store.sql import SqlStore
 
 T = TypeVar("T")
 
+VACUUM_PAGES_MAX = 10_000  # of 4 KiB, a day; the other free pages are used for the next spans
 BUSY_SECONDS_MAX = 10.0  # for another process to finish its transaction
 URL_PREFIX = "sqlite:///"
 
@@ -64,6 +66,15 @@ class SqliteStore(SqlStore):
         """Finish pending work and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
+
+    async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:  # noqa: ARG002 - for partitions
+        """See Store. A file of an earlier release reuses its free pages, but shrinks by `VACUUM` only."""
+
+        def vacuum() -> None:
+            with self._translated_errors():  # a script: `execute` would free one page
+                self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX:d})")
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, vacuum)
 
     async def _write(self, operation: Operation[T]) -> T:
         def transaction() -> T:
@@ -109,6 +120,7 @@ def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT
         if is_read_only:
             require_current_schema(connection, str(path))
             return connection
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; no effect on another
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")

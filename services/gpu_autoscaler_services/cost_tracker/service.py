@@ -40,6 +40,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.protocol import LastCharge, Store
 from gpu_autoscaler_services.cost_tracker.bills import Bill, BillMemory, Bills, NodeShape, Price, confirmed_until
 from gpu_autoscaler_services.cost_tracker.holdings import HeldPods, Holdings
+from gpu_autoscaler_services.cost_tracker.housekeeping import Housekeeping
 
 log = structlog.get_logger()
 
@@ -96,9 +97,17 @@ class CostTracker:
     tick_seconds: ClassVar[float | None] = 5.0
     starts_from_snapshot: ClassVar[bool] = True  # its own, with its memory: bills outlive the state's instances
 
-    def __init__(self, view: StateView, store: Store, *, instances_without_price: Gauge) -> None:
+    def __init__(
+        self,
+        view: StateView,
+        store: Store,
+        *,
+        instances_without_price: Gauge,
+        housekeeping: Housekeeping | None = None,  # None: the store keeps everything
+    ) -> None:
         self._view = view
         self._store = store
+        self._housekeeping = housekeeping
         self._instances_without_price = instances_without_price
         self._bills = Bills()
         self._holdings = Holdings()
@@ -155,7 +164,8 @@ class CostTracker:
     async def on_tick(self, now: datetime) -> list[Fact]:
         """Charge what is due; return the charges that the stream is not known to have, and crossed budget marks."""
         if not self._is_loaded:
-            self._charges = dict(await self._store.last_charges())
+            ended = [bill.provider_id for bill in self._bills.all() if bill.terminated_at is not None]
+            self._charges = dict(await self._store.last_charges(ended))
             self._spent = dict(await self._store.spent_by_job())
             self._to_check.update(self._spent)
             for charge in self._charges.values():
@@ -170,6 +180,8 @@ class CostTracker:
                 self._charged(spans)
                 self._is_loaded = True
         self._forget(now)
+        if self._housekeeping is not None:
+            await self._housekeeping.step(now)
         # The sums state up to when each instance is included, so a reader counts no span twice in either order.
         sums = await self._ledger_sums(now) if self._is_loaded else ()
         return [*sums, *await self._store.unconfirmed_charges(PUBLISHED_COUNT_MAX), *self._budgets(now)]
@@ -318,6 +330,7 @@ class CostTracker:
             is_lost = end is None and charge is not None and not _is_open(charge, now)
             if is_over or (is_lost and bill.provider_id not in self._view.state.instances_seen_at):
                 self._bills.close(bill.provider_id)
+                self._charges.pop(bill.provider_id, None)
         shapes = (self._bills.shape(bill.provider_id) for bill in self._unpaid())
         billed = {shape.name for shape in shapes if shape is not None}
         for node_name in self._holdings.nodes():

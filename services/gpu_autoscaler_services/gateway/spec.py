@@ -26,8 +26,6 @@ from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Righ
 
 # Not folded: the tail (`recent_facts.py`) reads them.
 _NOT_FOLDED = frozenset({GpuNodeSampled, ShadowPlanMade})
-# Validity of an Idempotency-Key: clients do not retry after a day.
-KEY_AGE_MAX = timedelta(days=1)
 
 
 class Gateway:
@@ -47,12 +45,13 @@ class Gateway:
     tick_seconds: ClassVar[float | None] = 3600.0
     starts_from_snapshot: ClassVar[bool] = True  # tail and ledger read their streams separately
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, request_age_max: timedelta) -> None:
         self._store = store
+        self._request_age_max = request_age_max
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Delete expired Idempotency-Keys. Publishes nothing."""
-        await self._store.delete_requests(now - KEY_AGE_MAX)
+        await self._store.delete_requests(now - self._request_age_max)
         return ()
 
 
@@ -85,7 +84,7 @@ async def compose(context: ProcessContext) -> Composed:
         authenticators.append(TokenReviews((await wiring.open_kube(context))[0]))
     app = make_app(model, authenticators=authenticators, readiness=context.readiness)
     await context.closing.enter_async_context(serving(app, context.settings.gateway))
-    return Gateway(store), bus
+    return Gateway(store, timedelta(days=context.settings.store.request_days)), bus
 
 
 SPEC = ServiceSpec(

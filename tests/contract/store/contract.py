@@ -18,6 +18,9 @@ from gpu_autoscaler.store.protocol import Store
 
 T0 = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
+MIDNIGHT = T0.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+INSTANCES = (ProviderId("sim:///a/i-1"), ProviderId("sim:///a/i-2"))
+
 Open = Callable[[], Awaitable[Store]]
 
 
@@ -58,6 +61,25 @@ def span(minutes: int, *, provider_id: str = "sim:///a/i-1", job_id: str = "job-
         price_micro_usd_per_hour=6000,
         price_source="scaling.node_launched",
         price_at=T0,
+    )
+
+
+def final(minutes: int, *, provider_id: str = "sim:///a/i-1") -> CostAccrued:
+    """Return the last minute of an instance."""
+    return msgspec.structs.replace(span(minutes, provider_id=provider_id), is_final=True)
+
+
+async def roll_up(store: Store, before: datetime) -> None:
+    """Merge everything before the UTC day of this instant."""
+    after: str | None = ""
+    while after is not None:
+        after = await store.roll_up(before=before.replace(hour=0, minute=0, second=0, microsecond=0), after=after)
+
+
+async def delete_one_of_each(store: Store) -> int:
+    """Delete a row of each kind that is past its retention."""
+    return await store.delete_expired(
+        ledger_before=T0 + timedelta(days=2), silent_before=T0, plan_age=timedelta(days=3), count_max=1
     )
 
 
@@ -244,3 +266,71 @@ class StoreContract:
         await store.save_snapshot(label=b"memory", body=b"2", saved_at=T0, service="cost_tracker")
         assert [row.label for row in await store.snapshots()] == [b"state"]
         assert [row.label for row in await store.snapshots("cost_tracker")] == [b"memory"]
+
+    async def test_old_days_are_merged_to_one_row_with_the_same_sums(self, store: Store) -> None:
+        """Whole days before the limit, an instance and day a row; shares by user, unknown use apart from known. Pages,
+        charges and sums are those from before."""
+        used = CostShare(allocated_micro_usd=70, used_micro_usd=30, job_id=JobId("job-1"))
+        spans = [span(minutes) for minutes in range(0, 60 * 60, 30)]  # from noon: three days
+        spans[1] = msgspec.structs.replace(spans[1], shares=(used,), idle_micro_usd=30)
+        other = [span(0, provider_id="sim:///a/i-2", job_id="job-2"), final(1, provider_id="sim:///a/i-2")]
+        await store.charge([*spans, *other])
+        for each in (*spans, *other):
+            await store.confirm_charge(each)
+        charges, periods = await store.last_charges(INSTANCES), await store.spent_by_period(T0)
+        await roll_up(store, T0 + timedelta(days=2))
+
+        rows = (await store.ledger(provider_id=ProviderId("sim:///a/i-1"))).rows
+        assert [row for row in rows if row.from_at >= MIDNIGHT + timedelta(days=1)] == spans[:71:-1]
+        second, first = rows[-2:]
+        assert (first.from_at, first.to_at) == (T0, spans[23].to_at)
+        assert (second.from_at, second.to_at) == (spans[24].from_at, spans[71].to_at)
+        assert (first.total_micro_usd, first.idle_micro_usd) == (2400, 30 + 23 * 25)
+        assert first.shares == (msgspec.structs.replace(spans[0].shares[0], allocated_micro_usd=23 * 75), used)
+        assert await store.last_charges(INSTANCES) == charges
+        assert await store.spent_by_period(T0) == periods
+        assert await store.spent_by_job() == {"job-1": 75 * len(spans) - 5 + 75, "job-2": 75}
+        every = (await store.ledger(count_max=1000)).rows
+        assert sum(row.total_micro_usd for row in every) == 100 * len(spans) + 200
+        paged: list[CostAccrued] = []
+        cursor: str | None = None
+        while True:
+            page = await store.ledger(count_max=7, cursor=cursor)
+            paged += page.rows
+            if (cursor := page.next_cursor) is None:
+                break
+        assert tuple(paged) == every
+
+    async def test_a_merged_span_is_not_charged_again(self, store: Store) -> None:
+        """A tracker that slept for days repeats it: nothing is added."""
+        spans = [span(minutes) for minutes in (0, 1, 2)]
+        await store.charge(spans)
+        for each in spans:
+            await store.confirm_charge(each)
+        await roll_up(store, T0 + timedelta(days=2))
+        assert await store.charge(spans) == 0
+        assert (await store.spent_by_job(), await store.charge([span(3)])) == ({"job-1": 225}, 1)
+
+    async def test_unconfirmed_spans_are_not_merged(self, store: Store) -> None:
+        """The stream may not have them."""
+        await store.charge([span(0), span(1), span(2)])
+        await roll_up(store, T0 + timedelta(days=2))
+        assert list(await store.unconfirmed_charges(10)) == [span(0), span(1), span(2)]
+        assert len((await store.ledger()).rows) == 3
+
+    async def test_merged_spans_and_plans_past_their_retention_are_deleted(self, store: Store) -> None:
+        """In small parts; the last plan is always kept, however old it is."""
+        spans = [span(minutes) for minutes in range(0, 5 * 24 * 60, 120)]
+        await store.charge(spans)
+        for each in spans:
+            await store.confirm_charge(each)
+        for days in range(6):
+            await store.record_plan(plan(f"p{days}"), made_at=T0 + timedelta(days=days))
+        await roll_up(store, T0 + timedelta(days=9))
+        assert await delete_one_of_each(store) == 1
+        while await delete_one_of_each(store):
+            pass
+        assert [row.fact.plan_id for row in (await store.plans()).rows] == ["p5", "p4", "p3", "p2"]
+        assert min(row.from_at for row in (await store.ledger()).rows) == T0 + timedelta(hours=36)
+        await store.reclaim_space(T0 + timedelta(days=9), T0 + timedelta(days=7))
+        assert await store.charge([final(5 * 24 * 60)]) == 1

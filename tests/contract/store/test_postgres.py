@@ -1,15 +1,18 @@
 """The PostgreSQL store fulfills the contract, and its errors name the remedy."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
-from tests.contract.store.contract import T0, Open, StoreContract, job, span
+from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 from tests.support.postgres import PostgresServer, postgres, postgres_server_url, postgres_url
 
+from gpu_autoscaler.core.state.ledger import period_start
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.opening import open_store as open_by_url
 from gpu_autoscaler.store.postgres import PostgresStore, numbered
+from gpu_autoscaler.store.rows import document, number_of
 from gpu_autoscaler.store.schema import migrations
 
 __all__ = ["postgres", "postgres_server_url", "postgres_url"]  # fixtures
@@ -129,3 +132,88 @@ def test_values_are_numbered() -> None:
 def test_migrations_are_numbered_without_gaps() -> None:
     """Each is applied once, in order."""
     assert [number for number, _ in migrations("postgres")] == list(range(1, len(migrations("postgres")) + 1))
+
+
+async def test_the_ledger_has_a_partition_a_day_until_it_is_merged(postgres_url: str) -> None:
+    """Partitions are made ahead; a merged day leaves its partition, whose space is free at once. The last span of an
+    instance stays, and charging continues from it."""
+    store, connection = await PostgresStore.open(postgres_url), await asyncpg.connect(postgres_url)
+    today = period_start("day", datetime.now(UTC))
+    await store.reclaim_space(today, today)
+    first = (today - T0) // timedelta(minutes=1) + 1
+    spans = [span(first + minutes) for minutes in range(0, 4 * 24 * 60, 60)]  # the last day is in no partition yet
+    await store.charge(spans)
+    for each in spans:
+        await store.confirm_charge(each)
+    names = [f"ledger_{today + timedelta(days=days):%Y%m%d}" for days in range(4)]
+    assert [name for name, _ in await partitions(connection)] == [*names, "ledger_rest"]
+
+    await roll_up(store, today + timedelta(days=3))
+    await store.reclaim_space(today + timedelta(days=4), today + timedelta(days=3))
+    kept = await partitions(connection)
+    assert [name for name, _ in kept][:1] == names[3:]
+    assert not {name for name, _ in kept} & set(names[:3])
+    assert sum(row.total_micro_usd for row in (await store.ledger(count_max=1000)).rows) == 100 * len(spans)
+
+    await roll_up(store, today + timedelta(days=9))
+    await store.reclaim_space(today + timedelta(days=9), today + timedelta(days=9))
+    assert {count for _, count in await partitions(connection)} == {0, 1}
+    (charge,) = (await store.last_charges()).values()
+    assert charge.last == spans[-1]
+    assert await store.charge(spans) == 0
+    assert await store.charge([span(first + 4 * 24 * 60)]) == 1
+    await connection.close()
+    await store.close()
+
+
+async def partitions(connection: asyncpg.Connection) -> list[tuple[str, int]]:
+    """Return name and number of rows of each partition."""
+    names = await connection.fetch(
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'ledger'::regclass"
+    )
+    return sorted([(name, await connection.fetchval(f"SELECT count(*) FROM {name}")) for (name,) in names])  # noqa: S608
+
+
+async def test_a_busy_ledger_keeps_its_partitions(postgres_url: str) -> None:
+    """Maintenance waits briefly for its lock and gives up: a charge is never held up for longer."""
+    store, connection = await PostgresStore.open(postgres_url), await asyncpg.connect(postgres_url)
+    now = datetime.now(UTC)
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE ledger IN ROW EXCLUSIVE MODE")
+        async with asyncio.timeout(20):
+            await store.reclaim_space(now, now)
+    assert len(await partitions(connection)) == 2
+    await store.reclaim_space(now, now)
+    assert len(await partitions(connection)) == 5
+    await connection.close()
+    await store.close()
+
+
+async def test_a_store_of_the_last_release_is_migrated(postgres_url: str) -> None:
+    """Its spans, charges and cursors are as before; a charge that ended long ago is no longer open."""
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("CREATE TABLE gpu_autoscaler_schema (number INTEGER NOT NULL)")
+    await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES (1)")
+    await connection.execute(migrations("postgres")[0][1])
+    spans = [span(0, provider_id="sim:///a/i-2"), *(span(minutes) for minutes in (0, 1, 60 * 24 * 9))]
+    for each in spans:
+        await connection.execute(
+            "INSERT INTO ledger (provider_id, from_at, to_at, total_micro_usd, idle_micro_usd, fact, is_confirmed) "
+            "VALUES ($1, $2, $3, 100, 25, $4, 1)",
+            each.provider_id, number_of(each.from_at), number_of(each.to_at), document(each),
+        )  # fmt: skip
+    insert = "INSERT INTO charged_instances VALUES ($1, $2, $3, $4)"
+    await connection.execute(insert, "sim:///a/i-2", number_of(T0), 1, 100)
+    await connection.execute(insert, "sim:///a/i-1", number_of(T0), 4, 300)
+
+    store = await PostgresStore.open(postgres_url)
+    assert (await store.ledger()).rows == tuple(reversed(spans))
+    assert set(await store.last_charges()) == {"sim:///a/i-1"}
+    assert set(await store.last_charges(INSTANCES)) == set(INSTANCES)
+    await store.charge([span(60 * 24 * 9 + 1)])
+    assert (await store.ledger(count_max=1)).rows == (span(60 * 24 * 9 + 1),)
+    await roll_up(store, T0 + timedelta(days=20))
+    assert sum(row.total_micro_usd for row in (await store.ledger()).rows) == 500
+    assert await connection.fetchval("SELECT number FROM gpu_autoscaler_schema") == 1
+    await connection.close()
+    await store.close()

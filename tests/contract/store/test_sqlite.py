@@ -1,12 +1,14 @@
 """The SQLite store fulfills the contract, and its errors name the remedy."""
 
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.store.contract import T0, Open, StoreContract, job
+from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.store.rows import document, number_of
 from gpu_autoscaler.store.schema import READ_ADDITIONS, migrations, statements
 from gpu_autoscaler.store.sqlite import SqliteStore, path_of
 
@@ -150,3 +152,47 @@ async def test_an_addition_is_no_newer_schema_to_an_older_release(path: Path) ->
         await (await SqliteStore.open(path, is_read_only=is_read_only)).close()
     assert connection.execute(READ_ADDITIONS).fetchone() == (99,)
     connection.close()
+
+
+async def test_a_store_of_the_last_release_is_migrated(path: Path) -> None:
+    """Its spans and charges are as before; a charge that ended long ago is no longer open."""
+    connection = sqlite3.connect(path)
+    for number, script in migrations("sqlite"):
+        for statement in statements(script) if number <= 3 else ():
+            connection.execute(statement)
+    connection.execute("PRAGMA user_version = 3")
+    spans = [span(0, provider_id="sim:///a/i-2"), *(span(minutes) for minutes in (0, 1, 60 * 24 * 9))]
+    for each in spans:
+        connection.execute(
+            "INSERT INTO ledger (provider_id, from_at, to_at, total_micro_usd, idle_micro_usd, fact, is_confirmed) "
+            "VALUES (?, ?, ?, 100, 25, ?, 1)",
+            (each.provider_id, number_of(each.from_at), number_of(each.to_at), document(each)),
+        )
+    insert = "INSERT INTO charged_instances VALUES (?, ?, ?, ?)"
+    connection.execute(insert, ("sim:///a/i-2", number_of(T0), 1, 100))
+    connection.execute(insert, ("sim:///a/i-1", number_of(T0), 4, 300))
+    connection.commit()
+    connection.close()
+
+    store = await SqliteStore.open(path)
+    assert (await store.ledger()).rows == tuple(reversed(spans))
+    assert set(await store.last_charges()) == {"sim:///a/i-1"}
+    assert set(await store.last_charges(INSTANCES)) == set(INSTANCES)
+    await roll_up(store, T0 + timedelta(days=20))
+    assert sum(row.total_micro_usd for row in (await store.ledger()).rows) == 400
+    await store.close()
+
+
+async def test_merged_spans_leave_the_file(path: Path) -> None:
+    """The space of a new file is returned to the disk; it does not only wait for more spans."""
+    store = await SqliteStore.open(path)
+    spans = [span(minutes) for minutes in range(24 * 60 * 3)]
+    await store.charge(spans)
+    store._connection.execute("UPDATE ledger SET is_confirmed = 1")
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = path.stat().st_size  # noqa: ASYNC240 - a look, no work
+    await roll_up(store, T0 + timedelta(days=5))
+    await store.reclaim_space(T0, T0)
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < before / 10  # noqa: ASYNC240 - a look, no work
+    await store.close()

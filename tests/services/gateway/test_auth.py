@@ -9,7 +9,7 @@ import pytest
 from tests.support.front import front
 
 from gpu_autoscaler_services.gateway.auth import Caller, TokenReviews
-from gpu_autoscaler_services.gateway.spec import KEY_AGE_MAX, Gateway
+from gpu_autoscaler_services.gateway.spec import Gateway
 
 
 class Reviews:
@@ -61,10 +61,10 @@ async def test_keys_expire_after_a_day(tmp_path: Path) -> None:
     """The tick deletes old keys and keeps recent ones."""
     async with front(tmp_path) as gate:
         store, now = gate.model.store, datetime(2026, 11, 21, tzinfo=UTC)
-        await store.begin_request("old", request_digest="d", started_at=now - KEY_AGE_MAX - timedelta(seconds=1))
+        await store.begin_request("old", request_digest="d", started_at=now - timedelta(days=2) - timedelta(seconds=1))
         await store.begin_request("recent", request_digest="d", started_at=now)
 
-        assert await Gateway(store).on_tick(now) == ()
+        assert await Gateway(store, timedelta(days=2)).on_tick(now) == ()
 
         assert await store.begin_request("old", request_digest="other", started_at=now) is None
         assert await store.begin_request("recent", request_digest="other", started_at=now) is not None

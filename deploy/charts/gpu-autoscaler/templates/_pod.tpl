@@ -182,6 +182,9 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.postgresql.url | quote }}}
 {{- end }}
 - {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
+{{- range $name := list "span" "ledger" "plan" "snapshot" "request" }}
+- {name: GPU_AUTOSCALER_STORE_{{ upper $name }}_DAYS, value: {{ index $values.store (printf "%sDays" $name) | int | quote }}}
+{{- end }}
 {{- end }}
 {{- if $process.policy }}
 - {name: GPU_AUTOSCALER_POLICY_PATH, value: /etc/gpu-autoscaler/policy.toml}

@@ -1,7 +1,7 @@
 """A store in memory: the contract of the real ones, without threads or files."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from gpu_autoscaler.store.protocol import (
     SnapshotRow,
     parse_cursor,
 )
+from gpu_autoscaler.store.retention import merge
 
 T = TypeVar("T")
 _SpanKey = tuple[ProviderId, datetime]
@@ -36,6 +37,8 @@ class Tables:
         self.jobs: dict[JobId, JobRow] = {}
         self.plans: dict[PlanId, PlanRow] = {}
         self.ledger: dict[_SpanKey, CostAccrued] = {}
+        self.days: dict[tuple[ProviderId, str], CostAccrued] = {}  # merged spans
+        self.rolled_until: dict[ProviderId, datetime] = {}
         self.unconfirmed: dict[_SpanKey, CostAccrued] = {}
         self.charges: dict[ProviderId, LastCharge] = {}
         self.spent: dict[JobId, int] = {}
@@ -105,7 +108,7 @@ class MemoryStore:
 
     def _charge(self, span: CostAccrued) -> int:
         tables, key = self._tables, (span.provider_id, span.from_at)
-        if key in tables.ledger:
+        if key in tables.ledger or span.from_at < tables.rolled_until.get(span.provider_id, span.from_at):
             return 0
         tables.ledger[key] = tables.unconfirmed[key] = span
         before = tables.charges.get(span.provider_id)
@@ -125,12 +128,54 @@ class MemoryStore:
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[CostAccrued]:
         await self._reached()
-        rows = list(self._tables.ledger.values())
+        rows = [*self._tables.days.values(), *self._tables.ledger.values()]
         return _page(rows, [provider_id in (None, row.provider_id) for row in rows], cursor, count_max)
 
-    async def last_charges(self) -> Mapping[ProviderId, LastCharge]:
+    async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:  # noqa: ARG002
+        """Ended instances are among them."""
         await self._reached()
         return dict(self._tables.charges)
+
+    async def roll_up(self, *, before: datetime, after: str = "") -> str | None:
+        await self._reached()
+        tables = self._tables
+        provider_id = min((key[0] for key in tables.ledger if key[0] > after), default=None)
+        if provider_id is None:
+            return None
+        last = tables.charges[provider_id].last
+        old = [
+            (key, span)
+            for key, span in tables.ledger.items()
+            if key[0] == provider_id and key[1] < before and key not in tables.unconfirmed and span is not last
+        ]
+        if not old:
+            return provider_id
+        day = period_name("day", min(key[1] for key, _ in old))
+        taken = {key: span for key, span in old if period_name("day", key[1]) == day}
+        known = tables.days.get((provider_id, day))
+        merged = merge([*(() if known is None else (known,)), *taken.values()])
+        tables.days[provider_id, day] = merged
+        tables.rolled_until[provider_id] = max(merged.to_at, tables.rolled_until.get(provider_id, merged.to_at))
+        tables.ledger = {key: span for key, span in tables.ledger.items() if key not in taken}
+        return after
+
+    async def delete_expired(
+        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+    ) -> int:
+        """Charges stay: they are few in a run."""
+        await self._reached()
+        tables, oldest = self._tables, period_name("day", ledger_before)
+        days = [key for key in tables.days if key[1] < oldest][:count_max]
+        newest = max((row.made_at for row in tables.plans.values()), default=silent_before)
+        plans = [plan_id for plan_id, row in tables.plans.items() if row.made_at < newest - plan_age][:count_max]
+        for key in days:
+            del tables.days[key]
+        for plan_id in plans:
+            del tables.plans[plan_id]
+        return max(len(days), len(plans))
+
+    async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
+        """There is no disk."""
 
     async def confirm_charge(self, span: CostAccrued) -> None:
         await self._reached()

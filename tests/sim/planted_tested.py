@@ -1,0 +1,64 @@
+"""Bugs to plant that a test finds: what they break shows only after days, or after a loss that runs do not have."""
+
+from collections.abc import Mapping
+
+from tests.sim.planting import Planted
+
+_CORE = "libs/gpu_autoscaler/core"
+_COSTS = "services/gpu_autoscaler_services/cost_tracker"
+_RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
+_SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
+_STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
+
+# By the test that finds it.
+TESTED: Mapping[str, Planted] = {
+    f"{_SPEND}::test_nothing_is_forced_while_the_ledger_is_behind": Planted(
+        "a hard limit is enforced on a doubtful ledger",
+        5,
+        f"{_CORE}/disruption/spend_enforcement.py",
+        "    unknown = snapshot.unknown_reason(cap) or stale_watch(state, policy, draft.as_of)\n",
+        "    unknown = stale_watch(state, policy, draft.as_of)\n",
+        also=(
+            (
+                f"{_CORE}/check/spend_rules.py",
+                "        if (doubt := _ledger_doubt(owner, plan.as_of, state)) is not None:\n",
+                "        if (doubt := None) is not None:\n",
+            ),
+        ),
+    ),
+    f"{_SPEND}::test_a_charge_whose_spans_pause_is_not_counted_again": Planted(
+        "the charge of a living instance is forgotten",
+        5,
+        f"{_CORE}/state/ledger.py",
+        "is_old(charge.reported_at) if charge.is_final else hour(charge.reported_at) < open_since\n",
+        "is_old(charge.reported_at) if True else hour(charge.reported_at) < open_since\n",
+    ),
+    f"{_RESTARTS}[snapshot]": Planted(
+        "a restarted cost tracker has no memory",
+        5,
+        f"{_COSTS}/service.py",
+        "        self._bills, self._holdings = Bills(memory.bills), Holdings(memory.held)\n",
+        "        self._bills, self._holdings = Bills(), Holdings()\n",
+    ),
+    f"{_RESTARTS}[streams]": Planted(
+        "a bill is opened from its launch alone",
+        5,
+        f"{_COSTS}/service.py",
+        "                    self._bills.reopen(charge)\n",
+        "                    pass\n",
+    ),
+    f"{_STORE}::test_old_days_are_merged_to_one_row_with_the_same_sums": Planted(
+        "a merged day has the shares of one span",
+        5,
+        "libs/gpu_autoscaler/store/retention.py",
+        "        shares[key] = share if known is None else _sum(known, share)\n",
+        "        shares[key] = share\n",
+    ),
+    f"{_STORE}::test_a_merged_span_is_not_charged_again": Planted(
+        "a merged span is charged again",
+        5,
+        "libs/gpu_autoscaler/store/operations.py",
+        "        if key[1] >= rolled_until.get(span.provider_id, key[1])\n",
+        "        if True\n",
+    ),
+}
