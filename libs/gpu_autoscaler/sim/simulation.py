@@ -135,6 +135,7 @@ class Simulation:
         self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
         self._replica_sets = ReplicaSets(self.workloads)
         self._checkpointing_pods = CheckpointingPods(self.workloads, checkpoint_write_seconds)
+        self.workloads.saved_seconds = self._checkpointing_pods.saved_seconds
         sharing = sharing_of(setting.seed)
         self.cloud = Cloud(self.workloads, self._rng("cloud"), offers_for(sharing))
         self.cloud.has_launch_groups = self.faults.strikes("launched_together")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
+from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready, member_of
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
 
@@ -52,7 +52,10 @@ def checkpoint_write_seconds(pod: core.Pod) -> float | None:
 
 
 class CheckpointingPods:
-    """Pods that annotate their checkpoints: an empty value first, then the end of each requested save."""
+    """Pods that annotate their checkpoints: an empty value first, then the end of each requested save.
+
+    A member's next pod resumes from what was saved (`saved_seconds`): a save that is annotated has happened.
+    """
 
     def __init__(self, workloads: Workloads, write_seconds: Callable[[core.Pod], float | None]) -> None:
         """`write_seconds`: the duration of a save of the pod; None: it does not checkpoint."""
@@ -61,7 +64,13 @@ class CheckpointingPods:
         self._write_seconds = write_seconds
         self._announced: set[str] = set()
         self._requested: set[tuple[str, str]] = set()  # pod uid and deadline
+        self._saved_seconds: dict[tuple[str, str], float] = {}  # progress by member
+        self._resumed_seconds: dict[str, float] = {}  # progress at the start of each pod, by uid
         self._cluster.listen(self._on_change)
+
+    def saved_seconds(self, pod: core.Pod) -> float:
+        """Return the progress with which this pod starts: what former pods of its member saved."""
+        return self._resumed_seconds.get(pod.metadata.uid, 0.0)
 
     def _on_change(self, plural: str, entry: Entry) -> None:
         pod = entry.object
@@ -71,18 +80,24 @@ class CheckpointingPods:
         if seconds is None:
             return
         annotations, uid = pod.metadata.annotations, pod.metadata.uid
+        resumed = self._resumed_seconds.setdefault(uid, self._saved_seconds.get(member_of(pod), 0.0))
         if labels.CHECKPOINTED_AT not in annotations and uid not in self._announced:
             self._announced.add(uid)
-            self._workloads.loop.call_later(0.0, partial(self._annotate, pod, is_saved=False))
+            self._workloads.loop.call_later(0.0, partial(self._annotate, pod))
         request = (uid, annotations.get(labels.CHECKPOINT_REQUESTED, ""))
         if request[1] and request not in self._requested:
             self._requested.add(request)
-            self._workloads.loop.call_later(seconds, partial(self._annotate, pod, is_saved=True))
+            now = self._cluster.now()
+            progress = resumed + (now - (pod.status.start_time or now)).total_seconds()
+            self._workloads.loop.call_later(seconds, partial(self._annotate, pod, saved_seconds=progress))
 
-    def _annotate(self, before: core.Pod, *, is_saved: bool) -> None:
+    def _annotate(self, before: core.Pod, *, saved_seconds: float | None = None) -> None:
+        """Annotate the end of a save with this progress; None: that the pod can save."""
         pod = self._cluster.current(PODS, before)
         if pod is None or pod.status.phase in FINISHED or pod.spec.node_name in self._workloads.kubelet_dead_since:
             return
-        checkpoint = {labels.CHECKPOINTED_AT: self._cluster.now().isoformat() if is_saved else ""}
+        if saved_seconds is not None:
+            self._saved_seconds[member_of(pod)] = saved_seconds
+        checkpoint = {labels.CHECKPOINTED_AT: "" if saved_seconds is None else self._cluster.now().isoformat()}
         annotations = {**pod.metadata.annotations, **checkpoint}
         self._cluster.put(PODS, replace(pod, metadata=replace(pod.metadata, annotations=annotations)))

@@ -18,6 +18,7 @@ from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.kube.translate.job import is_over
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes, is_true, with_condition, with_pod_condition
 from gpu_autoscaler.sim.cluster.scheduler import (
     FINISHED,
@@ -363,6 +364,13 @@ class Workloads:
 def controller_of(pod: core.Pod) -> str | None:
     """Return the uid of the pod's controller."""
     return next((owner.uid for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+def member_of(pod: core.Pod) -> tuple[str, str]:
+    """Return job id and index of a member, as `_make_pod` names it; for other pods "" and the name."""
+    job_id = pod.metadata.labels.get(labels.JOB_ID)
+    name = pod.metadata.name
+    return ("", name) if job_id is None else (job_id, name.rsplit("-", 2)[1])
 
 
 def is_ready(pod: core.Pod) -> bool:

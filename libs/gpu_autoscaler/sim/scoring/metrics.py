@@ -23,7 +23,7 @@ from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
 from gpu_autoscaler.sim.cluster.cloud import Cloud
-from gpu_autoscaler.sim.cluster.controllers import DISRUPTED, Workloads, is_ready
+from gpu_autoscaler.sim.cluster.controllers import DISRUPTED, Workloads, is_ready, member_of
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
 
@@ -238,7 +238,7 @@ class MetricsCollector:
         waited_since = self._replicas.pop(pod.metadata.uid, None)
         if waited_since is not None:
             self._replicas_waited.append((now - waited_since).total_seconds())
-        self._runs[pod.metadata.uid] = _PodRun(pod, _member_of(pod), pod_requests(pod).gpu_count, now)
+        self._runs[pod.metadata.uid] = _PodRun(pod, member_of(pod), pod_requests(pod).gpu_count, now)
 
     def _note_save_request(self, run: _PodRun, pod: core.Pod, now: datetime) -> None:
         is_requested = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
@@ -298,7 +298,7 @@ class MetricsCollector:
 
     def _member(self, pod: core.Pod) -> _Member | None:
         job = self._jobs.get(pod.metadata.labels.get(labels.JOB_ID, ""))
-        return None if job is None else job.members.get(_member_of(pod))
+        return None if job is None else job.members.get(member_of(pod))
 
     # ---- score
 
@@ -388,13 +388,6 @@ def waiting_of(waits: Sequence[float]) -> Waiting:
 
 def _rank(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
-
-
-def _member_of(pod: core.Pod) -> tuple[str, str]:
-    """Return the member of a pod: the controller names pods after Job, index and number."""
-    job_id = pod.metadata.labels.get(labels.JOB_ID)
-    name = pod.metadata.name
-    return ("", name) if job_id is None else (job_id, name.rsplit("-", 2)[1])
 
 
 def _hours(seconds: float) -> float:
