@@ -299,6 +299,10 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
         for deferral in plan.deferred
         if not isinstance(deferral.reason, CapacityExpected)
     }
+    for decision in bought:
+        for key in getattr(decision.reason, "demand", ()):
+            if key in held:
+                yield f"{decision.offer.key} is bought for {key}, which {held[key].tag()} defers"
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):
             yield from _group(key, state, held)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.demand.items import BillingScope
+from gpu_autoscaler.core.demand.items import BillingScope, DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft, Purchase, is_discretionary
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives
@@ -155,11 +155,9 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     canceled drains are kept."""
     frozen = frozen_by(draft.directives, policy)
     kept, dropped = _within_limits(draft, limit_usage_of(draft, policy), frozen)
-    deferred = [
-        Deferred(step="trim", subject=subject, reason=reason)
-        for purchase, reason in dropped
-        for subject in subjects(purchase.decision)
-    ]
+    reasons = [(subject, reason) for purchase, reason in dropped for subject in subjects(purchase.decision)]
+    kept, withdrawn = _without_lost_gangs(kept, dict(reasons), draft.demand)
+    deferred = [Deferred(step="trim", subject=subject, reason=reason) for subject, reason in (*reasons, *withdrawn)]
     draft, deferred = _without_rejected_removals(draft, deferred)
     removals = draft.removals
     if frozen is not None:
@@ -203,6 +201,9 @@ REMOVALS_COUNT_MAX = 2_000  # without forced drains, which never wait
 def cut_to_one_plan(draft: Draft) -> Draft:
     """Defer the purchases and removals beyond what one plan holds. Transactions stay whole, in their order."""
     kept, deferred = _first_purchases(draft.purchases)
+    reasons = {deferral.subject: deferral.reason for deferral in deferred}
+    kept, withdrawn = _without_lost_gangs(kept, reasons, draft.demand)
+    deferred += [Deferred(step=_CUT_STEP, subject=subject, reason=reason) for subject, reason in withdrawn]
     removals: list[DrainNode | ReleaseInstance] = []
     count = 0
     for removal in draft.removals:
@@ -258,6 +259,40 @@ def _transactions(purchases: Iterable[Purchase]) -> Mapping[str, list[Purchase]]
 def subjects(decision: BuyNode) -> tuple[str, ...]:
     """Return the subjects of a purchase, for deferrals."""
     return ("cluster",) if isinstance(decision.reason, BelowMinimum | UtilizationHigh) else decision.reason.demand
+
+
+def _without_lost_gangs(
+    kept: Iterable[Purchase], reasons: Mapping[str, DeferReason], demand: Iterable[DemandItem]
+) -> tuple[tuple[Purchase, ...], list[tuple[str, DeferReason]]]:
+    """Remove gangs that lost a purchase, and their elastic members, from the demand of the purchases that are kept.
+
+    `reasons` are those of the subjects of dropped purchases. A node that only such gangs would use is not bought.
+    Returns also the subjects that lost their purchase only here, with the reason of their gang.
+    """
+    owners = {item.key: _owner_of(item) for item in demand} if reasons else {}
+    lost = {owner: reasons[key] for key, owner in owners.items() if key in reasons and not key.startswith("member/")}
+    withdrawn = {key: lost[owner] for key, owner in owners.items() if owner in lost}
+    remaining: list[Purchase] = []
+    also_deferred: dict[str, DeferReason] = {}
+    for purchase in kept:
+        decision = purchase.decision
+        served = subjects(decision)
+        left = tuple(subject for subject in served if subject not in withdrawn)
+        also_deferred |= {subject: withdrawn[subject] for subject in served if subject not in {*left, *reasons}}
+        if left == served or isinstance(decision.reason, BelowMinimum | UtilizationHigh):
+            remaining.append(purchase)
+        elif left or decision.gang is not None:
+            reason = msgspec.structs.replace(decision.reason, demand=left)
+            decision = msgspec.structs.replace(decision, reason=reason)
+            remaining.append(msgspec.structs.replace(purchase, decision=decision))
+    return tuple(remaining), list(also_deferred.items())
+
+
+def _owner_of(item: DemandItem) -> str:
+    """Return what the item is served with, or not at all: its gang, the job of an elastic member, or itself."""
+    if item.source is DemandSource.ELASTIC_MEMBER:
+        return f"job/{item.job_id}"
+    return item.gang or item.key
 
 
 def _within_limits(
