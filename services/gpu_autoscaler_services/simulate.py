@@ -15,7 +15,16 @@ from rich.console import Console
 from gpu_autoscaler.sim import simulation
 from gpu_autoscaler.sim.adapters.assembly import Roles
 from gpu_autoscaler.sim.simulation import HOURS, Result, Setting, run_differential
-from gpu_autoscaler.sim.sweep import SweepLimits, parse_faults, print_summary, summarize, sweep, with_only_faults, write
+from gpu_autoscaler.sim.sweep import (
+    SweepLimits,
+    fresh_seeds,
+    parse_faults,
+    print_summary,
+    summarize,
+    sweep,
+    with_only_faults,
+    write,
+)
 from gpu_autoscaler_services.simulation import ROLES
 
 OUT = Path("out/sim.json")
@@ -45,6 +54,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="number of seeds, starting at --first")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--fresh", type=int, default=0, help="number of seeds besides, which --fresh-from determines")
+    parser.add_argument("--fresh-from", metavar="TEXT", help="where fresh seeds come from (default: the commit)")
     parser.add_argument("--hours", type=float, default=HOURS, help="hours with faults of each run, before quiescence")
     parser.add_argument("--jobs-per-hour", type=float, help="job arrival rate (default: chosen by each seed)")
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
@@ -67,6 +78,8 @@ def main() -> int:
     limits = SweepLimits(
         cluster_hours=arguments.cluster_hours, seconds=None if arguments.minutes is None else arguments.minutes * 60.0
     )
+    if fresh := _fresh(arguments):
+        console.print(f"fresh seeds: {', '.join(map(str, fresh))}", highlight=False, soft_wrap=True)
     runs = sweep(_settings(arguments), run, console=console, processes_count=arguments.processes, limits=limits)
     summary = summarize(runs, run, commit=_commit(), options=options)
     write(summary, OUT)
@@ -95,14 +108,24 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
         return [setting(arguments.seed)]
     if arguments.cluster_hours is not None:
         return map(setting, itertools.count(arguments.first))
-    return [setting(seed) for seed in range(arguments.first, arguments.first + arguments.seeds)]
+    fixed = range(arguments.first, arguments.first + arguments.seeds)
+    # In turn, so that a time limit leaves out some of both.
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(fixed, _fresh(arguments)))
+    return [setting(seed) for seed in in_turn if seed is not None]
 
 
-def _commit() -> str:
-    """Return the commit, if git is available."""
-    command = ["git", "describe", "--always", "--dirty"]
+def _fresh(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Return the fresh seeds; none where the command selects one seed, or as many as are needed."""
+    if arguments.seed is not None or arguments.cluster_hours is not None:
+        return ()
+    return fresh_seeds(arguments.fresh_from or _commit("rev-parse", "HEAD"), arguments.fresh)
+
+
+def _commit(*options: str) -> str:
+    """Return the commit as git prints it with these options, if git is available."""
+    command = ["git", *(options or ("describe", "--always", "--dirty"))]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603 - constant
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603 - constants
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -1,11 +1,17 @@
 """A sweep respects its limits, and counts only hours of large, faulty runs."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
 from gpu_autoscaler.sim.simulation import Result, Setting
-from gpu_autoscaler.sim.sweep import SweepLimits, is_counted, summarize, sweep
+from gpu_autoscaler.sim.sweep import SweepLimits, fresh_seeds, is_counted, summarize, sweep
 
 LIVELY = Result(
     seed=1,
@@ -64,3 +70,30 @@ def test_a_sweep_starts_nothing_after_its_time_limit() -> None:
     limits = SweepLimits(seconds=0.5)
     runs = sweep(endless, lively_or_not, console=Console(quiet=True), processes_count=1, limits=limits)
     assert 0 < len(runs) < 10**5
+
+
+def test_fresh_seeds_follow_from_their_text() -> None:
+    """Another commit has other seeds, none of which a range from one reaches."""
+    seeds = fresh_seeds("a commit", 500)
+    assert seeds == fresh_seeds("a commit", 600)[:500]
+    assert len(set(seeds)) == 500
+    assert min(seeds) >= 1_000_000
+    assert not set(seeds) & set(fresh_seeds("another commit", 500))
+
+
+def test_fresh_seeds_run_in_turn_with_fixed_ones(tmp_path: Path) -> None:
+    """The command names them, so that a failure can be repeated, and the report contains them."""
+    options = ["--seeds", "2", "--fresh", "2", "--fresh-from", "here", "--hours", "0.05", "--processes", "1"]
+    completed = subprocess.run(
+        [sys.executable, "-m", "gpu_autoscaler_services.simulate", *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    first, second = fresh_seeds("here", 2)
+    assert f"fresh seeds: {first}, {second}" in completed.stdout
+    report = json.loads((tmp_path / "out/sim.json").read_bytes())
+    assert [run["seed"] for run in report["runs"]] == [1, first, 2, second]
+    assert completed.returncode == bool(report["broken"])

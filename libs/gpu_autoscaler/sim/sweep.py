@@ -1,5 +1,6 @@
 """Many runs on all cores: progress bar, summary for people, `out/sim.json` for programs."""
 
+import hashlib
 import itertools
 import os
 import time
@@ -28,6 +29,7 @@ SECONDS_MAX = 60.0  # of wall time; a run in progress is completed
 LATER_HOURS = 0.5
 NO_FAULT = "none"  # instead of an empty list of faults
 SHRUNK_COUNT_MAX = 3  # shrinking takes as long as many runs
+_FRESH_MIN = 1_000_000
 # Only hours of runs with at least these means count.
 NODES_MEAN_MIN, PODS_PER_HOUR_MIN, FAULTS_PER_HOUR_MIN = 10.0, 30.0, 1.0
 
@@ -87,6 +89,14 @@ class SweepLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_LIMITS = SweepLimits()
+
+
+def fresh_seeds(text: str, count: int) -> tuple[int, ...]:
+    """Return seeds that nobody chose, equal for equal texts: above all that are counted up from one."""
+    return tuple(
+        _FRESH_MIN + int.from_bytes(hashlib.blake2b(f"{text}/{number}".encode(), digest_size=4).digest(), "big")
+        for number in range(count)
+    )
 
 
 def sweep(
