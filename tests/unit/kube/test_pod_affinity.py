@@ -40,11 +40,12 @@ def test_a_required_spread_is_read_and_a_preferred_one_is_not() -> None:
     """The label named by matchLabelKeys distinguishes revisions."""
     hard = {"topologyKey": ZONE, "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": WEB}
     soft = {**hard, "whenUnsatisfiable": "ScheduleAnyway"}
-    said = observed(topologySpreadConstraints=[{**hard, "matchLabelKeys": ["hash"]}, soft]).pod_affinity
+    few = {"minDomains": 3, "matchLabelKeys": ["hash"]}
+    said = observed(topologySpreadConstraints=[{**hard, **few}, soft]).pod_affinity
 
     group = PodGroup(namespaces=("shop",), requirements=(IS_WEB, LabelRequirement("hash", "In", ("h1",))))
     assert said is not None
-    assert said.spreads == (Spread(topology_key=ZONE, group=group, skew_count_max=2),)
+    assert said.spreads == (Spread(topology_key=ZONE, group=group, skew_count_max=2, domains_count_min=3),)
 
 
 def test_required_affinity_and_anti_affinity_are_read() -> None:

@@ -37,6 +37,7 @@ class SpreadConstraint(msgspec.Struct, frozen=True):
     topology_key: str
     tally: Tally
     skew_count_max: int
+    domains_count_min: int = 1  # with fewer domains the fewest pods are taken to be none
 
 
 class PodConstraints(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -141,7 +142,8 @@ def pod_constraints_of(pod: PodObserved, rules: Rules) -> PodConstraints:
     own_apart = (AffinityTerm(term.topology_key, Tally(term.group)) for term in own.apart)
     pod_constraints = PodConstraints(
         spreads=tuple(
-            SpreadConstraint(spread.topology_key, Tally(spread.group), spread.skew_count_max) for spread in own.spreads
+            SpreadConstraint(spread.topology_key, Tally(spread.group), spread.skew_count_max, spread.domains_count_min)
+            for spread in own.spreads
         ),
         apart=tuple(dict.fromkeys([*own_apart, *repelled])),
         together=tuple(AffinityTerm(term.topology_key, Tally(term.group)) for term in own.together),

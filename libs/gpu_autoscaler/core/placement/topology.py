@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from gpu_autoscaler.core.placement.pod_affinity import AffinityTerm, PodConstraints, Tally, count
+from gpu_autoscaler.core.placement.pod_affinity import AffinityTerm, PodConstraints, SpreadConstraint, Tally, count
 from gpu_autoscaler.core.placement.resources import Bools, Ints
 from gpu_autoscaler.core.placement.shapes import Bin
 from gpu_autoscaler.model import labels
@@ -79,7 +79,7 @@ class PodTopology:
             allowed &= (domains.of_bin >= 0) & (is_first | (sums[domains.of_bin] > 0))
         for spread in pod_constraints.spreads:
             domains, sums = self._sums(spread.topology_key, spread.tally, is_there)
-            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key))
+            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key), spread)
             own = spread.tally in pod_constraints.tallies
             allowed &= (domains.of_bin >= 0) & (sums[domains.of_bin] + own - least <= spread.skew_count_max)
         return allowed
@@ -108,7 +108,7 @@ class PodTopology:
             allowed &= (domains.of_bin >= 0) & (is_alone | (sums[domains.of_bin] > own))
         for spread in pod_constraints.spreads:
             domains, sums = self._sums(spread.topology_key, spread.tally, is_there)
-            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key))
+            least = self._least(domains, sums, eligible & is_there, elsewhere(spread.topology_key), spread)
             skew_max = spread.skew_count_max + open_counts.get(spread.tally, 0)
             allowed &= (domains.of_bin >= 0) & (sums[domains.of_bin] - least <= skew_max)
         return allowed
@@ -160,7 +160,7 @@ class PodTopology:
         for spread in (spread for spread in pod_constraints.spreads if spread.topology_key == key):
             domains, sums = self._sums(key, spread.tally, is_there)
             pods_there = 0 if domain not in domains.numbers else int(sums[domains.numbers[domain]])
-            least = self._least(domains, sums, eligible & is_there, elsewhere(key))
+            least = self._least(domains, sums, eligible & is_there, elsewhere(key), spread)
             if pods_there + (spread.tally in pod_constraints.tallies) - least > spread.skew_count_max:
                 return False
         return True
@@ -177,12 +177,19 @@ class PodTopology:
         counts: Ints = sums[domains.of_bin]
         return counts
 
-    def _least(self, domains: Domains, sums: Ints, eligible: Bools, elsewhere: Collection[str]) -> int:
-        """Return the fewest pods in any domain that could take the pod. A host that does not exist yet has none."""
+    def _least(
+        self, domains: Domains, sums: Ints, eligible: Bools, elsewhere: Collection[str], spread: SpreadConstraint
+    ) -> int:
+        """Return the fewest pods in any domain that could take the pod; none where there are too few such domains.
+
+        A host that does not exist yet has none.
+        """
         inside = np.unique(domains.of_bin[eligible & (domains.of_bin >= 0)])
         if any(name not in domains.numbers for name in elsewhere):
             return 0
         considered = {int(number) for number in inside} | {domains.numbers[name] for name in elsewhere}
+        if len(considered) < spread.domains_count_min:
+            return 0
         return min((int(sums[number]) for number in considered), default=0)
 
     def _sums(self, key: str, tally: Tally, is_there: Bools) -> tuple[Domains, Ints]:

@@ -64,6 +64,7 @@ def _spreads(pod: core.Pod, when_unsatisfiable: str) -> Iterator[Spread]:
                 topology_key=constraint.topology_key,
                 group=PodGroup(namespaces=(pod.metadata.namespace,), requirements=selected),
                 skew_count_max=constraint.max_skew,
+                domains_count_min=constraint.min_domains or 1,
             )
 
 

@@ -164,6 +164,7 @@ class TopologySpreadConstraint(Wire, frozen=True, kw_only=True):
 
     topology_key: str
     max_skew: int = 1
+    min_domains: int | None = None
     when_unsatisfiable: str = "DoNotSchedule"
     label_selector: LabelSelector | None = None
     match_label_keys: tuple[str, ...] = ()

@@ -141,7 +141,7 @@ def _evenly_spread(
     counts.update(
         node_labels[key] for other, node_labels in placed if key in node_labels and selects(rule.label_selector, other)
     )
-    least = min(counts.values(), default=0)
+    least = min(counts.values(), default=0) if len(counts) >= (rule.min_domains or 1) else 0
     return [
         node
         for node in candidates
