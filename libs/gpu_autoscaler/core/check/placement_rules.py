@@ -21,7 +21,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, PodAffinitySpec, PodGroup
+from gpu_autoscaler.model.scheduling import AffinitySelector, LabelRequirement, NodeDemands, PodAffinitySpec, PodGroup
 
 
 class PodSummary(msgspec.Struct, frozen=True):
@@ -50,6 +50,7 @@ def job_named(key: str) -> JobId | None:
     return JobId(name) if kind == "job" else JobId(name.rpartition("/")[0]) if kind == "member" else None
 
 
+_Demands = tuple[NodeDemands, str | None, tuple[str, ...], int | None]
 _Place = NodeObserved | BuyNode
 _Placed = tuple[PodObserved, _Place]
 _NONE = PodAffinitySpec()
@@ -102,6 +103,8 @@ class _Placements:
             if isinstance(record.decision, DrainNode) and record.cancelled is None:
                 going.add(record.decision.node_name)
         at_risk = {record.notice.provider_id for record in state.notices.values() if record.is_active}
+        offers = () if state.offers is None else state.offers.offers
+        self._zones = {node.zone for node in self._nodes.values() if node.zone} | {offer.zone for offer in offers}
         self._staying_nodes = [
             node for node in self._nodes.values() if node.name not in going and node.provider_id not in at_risk
         ]
@@ -118,7 +121,8 @@ class _Placements:
         self._unplaced = [pod for pod in self._pods if pod.pod_uid not in placed]
         # Cached by group: each may have thousands of pods.
         self._counts: dict[tuple[PodGroup, str], Counter[str]] = {}
-        self._alike: dict[tuple[PodGroup, str], defaultdict[NodeDemands, set[str]]] = {}
+        self._alike: dict[tuple[PodGroup, str], defaultdict[_Demands, set[str]]] = {}
+        self._firsts: dict[AffinitySelector, set[str]] = {}
         self._members_by_group: dict[PodGroup, list[_Placed]] = {}
         self._unplaced_counts: dict[PodGroup, int] = {}
         self._demand: dict[PodGroup, tuple[str, ...]] = {}
@@ -157,20 +161,42 @@ class _Placements:
         """Yield spreads whose domain would have too many more pods than the fewest elsewhere, with unplaced ones."""
         for rule in (pod.pod_affinity or _NONE).spreads:
             counts = self._count(rule.group, rule.topology_key)
-            alike = self._domains_by_demands(rule.group, rule.topology_key)[pod.demands]
+            alike = self._domains_by_demands(rule.group, rule.topology_key).get(_demands_of(pod), set())
             open_count = self._unplaced_count(rule.group)
-            least = min((counts[domain] for domain in alike if domain), default=0)
             here = counts[_domain(place, rule.topology_key)]
+            least = min((counts[domain] for domain in alike if domain), default=here)
+            if rule.topology_key == labels.ZONE and len(self._zones) < rule.domains_count_min:
+                least = 0
             if here - least > rule.skew_count_max + open_count + more_count:
                 yield f"whose spread over {rule.topology_key} would be uneven: {here} there, {least} elsewhere"
 
     def affinity_violations(self, pod: PodObserved, place: _Place) -> Iterator[str]:
-        """Yield affinities whose pods are elsewhere, and not in this domain."""
+        """Yield affinities whose pods are elsewhere, and not in this domain.
+
+        A pod of the group may be the first of it, where no other has to be placed before.
+        """
         for rule in (pod.pod_affinity or _NONE).together:
             counts = self._count(rule.group, rule.topology_key)
-            own = int(_is_in(pod, rule.group))
-            if sum(counts.values()) > own and counts[_domain(place, rule.topology_key)] <= own:
+            own, here = int(_is_in(pod, rule.group)), _domain(place, rule.topology_key)
+            if sum(counts.values()) <= own or counts[here] > own:
+                continue
+            if not own or self._first_domains(rule) - {here}:
                 yield f"whose affinity over {rule.topology_key} requires pods that are elsewhere"
+
+    def _first_domains(self, rule: AffinitySelector) -> set[str]:
+        """Return the domains of the group where some member runs, or where each requires another to be there first."""
+        domains = self._firsts.get(rule)
+        if domains is None:
+            members = self._members(rule.group)
+            running = {_domain(place, rule.topology_key) for _, place in members if not isinstance(place, BuyNode)}
+            all_domains = {_domain(place, rule.topology_key) for _, place in members}
+            without_rule = {
+                _domain(place, rule.topology_key)
+                for pod, place in members
+                if rule not in (pod.pod_affinity or _NONE).together
+            }
+            domains = self._firsts[rule] = (running | (all_domains - without_rule)) - {""}
+        return domains
 
     def unplaced_pods(self, drain: DrainNode) -> Iterator[str]:
         """Yield pods of a node drained by choice whose constraints every other node violates."""
@@ -240,13 +266,13 @@ class _Placements:
             count = self._unplaced_counts[group] = sum(1 for pod in among if _is_in(pod, group))
         return count
 
-    def _domains_by_demands(self, group: PodGroup, key: str) -> defaultdict[NodeDemands, set[str]]:
+    def _domains_by_demands(self, group: PodGroup, key: str) -> defaultdict[_Demands, set[str]]:
         """Return the domains of the group's pods, by what they require of a node."""
         domains = self._alike.get((group, key))
         if domains is None:
             domains = self._alike[group, key] = defaultdict(set)
             for pod, place in self._members(group):
-                domains[pod.demands].add(_domain(place, key))
+                domains[_demands_of(pod)].add(_domain(place, key))
         return domains
 
     def _count(self, group: PodGroup, key: str) -> Counter[str]:
@@ -275,6 +301,11 @@ def _domain(place: _Place, key: str) -> str:
     else:
         known = {labels.ZONE: place.zone or "", labels.HOSTNAME: place.name}
     return known[key] if key in known else dict(place.labels).get(key, "")
+
+
+def _demands_of(pod: PodObserved) -> _Demands:
+    """Return what the pod requires of a node besides amounts: pods with equal demands are spread over equal domains."""
+    return pod.demands, pod.gpu_model, pod.gpu_models, pod.gpu_memory_bytes_min
 
 
 def _is_in(pod: PodObserved, group: PodGroup) -> bool:

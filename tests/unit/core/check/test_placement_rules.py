@@ -1,7 +1,7 @@
 """The plan check on pod constraints: right plans pass, and each wrong one is rejected for its violation."""
 
 import msgspec
-from tests.support.stories import given, node, offer, pod, policy
+from tests.support.stories import given, node, offer, on_sale, pod, policy
 from tests.unit.core.placement.test_pod_affinity import CACHE, EVEN, NOON, WEB, apart, in_zones, together, web
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -10,7 +10,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
-from gpu_autoscaler.model.scheduling import PodAffinitySpec
+from gpu_autoscaler.model.scheduling import NodeDemands, PodAffinitySpec, Spread
 
 ALONE = PodAffinitySpec()
 
@@ -89,3 +89,50 @@ def test_a_drain_is_rejected_if_no_other_node_suits_its_pod() -> None:
     assert [each.node_name for each in made.decisions if isinstance(each, DrainNode)] == ["n1"]
     assert "no other node suits" in "\n".join(check(made, minding, policy()))
     assert plan(minding, policy(), NOON).decisions == ()
+
+
+def test_only_domains_open_to_the_pod_count_in_its_spread() -> None:
+    """A pod that may run in one zone is even there, however many of a group are in it and few elsewhere."""
+    there = NodeDemands(node_selector=((labels.ZONE, "eu-1a"),))
+    counts_caches = PodAffinitySpec(spreads=(Spread(topology_key=labels.ZONE, group=CACHE),))
+    caches = (web(f"c{n}", ALONE, app="cache", gpus=8, on=f"n{n}") for n in range(3))
+    nodes = (node(f"n{n}", offer(zone="eu-1a")) for n in range(3))
+    state = given(web("w", counts_caches, demands=there), *caches, *nodes, in_zones("eu-1a", "eu-1b"), as_of=NOON)
+
+    assert len(right(state)[1]) == 1
+
+
+def test_pods_of_another_gpu_model_show_no_domain() -> None:
+    """Nodes of the model are sold in one zone; what other models have elsewhere does not make it uneven."""
+    sale = on_sale(offer("a"), offer("t", model="T4", zone="zone-a"), offer("t", model="T4", zone="zone-b"), at=NOON)
+    large = (web(f"a{n}", EVEN, gpus=8, model="A100") for n in range(4))
+    state = given(*large, *(web(f"t{n}", EVEN, gpus=8, model="T4") for n in range(2)), sale, as_of=NOON)
+
+    made, bought = right(state)
+    assert len(bought) == 6
+    assert made.deferred == ()
+
+
+def test_a_pod_may_be_the_first_of_its_group() -> None:
+    """One without the rule may follow elsewhere, also before the next. Two that must each be first cannot both be."""
+    near = together(labels.ZONE, WEB)
+    pods = (web("first", near, gpus=8), web("free", ALONE, gpus=8, at=NOON), web("second", near, gpus=8))
+    state = given(*pods, in_zones("eu-1a", "eu-1b"), as_of=NOON)
+    made, bought = right(state)
+    names = {each.reason.demand[0].removeprefix("pod/uid-"): each for each in bought}  # type: ignore[union-attr]
+    first, free, second = (names[name] for name in ("first", "free", "second"))
+
+    assert said(made, state, first, in_zone(free, "eu-1b"), second) == ""
+    assert said(made, state, first, free, in_zone(second, "eu-1b")) == ""
+    assert "affinity over" in said(made, state, first, in_zone(second, "eu-1b"))
+
+
+def test_a_spread_over_too_few_zones_is_checked() -> None:
+    """Two pods in each of two zones are even, but a third zone is required."""
+    rule = PodAffinitySpec(spreads=(Spread(topology_key=labels.ZONE, group=WEB),))
+    state = given(*(web(f"w{n}", rule, gpus=8) for n in range(4)), in_zones("eu-1a", "eu-1b"), as_of=NOON)
+    made, bought = right(state)
+    strict = PodAffinitySpec(spreads=(msgspec.structs.replace(rule.spreads[0], domains_count_min=3),))
+    pods = {uid: msgspec.structs.replace(each, pod_affinity=strict) for uid, each in state.pods.items()}
+
+    assert "would be uneven" in said(made, msgspec.structs.replace(state, pods=pods), *bought)
