@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.placement.pod_affinity import describe_rules
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
@@ -22,11 +23,11 @@ from gpu_autoscaler.core.provisioning.gangs import Gangs, gang_backoff
 from gpu_autoscaler.core.provisioning.lots import KeptPlaces, Lot, LotOutcome, launch_groups, lots_of
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.provisioning.spot_waits import spot_wait
-from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, with_zones
+from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, SpreadZones
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Deferred
-from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.defer import DeferReason, PodConstraintsViolated
 from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected
 
 _STEP = "cover_demand"
@@ -65,11 +66,15 @@ class _Cover:
         self._stale: DeferReason | None = stale_watch(state, policy, draft.as_of)  # nothing is bought at all
         self._kept = KeptPlaces(self.lots, draft.views, draft.free_capacity)
         self._gangs = Gangs(draft, policy, catalog, self.basket, self.drains, self._kept)
+        bought_for = [lot for lot in self.lots if lot.first.is_bought_for and lot.first.blocked is None]
+        self._zones = SpreadZones((lot.shape for lot in bought_for), catalog, draft.free_capacity)
+        self._later = {lot.key: lot for lot in bought_for if self._zones.concern(lot.shape)}  # not served yet
 
     def serve_group(self, lots: tuple[Lot, ...]) -> None:
         """Serve a gang, or lots of single pods that one purchase serves, and record what became of them."""
         waiting: list[Lot] = []
         for lot in lots:
+            self._later.pop(lot.key, None)
             if lot.first.blocked is None:
                 waiting.append(lot)
             else:
@@ -90,6 +95,8 @@ class _Cover:
             self.held.append(Deferred(step=_STEP, subject=gang, reason=reason))
         for outcome in outcomes:
             self._record(outcome)
+            if outcome.missing_count and self._zones.concern(outcome.lot.shape):
+                self._zones.forget()
 
     def _serve(self, lots: Sequence[Lot]) -> list[LotOutcome]:
         """Place each lot on capacity that is there, then on nodes whose drain is canceled, then on new nodes."""
@@ -121,14 +128,21 @@ class _Cover:
         """Place the lot where capacity is free, or would be if a drain is canceled."""
         first, kept = lot.first, self._kept.of(lot)
         count = lot.members_count - len(kept)
-        outcome = LotOutcome(
-            lot=lot, kept=kept, placed=kept + self._free_capacity.place_most(lot.shape, count, first.prefers)
-        )
+        placed = self._free_capacity.place_most(lot.shape, count, first.prefers)
+        if first.is_bought_for and self._zones.concern(lot.shape):
+            placed = self._without_bought(placed, lot)
+        outcome = LotOutcome(lot=lot, kept=kept, placed=kept + placed)
         if first.source is DemandSource.MOVING_POD and outcome.missing_count:
             self.drains.keep_source_node(lot)
         if first.is_bought_for and outcome.missing_count:
             outcome.placed += self.drains.place(lot, outcome.missing_count)
         return outcome
+
+    def _without_bought(self, placed: tuple[str, ...], lot: Lot) -> tuple[str, ...]:
+        """Take back members from nodes that this plan buys: their zones are assigned together with those of others."""
+        bought = [key for key in placed if self._free_capacity.original_bin(key).readiness is BinReadiness.BOUGHT]
+        self._free_capacity.remove_members(bought, lot.shape)
+        return tuple(key for key in placed if key not in bought)
 
     def _defer_closed(self, short: Sequence[LotOutcome]) -> list[LotOutcome]:
         """Defer the lots for which nothing is bought now, whatever is available, and return the others."""
@@ -191,11 +205,27 @@ class _Cover:
         """Buy one fleet for all members that these lots miss, each in a zone that its rules allow."""
         if not any(self.basket.has_offering_within_limits(outcome.lot.first.billing_scope) for outcome in short):
             return
-        wants = [MissingMembers(item=entry.lot.first, sinces=entry.lot.sinces[len(entry.placed) :]) for entry in short]
-        parts = with_zones(wants, self._catalog, self._free_capacity)
+        parts = self._parts_in_zones(short)
         bought = self.basket.buy_together([part for _, part in parts]) if parts else ()
         for (number, part), keys in zip(parts, bought, strict=True):
             self._assign(short[number], keys, part.item.shape)
+
+    def _parts_in_zones(self, short: Sequence[LotOutcome]) -> list[tuple[int, MissingMembers]]:
+        """Return what is to be bought for these lots, each part in the zone that spread constraints assign to it.
+
+        What other lots' new nodes have left in that zone is used first.
+        """
+        wants = [MissingMembers(item=entry.lot.first, sinces=entry.lot.sinces[len(entry.placed) :]) for entry in short]
+        later = (MissingMembers(item=lot.first, sinces=lot.sinces) for lot in self._later.values())
+        parts: list[tuple[int, MissingMembers]] = []
+        for number, part in self._zones.parts(wants, later):
+            shared: tuple[str, ...] = ()
+            if self._zones.concern(short[number].lot.shape):
+                shared = self._free_capacity.place_most(part.item.shape, part.count)
+                short[number].placed += shared
+            if len(shared) < part.count:
+                parts.append((number, msgspec.structs.replace(part, sinces=part.sinces[len(shared) :])))
+        return parts
 
     def _assign(self, outcome: LotOutcome, keys: tuple[str, ...], shape: Shape) -> None:
         """Note members on bins that were bought for them, whose free capacity is without them already."""
@@ -208,12 +238,27 @@ class _Cover:
         lots served with it may have capacity left."""
         item, count = outcome.lot.first, outcome.missing_count
         if not item.shape.pod_constraints.is_any:
+            if self._zones.concern(item.shape):
+                self._buy_alone_in_zones(outcome)
+                return
             keys, outcome.reason = self.basket.buy_one_by_one(item, count)
             outcome.placed += keys
             return
         shared = self._free_capacity.place_most(item.shape, count) if may_share else ()
         covered, outcome.reason = self.basket.buy(item, count - len(shared))
         outcome.placed += shared + self._free_capacity.place_most(item.shape, covered)
+
+    def _buy_alone_in_zones(self, outcome: LotOutcome) -> None:
+        """Buy for the members of this lot one by one in the zones assigned to them; the others wait."""
+        shape = outcome.lot.shape
+        reasons: list[DeferReason] = []
+        for _, part in self._parts_in_zones([outcome]):
+            keys, reason = self.basket.buy_one_by_one(part.item, part.count)
+            outcome.placed += keys
+            reasons += [] if reason is None else [reason]
+        if not self._catalog.members(shape).any():
+            reasons.append(self._catalog.why_no_offering(shape))
+        outcome.reason = (*reasons, PodConstraintsViolated(rules=describe_rules(shape.pod_constraints)))[0]
 
     def _record(self, outcome: LotOutcome) -> None:
         """Record for each item of the lot on which bins it counts, or why it has none."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy
 from tests.support.timed_facts import Story
 
@@ -84,6 +85,48 @@ def test_a_wider_skew_needs_fewer_zones() -> None:
 
     assert zones_bought(planned(cheaper_b, web("w0", wide), web("w1", wide))) == {"z-b": 1}
     assert zones_bought(planned(in_zones("z-a", "z-b"), web("w0", wide), web("w1", wide))) == {"z-a": 1, "z-b": 1}
+
+
+@pytest.mark.parametrize(("zones", "bought_count"), [(("z-a", "z-b"), 2), (("z-a", "z-b", "z-c"), 4)])
+def test_too_few_zones_hold_a_pod_each(zones: tuple[str, ...], bought_count: int) -> None:
+    """A spread over at least three zones: in two of them the skew counts from none."""
+    spread = Spread(topology_key=labels.ZONE, group=WEB, domains_count_min=3)
+    pods = (web(f"w{n}", PodAffinitySpec(spreads=(spread,)), gpus=8, at=T0 + n * MINUTE) for n in range(4))
+    made = planned(in_zones(*zones), *pods)
+
+    assert zones_bought(made).total() == bought_count
+    assert len(made.deferred) == 4 - bought_count
+
+
+def test_members_pinned_to_a_zone_move_the_others_of_their_group() -> None:
+    """The oldest pod would take the cheapest zone; four later ones may run in no other. All are even for each pod."""
+    sale = on_sale(offer(zone="z-a", usd_per_hour=8.0), offer(zone="z-b"), offer(zone="z-c"), at=NOON)
+    there = NodeDemands(node_selector=((labels.ZONE, "z-a"),))
+    pinned = (web(f"p{n}", EVEN, gpus=8, demands=there, at=T0 + 5 * MINUTE) for n in range(4))
+    made = planned(sale, *(web(f"w{n}", EVEN, gpus=8) for n in range(6)), *pinned)
+
+    assert zones_bought(made) == {"z-a": 4, "z-b": 3, "z-c": 3}
+
+
+def test_later_members_of_lower_priority_count_in_a_spread() -> None:
+    """They are served later, and have no other zone."""
+    there = NodeDemands(node_selector=((labels.ZONE, "z-a"),))
+    pinned = (web(f"p{n}", EVEN, gpus=8, demands=there) for n in range(3))
+    made = planned(in_zones("z-a", "z-b"), *(web(f"w{n}", EVEN, gpus=8, priority=100) for n in range(3)), *pinned)
+
+    assert zones_bought(made) == {"z-a": 3, "z-b": 3}
+
+
+def test_pods_without_the_rule_count_in_a_spread() -> None:
+    """They go where they are cheapest, and the others keep even with them."""
+    sale = on_sale(offer(zone="z-a", usd_per_hour=8.0), offer(zone="z-b"), at=NOON)
+    made = planned(
+        sale,
+        *(web(f"w{n}", EVEN, gpus=8) for n in range(3)),
+        *(web(f"f{n}", PodAffinitySpec(), gpus=8, at=T0 + MINUTE) for n in range(3)),
+    )
+
+    assert zones_bought(made) == {"z-a": 3, "z-b": 3}
 
 
 def test_pods_with_anti_affinity_get_a_host_each() -> None:
