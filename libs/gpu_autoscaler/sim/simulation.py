@@ -129,8 +129,7 @@ class Simulation:
         kinds = large_clusters.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
         self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
-        discards = self.faults.strikes("retention_short")
-        self.bus = SimBus(self.loop, is_coded=setting.is_coded, discards=discards)
+        self.bus = SimBus(self.loop, is_coded=setting.is_coded, discards=self.faults.strikes("retention_short"))
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
         self._replica_sets = ReplicaSets(self.workloads)
