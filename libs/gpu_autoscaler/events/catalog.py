@@ -62,7 +62,6 @@ NodeFact = (
     | node.NodeWatched
     | node.NodeInstanceObserved
     | node.NodeInstanceListed
-    | node.NodeInstancesChanged
 )
 GpuFact = gpu.GpuNodeSampled | gpu.GpuNodeSummarized
 SpotFact = spot.SpotNoticeReceived | spot.SpotNoticeWithdrawn | spot.SpotRebalanceRecommended | spot.SpotOffersSampled

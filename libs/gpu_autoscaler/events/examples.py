@@ -178,7 +178,6 @@ def _nodes() -> Iterator[Fact]:
         capacity_type=CapacityType.SPOT, price_micro_usd_per_hour=9_840_000, launched_at=_at(2), epoch=0, version=2,
     )  # fmt: skip
     yield node.NodeInstanceListed(provider_ids=(INSTANCE,), listed_at=_at(180))
-    yield node.NodeInstancesChanged(since=_at(180), listed_at=_at(190), missing=(INSTANCE,))
 
 
 def _telemetry() -> Iterator[Fact]:

@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+import msgspec
+
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
@@ -75,12 +77,28 @@ class NodeListed(Versioned, frozen=True, kw_only=True):
     listed_at: Instant
 
 
+class InstanceChanges(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The difference of the cloud's list to the previous one; empty: it is unchanged.
+
+    Has no effect on readers whose last list is not that of `since`: they wait for the next full one.
+    """
+
+    since: Instant  # `listed_at` of the list that this one continues
+    appeared: tuple[ProviderId, ...] = ()
+    missing: tuple[ProviderId, ...] = ()
+
+
 class NodeWatched(Versioned, frozen=True, kw_only=True):
-    """The watch was complete up to this version at this time (a bookmark)."""
+    """The watch was complete up to this version at this time (a bookmark).
+
+    With `instances` it is the cloud's list that was read, at version 0 of no Kubernetes list. It has no type of its
+    own, as release 0.2 sets messages of unknown types aside: it ignores this one, and may follow again on a rollback.
+    """
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
+    instances: InstanceChanges | None = None
 
 
 class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
@@ -108,24 +126,10 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
 class NodeInstanceListed(Fact, frozen=True, kw_only=True):
     """All instances with our tag at this time; only a fresh list proves that an instance is absent.
 
-    Published in full at first and before its stream discards it; `NodeInstancesChanged` continues it.
+    Published in full at first and twice an hour; `NodeWatched.instances` continues it.
     """
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     provider_ids: tuple[ProviderId, ...]
     listed_at: Instant
-
-
-class NodeInstancesChanged(Fact, frozen=True, kw_only=True):
-    """The difference of the cloud's list to the previous one; empty lists: it is unchanged.
-
-    Has no effect on readers whose last list is not that of `since`: they wait for the next full one.
-    """
-
-    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
-
-    since: Instant  # `listed_at` of the list that this one continues
-    listed_at: Instant
-    appeared: tuple[ProviderId, ...] = ()
-    missing: tuple[ProviderId, ...] = ()

@@ -19,7 +19,8 @@ from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstancesChanged
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.format import counted, duration, instant
@@ -129,11 +130,7 @@ class _Retracer:
         self._recording = recording
         self._policy = policy
         self._recorded = RecordedState(recording.facts, recording.head.state)
-        self._heartbeats = [
-            stored.at
-            for stored in recording.facts
-            if isinstance(stored.recorded.fact, NodeInstanceListed | NodeInstancesChanged)
-        ]
+        self._heartbeats = [stored.at for stored in recording.facts if _is_instance_list(stored.recorded.fact)]
         self._open_deviations: dict[tuple[str, str], Deviation] = {}  # by subject and kind
         self._deviations: list[Deviation] = []
         self._last_inputs: object = None
@@ -291,3 +288,7 @@ def _example(deviation: Deviation) -> Iterator[str]:
     yield f"  {instant(deviation.at)}  {deviation.difference.name}  ({where}{more}{lasting})"
     yield f"    recorded: {deviation.difference.made.sentence or 'nothing'}"
     yield f"    now:      {deviation.difference.other.sentence or 'nothing'}"
+
+
+def _is_instance_list(fact: Fact) -> bool:
+    return isinstance(fact, NodeInstanceListed) or (isinstance(fact, NodeWatched) and fact.instances is not None)

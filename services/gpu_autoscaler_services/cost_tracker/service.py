@@ -22,9 +22,9 @@ from gpu_autoscaler.events.node import (
     NodeGone,
     NodeInstanceListed,
     NodeInstanceObserved,
-    NodeInstancesChanged,
     NodeListed,
     NodeObserved,
+    NodeWatched,
 )
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved
 from gpu_autoscaler.events.scaling import (
@@ -76,7 +76,7 @@ class CostTracker:
         NodeListed,
         NodeInstanceObserved,
         NodeInstanceListed,
-        NodeInstancesChanged,
+        NodeWatched,
         PodObserved,
         PodGone,
         PodListed,

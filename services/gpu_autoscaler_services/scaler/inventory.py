@@ -10,7 +10,7 @@ import structlog
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import listed_instances
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstancesChanged
+from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeWatched
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
@@ -84,7 +84,7 @@ class InstanceLists:
     def __init__(self) -> None:
         self._full_at: datetime | None = None
 
-    def fact(self, state: ClusterState, listed: InstancesListed) -> NodeInstanceListed | NodeInstancesChanged:
+    def fact(self, state: ClusterState, listed: InstancesListed) -> NodeInstanceListed | NodeWatched:
         """Return the fact of this list: its difference to the last one in the state, where there is one."""
         provider_ids = frozenset(instance.provider_id for instance in listed.instances)
         since = state.instances_listed_at
@@ -93,9 +93,7 @@ class InstanceLists:
             self._full_at = listed.listed_at
             return NodeInstanceListed(provider_ids=tuple(sorted(provider_ids)), listed_at=listed.listed_at)
         known = listed_instances(state.instances_seen_at, since)
-        return NodeInstancesChanged(
-            since=since,
-            listed_at=listed.listed_at,
-            appeared=tuple(sorted(provider_ids - known)),
-            missing=tuple(sorted(known - provider_ids)),
+        changes = InstanceChanges(
+            since=since, appeared=tuple(sorted(provider_ids - known)), missing=tuple(sorted(known - provider_ids))
         )
+        return NodeWatched(epoch=0, version=0, watched_at=listed.listed_at, instances=changes)

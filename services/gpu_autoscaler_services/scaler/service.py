@@ -30,8 +30,8 @@ from gpu_autoscaler.events.node import (
     NodeGone,
     NodeInstanceListed,
     NodeInstanceObserved,
-    NodeInstancesChanged,
     NodeObserved,
+    NodeWatched,
 )
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.policy import (
@@ -144,7 +144,7 @@ class Scaler:
         PolicyChanged,
         NodeInstanceObserved,
         NodeInstanceListed,
-        NodeInstancesChanged,
+        NodeWatched,
         SpotNoticeReceived,  # the end of a paid reservation
         *RESYNCED,
     )

@@ -8,7 +8,7 @@ from tests.support.stories import T0, TimedFact, record
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.queries import listed_instances
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstancesChanged
+from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeWatched
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.protocol import Instance
@@ -54,7 +54,8 @@ def test_lists_are_published_as_changes() -> None:
 def test_a_change_means_nothing_without_the_list_before_it() -> None:
     """A reader that missed one waits for the next full list, and takes nothing for absent meanwhile."""
     full = NodeInstanceListed(provider_ids=(ProviderId("a"),), listed_at=T0)
-    late = NodeInstancesChanged(since=T0 + LIST_INTERVAL, listed_at=T0 + 2 * LIST_INTERVAL)
-    state = fold(EMPTY_STATE, record([TimedFact(full, T0), TimedFact(late, late.listed_at)]))
+    changes = InstanceChanges(since=T0 + LIST_INTERVAL)
+    late = NodeWatched(epoch=0, version=0, watched_at=T0 + 2 * LIST_INTERVAL, instances=changes)
+    state = fold(EMPTY_STATE, record([TimedFact(full, T0), TimedFact(late, late.watched_at)]))
     assert state.instances_listed_at == T0
-    assert fold(EMPTY_STATE, record([TimedFact(late, late.listed_at)])).instances_listed_at is None
+    assert fold(EMPTY_STATE, record([TimedFact(late, late.watched_at)])).instances_listed_at is None

@@ -22,7 +22,7 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeInstancesChanged
+from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeInstanceObserved, NodeWatched
 from gpu_autoscaler.events.policy import PolicyChanged
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
@@ -168,9 +168,9 @@ async def test_instance_is_published_on_state_change() -> None:
     assert [type(fact) for fact in first] == [NodeInstanceObserved, NodeInstanceListed]  # type: ignore[union-attr]
     view.advance(given(tuple(TimedFact(fact, T0) for fact in first), is_synced=False), {})  # type: ignore[union-attr]
     again = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=T0 + SECOND))
-    assert again == [NodeInstancesChanged(since=T0, listed_at=T0 + SECOND)]
+    assert again == [NodeWatched(epoch=0, version=0, watched_at=T0 + SECOND, instances=InstanceChanges(since=T0))]
     ended = await service.on_item(InstancesListed(instances=(instance("terminated"),), listed_at=T0 + SECOND))
-    assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeInstancesChanged]  # type: ignore[union-attr]
+    assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeWatched]  # type: ignore[union-attr]
 
 
 async def test_new_stream_defers_planning_until_resources_are_listed() -> None:

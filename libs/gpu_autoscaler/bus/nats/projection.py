@@ -169,6 +169,7 @@ class NatsProjection:
         Raises ConfigError for a recreated or truncated stream, and when it has discarded messages unread: continuing
         would skip facts.
         """
+        read_up_to = self._last_sequence  # more may be read while the broker answers
         try:
             info = await self._link.call(
                 f"STREAM.INFO.{self._stream}", seconds_max=self._link.timeouts.read_seconds_max
@@ -180,10 +181,10 @@ class NatsProjection:
         first_sequence, last_sequence = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
         created_at = str(info["created"])
         is_another, self._created_at = created_at != (self._created_at or created_at), created_at
-        if is_another or last_sequence < self._last_sequence:
+        if is_another or last_sequence < read_up_to:
             error = (
-                f"stream {self._stream} ends at sequence {last_sequence}, but was read up to {self._last_sequence}: it "
-                "was recreated or lost messages; restart the process"
+                f"stream {self._stream} ends at sequence {last_sequence}, but was read up to {read_up_to}: it was "
+                "recreated or lost messages; restart the process"
             )
             raise ConfigError("broker", [error])
         refuse_gap(self._stream, self._seen_sequence, first_sequence)

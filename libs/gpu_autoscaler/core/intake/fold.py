@@ -365,14 +365,14 @@ class _Folding:
                     nodes.end(uid, Tombstone(version_of(fact), fact.listed_at, absent.provider_id))
                     self._ended("node", fact.listed_at)
                     self._forget_node(uid, absent, fact.listed_at)
+            case node.NodeWatched(instances=node.InstanceChanges()):
+                self._instances_changed(fact)
             case node.NodeWatched():
                 nodes.watch(version_of(fact), fact.watched_at)
             case node.NodeInstanceObserved():
                 self._instance(fact, at)
             case node.NodeInstanceListed():
                 self._instances_listed(fact)
-            case node.NodeInstancesChanged():
-                self._instances_changed(fact)
             case _:
                 assert_never(fact)
 
@@ -417,13 +417,14 @@ class _Folding:
         if seen_at is None or at > seen_at:
             self._batch.instances_seen_at.set(provider_id, at)
 
-    def _instances_changed(self, fact: node.NodeInstancesChanged) -> None:
+    def _instances_changed(self, fact: node.NodeWatched) -> None:
         """Continue the last list: what it had and is not missing now is seen again."""
-        if fact.since != self._batch.instances_listed_at:
+        changes = fact.instances
+        if changes is None or changes.since != self._batch.instances_listed_at:
             return
-        listed = listed_instances(self._batch.instances_seen_at.now, fact.since)
-        provider_ids = (*sorted(listed.difference(fact.missing)), *fact.appeared)
-        self._instances_listed(node.NodeInstanceListed(provider_ids=provider_ids, listed_at=fact.listed_at))
+        listed = listed_instances(self._batch.instances_seen_at.now, changes.since)
+        provider_ids = (*sorted(listed.difference(changes.missing)), *changes.appeared)
+        self._instances_listed(node.NodeInstanceListed(provider_ids=provider_ids, listed_at=fact.watched_at))
 
     def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
         before = self._batch.instances_listed_at

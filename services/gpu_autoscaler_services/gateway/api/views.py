@@ -16,7 +16,7 @@ from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobListed
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstancesChanged, NodeListed, NodeWatched
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
 from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
@@ -244,7 +244,7 @@ _EXPLAIN: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
 }
 # Without telemetry, charges and heartbeats, which are most facts and explain nothing.
 _HEARTBEATS = {
-    JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed, NodeInstancesChanged
+    JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed
 }  # fmt: skip
 _EXPLANATORY = tuple(
     fact
