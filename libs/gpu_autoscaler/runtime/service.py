@@ -143,7 +143,11 @@ class WatchInput(Protocol):
         ...
 
     async def on_item(self, item: Any) -> Outputs:  # noqa: ANN401 - each service knows its own items
-        """Return the facts that the item represents."""
+        """Return the facts that the item represents.
+
+        An item is repeated when its facts were not stored, or when the call was canceled at the handler's time limit.
+        A long item gives way with `asyncio.sleep(0)`; one item is handled at a time, whatever its source.
+        """
         ...
 
 

@@ -72,4 +72,5 @@ class DeviceSlices:
 
     def absent_from(self, uids: frozenset[str]) -> list[core.Node]:
         """Return the nodes with facts at a version of their slices that are not among these."""
-        return [node for node in self._nodes.values() if node.metadata.uid in self._published.keys() - uids]
+        absent = self._published.keys() - uids
+        return [node for node in self._nodes.values() if node.metadata.uid in absent]

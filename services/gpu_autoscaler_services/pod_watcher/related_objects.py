@@ -1,10 +1,14 @@
 """Volume and device claims, volumes, classes and pod groups that affect pods.
 
 Facts of such a pod carry the version up to which its related objects were seen: a change of them is a new version.
+Pods are indexed by the objects that were read for them, so that an event looks only at the pods that it may change.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
+
+import msgspec
 
 from gpu_autoscaler.kube.protocol import (
     CLAIMS,
@@ -17,10 +21,8 @@ from gpu_autoscaler.kube.protocol import (
     VOLUMES,
     Bookmark,
     Changed,
-    Deleted,
     Kind,
     Listed,
-    ObjectT,
     WatchItem,
 )
 from gpu_autoscaler.kube.translate.common import group_name
@@ -32,22 +34,47 @@ from gpu_autoscaler.kube.translate.related_objects import (
     claims_of,
     related_objects,
 )
-from gpu_autoscaler.kube.wire import core, storage
+from gpu_autoscaler.kube.wire import core, devices, storage
 
 STORAGE_KINDS: tuple[Kind[Any], ...] = (CLAIMS, VOLUMES, CLASSES)
 DEVICE_KINDS: tuple[Kind[Any], ...] = (DEVICE_CLAIMS, DEVICE_TEMPLATES, DEVICE_CLASSES)
-RELATED_KINDS: tuple[Kind[Any], ...] = (*STORAGE_KINDS, *DEVICE_KINDS, GROUPS, VOLCANO_GROUPS)
+GROUP_KINDS: tuple[Kind[Any], ...] = (GROUPS, VOLCANO_GROUPS)
+RELATED_KINDS: tuple[Kind[Any], ...] = (*STORAGE_KINDS, *DEVICE_KINDS, *GROUP_KINDS)
+
+# What a pod depends on: the plural of a kind, which both kinds of pod groups share, and the name of an object, with its
+# namespace if it has any.
+_Dependency = tuple[str, Key | str]
+_CLUSTER_SCOPED = frozenset(kind.plural for kind in (VOLUMES, CLASSES, DEVICE_CLASSES))
+_AVAILABLE = "available volumes"  # of a class: a kind of dependency
+_DEFAULT_CLASS: _Dependency = (CLASSES.plural, "")  # whichever class is the default
 
 
 class RelatedObjectsCache:
     """The objects that affect pods, and the affected pods."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[tuple[str, str], core.Object]] = {}  # by kind, namespace and name
+        self._storage = Storage()
+        self._devices = Claims()
+        self._groups: dict[str, dict[Key, storage.Group]] = {kind.path(): {} for kind in GROUP_KINDS}
+        self._objects: Mapping[str, dict[Any, Any]] = {  # by kind; volumes and classes by name alone
+            CLAIMS.path(): self._storage.claims,
+            VOLUMES.path(): self._storage.volumes,
+            CLASSES.path(): self._storage.classes,
+            DEVICE_CLAIMS.path(): self._devices.claims,
+            DEVICE_TEMPLATES.path(): self._devices.templates,
+            DEVICE_CLASSES.path(): self._devices.classes,
+            **self._groups,
+        }
+        self._listed: set[str] = set()  # kinds that were observed
         self._pods: dict[str, core.Pod] = {}  # by uid: pods with a claim or a group
+        self._order: dict[str, int] = {}  # pod uid -> position among them: facts keep it
+        self._positions = count()
         self._published: dict[str, int] = {}  # pod uid -> version of its last fact
+        # Tuples and dicts of strings, not sets: the garbage collector would visit each of 70,000 sets.
+        self._dependencies: dict[str, tuple[_Dependency, ...]] = {}  # by pod uid
+        self._dependents: dict[_Dependency, dict[str, None]] = {}  # pod uids
         self._users: dict[Key, dict[str, core.Pod]] = {}  # by device claim and pod uid
-        self._known: Claims | None = None  # None: must be recomputed
+        self._reassigned: set[Key] = set()  # shared device claims whose first user changed
         self._version = 0
 
     def is_about(self, item: WatchItem) -> bool:
@@ -55,122 +82,232 @@ class RelatedObjectsCache:
         return item.kind in RELATED_KINDS
 
     def take(self, item: WatchItem) -> Sequence[core.Pod]:
-        """Apply the item; return the pods that it may change."""
+        """Apply the item; return the pods that it may change, those known longest first."""
         if isinstance(item, Bookmark):
             return ()
-        known = self._objects.setdefault(item.kind.path(), {})
-        self._known = None
-        match item:
-            case Listed():
-                known.clear()
-                known.update({_key(obj): obj for obj in item.objects})
-                self._version = max(self._version, item.version)
-            case Changed():
-                known[_key(item.object)] = item.object
-                self._version = max(self._version, item.object.version)
-            case Deleted():
-                known.pop(_key(item.object), None)
-                self._version = max(self._version, item.object.version)
-        if isinstance(item, Changed | Deleted) and item.kind is CLAIMS:
-            key = _key(item.object)
-            return [pod for pod in self._pods.values() if key in claims_of(pod)]
-        if isinstance(item, Changed | Deleted) and item.kind is DEVICE_CLAIMS:
-            named = set(self._users.get(_key(item.object), ()))
-            named |= {owner.uid for owner in item.object.metadata.owner_references}
-            return [pod for uid, pod in self._pods.items() if uid in named]
-        return list(self._pods.values())
+        kind, known = item.kind, self._objects[item.kind.path()]
+        is_first = kind.path() not in self._listed
+        self._listed.add(kind.path())
+        if isinstance(item, Listed):
+            objects: dict[Any, core.Object | None] = dict.fromkeys(known)
+            objects |= {_key(kind, obj): obj for obj in item.objects}
+            self._version = max(self._version, item.version)
+        else:
+            objects = {_key(kind, item.object): item.object if isinstance(item, Changed) else None}
+            self._version = max(self._version, item.object.version)
+        # Removals first: an object may have replaced another one of its owner.
+        changes = sorted(
+            ((key, known.get(key), obj) for key, obj in objects.items()), key=lambda change: change[2] is not None
+        )
+        uids = self._apply(kind, changes)
+        if is_first:
+            uids |= {uid for uid, pod in self._pods.items() if kind in _kinds_of(pod)}
+        return self._in_order(uids)
 
-    def meet(self, pods: Iterable[core.Pod]) -> None:
-        """Remember the device claims of the pods: the first pod of a shared claim requests its devices."""
-        for pod in pods:
-            for key in claim_keys(pod):
-                self._users.setdefault(key, {})[pod.metadata.uid] = pod
-                self._known = None
-                self._version = max(self._version, pod.version)
+    def _apply(self, kind: Kind[Any], changes: Iterable[tuple[Any, Any, Any]]) -> set[str]:
+        """Replace objects, given as key, old and new; return the uids of the pods that depend on what changed."""
+        known, uids, classes = self._objects[kind.path()], set[str](), set[str]()
+        for key, old, new in changes:
+            if new is None:
+                known.pop(key, None)
+            else:
+                known[key] = new
+            if _is_equal(old, new):
+                continue
+            uids.update(self._dependents.get((kind.plural, key), ()))
+            if kind is VOLUMES:
+                classes |= {volume.spec.storage_class_name for volume in (old, new) if volume is not None}
+            elif kind is CLASSES:
+                uids.update(self._dependents.get(_DEFAULT_CLASS, ()))
+            elif kind is DEVICE_CLAIMS:
+                uids |= self._assign(old, new)
+        return uids | self._waiting_for_volumes(classes)
+
+    def _assign(self, old: devices.ResourceClaim | None, new: devices.ResourceClaim | None) -> set[str]:
+        """Assign a claim created from a template to its pod; return the uids of its owners."""
+        for claim in (old, new):
+            name = None if claim is None else claim.metadata.annotations.get(POD_CLAIM_NAME)
+            if claim is None or name is None:
+                continue
+            for owner in claim.metadata.owner_references:
+                if claim is new:
+                    self._devices.made[owner.uid, name] = claim
+                elif self._devices.made.get((owner.uid, name)) is claim:
+                    del self._devices.made[owner.uid, name]
+        return {owner.uid for claim in (old, new) if claim is not None for owner in claim.metadata.owner_references}
+
+    def _waiting_for_volumes(self, classes: Iterable[str]) -> set[str]:
+        """Return the uids of pods without a volume of these classes, where other nodes reach the available ones now."""
+        uids = set[str]()
+        for name in classes:
+            before = self._storage.available.pop(name, "unknown")
+            waiting = self._dependents.get((_AVAILABLE, name))
+            if waiting and self._storage.reach_available(name) != before:
+                uids.update(waiting)
+        return uids
+
+    def _in_order(self, uids: Iterable[str]) -> list[core.Pod]:
+        return [self._pods[uid] for uid in sorted(self._order.keys() & uids, key=self._order.__getitem__)]
+
+    def meet(self, pod: core.Pod) -> None:
+        """Remember the device claims of a listed pod: the first pod of a shared claim requests its devices."""
+        self._use(pod)
+        self._reassigned.clear()  # all listed pods are observed after the last is met
 
     def sharing(self, pod: core.Pod) -> list[core.Pod]:
-        """Return the other pods with a device claim of this one, which its start or end may change."""
+        """Return the other pods of shared device claims that got another first pod by the start or end of this one."""
         self._version = max(self._version, pod.version)
-        users = {uid: user for key in claim_keys(pod) for uid, user in self._users.get(key, {}).items()}
-        users.pop(pod.metadata.uid, None)
-        return list(users.values())
+        uids = {uid for key in self._reassigned for uid in self._users.get(key, ())}
+        self._reassigned.clear()
+        return self._in_order(uids - {pod.metadata.uid})
 
     def of(self, pod: core.Pod) -> RelatedObjects | None:
         """Return the pod's related objects; None for an unscheduled pod while they are not all listed.
 
         Before, a node might be bought in another zone than the pod's volume.
         """
-        kinds = (*(STORAGE_KINDS if any(claims_of(pod)) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
+        kinds = _kinds_of(pod)
         if not kinds and not group_name(pod.metadata):
             return NO_RELATED_OBJECTS
-        self._pods[pod.metadata.uid] = pod
-        self.meet((pod,))
-        if any(kind.path() not in self._objects for kind in kinds):
-            return RelatedObjects(version=self._version) if pod.spec.node_name else None
-        least = self._group_count_min(pod)
-        related = related_objects(pod, self._storage(), self._claims(), version=self._version, group_count_min=least)
-        self._published[pod.metadata.uid] = max(self._version, pod.version)
+        uid = pod.metadata.uid
+        if uid not in self._order:
+            self._order[uid] = next(self._positions)
+        self._pods[uid] = pod
+        self._use(pod)
+        if any(kind.path() not in self._listed for kind in kinds):
+            if not pod.spec.node_name:
+                return None
+            related = RelatedObjects(version=self._version)
+        else:
+            self._index(uid, tuple(self._dependencies_of(pod)))
+            least = self._group_count_min(pod)
+            related = related_objects(pod, self._storage, self._devices, version=self._version, group_count_min=least)
+        self._published[uid] = max(self._version, pod.version)
         return related
 
     def gone(self, uid: str) -> int:
         """Forget the pod; return the version of its last fact, 0 if there is none."""
         pod = self._pods.pop(uid, None)
+        self._order.pop(uid, None)
+        self._index(uid, ())
         for key in () if pod is None else claim_keys(pod):
-            self._users.get(key, {}).pop(uid, None)
-            self._known = None
+            self._users[key].pop(uid)
+            first = self._devices.first_users.get(key)
+            if first is not None and first.metadata.uid == uid:
+                self._choose_first_user(key)
+            if not self._users[key]:
+                del self._users[key]
         return self._published.pop(uid, 0)
 
     def absent_from(self, uids: frozenset[str]) -> list[core.Pod]:
         """Return the pods with facts at a version of their related objects that are not among these."""
         return [pod for uid, pod in self._pods.items() if uid not in uids]
 
+    # ---- device claims that pods share
+
+    def _use(self, pod: core.Pod) -> None:
+        """Remember the device claims that the pod names."""
+        for key in claim_keys(pod):
+            users = self._users.setdefault(key, {})
+            if users.get(pod.metadata.uid) is pod:
+                continue
+            users[pod.metadata.uid] = pod
+            first = self._devices.first_users.get(key)
+            if first is None or first.metadata.uid == pod.metadata.uid or _age(pod) < _age(first):
+                self._choose_first_user(key, pod if _is_alive(pod) else None)
+            self._version = max(self._version, pod.version)
+
+    def _choose_first_user(self, key: Key, pod: core.Pod | None = None) -> None:
+        """Choose the oldest pod of the claim that has not ended; `pod` if it is known to be that one."""
+        before = self._devices.first_users.pop(key, None)
+        first = pod or min(filter(_is_alive, self._users.get(key, {}).values()), key=_age, default=None)
+        if first is not None:
+            self._devices.first_users[key] = first
+        if (before and before.metadata.uid) != (first and first.metadata.uid):
+            self._reassigned.add(key)
+
+    # ---- index
+
+    def _index(self, uid: str, dependencies: tuple[_Dependency, ...]) -> None:
+        """Remember what the pod depends on; empty: nothing."""
+        before = self._dependencies.get(uid, ())
+        if before == dependencies:
+            return
+        for dependency in before:
+            dependents = self._dependents.get(dependency, {})
+            dependents.pop(uid, None)
+            if not dependents:
+                self._dependents.pop(dependency, None)
+        for dependency in dependencies:
+            self._dependents.setdefault(dependency, {})[uid] = None
+        self._dependencies[uid] = dependencies
+        if not dependencies:
+            del self._dependencies[uid]
+
+    def _dependencies_of(self, pod: core.Pod) -> Iterator[_Dependency]:
+        """Yield all that `related_objects` reads for the pod, objects that do not exist included."""
+        namespace = pod.metadata.namespace
+        if name := group_name(pod.metadata):
+            yield GROUPS.plural, (namespace, name)
+        for key in claims_of(pod):
+            yield CLAIMS.plural, key
+            volume_claim = self._storage.claims.get(key)
+            if volume_claim is None:
+                continue
+            if volume_claim.spec.volume_name:
+                yield VOLUMES.plural, volume_claim.spec.volume_name
+                continue
+            if volume_claim.spec.storage_class_name is None:
+                yield _DEFAULT_CLASS
+            if class_name := self._storage.class_of(volume_claim):
+                yield CLASSES.plural, class_name
+                yield _AVAILABLE, class_name
+        for named in pod.spec.resource_claims:
+            spec: devices.ResourceClaimSpec | None
+            if template_name := named.get("resourceClaimTemplateName"):
+                yield DEVICE_TEMPLATES.plural, (namespace, template_name)
+                claim = self._devices.made.get((pod.metadata.uid, named.get("name", "")))
+                template = self._devices.templates.get((namespace, template_name))
+                spec = claim.spec if claim is not None else template.spec.spec if template is not None else None
+            else:
+                yield DEVICE_CLAIMS.plural, (namespace, named.get("resourceClaimName", ""))
+                claim = self._devices.claims.get((namespace, named.get("resourceClaimName", "")))
+                spec = None if claim is None else claim.spec
+            for request in () if spec is None else spec.devices.requests:
+                for exact in (request.exactly, *request.first_available):
+                    if exact is not None:
+                        yield DEVICE_CLASSES.plural, exact.device_class_name
+
     def _group_count_min(self, pod: core.Pod) -> int | None:
         key = (pod.metadata.namespace, group_name(pod.metadata))
-        for kind in (GROUPS, VOLCANO_GROUPS):
-            group = self._objects.get(kind.path(), {}).get(key)
-            if isinstance(group, storage.Group):
-                return group.spec.min_member
-        return None
-
-    def _known_of(self, kind: Kind[ObjectT]) -> dict[tuple[str, str], ObjectT]:
-        """Return the known objects of the kind, by namespace and name."""
-        return {key: obj for key, obj in self._objects.get(kind.path(), {}).items() if isinstance(obj, kind.type)}
-
-    def _storage(self) -> Storage:
-        return Storage(
-            claims=self._known_of(CLAIMS),
-            volumes={name: volume for (_, name), volume in self._known_of(VOLUMES).items()},
-            classes={name: storage_class for (_, name), storage_class in self._known_of(CLASSES).items()},
-        )
-
-    def _claims(self) -> Claims:
-        """Return all device claims; recomputed only after a change."""
-        if self._known is None:
-            claims = self._known_of(DEVICE_CLAIMS)
-            self._known = Claims(
-                claims=claims,
-                templates=self._known_of(DEVICE_TEMPLATES),
-                classes={name: device_class for (_, name), device_class in self._known_of(DEVICE_CLASSES).items()},
-                made={
-                    (owner.uid, name): claim
-                    for claim in claims.values()
-                    if (name := claim.metadata.annotations.get(POD_CLAIM_NAME)) is not None
-                    for owner in claim.metadata.owner_references
-                },
-                first_users={
-                    key: min(alive, key=_age) for key, users in self._users.items() if (alive := _alive(users))
-                },
-            )
-        return self._known
+        groups = (self._groups[kind.path()].get(key) for kind in GROUP_KINDS)
+        return next((group.spec.min_member for group in groups if group is not None), None)
 
 
-def _alive(users: Mapping[str, core.Pod]) -> list[core.Pod]:
-    return [pod for pod in users.values() if pod.status.phase not in ("Succeeded", "Failed")]
+def _kinds_of(pod: core.Pod) -> tuple[Kind[Any], ...]:
+    """Return the kinds that must be listed before the pod can be published."""
+    return (*(STORAGE_KINDS if any(claims_of(pod)) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
+
+
+def _is_equal(old: core.Object | None, new: core.Object | None) -> bool:
+    """Return True if nothing changed that is read: of metadata only annotations and owners are."""
+    if old is None or new is None:
+        return old is new
+    return (
+        old.metadata.annotations == new.metadata.annotations
+        and old.metadata.owner_references == new.metadata.owner_references
+        and msgspec.structs.replace(new, metadata=old.metadata) == old
+    )
+
+
+def _is_alive(pod: core.Pod) -> bool:
+    return pod.status.phase not in ("Succeeded", "Failed")
 
 
 def _age(pod: core.Pod) -> tuple[str, str]:
     return str(pod.metadata.creation_timestamp), pod.metadata.uid
 
 
-def _key(obj: core.Object) -> tuple[str, str]:
-    return obj.metadata.namespace, obj.metadata.name
+def _key(kind: Kind[Any], obj: core.Object) -> Key | str:
+    name = obj.metadata.name
+    return name if kind.plural in _CLUSTER_SCOPED else (obj.metadata.namespace, name)

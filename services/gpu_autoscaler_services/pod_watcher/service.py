@@ -1,5 +1,6 @@
 """The pod watcher: publishes the changes of Kubernetes watches. Its memory only avoids repeats."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -54,6 +55,8 @@ from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, R
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
 WATCHED_SECONDS = 10.0
+# A list of 10,000 pods takes seconds: other tasks (probes, connections) run after this many objects, some milliseconds.
+OBJECTS_PER_TURN = 50
 
 log = structlog.get_logger()
 
@@ -68,6 +71,14 @@ class _WatchedKind(msgspec.Struct):
     published: dict[str, Versioned | None] = {}  # by uid; None: it could not be decoded
     last_list: Versioned | None = None
     watched_at: datetime | None = None
+
+
+class _ItemWork(msgspec.Struct):
+    """One item, the facts that it gave so far, and its objects that are yet to be read."""
+
+    item: WatchItem
+    parts: Iterator[list[Fact]]
+    facts: list[Fact] = []
 
 
 def _pod_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
@@ -142,8 +153,8 @@ class PodWatcher:
         }
         self._related = RelatedObjectsCache()
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
-        # The last item of each kind and its facts: the runner repeats an item that the broker did not take.
-        self._last: dict[str, tuple[WatchItem, list[Fact]]] = {}
+        # The last item of each kind: the runner repeats an item that the broker did not take, or that took too long.
+        self._last: dict[str, _ItemWork] = {}
 
     def living(self) -> Iterator[Fact]:
         """Yield the last fact of each object, and the last list of each kind."""
@@ -159,58 +170,79 @@ class PodWatcher:
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
-        """Return the new facts of the item; the same facts again if the same item is repeated."""
-        last = self._last.get(item.kind.path())
-        if last is not None and last[0] is item:
-            return last[1]
+        """Return the new facts of the item; the same facts again if the same item is repeated.
+
+        Other tasks run between the objects of a list. If the call is canceled, the next one continues with the item.
+        """
+        path = item.kind.path()
+        work = self._last.get(path)
+        if work is None or work.item is not item:
+            work = self._last[path] = _ItemWork(item=item, parts=self._parts(item))
+        try:
+            for number, facts in enumerate(work.parts, 1):
+                work.facts += facts
+                if number % OBJECTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        except Exception:
+            del self._last[path]
+            raise
+        return work.facts
+
+    def _parts(self, item: WatchItem) -> Iterator[list[Fact]]:
+        """Yield the facts of one object after the other."""
         kind = self._kinds.get(item.kind.plural)
         if kind is not None:
-            facts = [*self._facts_of(kind, item), *self._claim_sharers(kind, item)]
+            yield from self._facts_of(kind, item)
+            yield from self._claim_sharers(kind, item)
         elif self._related.is_about(item):
             pods = self._kinds[PODS.plural]
-            facts = [fact for pod in self._related.take(item) for fact in self._observe(pods, pod)]
+            yield from (self._observe(pods, pod) for pod in self._related.take(item))
         elif self._slices.is_about(item):
             nodes = self._kinds[NODES.plural]
-            facts = [fact for node in self._slices.take(item) for fact in self._observe(nodes, node)]
+            yield from (self._observe(nodes, node) for node in self._slices.take(item))
         else:
-            facts = self._on_job_item(item)
-        self._last[item.kind.path()] = (item, facts)
-        return facts
+            yield from self._on_job_item(item)
 
-    def _facts_of(self, kind: _WatchedKind, item: WatchItem) -> list[Fact]:
+    def _facts_of(self, kind: _WatchedKind, item: WatchItem) -> Iterator[list[Fact]]:
         match item:
             case Listed():
-                return self._on_listed(kind, item)
+                yield from self._on_listed(kind, item)
             case Changed():
-                return [*self._observe(kind, item.object), *self._heartbeat(kind, item.object.version, item.seen_at)]
+                yield self._observe(kind, item.object)
+                yield self._heartbeat(kind, item.object.version, item.seen_at)
             case Deleted():
-                return [self._gone(kind, item.object), *self._heartbeat(kind, item.object.version, item.seen_at)]
+                yield [self._gone(kind, item.object)]
+                yield self._heartbeat(kind, item.object.version, item.seen_at)
             case Bookmark():
-                return self._heartbeat(kind, item.version, item.seen_at)
+                yield self._heartbeat(kind, item.version, item.seen_at)
 
-    def _claim_sharers(self, kind: _WatchedKind, item: WatchItem) -> list[Fact]:
-        """Return the changes of pods that share a device claim with this one."""
+    def _claim_sharers(self, kind: _WatchedKind, item: WatchItem) -> Iterator[list[Fact]]:
+        """Yield the changes of pods that share a device claim with this one."""
         if item.kind is not PODS or not isinstance(item, Changed | Deleted) or not isinstance(item.object, core.Pod):
-            return []
-        return [fact for pod in self._related.sharing(item.object) for fact in self._observe(kind, pod)]
+            return
+        yield from (self._observe(kind, pod) for pod in self._related.sharing(item.object))
 
-    def _on_listed(self, kind: _WatchedKind, item: Listed) -> list[Fact]:
-        """Return what is new in the list, then the list: objects that are not in it are gone."""
+    def _on_listed(self, kind: _WatchedKind, item: Listed) -> Iterator[list[Fact]]:
+        """Yield what is new in the list, then the list: objects that are not in it are gone."""
         uids = tuple(sorted(obj.metadata.uid for obj in item.objects))
+        present = frozenset(uids)
         # The last fact of a pod with related objects, or of a node with slices, may have a later version than the list:
         # its end is published explicitly.
         absent: Sequence[core.Object] = ()
         if item.kind is PODS:
-            self._related.meet(obj for obj in item.objects if isinstance(obj, core.Pod))
-            absent = self._related.absent_from(frozenset(uids))
+            absent = self._related.absent_from(present)
         elif item.kind is NODES:
-            absent = self._slices.absent_from(frozenset(uids))
-        ended = [self._gone(kind, missing, item.version) for missing in absent]
-        kind.published = {uid: fact for uid, fact in kind.published.items() if uid in set(uids)}
-        facts = [fact for obj in item.objects for fact in self._observe(kind, obj)]
+            absent = self._slices.absent_from(present)
+        ended: list[Fact] = [self._gone(kind, missing, item.version) for missing in absent]
+        for obj in item.objects:
+            if isinstance(obj, core.Pod):
+                self._related.meet(obj)
+                yield []
+        kind.published = {uid: fact for uid, fact in kind.published.items() if uid in present}
+        yield from (self._observe(kind, obj) for obj in item.objects)
         kind.watched_at = item.seen_at
         kind.last_list = kind.listed(uids, self._epoch, item.version, item.seen_at)
-        return [*facts, *ended, kind.last_list]
+        yield [*ended, kind.last_list]
 
     def _gone(self, kind: _WatchedKind, obj: core.Object, version: int = 0) -> Versioned:
         """Return the object's end, at a version not before its last fact."""
@@ -252,23 +284,21 @@ class PodWatcher:
 
     # ---- Jobs
 
-    def _on_job_item(self, item: WatchItem) -> list[Fact]:
+    def _on_job_item(self, item: WatchItem) -> Iterator[list[Fact]]:
         match item:
             case Listed():
-                return self._on_jobs_listed(item)
+                yield from self._on_jobs_listed(item)
             case Changed():
-                return self._job_facts(item.kind, item.object, item.seen_at)
+                yield self._job_facts(item.kind, item.object, item.seen_at)
             case Deleted():
                 self._running_of(item.kind).discard(item.object.metadata.uid)
-                return self._job_end(item.object, item.seen_at)
-            case Bookmark():
-                return []
+                yield self._job_end(item.object, item.seen_at)
 
-    def _on_jobs_listed(self, item: Listed) -> list[Fact]:
-        """Return the facts of each Job, then the list: Jobs deleted while unwatched are not in it."""
+    def _on_jobs_listed(self, item: Listed) -> Iterator[list[Fact]]:
+        """Yield the facts of each Job, then the list: Jobs deleted while unwatched are not in it."""
         running = self._running_of(item.kind)
         running &= {obj.metadata.uid for obj in item.objects}
-        facts = [fact for obj in item.objects for fact in self._job_facts(item.kind, obj, item.seen_at)]
+        yield from (self._job_facts(item.kind, obj, item.seen_at) for obj in item.objects)
         listed = JobListed(
             epoch=self._epoch,
             version=item.version,
@@ -276,7 +306,7 @@ class PodWatcher:
             listed_at=item.seen_at,
             runtime=RUNTIMES[item.kind.path()],
         )
-        return [*facts, listed]
+        yield [listed]
 
     def _running_of(self, kind: Kind[Any]) -> set[str]:
         return self._running.setdefault(kind.path(), set())

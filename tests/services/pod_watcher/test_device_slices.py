@@ -4,12 +4,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.services.pod_watcher.test_service import changed, decoded, listed
 from tests.support.kube_objects import READY, Json
 from tests.support.kube_objects import node as node_json
 from tests.support.kube_objects import pod as pod_json
 from tests.support.purchases import bought, purchase
 from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, given, job, offer, on_sale, policy
+from tests.support.watch_items import changed, decoded, listed
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase

@@ -1,18 +1,16 @@
 """The facts that the pod watcher publishes. Items are built from JSON as the API server sends it."""
 
-import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.kube_objects import Json, budget, job, node, pod
+from tests.support.kube_objects import budget, job, node, pod
+from tests.support.watch_items import T0, changed, decoded, listed, new_watcher
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobListed, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetListed, PodGone, PodListed, PodObserved, PodWatched
-from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
     CLAIMS,
@@ -24,42 +22,19 @@ from gpu_autoscaler.kube.protocol import (
     VOLCANO_GROUPS,
     VOLUMES,
     Bookmark,
-    Changed,
-    Cluster,
     Deleted,
-    Kind,
-    Listed,
 )
 from gpu_autoscaler.kube.wire.core import Object
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 
-T0 = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_LABELS = {"gpu-autoscaler.io/job-id": "train"}
 
 
 @pytest.fixture
 def watcher() -> PodWatcher:
-    """A watcher that gets its items from the test; it never calls its client."""
-    kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: T0)
-    return PodWatcher(kube, Cluster(installation="uid", epoch=7))
-
-
-def decoded(kind: Kind[Any], item: Json, version: int, **metadata: Any) -> Object:  # noqa: ANN401 - any field of metadata
-    """Return the object as decoded from the wire."""
-    own = {"uid": item["metadata"]["name"], "namespace": "default", "creationTimestamp": "2026-11-21T11:00:00Z"}
-    full = {**item, "metadata": {**item["metadata"], **own, "resourceVersion": str(version), **metadata}}
-    return kind.decode(json.dumps(full).encode(), "read")  # type: ignore[no-any-return]
-
-
-def listed(kind: Kind[Any], *objects: Object, version: int = 100, at: datetime = T0) -> Listed:
-    """Return a whole list."""
-    return Listed(kind=kind, objects=objects, version=version, seen_at=at)
-
-
-def changed(kind: Kind[Any], obj: Object, at: datetime = T0) -> Changed:
-    """Return a change."""
-    return Changed(kind=kind, object=obj, seen_at=at)
+    """A watcher that gets its items from the test."""
+    return new_watcher()
 
 
 def types(facts: Any) -> list[type[Fact]]:  # noqa: ANN401 - whatever the door returned

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from tests.services.pod_watcher.test_service import listed
 from tests.support.kube_objects import pod as pod_json
 from tests.support.stories import EPOCH, MINUTE, T0, TimedFact, given, node, on_sale, policy, record
+from tests.support.watch_items import listed
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.intake.fold import fold

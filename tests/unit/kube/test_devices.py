@@ -1,7 +1,6 @@
 """GPU demand of device claims. The simple case is read; everything else is reported as unsupported, never guessed."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ CLASSES = {
 
 def claims(
     *requests: Json,
-    classes: Mapping[str, DeviceClass] = CLASSES,
+    classes: dict[str, DeviceClass] = CLASSES,
     first: Pod | None = None,
     **more: Any,  # noqa: ANN401 - JSON
 ) -> Claims:

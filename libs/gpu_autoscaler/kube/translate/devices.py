@@ -7,7 +7,7 @@ device classes and attributes (read 2026-11-22).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -39,11 +39,11 @@ Key = tuple[str, str]  # namespace and name
 class Claims(msgspec.Struct, kw_only=True):
     """The last observed claims, templates and classes."""
 
-    claims: Mapping[Key, wire_devices.ResourceClaim] = {}
-    templates: Mapping[Key, wire_devices.ResourceClaimTemplate] = {}
-    classes: Mapping[str, wire_devices.DeviceClass] = {}
-    made: Mapping[tuple[str, str], wire_devices.ResourceClaim] = {}  # from templates, by pod uid and name in the pod
-    first_users: Mapping[Key, core.Pod] = {}  # the first pod that names a shared claim
+    claims: dict[Key, wire_devices.ResourceClaim] = {}
+    templates: dict[Key, wire_devices.ResourceClaimTemplate] = {}
+    classes: dict[str, wire_devices.DeviceClass] = {}
+    made: dict[tuple[str, str], wire_devices.ResourceClaim] = {}  # from templates, by pod uid and name in the pod
+    first_users: dict[Key, core.Pod] = {}  # the first pod that names a shared claim
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):

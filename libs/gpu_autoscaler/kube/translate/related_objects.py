@@ -5,7 +5,7 @@ Source: Kubernetes documentation, "Persistent Volumes", "Storage Classes" (volum
 read 2026-11-21.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 
 import msgspec
@@ -40,9 +40,31 @@ Terms = tuple[NodeSelectorTerm, ...]  # alternatives; empty: no condition
 class Storage(msgspec.Struct, kw_only=True):
     """The last observed claims, volumes and storage classes."""
 
-    claims: Mapping[Key, wire_storage.Claim] = {}
-    volumes: Mapping[str, wire_storage.PersistentVolume] = {}
-    classes: Mapping[str, wire_storage.StorageClass] = {}
+    claims: dict[Key, wire_storage.Claim] = {}
+    volumes: dict[str, wire_storage.PersistentVolume] = {}
+    classes: dict[str, wire_storage.StorageClass] = {}
+    # By class: the nodes that reach its available volumes, None without one. Whoever changes a volume removes the entry
+    # of its class: pods with unbound claims of one class share one search through the volumes.
+    available: dict[str, Terms | None] = {}
+
+    def class_of(self, claim: wire_storage.Claim) -> str:
+        """Return the claim's storage class, or the default one; empty: none."""
+        if claim.spec.storage_class_name is not None:
+            return claim.spec.storage_class_name
+        return next((name for name, storage_class in self.classes.items() if _is_default(storage_class)), "")
+
+    def reach_available(self, class_name: str) -> Terms | None:
+        """Return the nodes that reach an available volume of the class; None without such a volume."""
+        if class_name not in self.available:
+            names = [
+                name
+                for name, volume in self.volumes.items()
+                if volume.spec.storage_class_name == class_name and volume.status.phase == "Available"
+            ]
+            reached = [_nodes(self.volumes[name]) for name in sorted(names)]
+            terms = () if not all(reached) else tuple(dict.fromkeys(term for terms in reached for term in terms))
+            self.available[class_name] = terms if reached else None
+        return self.available[class_name]
 
 
 class RelatedObjects(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +135,7 @@ def _reachable_nodes(key: Key, storage: Storage) -> Terms | str:
 
 
 def _reachable_nodes_unbound(name: str, claim: wire_storage.Claim, storage: Storage) -> Terms | str:
-    class_name = claim.spec.storage_class_name
-    if class_name is None:
-        class_name = next((key for key, value in storage.classes.items() if _is_default(value)), "")
+    class_name = storage.class_of(claim)
     if not class_name:
         return f"{name} has neither a volume nor a storage class"
     storage_class = storage.classes.get(class_name)
@@ -130,15 +150,8 @@ def _reachable_nodes_unbound(name: str, claim: wire_storage.Claim, storage: Stor
             )
             for term in storage_class.allowed_topologies
         )
-    free = [
-        volume
-        for _, volume in sorted(storage.volumes.items())
-        if volume.spec.storage_class_name == class_name and volume.status.phase == "Available"
-    ]
-    if not free:
-        return f"{name} has no volume, and storage class {class_name} has no available one"
-    reached = [_nodes(volume) for volume in free]
-    return () if not all(reached) else tuple(dict.fromkeys(term for terms in reached for term in terms))
+    reached = storage.reach_available(class_name)
+    return f"{name} has no volume, and storage class {class_name} has no available one" if reached is None else reached
 
 
 def _is_default(storage_class: wire_storage.StorageClass) -> bool:

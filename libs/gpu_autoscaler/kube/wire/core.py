@@ -10,8 +10,12 @@ import msgspec
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of all wire structs: camelCase names, unknown fields ignored."""
+class Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+    """Base of all wire structs: camelCase names, unknown fields ignored.
+
+    Decoded objects have no reference cycles. With `gc=False` the garbage collector does not visit them: its passes over
+    the objects of 10,000 pods would block the event loop for 150 ms.
+    """
 
 
 class OwnerReference(Wire, frozen=True, kw_only=True):
