@@ -22,6 +22,8 @@ REVIEWS_COUNT_MAX = 1000
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_LENGTH_MIN = 16
 CALLER: web.RequestKey[str] = web.RequestKey("caller", str)  # name of the authenticated caller
+# The user, or the shared token: bearers of several shared tokens have one name.
+CALLER_ID: web.RequestKey[str] = web.RequestKey("caller_id", str)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     name: str
     may_write: bool
+    token_number: int = 0  # of a shared token, from 1; 0: the caller has a name of its own
 
 
 class Authenticator(Protocol):
@@ -53,7 +56,9 @@ class SharedTokens:
     async def caller(self, token: str) -> Caller | None:
         """Return the bearer. Every token is compared, so that timing reveals nothing."""
         matches = [hmac.compare_digest(known, token.encode()) for known in self._tokens]
-        return Caller("bearer of a token", may_write=True) if any(matches) else None
+        if not any(matches):
+            return None
+        return Caller("bearer of a token", may_write=True, token_number=matches.index(True) + 1)
 
 
 class KubernetesReviews(Protocol):
@@ -138,6 +143,7 @@ def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]
                 f"{caller.name} has read access only; grant the verb create on jobs.gpu-autoscaler.io",
             )
         request[CALLER] = caller.name
+        request[CALLER_ID] = f"{caller.name} {caller.token_number}" if caller.token_number else caller.name
         return await handler(request)
 
     return guarded

@@ -13,6 +13,7 @@ from tests.support.front import Front, front
 from tests.support.stories import job, node, on_sale
 
 from gpu_autoscaler_services.gateway.api import events as sse
+from gpu_autoscaler_services.gateway.auth import SharedTokens
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
@@ -166,6 +167,32 @@ async def test_the_number_of_listeners_is_limited(gate: Front, monkeypatch: pyte
         while gate.model.tail.listeners_count:
             await gate.tell(job("more"), on_sale())
             await asyncio.sleep(0.05)
+
+
+async def test_one_caller_cannot_take_all_event_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream too many of a token gets 429 with the next step; other tokens get theirs, and a closed one is free."""
+    monkeypatch.setattr(sse, "LISTENERS_PER_CALLER_COUNT_MAX", 2)
+    greedy, other = ({"Authorization": f"Bearer {name * 16}"} for name in ("a", "b"))
+    async with (
+        front(tmp_path, authenticators=[SharedTokens(["a" * 16, "b" * 16])]) as gate,
+        aiohttp.ClientSession() as http,
+    ):
+        opened = [await http.get(gate.url + EVENTS, headers=greedy) for _ in range(2)]
+        assert [response.status for response in opened] == [200, 200]
+        async with http.get(gate.url + EVENTS, headers=greedy) as refused:
+            assert refused.status == 429
+            assert "Retry-After" in refused.headers
+            assert "close some" in (await refused.json(content_type="application/problem+json"))["detail"]
+        async with http.get(gate.url + EVENTS, headers=other) as response:
+            assert response.status == 200
+        for response in opened:
+            response.close()
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            while gate.model.tail.listeners_count:
+                await gate.tell(job("more"), on_sale())
+                await asyncio.sleep(0.05)
+        async with http.get(gate.url + EVENTS, headers=greedy) as response:
+            assert response.status == 200
 
 
 async def test_silence_differs_from_a_dead_connection(gate: Front, monkeypatch: pytest.MonkeyPatch) -> None:

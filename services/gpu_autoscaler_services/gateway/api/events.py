@@ -16,6 +16,7 @@ from aiohttp import web
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler_services.gateway.auth import CALLER_ID
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
@@ -26,6 +27,7 @@ HEARTBEAT_SECONDS = 15.0  # proxies close connections that are silent for a minu
 RECONNECT_MILLISECONDS = 2000
 WRITE_SECONDS_MAX = 30.0  # without progress for this long the client is considered gone
 LISTENERS_COUNT_MAX = 200
+LISTENERS_PER_CALLER_COUNT_MAX = 40  # a fifth: several browsers and programs of one user or shared token
 BUFFER_COUNT_MAX = 1000
 
 Positions = dict[str, int]
@@ -56,7 +58,14 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
     if tail.listeners_count >= LISTENERS_COUNT_MAX:
         detail = f"the gateway serves at most {LISTENERS_COUNT_MAX} event streams; use one stream with several subjects"
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=HEARTBEAT_SECONDS)
-    listener = tail.listen(subjects, BUFFER_COUNT_MAX)
+    caller = request.get(CALLER_ID, "")
+    if caller and tail.listeners_count_of(caller) >= LISTENERS_PER_CALLER_COUNT_MAX:
+        detail = (
+            f"{caller} has {LISTENERS_PER_CALLER_COUNT_MAX} open event streams, the most for one user or token; "
+            "close some, or use one stream with several subjects"
+        )
+        raise Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after_seconds=HEARTBEAT_SECONDS)
+    listener = tail.listen(subjects, BUFFER_COUNT_MAX, caller)
     try:
         return await _send(request, listener, await _start_positions(request.app[READ_MODEL], streams, requested))
     finally:
@@ -157,7 +166,7 @@ ROUTES = (
         events_handler,
         "facts",
         str,
-        (*INVALID, *UNAVAILABLE),
+        (*INVALID, HTTPStatus.TOO_MANY_REQUESTS, *UNAVAILABLE),
         query=EventsQuery,
         headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},
         media_type="text/event-stream",

@@ -117,7 +117,7 @@ async def plan_handler(request: web.Request) -> web.Response:
             return answer(request, plan)
     raise Problem(
         HTTPStatus.NOT_FOUND,
-        f"plan {plan_id!r} is not among the newest {RING_COUNT_MAX}; older ones are in the stream SCALING",
+        f"plan {plan_id!r} is not among the newest in memory; older ones are in the stream SCALING",
     )
 
 
