@@ -220,6 +220,8 @@ def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, seque
 
 
 _KNOWN_TYPES = frozenset(catalog.FACTS)
+# Fields of a JobRecord whose first fact counts.
+_HAPPEN_ONCE = ("requested", "queued", "cancel_requested", "estimated", "scored")
 
 
 def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
@@ -471,16 +473,18 @@ class _Folding:
             self._ended("job", fact.finished_at)
 
     def _job_resynced(self, fact: job.JobResynced, at: datetime) -> None:
-        """Fold the facts that are missing in the record; those it has are the same or newer."""
-        before = after = self._batch.jobs.get(fact.job_id) or JobRecord()
-        parts = (
-            fact.requested, fact.queued, fact.cancel_requested, fact.placed, fact.preempted, fact.started,
-            fact.estimated, fact.scored,
-        )  # fmt: skip
-        for part in parts:
-            if part is not None:
-                after = apply_to_job(after, part, fact.requested_at or at)
-        if after is not before:
+        """Fold the facts of an open job.
+
+        Of those that happen once these are the first ones: the stream may have discarded them, and have repeats.
+        """
+        first = {name: getattr(fact, name) for name in _HAPPEN_ONCE if getattr(fact, name) is not None}
+        if fact.requested is not None:
+            first["requested_at"] = fact.requested_at or at
+        before = self._batch.jobs.get(fact.job_id) or JobRecord()
+        after = replace(before, **first)
+        for part in (fact.placed, fact.preempted, fact.started):
+            after = after if part is None else apply_to_job(after, part, at)
+        if after != before:
             self._batch.jobs.set(fact.job_id, after)
 
     @staticmethod

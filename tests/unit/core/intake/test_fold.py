@@ -32,7 +32,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested, JobResynced
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatched
 from gpu_autoscaler.events.shadow import ShadowPlanMade
@@ -217,6 +217,18 @@ def test_the_first_request_of_an_id_is_the_job() -> None:
 
     assert isinstance(requested, JobRequested)
     assert requested.job_name == "train"
+
+
+def test_a_job_published_again_restores_the_first_request() -> None:
+    """Where the stream has discarded it, with or without a repeat of it; otherwise nothing changes."""
+    complete = folded(job("train")).jobs[JobId("train")]
+    again = JobResynced(
+        job_id=JobId("train"), requested=complete.requested, requested_at=complete.requested_at, queued=complete.queued
+    )
+    resynced = (TimedFact(again, T0 + 2 * MINUTE),)
+    repeat = (TimedFact(request("train", job_name="other"), T0 + MINUTE),)
+    for story in ((resynced,), (repeat, resynced), (resynced, repeat), (job("train"), repeat, resynced)):
+        assert folded(*story).jobs[JobId("train")] == complete
 
 
 def test_ended_records_are_pruned_after_retention() -> None:
