@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300
 
 STARTED = "state restored from snapshot"
 REFUSED = "snapshot refused"
+# The cost tracker has snapshots of its own, under its name.
+OF_SCALER = "FROM snapshots WHERE service = ''"
 
 
 def asked(folder: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -35,9 +37,10 @@ def asked(folder: Path, statement: str) -> list[tuple[Any, ...]]:
 
 async def until_kept(folder: Path) -> None:
     """Wait for a snapshot of all facts so far."""
-    (before,) = asked(folder, "SELECT coalesce(max(number), 0) FROM snapshots")[0]
+    newest = f"SELECT coalesce(max(number), 0) {OF_SCALER}"
+    before = asked(folder, newest)
     async with asyncio.timeout(60):
-        while asked(folder, "SELECT max(number) FROM snapshots")[0] <= (before,):
+        while asked(folder, newest) <= before:
             await asyncio.sleep(0.1)
 
 
@@ -56,8 +59,8 @@ async def freeze_at_rest(cluster: Running, folder: Path) -> None:
 
 
 def last_kept(folder: Path) -> tuple[Label, ClusterState]:
-    """The last snapshot."""
-    sealed, body = asked(folder, "SELECT label, body FROM snapshots ORDER BY number DESC LIMIT 1")[0]
+    """The last snapshot of the scaler."""
+    sealed, body = asked(folder, f"SELECT label, body {OF_SCALER} ORDER BY number DESC LIMIT 1")[0]
     label = decode_label(sealed)
     assert isinstance(label, Label)
     state = decode_snapshot(label, body)

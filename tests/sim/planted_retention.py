@@ -14,6 +14,7 @@ RETENTION = (
         "            yield from filter(None, tuple(kind.published.values()))\n",
         "",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "the last list of pods is not published again",
@@ -22,6 +23,7 @@ RETENTION = (
         "            if kind.last_list is not None:\n",
         "            if False:\n",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "open purchases are not published again",
@@ -30,6 +32,7 @@ RETENTION = (
         "    yield from map(_order, filter(lambda order: order_ended_at(order) is None, state.orders.values()))\n",
         "",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "waiting jobs are not published again",
@@ -38,6 +41,7 @@ RETENTION = (
         "            if job.queued is not None and job.finished is None:\n",
         "            if job.started is not None and job.finished is None:\n",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "facts are published again too late",
@@ -46,6 +50,7 @@ RETENTION = (
         "now - position.stored_at > span.age_max / 2",
         "now - position.stored_at > span.age_max * 2",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "the limit by size is ignored",
@@ -54,6 +59,7 @@ RETENTION = (
         "if is_old or (span.is_half_full and position.sequence < middle):",
         "if is_old:",
         _PROFILE,
+        hours=2.0,
     ),
     Planted(
         "a clock that is hours ahead is believed",

@@ -33,8 +33,8 @@ CRASH = Planted(
     "the plan cannot be made",
     2,
     "libs/gpu_autoscaler/core/plan.py",
-    "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n",
-    "def plan(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Plan:\n    raise KeyError(as_of)\n\n",
+    "    draft = Draft.start(state, as_of, policy, rejected)\n",
+    "    raise KeyError(as_of)\n",
 )
 
 

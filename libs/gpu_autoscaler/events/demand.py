@@ -3,6 +3,8 @@
 Source: docs/decisions.md#scale-up-triggers.
 """
 
+from typing import ClassVar
+
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
@@ -14,6 +16,8 @@ class DemandReported(Fact, frozen=True, kw_only=True):
 
     The capacity is kept in addition to that of pods and jobs; once the work exists, its source reports a smaller count.
     """
+
+    IS_PUBLIC: ClassVar[bool] = True
 
     source: str  # the reporter, e.g. kafka-lag; a label value. One report per source
     shape: DemandShape  # of each member

@@ -62,7 +62,7 @@ def recorded(envelope: Envelope, stream: str, sequence: int, stored_at: datetime
     every recomputation makes the same one.
     """
     limit = stored_at + AHEAD_MAX
-    if envelope.time <= limit:
+    if envelope.time <= limit or envelope.fact.IS_PUBLIC:
         return Recorded(envelope=envelope, stream=stream, sequence=sequence, stored_at=stored_at)
     fact = envelope.fact
     later = {name: limit for name in fact.CLOCK_FIELDS if (getattr(fact, name) or limit) > limit}

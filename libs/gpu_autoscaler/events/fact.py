@@ -28,6 +28,7 @@ class Fact(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     # Fields with an instant read from the publisher's clock that the fold measures ages by: a clock that is ahead is
     # corrected in them (`events/envelope.py: recorded`).
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ()
+    IS_PUBLIC: ClassVar[bool] = False  # anybody may publish it: its time is judged where it is admitted, not corrected
 
     @classmethod
     def domain(cls) -> str:

@@ -1,7 +1,7 @@
 """Facts about jobs. Any program publishes `requested` and `cancel_requested`; the scheduler publishes the outcome;
 `started`, `listed` and `finished` are observations of the pod watcher."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ from gpu_autoscaler.model.observed import Instant
 
 class JobRequested(Fact, frozen=True, kw_only=True):
     """A request to run a job, the public input. Accepted only once `job.queued` follows."""
+
+    IS_PUBLIC: ClassVar[bool] = True
 
     job_name: str
     project_id: str
@@ -58,6 +60,8 @@ class _AboutJob(Fact, frozen=True, kw_only=True):
 
 class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
     """A request to end the job."""
+
+    IS_PUBLIC: ClassVar[bool] = True
 
     requested_by: str = ""
     note: str = ""

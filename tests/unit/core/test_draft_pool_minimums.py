@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+import msgspec
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -57,6 +58,13 @@ def test_a_maximum_of_a_directive_overrides_the_minimum_of_a_pool() -> None:
         given_directive(Override(pool="default", nodes_count_max=1)), on_sale(), under=pools(nodes_count_min=3)
     )
     assert len(result.decisions) == 1
+
+
+def test_a_limit_allows_a_part_of_the_minimum() -> None:
+    """Two of three nodes are bought and the rest is deferred; the plan check accepts both."""
+    result, _ = plan_of(on_sale(), under=msgspec.structs.replace(pools(nodes_count_min=3), gpu_count_max=16))
+    assert len(result.decisions) == 2
+    assert [(each.subject, each.reason.tag()) for each in result.deferred] == [("override/pool/default", "gpus_limit")]
 
 
 def test_a_paused_pool_is_unchanged() -> None:

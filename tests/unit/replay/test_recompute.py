@@ -1,7 +1,7 @@
 """A recorded plan is recomputed from its facts byte for byte; each obstacle has its own verdict."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -34,9 +34,9 @@ STORIES: tuple[Story, ...] = (on_sale(at=T0), node("n1", at=T0), job("j1", gpus=
 
 
 class Wall:
-    """Wall time that the test advances."""
+    """Wall time that the test advances. No fact of a test is ahead of it: `recorded` would date it back."""
 
-    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    now = AS_OF
 
 
 @pytest.fixture

@@ -31,11 +31,14 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons.buy import BelowOverride, CapacityBuffer
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.resources import Resources
 
 _MINIMA = {*labels.POD_GROUP_MIN_AVAILABLE, labels.POD_GROUP_TOTAL_COUNT}
+# Capacity without work: what a limit allows of it is bought, the rest is deferred under the same key.
+_BOUGHT_IN_PART = (CapacityBuffer, BelowOverride)
 
 
 def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Violation, ...]:
@@ -301,7 +304,7 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     }
     for decision in bought:
         for key in getattr(decision.reason, "demand", ()):
-            if key in held:
+            if key in held and not isinstance(decision.reason, _BOUGHT_IN_PART):
                 yield f"{decision.offer.key} is bought for {key}, which {held[key].tag()} defers"
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):

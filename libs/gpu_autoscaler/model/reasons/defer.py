@@ -358,8 +358,8 @@ class PlanRejected(Reason, frozen=True, kw_only=True, tag="plan_rejected"):
 
     def remedy(self) -> str:
         return (
-            "Report it with the output of gpu-autoscaler record: the planner has a bug. The rest of the cluster is "
-            "served meanwhile."
+            "Report it with the history that gpu-autoscaler replay --save writes: the planner has a bug. The rest of "
+            "the cluster is served meanwhile."
         )
 
 

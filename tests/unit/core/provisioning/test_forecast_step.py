@@ -82,6 +82,19 @@ def test_headroom_counts_booting_nodes() -> None:
     assert purchases(plan_of(given(on_sale(CHEAP), node("n1", CHEAP), node("n2", CHEAP)), headrooms=rooms)) == []
 
 
+def test_a_limit_allows_a_part_of_the_headroom() -> None:
+    """One of two nodes is bought and the rest is deferred: the plan check, which `plan_of` runs, accepts both."""
+    rooms = (Headroom(name="warm", free_gpu_count=2, gpu_model="T4"),)
+    decided = plan_of(given(on_sale(CHEAP)), headrooms=rooms, nodes_count_max=1)
+
+    assert [one.reason for one in purchases(decided)] == [
+        CapacityBuffer(demand=("headroom/warm",), free_gpu_count=0, wanted_gpu_count=2)
+    ]
+    assert [(held.subject, held.reason) for held in decided.deferred] == [
+        ("headroom/warm", NodesLimit(nodes_count=1, nodes_count_max=1))
+    ]
+
+
 def test_a_node_of_headroom_is_not_removed() -> None:
     """Empty for an hour; the other empty node is removed."""
     rooms = (Headroom(name="warm", free_gpu_count=1),)
