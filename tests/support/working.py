@@ -17,14 +17,24 @@ RECOVERY_SECONDS_MAX = 120.0  # a cluster on a busy machine takes a minute
 
 @contextlib.asynccontextmanager
 async def working(bus: NatsBus, service: Any, limits: Limits | None = None) -> AsyncIterator[Runner]:  # noqa: ANN401 - any service of a test with its view
-    """Run it with the limits that services have, and stop it in good order afterwards."""
+    """Run it with the limits that services have, and stop it in good order afterwards; the test ends if it ends."""
     runner = Runner(service, bus, view=service.view, clock=Clock(), limits=limits)
     run = asyncio.create_task(runner.run())
+    test, is_wanted = asyncio.current_task(), True
+    assert test is not None, "called by a task"
+    run.add_done_callback(lambda _: is_wanted and test.cancel())
     try:
         yield runner
+        is_wanted = False
         runner.stop()
         await asyncio.wait_for(run, RECOVERY_SECONDS_MAX)
+    except asyncio.CancelledError:
+        if is_wanted and run.done() and not run.cancelled():
+            test.uncancel()
+            raise AssertionError("the service ended during the test") from run.exception()
+        raise
     finally:
+        is_wanted = False
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
 

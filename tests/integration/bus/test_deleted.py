@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -18,7 +18,7 @@ from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished
-from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.process import EXIT_FAILED
 from gpu_autoscaler.runtime.projection import StateView
@@ -61,7 +61,7 @@ async def until_settled(bus: NatsBus, load: NatsBus) -> None:
     async with asyncio.timeout(60):
         while (told := await load._link.call("CONSUMER.INFO.JOB.ender-job-act"))["num_ack_pending"]:
             await asyncio.sleep(0.05)
-        while consumer._acknowledged_sequence < told["ack_floor"]["stream_seq"]:
+        while consumer._position.acknowledged_sequence < told["ack_floor"]["stream_seq"]:
             await asyncio.sleep(0.05)
 
 
@@ -85,6 +85,35 @@ async def test_a_deleted_consumer_is_made_again_where_it_was(connect: Connect) -
     assert (line["durable"], line["log_level"], line["after_sequence"] >= COUNT) == ("ender-job-act", "error", True)
 
     await bus.ensure()  # it is as declared, also for the next start
+
+
+async def test_a_deleted_consumer_is_made_again_if_the_broker_answers_late(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader gives up on the first attempt; the next reader of the process knows the position too."""
+    bus, load = await connect("ender"), await connect("load")
+    service = Ender()
+    call, late = bus._link.call, ["CONSUMER.INFO.JOB.ender-job-act", "CONSUMER.CREATE.JOB.ender-job-act"]
+
+    async def call_late(operation: str, *arguments: Any, **named: Any) -> dict[str, Any]:  # noqa: ANN401 - as the link
+        if is_deleted and operation in late:
+            late.remove(operation)
+            raise TransientError("broker did not answer in time")
+        return await call(operation, *arguments, **named)
+
+    is_deleted = False
+    monkeypatch.setattr(bus._link, "call", call_late)
+    async with working(bus, service) as runner:
+        await ask(load, range(COUNT))
+        await until(lambda: len(service.handled) == COUNT, "all done")
+        await until_settled(bus, load)
+        await load._link.call("CONSUMER.DELETE.JOB.ender-job-act")
+        is_deleted = True
+        await ask(load, range(COUNT, 2 * COUNT))
+        await until(lambda: len(set(service.handled)) == 2 * COUNT, "the rest is done")
+        await until(lambda: runner.readiness.is_ready, "ready again")
+    assert not late
+    assert len(service.handled) == 2 * COUNT, "nothing came a second time"
 
 
 async def test_what_a_deleted_consumer_had_in_hand_is_done_once_in_effect(connect: Connect) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, NatsEffectConsumer
+from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, ConsumerPosition, NatsEffectConsumer
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
 from gpu_autoscaler.bus.nats.open import open_link
 from gpu_autoscaler.bus.nats.projection import NatsProjection
@@ -31,6 +31,7 @@ class NatsBus(Bus):
         self._declared = declared
         self._publisher = NatsPublisher(link, declared)
         self._consumers: list[NatsEffectConsumer] = []
+        self._positions: dict[str, ConsumerPosition] = {}  # by durable
         self._projections: list[NatsProjection] = []
 
     @classmethod
@@ -73,7 +74,7 @@ class NatsBus(Bus):
         spec = self._declared.consumer(durable)
         if spec is None:
             raise ConfigError("broker", [f"consumer {durable} is not declared for this process"])
-        consumer = NatsEffectConsumer(self._link, spec)
+        consumer = NatsEffectConsumer(self._link, spec, self._positions.setdefault(durable, ConsumerPosition()))
         await consumer.bind()
         self._consumers = [reader for reader in self._consumers if not reader.is_closed] + [consumer]
         return consumer

@@ -96,30 +96,46 @@ class NatsDelivery:
                 return
 
 
+class ConsumerPosition:
+    """What this process knows of a durable consumer. It outlives the readers: a later one recreates it there too."""
+
+    def __init__(self) -> None:
+        self.stream_created_at = ""  # a recreated stream starts at sequence 1 again; empty: never bound
+        self.acknowledged_sequence = 0  # all messages up to here are acknowledged, by the last report of the broker
+        self.recreations_count = 0
+
+
 class NatsEffectConsumer:
     """Pulls from a durable consumer. Call `bind` before use."""
 
-    def __init__(self, link: NatsLink, spec: ConsumerSpec) -> None:
+    def __init__(self, link: NatsLink, spec: ConsumerSpec, position: ConsumerPosition) -> None:
         self._link = link
         self._spec = spec
+        self._position = position
         self._pull = Pull(link, spec.stream, spec.durable)
         self.is_closed = False
-        self._recreations_count = 0
-        self._stream_created_at = ""  # a recreated stream starts at sequence 1 again
-        self._acknowledged_sequence = 0  # all messages up to here are acknowledged, by the last report of the broker
 
     async def bind(self) -> None:
-        """Compare with the server's consumer and subscribe. Raises ConfigError when it is missing or differs."""
+        """Compare with the server's consumer and subscribe; recreate it if it was deleted since this process had it.
+
+        Raises ConfigError when it is missing otherwise, or differs.
+        """
+        position = self._position
+        is_known = bool(position.stream_created_at)
         try:
-            self._stream_created_at = await self._read_stream_created_at()
+            position.stream_created_at = position.stream_created_at or await self._read_stream_created_at()
             actual = (await self._info())["config"]
         except ApiError as exc:
             if exc.error_code not in (NO_CONSUMER, NO_STREAM):
                 raise
-            error = (
-                f"consumer {self._spec.durable} of stream {self._spec.stream} does not exist; create it with `ensure`"
-            )
-            raise ConfigError("broker", [error]) from exc
+            if not is_known:
+                error = (
+                    f"consumer {self._spec.durable} of stream {self._spec.stream} does not exist; create it with "
+                    "`ensure`"
+                )
+                raise ConfigError("broker", [error]) from exc
+            await self._recreate(exc)
+            actual = (await self._info())["config"]
         deviations = self._spec.differences(actual)
         if deviations:
             raise ConfigError("broker", deviations)
@@ -179,11 +195,12 @@ class NatsEffectConsumer:
         info = await self._link.call(
             f"CONSUMER.INFO.{self._spec.stream}.{self._spec.durable}", seconds_max=self._link.timeouts.read_seconds_max
         )
-        self._acknowledged_sequence = max(self._acknowledged_sequence, int(info["ack_floor"]["stream_seq"]))
+        position = self._position
+        position.acknowledged_sequence = max(position.acknowledged_sequence, int(info["ack_floor"]["stream_seq"]))
         return info
 
     def _recreations(self) -> int:
-        return self._recreations_count
+        return self._position.recreations_count
 
     async def _read_stream_created_at(self) -> str:
         return str((await self._stream_info())["created"])
@@ -216,10 +233,10 @@ class NatsEffectConsumer:
 
         Those acknowledged since that report are handled again, which is harmless, as after any crash.
         """
-        spec = self._spec
+        spec, position = self._spec, self._position
         try:
             is_same = (
-                reason.error_code == NO_CONSUMER and await self._read_stream_created_at() == self._stream_created_at
+                reason.error_code == NO_CONSUMER and await self._read_stream_created_at() == position.stream_created_at
             )
         except ApiError:
             is_same = False
@@ -229,15 +246,15 @@ class NatsEffectConsumer:
                 "then restart: `ensure` creates both"
             )
             raise ConfigError("broker", [error]) from reason
-        config = spec.config_from(self._acknowledged_sequence)
+        config = spec.config_from(position.acknowledged_sequence)
         body = {"stream_name": spec.stream, "action": "create", "config": config}
         try:
             await self._link.call(f"CONSUMER.CREATE.{spec.stream}.{spec.durable}", body)
         except ApiError as exc:
             if exc.error_code != CONSUMER_EXISTS:  # another replica recreated it
                 raise
-        self._recreations_count += 1
+        position.recreations_count += 1
         _log.error(
             "deleted consumer recreated; find out who deleted it",
-            durable=spec.durable, stream=spec.stream, after_sequence=self._acknowledged_sequence,
+            durable=spec.durable, stream=spec.stream, after_sequence=position.acknowledged_sequence,
         )  # fmt: skip
