@@ -45,6 +45,7 @@ class MemoryStream:
         self._ids: OrderedDict[str, tuple[int, datetime]] = OrderedDict()  # by time
         self._duplicate_window = timedelta(seconds=spec.duplicate_window_seconds)
         self._age_max = timedelta(seconds=spec.max_age_seconds)
+        self._nothing_expires_before = created_at
 
     def store(self, publication: Publication, now: datetime) -> Ack:
         """Append the message, or return the sequence of its duplicate. Raises StalePlan, PermanentError."""
@@ -101,18 +102,28 @@ class MemoryStream:
             )
 
     def _expire(self, now: datetime) -> None:
+        """Drop what is too old by now. Most calls find nothing to do, and return at once."""
+        if now < self._nothing_expires_before:
+            return
+        # What is stored from now on expires later than that.
+        self._nothing_expires_before = now + min(self._duplicate_window, self._age_max)
         oldest_id = now - self._duplicate_window
         while self._ids:
             message_id, (_, stored_at) = next(iter(self._ids.items()))
             if stored_at > oldest_id:
+                self._expect_expiry(stored_at + self._duplicate_window)
                 break
             del self._ids[message_id]
         oldest = now - self._age_max
         while self._stored:
             sequence, stored = next(iter(self._stored.items()))
             if stored.message.stored_at > oldest:
+                self._expect_expiry(stored.message.stored_at + self._age_max)
                 break
             self._drop(sequence)
+
+    def _expect_expiry(self, at: datetime) -> None:
+        self._nothing_expires_before = min(self._nothing_expires_before, at)
 
     def _drop(self, sequence: int) -> None:
         stored = self._stored.pop(sequence)
@@ -141,6 +152,9 @@ class MemoryStream:
     def at(self, sequence: int, now: datetime) -> Message | None:
         """Return the message at this sequence, unless it aged out."""
         self._expire(now)
+        return self._unexpired(sequence, now)
+
+    def _unexpired(self, sequence: int, now: datetime) -> Message | None:
         stored = self._stored.get(sequence)
         if stored is None or (stored.expires_at is not None and stored.expires_at <= now):
             return None
@@ -155,7 +169,7 @@ class MemoryStream:
         self._expire(now)
         first = next(iter(self._stored), self.last_sequence + 1)
         for number in range(max(sequence + 1, first), self.last_sequence + 1):
-            message = self.at(number, now)
+            message = self._unexpired(number, now)
             if message is not None and (not subjects or any(covers(s, message.subject) for s in subjects)):
                 yield message
 

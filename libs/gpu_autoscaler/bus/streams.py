@@ -4,6 +4,7 @@ Both adapters create what is declared here and refuse to start when the broker d
 `streams()` takes other limits.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ ADVISORY = "ADVISORY"  # the server's advisories about messages that it no longe
 ADVISORY_ROOT = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"  # then .<stream>.<consumer>
 
 
+@functools.lru_cache(maxsize=32_768)  # of every message that a process handles, for few patterns
 def covers(pattern: str, subject: str) -> bool:
     """True when the pattern (`*` one token, `>` one or more at the end) matches the subject."""
     expected, actual = pattern.split("."), subject.split(".")
