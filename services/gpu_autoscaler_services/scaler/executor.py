@@ -3,7 +3,8 @@
 After a crash redelivery resumes the work, so each step first checks whether it was already taken.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import assert_never
@@ -61,7 +62,7 @@ class Executor:
         """Take the step that this fact calls for. Raises TransientError, PermanentError."""
         match recorded.fact:
             case ScalingPlanMade() as made:
-                return await self._begin(made, made_at=recorded.envelope.time)
+                return self._begin(made, made_at=recorded.envelope.time)
             case ScalingDecisionsRestored() as restored:
                 open_decisions = (past for past in restored.past if not past.is_only_counted)
                 return self._begin_all([(past.decision, past.plan_id) for past in open_decisions])
@@ -78,31 +79,43 @@ class Executor:
                     f"unexpected fact {other.type_name()}: no execution step; narrow the consumer's filter"
                 )
 
-    async def _begin(self, made: ScalingPlanMade, *, made_at: datetime) -> Outcome:
-        """Store the plan, then begin each of its decisions.
+    def _begin(self, made: ScalingPlanMade, *, made_at: datetime) -> Outcome:
+        """Store the plan and begin each of its decisions.
 
-        Stored first, so that a decision that has begun is known even after the loss of all streams.
+        Stored before whatever can wait, so that a decision that has begun is known even after the loss of all streams.
+        Nodes under notice do not wait for the store.
         """
+        record = _PlanRecord(self._store, made, made_at)
         decisions = [(decision, made.plan_id) for decision in made.plan.decisions]
-        try:
-            await self._store.record_plan(made, made_at=made_at)
-        except TransientError as exc:  # does not delay the decisions: a notice must not wait for a full disk
-            return self._begin_all(decisions, partial(_fail, exc))
-        return self._begin_all(decisions)
+        return self._begin_all(decisions, record.before, record.confirm)
 
-    def _begin_all(self, decisions: Sequence[tuple[AnyDecision, PlanId]], *more: Step) -> Outcome:
+    def _begin_all(
+        self,
+        decisions: Sequence[tuple[AnyDecision, PlanId]],
+        recorded: Callable[[Step], Step] = lambda step: step,
+        *more: Step,
+    ) -> Outcome:
         """Return a step for each decision, and one for all orders. Redelivery continues with those not yet begun.
 
         Nodes that leave come first: nothing of the cloud may delay a cordon. Releases, which wait for the cloud, last.
         """
-        orders = [(decision, plan_id) for decision, plan_id in decisions if isinstance(decision, BuyNode)]
-        others = [(decision, plan_id) for decision, plan_id in decisions if not isinstance(decision, BuyNode)]
-        others.sort(key=lambda begun: isinstance(begun[0], ReleaseInstance))  # stable
-        releases_count = sum(isinstance(decision, ReleaseInstance) for decision, _ in others)
-        steps: list[Step] = [partial(self._begin_one, decision, plan_id) for decision, plan_id in others]
-        if orders:
-            steps.insert(len(others) - releases_count, partial(self._order_all, orders))
-        return Outcome(steps=(*steps, *more), steps_concurrent_max=NODES_CONCURRENT_MAX)
+        forced: list[Step] = []
+        removals: list[Step] = []
+        releases: list[Step] = []
+        orders: list[tuple[BuyNode, PlanId]] = []
+        for decision, plan_id in decisions:
+            if isinstance(decision, BuyNode):
+                orders.append((decision, plan_id))
+                continue
+            begin = partial(self._begin_one, decision, plan_id)
+            if isinstance(decision, DrainNode) and not decision.is_voluntary:
+                forced.append(begin)
+            else:
+                (releases if isinstance(decision, ReleaseInstance) else removals).append(recorded(begin))
+        purchases = [recorded(partial(self._order_all, orders))] if orders else []
+        return Outcome(
+            steps=(*forced, *removals, *purchases, *releases, *more), steps_concurrent_max=NODES_CONCURRENT_MAX
+        )
 
     async def _order_all(self, orders: Sequence[tuple[BuyNode, PlanId]]) -> list[Fact]:
         return [fact for decision, plan_id in orders for fact in self._purchases.order(decision, plan_id)]
@@ -124,6 +137,39 @@ class Executor:
             raise
 
 
-async def _fail(error: TransientError) -> list[Fact]:
-    """Have the plan handled again because of an earlier failure."""
-    raise error
+class _PlanRecord:
+    """The plan's row in the store, written once, before the first step that waits for it."""
+
+    def __init__(self, store: Store, made: ScalingPlanMade, made_at: datetime) -> None:
+        self._store = store
+        self._made = made
+        self._made_at = made_at
+        self._lock = asyncio.Lock()
+        self._has_tried = False
+        self._failure: TransientError | None = None
+
+    def before(self, step: Step) -> Step:
+        """Return the step as one that waits until the plan is stored, or has failed to be: a full disk stops none."""
+
+        async def take() -> Sequence[Fact]:
+            await self._write()
+            return await step()
+
+        return take
+
+    async def confirm(self) -> Sequence[Fact]:
+        """Raise why the plan could not be stored, so that it is handled again."""
+        await self._write()
+        if self._failure is not None:
+            raise self._failure
+        return ()
+
+    async def _write(self) -> None:
+        async with self._lock:
+            if self._has_tried:
+                return
+            try:
+                await self._store.record_plan(self._made, made_at=self._made_at)
+            except TransientError as exc:
+                self._failure = exc
+            self._has_tried = True

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeLaunched,
     ScalingNodeOrdered,
     ScalingNodeTerminated,
+    ScalingPlanMade,
     ScalingPodEvicted,
 )
 from gpu_autoscaler.model.decisions import AnyDecision, CancelDrain, DrainNode, ReleaseInstance
@@ -40,6 +41,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outcome, Step
 from gpu_autoscaler.runtime.steps import take_steps
+from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
@@ -62,7 +64,7 @@ class Bench:
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
         self.view, kube = StateView(), here.kube
         purchases, drains = Purchases(self.view, self.cloud, "uid", here.clock.now), Drains(self.view, kube, here.clock)
-        self._executor = Executor(
+        self.executor = Executor(
             purchases, drains, store, Finalizers(kube), CheckpointNotices(kube), OrphanedNodes(kube, self.cloud)
         )
         self._story: Story = ()
@@ -80,7 +82,7 @@ class Bench:
     async def step(self, fact: Fact) -> Outcome:
         """Take the step of this fact."""
         (recorded,) = record([TimedFact(fact, self.here.clock.now())])
-        outcome = as_outcome(await self._executor.step(recorded))
+        outcome = as_outcome(await self.executor.step(recorded))
         if not outcome.steps:
             return outcome
         facts: list[Fact] = []
@@ -111,12 +113,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         await store.close()
 
 
-def drain(here: RunningCluster, reason: DrainReason, *, seconds: float) -> DrainNode:
-    """Return a decision to drain gpu-a within this many seconds of cluster time."""
+def drain(here: RunningCluster, reason: DrainReason, *, seconds: float, node: str = "gpu-a") -> DrainNode:
+    """Return a decision to drain this node within this many seconds of cluster time."""
     return DrainNode(
-        action_id=ActionId("drain-1"),
-        node_uid=NodeUid(here.item("nodes", "gpu-a")["metadata"]["uid"]),
-        node_name="gpu-a",
+        action_id=ActionId("drain-1" if node == "gpu-a" else f"drain-{node}"),
+        node_uid=NodeUid(here.item("nodes", node)["metadata"]["uid"]),
+        node_name=node,
         provider_id=None,
         is_voluntary=not isinstance(reason, SpotReclaim),
         deadline_at=here.clock.now() + timedelta(seconds=seconds),
@@ -163,6 +165,39 @@ async def drain_to_end(bench: Bench, started: Fact) -> list[Fact]:
 
 
 # ---- buying
+
+
+class HangingStore:
+    """A store that does not answer until it is let go."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self.answers = asyncio.Event()
+
+    async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
+        """Store the plan when let go."""
+        await self.answers.wait()
+        return await self._store.record_plan(fact, made_at=made_at)
+
+
+async def test_a_node_under_notice_does_not_wait_for_the_store(bench: Bench, tmp_path: Path) -> None:
+    """The others do: what is removed by choice is known after the loss of all streams."""
+    bench.here.add_node("gpu-b")
+    store = await SqliteStore.open(tmp_path / "hanging.db")
+    hanging = HangingStore(store)
+    bench.executor._store = cast("Store", hanging)
+    by_notice, by_choice = drain(bench.here, RECLAIM, seconds=120), drain(bench.here, IDLE, seconds=120, node="gpu-b")
+    story = planned(by_choice, by_notice, at=bench.here.clock.now())
+    bench.record_story(story)
+    stepping = asyncio.create_task(bench.step(story[0].fact))
+
+    await until(lambda: bench.here.item("nodes", "gpu-a")["spec"].get("unschedulable"))
+    assert not bench.here.item("nodes", "gpu-b")["spec"].get("unschedulable")
+    hanging.answers.set()
+    await stepping
+    assert bench.here.item("nodes", "gpu-b")["spec"].get("unschedulable")
+    assert (await store.plans()).rows
+    await store.close()
 
 
 async def test_order_with_lost_answer_is_launched_once(bench: Bench) -> None:
