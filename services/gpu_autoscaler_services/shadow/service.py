@@ -4,7 +4,7 @@ It has no executor; no service acts on its facts.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.core.checked_plan import checked_plan
-from gpu_autoscaler.core.deferred_groups import grouped
+from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -32,6 +32,7 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn
 from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.ids import PlanId, derive_id
+from gpu_autoscaler.runtime.compute import Compute, compute_here
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
@@ -41,6 +42,8 @@ from gpu_autoscaler_services.shadow.recent import RecentStates
 # Older real plans, which a start reads, are not compared; `replay` does that.
 REAL_PLAN_AGE_MAX = timedelta(seconds=120)
 REAL_PLANS_COUNT_MAX = 64
+# Of a plan that is too large for the broker with all of them. `replay --policy` shows the others.
+DIFFERENCES_IF_TOO_LARGE_MAX = 1_000
 _FOLDED_DOMAINS = frozenset(
     {"pod", "node", "spot", "job", "demand", "policy", "scaling", "cost"}
 )  # those of the scaler
@@ -107,6 +110,7 @@ class Shadow:
         self._real_plans: deque[ScalingPlanMade] = deque(maxlen=REAL_PLANS_COUNT_MAX)
         self._last_sequence = 0
         self._published: _Signature | None = None
+        self.compute: Compute = compute_here  # makes the plans; a process has a thread for them
 
     def use_real(self, policy: ScalingPolicy) -> None:
         """Use this real policy from now on."""
@@ -132,16 +136,17 @@ class Shadow:
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Return the shadow's plan if its differences are not those of its last published plan."""
-        for real in self._real_plans_to_compare(now):
-            if (fact := self._compare(real)) is not None:
+        async for real in self._real_plans_to_compare(now):
+            if (fact := await self._compare(real)) is not None:
                 return Outcome(
                     facts=(fact,),
+                    facts_if_too_large=(_shortened(fact),),
                     expected_last_sequence=self._last_sequence,
                     folded_sequence=self._view.last_sequence(fact.stream()),
                 )
         return ()
 
-    def _real_plans_to_compare(self, now: datetime) -> Iterator[_RealPlan]:
+    async def _real_plans_to_compare(self, now: datetime) -> AsyncIterator[_RealPlan]:
         """Yield the real plans that arrived, in order, then a plan of this instant."""
         while self._real_plans:
             made = self._real_plans[0]
@@ -152,29 +157,30 @@ class Shadow:
             state = None if is_late else self._recent.at(made.cut)
             if state is not None:
                 yield _RealPlan(state=state, cut=made.cut, real=made.plan, real_plan_id=made.plan_id)
-        state = self._view.state
-        real = effective_policy(self._real, state.policy_documents)
-        yield _RealPlan(state=state, cut=self._view.cut, real=plan(state, real, now))
+        state, cut = self._view.state, self._view.cut
+        policy = effective_policy(self._real, state.policy_documents)
+        yield _RealPlan(state=state, cut=cut, real=await self.compute(plan, state, policy, now))
 
-    def _compare(self, real_plan: _RealPlan) -> ShadowPlanMade | None:
+    async def _compare(self, real_plan: _RealPlan) -> ShadowPlanMade | None:
         """Return the shadow's plan for the same state; None if its differences are published already."""
         as_of, documents = real_plan.real.as_of, real_plan.state.policy_documents
         shadow = effective_policy(self._shadow, documents)
-        digests = self._digests_under(documents)
-        checked = checked_plan(real_plan.state, shadow, as_of)
+        digests, parent_sequence = self._digests_under(documents), self._last_sequence
+        checked = await self.compute(checked_plan, real_plan.state, shadow, as_of)
         if checked.violations:
             log.error("shadow plan refused", violations=checked.violations[:3], as_of=str(as_of), step="report it")
         if (other := checked.plan) is None:
             return None
         differing = differences(real_plan.real, other, real_plan.state)
         decided = tuple(difference for difference in differing if difference.is_decision)
-        if _signature(digests.shadow, digests.real, decided) == self._published:
+        listed = (decided, decided[:DIFFERENCES_IF_TOO_LARGE_MAX])  # either may be what was stored
+        if self._published in (_signature(digests.shadow, digests.real, which) for which in listed):
             return None
         return ShadowPlanMade(
             plan_id=PlanId(
                 derive_id("shadow", msgspec.json.encode(real_plan.cut).hex(), as_of.isoformat(), digests.shadow)
             ),
-            parent_sequence=self._last_sequence,
+            parent_sequence=parent_sequence,
             plan=grouped(other, real_plan.state),
             cut=real_plan.cut,
             policy_digest=digests.shadow,
@@ -192,6 +198,13 @@ class Shadow:
         merged = (effective_policy(policy, documents) for policy in (self._shadow, self._real))
         shadow, real = (policy_digest(policy) for policy in merged)
         return Digests(shadow=shadow, real=real, core=self._digests.core)
+
+
+def _shortened(fact: ShadowPlanMade) -> ShadowPlanMade:
+    """Return the fact for a broker that refuses it as too large: fewer differences, what is deferred as numbers."""
+    return msgspec.structs.replace(
+        fact, plan=without_groups(fact.plan), differences=fact.differences[:DIFFERENCES_IF_TOO_LARGE_MAX]
+    )
 
 
 def _signature(shadow: str, real: str, differing: Sequence[Difference]) -> _Signature:

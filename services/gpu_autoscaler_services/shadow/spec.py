@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.compute import ComputeThread
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.policy_reload import PolicyFile
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
@@ -19,6 +20,7 @@ async def compose(context: ProcessContext) -> Composed:
     real, other = policy_file(context), PolicyFile(Path(path))
     digests = Digests(shadow=policy_digest(other.now), real=policy_digest(real.now), core=core_digest())
     service = Shadow(context.view, real.now, other.now, digests)
+    service.compute = ComputeThread()
     await follow_policy(context, real, service.use_real)
     await follow_policy(context, other, service.use_shadow, condition="shadow policy")
     return service, await open_bus(context, Shadow)

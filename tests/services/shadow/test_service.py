@@ -1,18 +1,25 @@
 """The shadow publishes, once, where its policy decides differently, and does nothing else."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any, cast
 
+import pytest
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, given, job, node, on_sale, policy
 
+from gpu_autoscaler.core.checked_plan import checked_plan
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.ids import FactId
+from gpu_autoscaler.runtime.compute import Compute
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import FactInput, Outcome, WatchInput
 from gpu_autoscaler_services.registry import services
+from gpu_autoscaler_services.shadow import service as service_module
 from gpu_autoscaler_services.shadow.service import Digests, Shadow
 
 AS_OF = T0 + HOUR
@@ -79,6 +86,37 @@ async def test_unchanged_difference_is_published_once() -> None:
     again = _shadow(_idle(), PATIENT, QUICK)
     again.on_folded([_stored(first, 7)])
     assert await _published(again, AS_OF + 10 * SECOND) is None
+
+
+async def test_a_plan_that_is_too_large_for_the_broker_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With some of its differences; what was stored so is no news later."""
+    monkeypatch.setattr(service_module, "DIFFERENCES_IF_TOO_LARGE_MAX", 1)
+    state = given(on_sale(at=T0), node("n1", at=T0), node("n2", at=T0), as_of=AS_OF)
+    service = _shadow(state, PATIENT, QUICK)
+    outcome = await service.on_tick(AS_OF)
+    assert isinstance(outcome, Outcome)
+    (whole,), (shortened,) = outcome.facts, outcome.facts_if_too_large
+    assert isinstance(whole, ShadowPlanMade)
+    assert isinstance(shortened, ShadowPlanMade)
+    assert len(whole.differences) == 2
+    assert shortened.differences == whole.differences[:1]
+    assert shortened.plan.decisions == whole.plan.decisions
+
+    service.on_folded([_stored(shortened, 7)])
+    assert await _published(service, AS_OF + 5 * SECOND) is None
+
+
+async def test_planning_does_not_block_the_event_loop() -> None:
+    """Both plans are made where the process has a place for them."""
+    service, calls = _shadow(_idle(), PATIENT, QUICK), []
+
+    async def compute(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as `Compute`
+        calls.append(function)
+        return function(*args)
+
+    service.compute = cast("Compute", compute)
+    assert await _published(service) is not None
+    assert calls == [plan, checked_plan]
 
 
 async def test_shadow_has_its_own_chain() -> None:
