@@ -36,6 +36,7 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, Deferred, DrainNode, Plan, Rejection
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.reasons.defer import PlanRejected
+from gpu_autoscaler.model.reasons.defer_limits import Frozen
 from gpu_autoscaler.model.reasons.drain import SpotReclaim
 
 RULES = policy(nodes_count_max=50)
@@ -148,6 +149,24 @@ def test_refused_purchase_is_set_aside_and_the_rest_goes_out(plant: Callable[[Bu
     assert (reason.attempts_count, reason.retry_at) == (1, LATER + MINUTE)
     assert "not an available offer" in reason.sentence()
     assert "Report it" in reason.remedy()
+
+
+def test_purchase_for_deferred_demand_sets_only_that_demand_aside(plant: Callable[[Bug], None]) -> None:
+    """The plan that defers what it buys for serves the other pod and drains the node under notice."""
+
+    def deferred_too(made: Plan) -> Plan:
+        if BAD not in served(made):
+            return made
+        return replace(made, deferred=(*made.deferred, Deferred(step="limits", subject=BAD, reason=Frozen())))
+
+    state = cluster()
+    plant(deferred_too)
+    checked = checked_plan(state, RULES, LATER)
+    made = accepted(checked)
+    assert [violation.demand for violation in checked.violations] == [(BAD,)]
+    assert "is bought for pod/uid-bad, which frozen defers" in checked.violations[0]
+    assert (served(made), drained(made)) == ({GOOD}, {"doomed"})
+    assert isinstance(deferral(made, BAD).reason, PlanRejected)
 
 
 def test_set_aside_demand_is_retried_after_its_back_off(plant: Callable[[Bug], None]) -> None:

@@ -305,7 +305,9 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     for decision in bought:
         for key in getattr(decision.reason, "demand", ()):
             if key in held and not isinstance(decision.reason, _BOUGHT_IN_PART):
-                yield f"{decision.offer.key} is bought for {key}, which {held[key].tag()} defers"
+                yield Violation(
+                    f"{decision.offer.key} is bought for {key}, which {held[key].tag()} defers", demand=(key,)
+                )
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):
             yield from _group(key, state, held)
