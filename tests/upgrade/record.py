@@ -97,19 +97,19 @@ async def record(path: Path) -> None:
                 ("configs.json", msgspec.json.encode(kept.configs)),
                 ("streams.jsonl", b"".join(msgspec.json.encode(line) + b"\n" for line in kept.lines)),
                 ("world.json", msgspec.json.encode(saved)),
-                ("store.db", _compact(folder / "system" / "store.db")),
+                ("store.db", compact_store(folder / "system" / "store.db")),
             ):
                 member = tarfile.TarInfo(entry)
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
 
 
-def _compact(path: Path) -> bytes:
+def compact_store(path: Path) -> bytes:
     """The store with its last snapshot of each service alone: the older ones only make it large."""
     with sqlite3.connect(path, isolation_level=None) as store:
         store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         store.execute("PRAGMA journal_mode=DELETE")
-        store.execute("DELETE FROM snapshots WHERE number < (SELECT max(number) FROM snapshots)")
+        store.execute("DELETE FROM snapshots WHERE number NOT IN (SELECT max(number) FROM snapshots GROUP BY service)")
         store.execute("VACUUM")
     return path.read_bytes()
 
