@@ -1,5 +1,6 @@
 """A fake AWS for tests, served once in a process; each test gets an empty region of it."""
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,10 +59,21 @@ def moto_or_skip() -> None:
         pytest.skip("NOT RUN: moto and boto3 are not installed; `make .venv/.dev` installs them (the fake AWS)")
 
 
+@functools.cache
+def share_service_models() -> None:
+    """Let all sessions of this process share what boto3 reads of its service models: to parse EC2's anew takes each
+    half a second of processor time."""
+    import botocore.loaders  # noqa: PLC0415 - an extra, and slow to load
+    import botocore.session  # noqa: PLC0415 - as the loaders
+
+    botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
+
+
 @contextmanager
 def served_region() -> Iterator[Region]:
     """Serve an empty region until the block ends."""
     moto_or_skip()
+    share_service_models()
     from gpu_autoscaler.simcloud.aws.fake import AwsFake  # noqa: PLC0415 - moto loads slowly
     from gpu_autoscaler.simcloud.aws.server import serving  # noqa: PLC0415 - as the fake
 
