@@ -6,7 +6,7 @@ import fcntl
 import functools
 import json
 import os
-import random
+import secrets
 import signal
 import socket
 import tempfile
@@ -35,7 +35,9 @@ _ports_given: set[int] = set()
 def free_port() -> int:
     """Return a free loopback port that no launcher of this user used before: two children with one port could be
     mistaken for each other. Raises TransientError if none is left."""
-    for port in random.sample(PORTS, len(PORTS)):
+    first = secrets.randbelow(len(PORTS))
+    for step in range(len(PORTS)):
+        port = PORTS[(first + step) % len(PORTS)]
         if port not in _ports_given and _lock_port(port) and _is_free(port):
             _ports_given.add(port)
             return port

@@ -45,7 +45,7 @@ async def listening(seconds: float = 0.0) -> AsyncIterator[tuple[int, list[Any]]
 
     app = web.Application()
     app.router.add_post("/save", save)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)  # nobody waits for a hook that is silent
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
