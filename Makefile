@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests of whole systems mostly wait: more workers than cores, one module per worker.
+# Tests of whole systems mostly wait: more workers than cores, one module per worker, whole systems not last.
 WORKERS ?= 3
+TIMES ?= 20
+# Some images forbid compiled files. Tests start hundreds of processes, each of which would compile all code again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format schemas secrets bench peers controlplane chart sim score sim-mutants lock clean
+.PHONY: help demo up test sweep flaky check format schemas secrets bench peers controlplane chart sim score sim-mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -33,8 +36,14 @@ demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the demo on this machine and rep
 up: $(VENV)/.local ## Start every service as a process and keep running
 	@$(BIN)/gpu-autoscaler up $(ARGS)
 
-test: $(VENV)/.dev ## Run all tests that this machine supports; list the skipped ones
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
+test: $(VENV)/.dev ## Run every test but the sweeps, as far as this machine supports it; list the skipped ones
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not sweep" $(ARGS)
+
+sweep: $(VENV)/.dev ## Run the tests that `make test` leaves out: stories on every cloud and with every process killed, seeds, planted bugs
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m sweep $(ARGS)
+
+flaky: $(VENV)/.dev ## Repeat TEST=file::name TIMES times with several at once, and report how often it failed
+	$(BIN)/python -m tests.support.repeating --times $(TIMES) $(TEST)
 
 check: $(VENV)/.dev ## Check format, lint, spelling, types, layers, generated files and project rules
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.support.aws import moto_or_skip
 from tests.support.gcp import discovery_or_skip
+from tests.support.sweeping import represented
 
 from gpu_autoscaler_services.demo.report import Report
 from gpu_autoscaler_services.demo.run import DemoOptions, run_demo
@@ -21,7 +22,7 @@ SPEED = 600.0
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("cloud", get_args(CloudName))
+@pytest.mark.parametrize("cloud", represented(*get_args(CloudName)))
 async def test_the_scenario_keeps_every_promise(cloud: CloudName, tmp_path: Path) -> None:
     """Jobs run, a refusal is answered elsewhere, a notice is handled, the cluster ends empty, costs equal the bill."""
     if cloud == "aws":
@@ -47,6 +48,7 @@ async def test_the_scenario_keeps_every_promise(cloud: CloudName, tmp_path: Path
     assert written == report
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not TRACE.is_dir(), reason=f"openb trace: no folder {TRACE}; set GPU_AUTOSCALER_TRACES")
 async def test_500_pods_of_a_real_trace_all_run(tmp_path: Path) -> None:
     """Every feasible pod from the end of the trace runs to completion, 600 times faster."""

@@ -98,6 +98,7 @@ def says_unschedulable(answer: Json) -> bool:
     return bool(conditions) and all(one[0].get("reason") == "Unschedulable" for one in conditions)
 
 
+@pytest.mark.sweep
 async def test_the_scenario_on_a_real_control_plane(tmp_path: Path) -> None:
     """Pending pods get nodes; a notice moves them before the deadline; idle nodes are removed."""
     with running_plane(tmp_path / "plane", EVERYTHING) as plane:

@@ -130,6 +130,7 @@ async def test_observe_reports_and_compares_and_writes_nothing(tmp_path: Path) -
     assert any("our boot times" in sentence for sentence in found["assumptions"])
 
 
+@pytest.mark.sweep
 async def test_observe_beside_real_karpenter(tmp_path: Path) -> None:
     """Karpenter launches nodes and keeps them; ours would have bought spot nodes and removed them."""
     if reason := missing():

@@ -73,6 +73,7 @@ async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Call
         assert differing_plans(cluster.record, cluster.policy) == ()
 
 
+@pytest.mark.sweep
 async def test_the_active_scaler_is_paused_during_a_launch(tmp_path: Path) -> None:
     """The standby continues the order with the same token; the resumed one is a standby, with no second instance."""
     async with two_scalers(tmp_path) as cluster:

@@ -1,4 +1,4 @@
-"""The demo's scenario on real processes, each of them killed during it."""
+"""The demo's scenario on real processes, each of them killed during it; all but the scaler in `make sweep`."""
 
 import asyncio
 from functools import partial
@@ -65,6 +65,7 @@ def kept(report: Report, *jobs: str) -> None:
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
 
 
+@pytest.mark.sweep
 async def test_the_scheduler_is_killed_with_unread_requests(tmp_path: Path) -> None:
     """The restarted scheduler answers each pending request once."""
     async with running(tmp_path) as cluster:
@@ -99,6 +100,7 @@ async def test_the_scaler_is_killed_during_a_launch_and_a_drain(tmp_path: Path) 
         assert report.notices_answered == 1
 
 
+@pytest.mark.sweep
 async def test_the_pod_watcher_is_killed_during_changes(tmp_path: Path) -> None:
     """The initial list reports changes and deletions that happened while it was down."""
     async with running(tmp_path) as cluster:
@@ -121,6 +123,7 @@ async def is_complete(cluster: Running, name: str) -> bool:
         await kube.close()
 
 
+@pytest.mark.sweep
 async def test_a_job_is_deleted_while_the_pod_watcher_is_down(tmp_path: Path) -> None:
     """The deletion is unobserved; the initial list lacks the Kubernetes Job: cancelled once."""
     async with running(tmp_path) as cluster:
@@ -138,6 +141,7 @@ async def test_a_job_is_deleted_while_the_pod_watcher_is_down(tmp_path: Path) ->
         assert (report.jobs_finished, report.jobs_completed) == (1, 0)
 
 
+@pytest.mark.sweep
 async def test_the_spot_watcher_is_killed_with_an_unread_notice(tmp_path: Path) -> None:
     """The notice is still active after the restart and is handled by its deadline."""
     async with running(tmp_path) as cluster:
@@ -152,6 +156,7 @@ async def test_the_spot_watcher_is_killed_with_an_unread_notice(tmp_path: Path) 
         assert (report.notices_received, report.notices_answered) == (1, 1)
 
 
+@pytest.mark.sweep
 async def test_sensors_and_cost_tracker_are_killed_with_open_charges(tmp_path: Path) -> None:
     """Nothing is charged twice or omitted; offers, telemetry and charges continue."""
     async with running(tmp_path) as cluster:
@@ -172,6 +177,7 @@ async def test_sensors_and_cost_tracker_are_killed_with_open_charges(tmp_path: P
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0")
 
 
+@pytest.mark.sweep
 async def test_the_gateway_is_killed_during_a_request(tmp_path: Path) -> None:
     """The user gets no answer and retries: one job."""
     async with running(tmp_path) as cluster:
@@ -206,6 +212,7 @@ async def post(cluster: Running, body: bytes, *, seconds_max: float) -> int | No
         return None
 
 
+@pytest.mark.sweep
 async def test_the_nats_server_is_killed(tmp_path: Path) -> None:
     """Publishers wait, consumers resume, and nothing acknowledged is lost."""
     async with running(tmp_path) as cluster:

@@ -40,6 +40,7 @@ async def replaced(cluster: Running, code: Path | None, names: tuple[str, ...], 
     return asked
 
 
+@pytest.mark.sweep
 async def test_an_upgrade_and_a_rollback(tmp_path: Path) -> None:
     """No job is lost, each ends once, all costs are charged, and each version reads the other's facts."""
     earlier = unpacked(tmp_path / "earlier")

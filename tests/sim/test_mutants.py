@@ -54,6 +54,7 @@ def within() -> Iterator[CodeCopy]:
         yield copy
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("promise", PROMISES)
 def test_the_monitor_alone_finds_a_bug_of_each_promise(promise: int, within: CodeCopy) -> None:

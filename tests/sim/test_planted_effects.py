@@ -11,7 +11,7 @@ import pytest
 from tests.sim.hunting import ROOT, plant
 from tests.sim.planted_effects import SHOWN_BY_TESTS, ShownByTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import pytest
 from tests.sim.hunting import ROOT, plant
 from tests.sim.planted_tested import TESTED
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

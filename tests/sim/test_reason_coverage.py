@@ -4,6 +4,7 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
+from tests.support.sweeping import represented
 
 from gpu_autoscaler.sim.faults.injection import KINDS
 from gpu_autoscaler.sim.invariants.reason_coverage import RARE_REASONS
@@ -14,7 +15,7 @@ from gpu_autoscaler_services.simulate import run_one
 
 @pytest.mark.parametrize(
     ("kind", "reason", "seed", "hours", "times"),
-    [
+    represented(
         ("operator_freezes", "frozen", 8, 1.0, 10.0),
         ("operator_marks_node", "node_protected", 7, 2.0, 1.0),
         # Frequent, as one freeze may coincide with a limit that defers everything.
@@ -25,7 +26,7 @@ from gpu_autoscaler_services.simulate import run_one
         ("price_missing", "price_unknown", 3, 2.0, 1.0),
         ("worn_gpu", "node_unhealthy", 3, 2.0, 1.0),
         ("telemetry_silent", "telemetry_unreliable", 3, 2.0, 1.0),
-    ],
+    ),
 )
 def test_a_fault_causes_its_reason(kind: str, reason: str, seed: int, hours: float, times: float) -> None:
     """With only this kind, at a higher frequency, plans give this reason, and nothing is violated."""

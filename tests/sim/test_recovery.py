@@ -1,6 +1,7 @@
 """Broker losses in the simulator: all streams are lost, and the state is rebuilt from Kubernetes, cloud and store."""
 
 import pytest
+from tests.support.sweeping import represented
 
 from gpu_autoscaler.sim.simulation import Result, Setting, Simulation
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery
@@ -21,7 +22,7 @@ def lost_twice(seed: int) -> Result:
     return result
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", represented(2, 3))
 def test_the_state_is_rebuilt(seed: int) -> None:
     """Jobs within a reconcile period, nothing bought twice, no idle drain on missing data, the bill exact."""
     assert lost_twice(seed).violations == ()
