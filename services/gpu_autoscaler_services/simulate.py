@@ -58,6 +58,7 @@ def main() -> int:
     parser.add_argument("--fresh-from", metavar="TEXT", help="where fresh seeds come from (default: the commit)")
     parser.add_argument("--hours", type=float, default=HOURS, help="hours with faults of each run, before quiescence")
     parser.add_argument("--jobs-per-hour", type=float, help="job arrival rate (default: chosen by each seed)")
+    parser.add_argument("--quiet-days", type=int, default=0, help="days to skip at rest, before more work comes")
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
     parser.add_argument("--cluster-hours", type=float, help="run seeds until this many hours count")
     parser.add_argument("--minutes", type=float, help="start no run after this time")
@@ -100,6 +101,7 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
             hours=arguments.hours,
             jobs_per_hour=arguments.jobs_per_hour,
             is_large=arguments.large,
+            quiet_days=arguments.quiet_days,
             record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )
         return run_setting if arguments.only is None else with_only_faults(run_setting, arguments.only)

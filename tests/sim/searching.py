@@ -25,6 +25,7 @@ class FaultProfile(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] | None = None  # None: chosen by the seed
     faults_times: float = 1.0
     jobs_per_hour: float | None = None  # None: chosen by the seed
+    quiet_days: int = 0  # skipped at rest, before more work comes
 
 
 SEED_CHOICE = "mixed"
@@ -53,6 +54,7 @@ PROFILES: Mapping[str, FaultProfile] = {
     ),
     "operators": FaultProfile(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
     "quiet months": FaultProfile(("plans_discarded",), 6.0, jobs_per_hour=20.0),
+    "a month without work": FaultProfile((), jobs_per_hour=20.0, quiet_days=35),
     "overrides": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
     "many overrides": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
     "launches": FaultProfile(
@@ -60,6 +62,7 @@ PROFILES: Mapping[str, FaultProfile] = {
         6.0,
     ),
     "refusals": FaultProfile(("launch_refused", "launch_throttled", "capacity_gone"), 5.0, jobs_per_hour=40.0),
+    "quota of zero": FaultProfile(("quota_zero", "notice_120", "notice_30", "service_killed"), 6.0, jobs_per_hour=40.0),
     "failed boots": FaultProfile(("instance_never_registers", "gpus_never_allocatable", "node_vanished"), 8.0),
     "losses": FaultProfile(("broker_lost", "instance_visible_late", "instance_left_behind", "capacity_gone"), 12.0),
     "losses and failed boots": FaultProfile(("broker_lost", "gpus_never_allocatable"), 25.0, jobs_per_hour=30.0),
@@ -113,6 +116,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
             kinds=profile.kinds,
             faults_times=profile.faults_times,
             jobs_per_hour=profile.jobs_per_hour,
+            quiet_days=profile.quiet_days,
         )
 
 

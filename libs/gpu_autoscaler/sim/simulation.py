@@ -69,6 +69,8 @@ def publish_demand_history(bus: SimBus, rng: random.Random) -> None:
 
 
 HOURS = 4.0
+QUIET_SECONDS = 180.0  # of each quiet day: some lists, and a look for what the streams discard soon
+AFTER_QUIET_SECONDS = 1800.0  # with new work, after the quiet days
 POLICY_READERS = ("scaler", "scheduler")  # roles that read the policy
 LAST_FACTS_COUNT = 25
 SIGNS_OF_LIFE = ("_watched", "_listed")
@@ -87,6 +89,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     skips_ticks: bool = True  # skip ticks whose inputs did not change; the facts are the same either way
     is_coded: bool = False  # encode and decode each fact on its way
     record_path: str | None = None  # write all facts to this file, an envelope as JSON per line
+    quiet_days: int = 0  # skipped at rest, a day at a time; then more work comes
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -182,7 +185,6 @@ class Simulation:
             self.loop, self.cluster, self.tables, self.monitor.report, calm_since=self.faults.disturbed_until
         )
         self.fault_schedule = FaultSchedule(self, self._rng("trouble"))
-        self._quiescence = Quiescence(self)
 
     def run(self) -> Result:
         """Run the hours with faults, then continue without faults until quiescence."""
@@ -206,13 +208,32 @@ class Simulation:
             self.users.stop()
             self.services.stop()
             self._demand_reporters.stop()
-            while self._continues() and not self._quiescence.is_over():
-                self._advance(60.0)
-            if self._continues():
-                self._quiescence.judge()
+            self._come_to_rest()
+            if self.setting.quiet_days and self._continues():
+                self._skip_quiet_days()
+                self._come_to_rest()
             return self._result(hours_seconds)
         finally:
             self._close()
+
+    def _come_to_rest(self) -> None:
+        """Run until quiescence, and judge it."""
+        quiescence = Quiescence(self)
+        while self._continues() and not quiescence.is_over():
+            self._advance(60.0)
+        if self._continues():
+            quiescence.judge()
+
+    def _skip_quiet_days(self) -> None:
+        """Let days pass in which nothing happens but what services do at rest; then bring more work."""
+        for _ in range(self.setting.quiet_days):
+            self.loop.skip(timedelta(days=1))
+            self._advance(QUIET_SECONDS)
+        # After a jump lists look old, and plans report that: in a month without jumps there is none of these plans.
+        self.bus.discard_plans(timedelta())
+        self.users.resume()
+        self._advance(AFTER_QUIET_SECONDS)
+        self.users.stop()
 
     def write_record(self, path: Path) -> None:
         path.write_bytes(b"".join(encode(recorded.envelope) + b"\n" for recorded in self.bus.published))

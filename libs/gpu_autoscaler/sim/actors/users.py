@@ -61,6 +61,11 @@ class Users:
         """Submit no more jobs; accepted jobs continue."""
         self._is_over = True
 
+    def resume(self) -> None:
+        """Submit jobs again after a stop."""
+        self._is_over = False
+        self._next()
+
     # ---- jobs
 
     def _next(self) -> None:

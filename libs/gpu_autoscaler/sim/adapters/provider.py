@@ -57,7 +57,7 @@ class SimProvider:
 
     async def offers(self) -> Sequence[Offer]:
         await self._boundary.before_call("cloud_call_failed")
-        return self._cloud.offers
+        return self._cloud.sampled()
 
     async def launch(self, order: Order) -> Instance:
         return (await self._launched((order,)))[0]
@@ -94,6 +94,8 @@ class SimProvider:
         has_machine = self._cloud.has_machine(orders[0].action_id)
         if not has_machine and faults.strikes("launch_refused"):
             raise _refused(orders[0], *_CODES[int(faults.seconds("launch_refused", 0.0, 2.2))])
+        if not has_machine and not self._cloud.allows_gpus(offer):
+            raise _refused(orders[0], *_CODES[2])
         if not has_machine and self._cloud.is_out_of(offer):
             raise _refused(orders[0], *_CODES[0])
         machines = [self._launch_machine(order) for order in orders]

@@ -24,7 +24,9 @@ from gpu_autoscaler.simcluster.instances import shown_gpus
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, offers_of
 
 Telemetry = Literal["true", "silent", "frozen", "all_zero", "absurd"]
+Quota = Literal["full", "zero", "zero and listed"]  # of GPUs; listed: the offers say so, not only refused launches
 
+QUOTA_ZERO = "the quota of GPUs in this region is 0"
 SHOWN_SECONDS_AFTER_END = 3600.0
 RUNNING_AT_RATIO, REGISTERED_AT_RATIO, READY_AT_RATIO = 0.3, 0.6, 0.8  # of the boot time, like `simcluster`
 # Small and mid-sized machines of three models: enough choice, and a plan takes a quarter of the time.
@@ -110,6 +112,7 @@ class Cloud:
         self.offers: tuple[Offer, ...] = offers_of(TYPES) if offers is None else offers
         self.zones_without_spot: set[str] = set()  # currently without spot capacity
         self.sold_out: set[str] = set()  # GPU models currently without capacity
+        self.quota: Quota = "full"
         self.is_delaying = False  # launches are accepted but delayed
         self.has_launch_groups = False  # whether it launches several instances at once or none
         self.version = 0  # changes with everything observable from outside
@@ -278,6 +281,24 @@ class Cloud:
         """Change the prices of new machines; running machines keep theirs."""
         self.offers = offers
         self.version += 1
+
+    def set_quota(self, quota: Quota) -> None:
+        """Change the quota of GPUs; running machines stay."""
+        self.quota = quota
+        self.version += 1
+
+    def allows_gpus(self, offer: Offer) -> bool:
+        """True unless the quota forbids machines of this offer."""
+        return self.quota == "full" or not offer.resources.gpu_count
+
+    def sampled(self) -> tuple[Offer, ...]:
+        """Return the offers as the cloud lists them now."""
+        if self.quota != "zero and listed":
+            return self.offers
+        return tuple(
+            offer if self.allows_gpus(offer) else replace(offer, unavailable_because=QUOTA_ZERO)
+            for offer in self.offers
+        )
 
     def listed(self) -> tuple[Offer, ...]:
         """Return the initial offers, to which prices return."""

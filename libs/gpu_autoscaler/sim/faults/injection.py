@@ -69,6 +69,8 @@ KINDS: Mapping[str, Kind] = {
         # clouds
         Kind("launch_refused", ratio=0.08),
         Kind("capacity_gone", per_hour=0.15),
+        # The account's quota of GPUs is zero for a while: no launch succeeds, and work waits for hours.
+        Kind("quota_zero", per_hour=0.3, is_newer=True, share_max=0.15),
         Kind("launch_slow", ratio=0.08, place=CLOUD),
         Kind("launch_throttled", ratio=0.05, place=CLOUD),
         Kind("launch_answer_lost", ratio=0.05, place=CLOUD),

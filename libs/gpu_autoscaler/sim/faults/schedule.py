@@ -18,7 +18,7 @@ from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
 from gpu_autoscaler.sim.adapters.kube_api import WatchFaults
 from gpu_autoscaler.sim.adapters.provider import StoreFaults
-from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine, Telemetry
+from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine, Quota, Telemetry
 from gpu_autoscaler.sim.cluster.controllers import GARBAGE_COLLECTED_SECONDS, Workloads, is_ready
 from gpu_autoscaler.sim.faults.injection import BROKER, CLOUD, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
@@ -35,6 +35,7 @@ ANOMALY_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # clouds withdraw notices early
 SOLD_OUT_SECONDS = (300.0, 2400.0)
+QUOTA_SECONDS = (600.0, 7200.0)
 LATE_MACHINES_SECONDS = 900.0  # until late machines are removed
 LAUNCH_DELAY_SECONDS = (30.0, 1500.0)  # sometimes longer than the boot timeout
 EVERYTHING = "everything"
@@ -123,6 +124,7 @@ class FaultSchedule:
             "operator_marks_node": self._mark,
             OVERRIDES: self._overriding_operators.override,
             "plans_discarded": self._discard_plans,
+            "quota_zero": self._take_quota,
         }
 
     def begin(self) -> None:
@@ -138,6 +140,7 @@ class FaultSchedule:
         self._watches.is_away = False
         self._cloud.reprice(self._cloud.listed())
         self._cloud.sold_out.clear()
+        self._cloud.set_quota("full")
         self._cloud.launch_delayed()
         self._policies.freeze(is_frozen=False)
         self._policies.lift_spend_limits()
@@ -342,6 +345,12 @@ class FaultSchedule:
         self._cloud.sold_out |= targets
         seconds = self._faults.seconds("capacity_gone", *SOLD_OUT_SECONDS)
         self._loop.call_later(seconds, self._cloud.sold_out.difference_update, targets)
+
+    def _take_quota(self) -> None:
+        """Set the quota of GPUs to zero: offers show it, or only launches do."""
+        shown_as: Quota = "zero and listed" if self._faults.seconds("quota_zero", 0.0, 1.0) < 0.5 else "zero"
+        self._cloud.set_quota(shown_as)
+        self._loop.call_later(self._faults.seconds("quota_zero", *QUOTA_SECONDS), self._cloud.set_quota, "full")
 
     def _hold_launches(self) -> None:
         """Delay launches: calls time out, and the machines appear after the outage."""

@@ -117,7 +117,8 @@ def servable(run: ServableInputs) -> list[JobId]:
 def _matching_offers(spec: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator[Offer]:
     for offer in cloud.offers:
         if (
-            any(_allows(pool, offer) for pool in policy.pools)
+            cloud.allows_gpus(offer)
+            and any(_allows(pool, offer) for pool in policy.pools)
             and offer.zone not in {part.name for part in policy.limits.zones}
             and spec.member_resources.fits_in(offer.resources)
             and (not spec.models or offer.gpu_model in spec.models)
