@@ -61,4 +61,27 @@ TESTED: Mapping[str, Planted] = {
         "        if key[1] >= rolled_until.get(span.provider_id, key[1])\n",
         "        if True\n",
     ),
+    "tests/integration/runtime/test_long_plans.py::"
+    "test_leader_keeps_its_lease_and_its_effects_during_long_plans": Planted(
+        "plans are made on the event loop",
+        4,
+        "libs/gpu_autoscaler/runtime/compute.py",
+        "        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)\n",
+        "        return function(*args)\n",
+    ),
+    "tests/services/pod_watcher/test_related_objects.py::"
+    "test_an_event_looks_only_at_pods_that_it_may_change[group]": Planted(
+        "an event of a related object looks at all pods",
+        3,
+        "services/gpu_autoscaler_services/pod_watcher/related_objects.py",
+        "            uids.update(self._dependents.get((kind.plural, key), ()))\n",
+        "            uids.update(self._pods)\n",
+    ),
+    "tests/services/gateway/test_recent_facts.py::test_large_plans_take_the_memory_of_the_limit": Planted(
+        "recent facts are limited in number alone",
+        6,
+        "services/gpu_autoscaler_services/gateway/recent_facts.py",
+        "        while self.message_bytes > self._bytes_max:\n",
+        "        while False:\n",
+    ),
 }

@@ -163,8 +163,10 @@ def test_purchase_for_deferred_demand_sets_only_that_demand_aside(plant: Callabl
     plant(deferred_too)
     checked = checked_plan(state, RULES, LATER)
     made = accepted(checked)
-    assert [violation.demand for violation in checked.violations] == [(BAD,)]
-    assert "is bought for pod/uid-bad, which frozen defers" in checked.violations[0]
+    (violation,) = checked.violations
+    assert isinstance(violation, Violation)
+    assert (violation.demand, violation.action_ids) == ((BAD,), frozenset())
+    assert "is bought for pod/uid-bad, which frozen defers" in violation
     assert (served(made), drained(made)) == ({GOOD}, {"doomed"})
     assert isinstance(deferral(made, BAD).reason, PlanRejected)
 
