@@ -58,11 +58,12 @@ format: $(VENV)/.dev ## Format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Generate schemas/, the default policy, the CRD, the reasons page, NATS users and chart files from the code
+schemas: $(VENV)/.dev ## Generate schemas/, the default policy, the CRD, the pages of reasons and metrics, NATS users and chart files from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_file > deploy/policies/default.toml
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler.contracts.reasons_page > docs/reference/reasons.md
+	$(BIN)/python -m gpu_autoscaler.contracts.metrics_page > docs/reference/metrics.md
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
 	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler/files
 
@@ -85,10 +86,11 @@ controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane, Karpenter a
 	@$(BIN)/python -m tests.controlplane.volcano_controller
 	@$(BIN)/python -m tests.bench.peers.real
 
-chart: $(VENV)/.dev ## Build Helm (needs Go); lint, render and install the chart on a real API server; check the Dockerfile and the compose file
+chart: $(VENV)/.dev ## Build Helm and promtool (needs Go); lint, render and install the chart on a real API server; check its alerts, the Dockerfile and the compose file
 	@$(BIN)/python -m tests.chart.programs
 	@$(BIN)/python -m tests.containers.programs
-	$(BIN)/pytest -q tests/chart tests/containers $(ARGS)
+	@$(BIN)/python -m tests.alerts.programs
+	$(BIN)/pytest -q tests/chart tests/alerts tests/containers $(ARGS)
 
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or only SEED=n) with faults; fail on a violated invariant
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -17,8 +17,7 @@ from gpu_autoscaler.bus.permissions import (
     password_variable,
     server_text,
 )
-from gpu_autoscaler.events.demand import DemandReported
-from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.events.ingress import REQUESTS
 from gpu_autoscaler.runtime.service import consumers_of
 from gpu_autoscaler_services.registry import specs
 
@@ -44,12 +43,7 @@ def users() -> Mapping[str, Permissions]:
         )
         for spec in specs()
     }
-    return {
-        **ours,
-        CLIENT: of_ingress((JobRequested, JobCancelRequested, DemandReported)),
-        READER: of_reader(durables, command=COMMAND),
-        OPERATOR_USER: OPERATOR,
-    }
+    return {**ours, CLIENT: of_ingress(REQUESTS), READER: of_reader(durables, command=COMMAND), OPERATOR_USER: OPERATOR}
 
 
 def users_file() -> str:

@@ -3,13 +3,13 @@
 The simulator imports no service; ROLES is passed to it.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
-from gpu_autoscaler.core.limits.spend import counted_at
+from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
@@ -63,7 +63,7 @@ _metrics = Metrics("simulation")  # never exported; created once, as creating ga
 
 
 class _Figures:
-    """Reports at once that the plan check refused a plan; ignores forecasts."""
+    """Reports at once that the plan check refused a plan; ignores forecasts and budgets."""
 
     def __init__(self, report: Callable[[], None]) -> None:
         self._report = report
@@ -74,6 +74,9 @@ class _Figures:
 
     def set_forecast(self, forecast: ForecastGauges) -> None:
         """Ignore the forecast."""
+
+    def set_spend(self, uses: Callable[[], Sequence[SpendUse]]) -> None:
+        """Ignore the spend budgets."""
 
 
 def prices(adapters: AdapterBundle) -> Service:

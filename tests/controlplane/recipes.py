@@ -33,6 +33,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     module: Path  # folder of go.mod and go.sum
     programs: Mapping[str, str]  # name -> package
     link_flags: Callable[[], str] = lambda: "-s -w"
+    tags: str = ""  # build tags
     # Files out of a module that is required and not built: name -> (module, path in it).
     files: Mapping[str, tuple[str, str]] = {}
 
@@ -66,7 +67,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             parts.mkdir()
             for name, package in self.programs.items():
                 print(f"building {name} ({package})", file=sys.stderr, flush=True)  # noqa: T201 - a command's progress
-                command = ["go", "build", "-buildvcs=false", "-trimpath", "-ldflags", self.link_flags()]
+                command = [
+                    "go",
+                    "build",
+                    "-buildvcs=false",
+                    "-trimpath",
+                    "-tags",
+                    self.tags,
+                    "-ldflags",
+                    self.link_flags(),
+                ]
                 self._go(*command, "-o", str(parts / name), package)
             for name, (module, path) in self.files.items():
                 where = self._go("go", "list", "-m", "-f", "{{.Dir}}", module).strip()

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from prometheus_client.metrics_core import Metric
 
 from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason
@@ -18,6 +19,7 @@ from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseR
 from gpu_autoscaler.runtime.config import Settings
 from gpu_autoscaler.runtime.metrics import Metrics, reason_tags
 from gpu_autoscaler_services.cli.main import app
+from gpu_autoscaler_services.registry import specs
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).with_name("published_names.txt")
@@ -54,9 +56,18 @@ def _settings() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    for family in Metrics("gateway").registry.collect():
-        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
-        yield f"metric {family.name}{{{','.join(labels)}}}"
+    for spec in specs():
+        for process in spec.processes:
+            for family in exported_by(spec.name, process.role):
+                labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+                yield f"metric {family.name}{{{','.join(labels)}}}"
+
+
+def exported_by(service: str, role: str | None) -> list[Metric]:
+    """Return the metric families that the active process of a service exports after its first tick."""
+    metrics = Metrics(service, role=role)
+    metrics.is_leading = metrics.has_ticked = lambda: True
+    return list(metrics.registry.collect())
 
 
 def _rest() -> Iterator[str]:

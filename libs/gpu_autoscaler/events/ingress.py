@@ -14,13 +14,16 @@ from gpu_autoscaler.events.catalog import FACT_CATALOG, FactCatalog
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
 # Facts that programs may publish without a CloudEvent envelope: the subject gives the type.
 PUBLIC: tuple[type[Fact], ...] = (JobRequested, DemandReported)
 PUBLIC_SOURCE = "/public"
+# Facts that clients may publish.
+REQUESTS: tuple[type[Fact], ...] = (JobRequested, JobCancelRequested, DemandReported)
+_REQUEST_ROOTS = frozenset(fact.subject_root() for fact in REQUESTS)
 
 _BARE = {fact.subject_root(): fact for fact in PUBLIC}
 _BARE_DECODERS = {subject: msgspec.json.Decoder(fact) for subject, fact in _BARE.items()}
@@ -72,6 +75,11 @@ def read(
 def _root(subject: str) -> str:
     domain, _, rest = subject.partition(".")
     return f"{domain}.{rest.partition('.')[0]}"
+
+
+def is_request(subject: str) -> bool:
+    """Return whether messages on this subject are requests of clients."""
+    return _root(subject) in _REQUEST_ROOTS
 
 
 def _unknown_subject(subject: str, catalog: FactCatalog) -> str:

@@ -23,6 +23,10 @@ class PermanentError(AutoscalerError):
     """A retry cannot succeed; the message becomes a dead letter."""
 
 
+class RequestRefused(PermanentError):
+    """A client's request cannot be met as it is; its author corrects it, no operator."""
+
+
 class MessageTooLarge(PermanentError):
     """The broker stores no message of this size."""
 

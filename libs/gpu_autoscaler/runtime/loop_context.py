@@ -13,6 +13,7 @@ from gpu_autoscaler.bus.dead_letters import DeadLetters
 from gpu_autoscaler.bus.protocol import Ack, Bus, Message
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.ingress import is_request
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.errors import (
@@ -20,6 +21,7 @@ from gpu_autoscaler.model.errors import (
     InvalidFact,
     MessageTooLarge,
     PermanentError,
+    RequestRefused,
     TransientError,
     UnknownType,
 )
@@ -27,6 +29,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler.runtime.lease import Lease
+from gpu_autoscaler.runtime.metric_families import REFUSED_REQUEST
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.observer import Observer
 from gpu_autoscaler.runtime.poison_messages import PoisonMessage
@@ -106,6 +109,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # Longer than a read takes to notice by itself that its connection or its consumer is lost, and to recover.
     stall_seconds_max: float = 30.0
     stream_watch_seconds: float = 3.0  # between two checks that the streams are still the same
+    stream_gauges_seconds: float = 15.0  # between two looks at how full the streams are
     resync_seconds: float = 60.0  # between two checks whether streams may soon discard something living
     max_deliveries_poll_seconds: float = 60.0  # between two reads of the broker's MAX_DELIVERIES advisories
     follow_seconds: float = 5.0  # between two steps of a consumer that follows the lanes it was split into
@@ -151,7 +155,7 @@ class LoopContext:
         self.fold_progress = FoldProgress(view, service.folds)
         self.urgency = Urgency(limits.batch_window)
         self.urgent_event = asyncio.Event()  # set by every urgent fact
-        self.observer = Observer(metrics, view)
+        self.observer = Observer(metrics, view, lambda: self.is_leading)
         self._clock_reported_at: dict[str, float] = {}  # by source
         self.resync = Resync(service) if isinstance(service, ResyncInput) else None
         self._lag_counts: dict[tuple[str, str], int] = {}  # by domain and durable consumer
@@ -273,11 +277,16 @@ class LoopContext:
             delivered_count=delivered_count,
             at=self.clock.now(),
         )
-        self.metrics.dead_letters.labels(message.stream.lower(), dead_letter_reason(error)).inc()
+        self.metrics.dead_letters.labels(message.stream.lower(), dead_letter_reason(error, message.subject)).inc()
 
 
-def dead_letter_reason(error: Exception) -> str:
-    """Return the value of the metric label `reason` for a message that was set aside."""
+def dead_letter_reason(error: Exception, subject: str) -> str:
+    """Return the value of the metric label `reason` for a message that was set aside.
+
+    A client's mistake is for its author to correct: no operator is alerted.
+    """
+    if isinstance(error, RequestRefused) or (isinstance(error, InvalidFact) and is_request(subject)):
+        return REFUSED_REQUEST
     if isinstance(error, UnknownType):
         return "unknown_type"
     if isinstance(error, InvalidFact):

@@ -1,9 +1,7 @@
-"""Turns facts and state into metrics. Each metric is exported by one service, so that sums over services are correct:
-fleet and decisions by the scaler, waits by the scheduler, notices by the spot watcher, cost by the cost tracker.
-"""
+"""Turns facts and state into metrics. `runtime/metric_families.py` says which service exports which."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from gpu_autoscaler.core.deferred_groups import reason_counts
@@ -17,13 +15,19 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobEstimateScored, JobPlaced, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
-from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated, ScalingPlanMade
+from gpu_autoscaler.events.scaling import (
+    ScalingLaunchRefused,
+    ScalingNodeLaunched,
+    ScalingNodeTerminated,
+    ScalingPlanMade,
+)
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.runtime.metric_families import LAUNCHED
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 
@@ -36,10 +40,13 @@ _REMOVING_STEPS = frozenset({"release_idle", "consolidate"})
 class Observer:
     """Updates the metrics of one process."""
 
-    def __init__(self, metrics: Metrics, view: StateView) -> None:
+    def __init__(self, metrics: Metrics, view: StateView, is_leading: Callable[[], bool] = lambda: True) -> None:
+        """`is_leading`: whether this process is the active one of its service; always, where it has no lease."""
         self._metrics = metrics
         self._view = view
         self._ticked_at: datetime | None = None
+        metrics.is_leading = is_leading
+        metrics.has_ticked = lambda: self._ticked_at is not None
         metrics.before_scrape = self._update_fleet
 
     def published(self, fact: Fact) -> None:
@@ -50,6 +57,9 @@ class Observer:
             case ScalingNodeLaunched():
                 order = self._view.state.orders.get(fact.action_id)
                 self._count_action("up", None if order is None else order.planned_at, fact.launched_at)
+                self._metrics.launches.labels(LAUNCHED, "").inc()
+            case ScalingLaunchRefused():
+                self._metrics.count_refused_launch(fact.code)
             case ScalingNodeTerminated():
                 drain = self._view.state.drains.get(fact.action_id)
                 self._count_action("down", None if drain is None else drain.planned_at, fact.terminated_at)
@@ -71,25 +81,32 @@ class Observer:
         """Count new (not historical) facts; `before` is the state before they were folded."""
         for item in recorded:
             fact = item.fact
-            if isinstance(fact, JobStarted) and self._metrics.service == "scheduler":
+            if isinstance(fact, JobStarted) and self._metrics.owns("time_to_gpu_seconds"):
                 self._observe_start(before, fact)
-            elif isinstance(fact, NodeObserved) and self._metrics.service == "scaler":
+            elif isinstance(fact, NodeObserved) and self._metrics.owns("node_ready_seconds"):
                 self._observe_node_ready(before, fact, item.envelope.time)
 
     def ticked(self, as_of: datetime) -> None:
         """Record the time of the last tick: a scrape shows the fleet as of then."""
         self._ticked_at = as_of
 
+    def term_ended(self) -> None:
+        """Forget the fleet: another process is the active one now, and exports it."""
+        self._ticked_at = None
+        self._metrics.forget_term()
+
     def _update_fleet(self) -> None:
         """Compute the fleet's gauges at a scrape, not at each of the many ticks of a burst."""
-        if self._metrics.service != "scaler" or self._ticked_at is None:
+        metrics = self._metrics
+        if self._ticked_at is None or not (metrics.owns("nodes") and metrics.is_leading()):
             return
         state = self._view.state
         views = node_views(state, self._ticked_at)
         self._set_fleet(state, views)
         self._set_cost(state, views)
+        metrics.update_spend()
         age_seconds = oldest_seconds(state.offers, self._ticked_at)
-        self._metrics.price_age.set(math.nan if age_seconds is None else age_seconds)
+        metrics.price_age.set(math.nan if age_seconds is None else age_seconds)
 
     def _observe_estimate(self, fact: JobEstimateScored) -> None:
         metrics = self._metrics

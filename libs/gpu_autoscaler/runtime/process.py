@@ -125,7 +125,7 @@ async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
 
 
 async def _serve(service_name: str, settings: Settings, compose: Compose, stop: asyncio.Event) -> int:
-    metrics, readiness = Metrics(service_name), Readiness()
+    metrics, readiness = Metrics(service_name, role=settings.sensing.role), Readiness()
     readiness.block("running", "starting")
     health = HealthServer(settings.http, readiness, metrics)
     port = await health.start()

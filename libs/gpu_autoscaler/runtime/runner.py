@@ -6,6 +6,8 @@ handle several facts concurrently declares `concurrency_max`.
 """
 
 import asyncio
+import contextlib
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,7 +17,7 @@ from functools import partial
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.bus.streams import LEASES, consumers_for, lane_durable
+from gpu_autoscaler.bus.streams import LEASES, STREAMS, consumers_for, lane_durable
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.health import Readiness
@@ -81,6 +83,9 @@ class Runner:
             instance=instance_name(instance),
             limits=Limits() if limits is None else limits,
         )
+        lease = self._context.lease
+        if lease is not None:
+            self.metrics.is_leader.set_function(lambda: float(lease.is_held))  # at the time of the scrape
         self._update_state_condition()  # before any loop runs: /readyz must not report ready before the state is folded
 
     def stop(self) -> None:
@@ -116,6 +121,8 @@ class Runner:
             loops.append(("max deliveries", MaxDeliveriesLoop(context).run))
         if context.lease is not None:
             loops.append(("lease", partial(context.lease.run, context.stop)))
+        if self.metrics.owns("stream_fill_ratio"):
+            loops.append(("stream gauges", self._measure_streams))
         if context.resync is not None:
             loops.append(("resync", partial(self._resync, context.resync)))
         if service.tick_seconds is not None:
@@ -134,13 +141,15 @@ class Runner:
         lanes = lanes_of(self.service)
         shared = LaneSlots(getattr(service, "concurrency_max", 1))
         slots = {lane_durable(self.service.name, lane): LaneSlots(lane.concurrency_max) for lane in lanes}
+        names = {lane_durable(self.service.name, lane): lane.name for lane in lanes}
         all_slots = (shared, *slots.values())
         loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         for spec in consumers_for(self.service.name, self.service.consumes, lanes):
             if spec.lanes:
                 loops.append((f"position {spec.durable}", FollowLoop(self._context, spec).run))
                 continue
-            effects = EffectLoop(self._context, service, spec, slots.get(spec.durable, shared), all_slots)
+            own_slots = slots.get(spec.durable, shared)
+            effects = EffectLoop(self._context, service, spec, own_slots, all_slots, names.get(spec.durable))
             loops.append((f"consumer {spec.durable}", effects.run))
         return loops
 
@@ -183,6 +192,22 @@ class Runner:
             if await pause(context.stop, context.limits.resync_seconds):
                 return
 
+    async def _measure_streams(self) -> None:
+        """Export how full each stream is and how old its oldest message, while active."""
+        context, metrics = self._context, self.metrics
+        while await context.wait_until_leading():
+            for stream in (spec.name for spec in STREAMS):
+                fill_ratio = oldest_seconds = math.nan  # the broker is away, or the stream is empty
+                with contextlib.suppress(TransientError, PermanentError):
+                    span = await self.bus.span(stream)
+                    fill_ratio = span.bytes_count / span.bytes_max if span.bytes_max > 0 else 0.0
+                    if span.first_stored_at is not None:
+                        oldest_seconds = (context.clock.wall_now() - span.first_stored_at).total_seconds()
+                metrics.stream_fill.labels(stream).set(fill_ratio)
+                metrics.stream_oldest_age.labels(stream).set(oldest_seconds)
+            if await pause(context.stop, context.limits.stream_gauges_seconds):
+                return
+
     def _update_state_condition(self) -> None:
         progress = self._context.fold_progress
         if progress.caught_up.is_set():
@@ -205,7 +230,6 @@ class Runner:
             if lease is not None:
                 detail = "held" if lease.is_held else f"standby, {lease.other_holder or 'nobody'} is active"
                 self.readiness.note("lease", detail)
-            self.metrics.is_leader.set(lease is None or lease.is_held)
             self.metrics.is_bus_connected.set(self.bus.is_connected)
             self.metrics.is_ready.set(self.readiness.is_ready)
             if await pause(self._context.stop, BUS_POLL_SECONDS):

@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     steps_concurrent_max: int = 1
     # Published in place of `facts` if the broker refuses those as too large.
     facts_if_too_large: tuple[Fact, ...] = ()
-    # The fact is rejected: publish `facts`, which report the rejection, then store a dead letter with this reason.
+    # The client's request is refused: publish `facts`, which report it, then store a dead letter with this reason.
     set_aside_reason: str | None = None
 
 

@@ -10,7 +10,7 @@ from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for, lane_durable
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.envelope import Envelope, Recorded
-from gpu_autoscaler.model.errors import PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import PermanentError, RequestRefused, StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.loops.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.projection import StateView
@@ -382,7 +382,7 @@ class Process:
         outcome = as_outcome(await self._fact_input.on_fact(recorded))
         await self._publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
-            raise PermanentError(outcome.set_aside_reason)
+            raise RequestRefused(outcome.set_aside_reason)
         again_seconds = outcome.redeliver_after_seconds
         if outcome.steps:
             again_seconds = await take_steps(outcome, _take, lambda part: self._publish(part, recorded.envelope))

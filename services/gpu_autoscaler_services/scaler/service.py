@@ -1,7 +1,8 @@
 """The scaler: folds all facts, plans on each tick, has the plan checked and publishes it, fenced by its parent."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
+from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX, replan_seconds
@@ -100,6 +102,10 @@ class PlanMetrics(Protocol):
 
     def set_forecast(self, gauges: ForecastGauges) -> None:
         """Set the gauges of the forecast."""
+        ...
+
+    def set_spend(self, uses: Callable[[], Sequence[SpendUse]]) -> None:
+        """Compute by this function how much of each spend budget is used, whenever it is asked for."""
         ...
 
 
@@ -247,6 +253,7 @@ class Scaler:
         if (change := self._unpublished_change(state, now)) is not None:
             return (change,)
         self._metrics.set_forecast(forecast_gauges(state, self._policy, now))
+        self._metrics.set_spend(partial(spend_uses, state, self._policy, now))
         planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)
         is_news = self._is_news(planned, state, now)
         # A new plan waits only for the finalizers that are overdue.

@@ -37,7 +37,7 @@ from gpu_autoscaler.events.job import (
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.kube.protocol import Now
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.errors import PermanentError, RequestRefused, TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation
 from gpu_autoscaler.runtime.digests import request_digest
@@ -272,7 +272,7 @@ class Scheduler:
             return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
         self._cancels_since.pop(request.job_id, None)
         if row is None:
-            raise PermanentError(f"job_id: cancellation of {request.job_id!r} failed: no such job was accepted")
+            raise RequestRefused(f"job_id: cancellation of {request.job_id!r} failed: no such job was accepted")
         if row.outcome is not None:
             return ()
         by = f" by {request.requested_by}" if request.requested_by else ""

@@ -51,7 +51,7 @@ def test_the_time_to_gpu_ends_when_all_members_run() -> None:
     """From request to running, reported by the scheduler alone, and once for each job."""
     started = JobStarted(epoch=1, version=1, job_id=JobId("a"), kube_job="x/a", started_at=T0 + 3 * MINUTE)
     news = record([TimedFact(started, T0 + 3 * MINUTE)])
-    for service, expected in (("scheduler", 1), ("gateway", 0)):
+    for service, expected in (("scheduler", 1), ("gateway", None)):
         watch, metrics = observer(service, job("a"))
         watch.folded(given(job("a")), news)
         watch.folded(given(job("a"), (TimedFact(started, T0),)), news)
@@ -71,6 +71,7 @@ def test_a_node_is_ready_when_its_gpus_can_be_used() -> None:
 def test_deferred_reasons_of_a_plan_are_labels() -> None:
     """The reasons of the last plan, counted; those of the plan before are gone."""
     watch, metrics = observer("scaler")
+    watch.ticked(T0)
     held = (
         Deferred(step="release_idle", subject="node/n", reason=Cooldown(remaining_seconds=30.0)),
         Deferred(step="cover_demand", subject="job/a", reason=Cooldown(remaining_seconds=7.0)),
@@ -87,13 +88,13 @@ def test_deferred_reasons_of_a_plan_are_labels() -> None:
 def test_only_the_scaler_reports_the_fleet() -> None:
     """Two services that know the nodes do not count them twice."""
     stories = (node("n1"), node("n2"), pod("waits", gpus=1))
-    for service, nodes, waiting in (("scaler", 2, 1), ("gateway", 0, 0)):
+    for service, nodes, waiting in (("scaler", 2, 1), ("gateway", None, None)):
         watch, metrics = observer(service, *stories)
         watch.ticked(T0 + SECOND)
         assert figure(metrics, "node_count") == nodes
         assert figure(metrics, "pending_pods") == waiting
         by_type = [figure(metrics, "nodes", capacity_type=name) for name in ("spot", "on-demand", "reserved")]
-        assert sum(count or 0 for count in by_type) == nodes
+        assert sum(count or 0 for count in by_type) == (nodes or 0)
 
 
 def test_the_fleet_is_counted_where_somebody_looks() -> None:

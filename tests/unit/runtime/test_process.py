@@ -24,7 +24,8 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import HttpSettings, LogSettings, Settings
 from gpu_autoscaler.runtime.health import HealthServer, Readiness
-from gpu_autoscaler.runtime.metrics import LABELS, PREFIX, Metrics, reason_tags
+from gpu_autoscaler.runtime.metric_families import LABELS, PREFIX
+from gpu_autoscaler.runtime.metrics import Metrics, reason_tags
 from gpu_autoscaler.runtime.process import (
     EXIT_FAILED,
     EXIT_MISCONFIGURED,
@@ -35,6 +36,7 @@ from gpu_autoscaler.runtime.process import (
 )
 from gpu_autoscaler.runtime.retry import Backoff
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler_services.registry import NAMES
 
 
 class Quiet(Probe):
@@ -187,9 +189,16 @@ async def test_readiness_names_what_is_missing() -> None:
     await server.close()
 
 
+def active(service: str) -> Metrics:
+    """Return the metrics of the active process of a service, after its first tick."""
+    metrics = Metrics(service)
+    metrics.is_leading = metrics.has_ticked = lambda: True
+    return metrics
+
+
 def test_every_reason_and_outcome_starts_at_zero() -> None:
     """A dashboard of why, and rates that work from the first event on."""
-    text = generate_latest(Metrics("scaler").registry).decode()
+    text = generate_latest(active("scaler").registry).decode()
     for tag in reason_tags(BuyReason):
         assert f'gpu_autoscaler_decisions_total{{reason="{tag}"}} 0.0' in text
     for tag in reason_tags(DeferReason):
@@ -199,18 +208,19 @@ def test_every_reason_and_outcome_starts_at_zero() -> None:
 
 def test_what_is_not_known_is_not_zero() -> None:
     """An unmeasured utilization is NaN."""
-    text = generate_latest(Metrics("scaler").registry).decode()
+    text = generate_latest(active("scaler").registry).decode()
     for name in ("cluster_utilization", "predicted_utilization", "spot_savings_percentage"):
         assert f"gpu_autoscaler_{name} NaN" in text
 
 
 def test_names_and_labels_are_those_that_dashboards_know() -> None:
     """The contract's names with the alias, one prefix, labels from the closed list."""
-    metrics = Metrics("scaler")
-    metrics.declare_domain("job")
-    families = {
-        family.name: family for family in text_string_to_metric_families(generate_latest(metrics.registry).decode())
-    }
+    families = {}
+    for service in NAMES:
+        metrics = active(service)
+        metrics.declare_domain("job")
+        page = generate_latest(metrics.registry).decode()
+        families |= {family.name: family for family in text_string_to_metric_families(page)}
     wanted = """scaling_actions scaling_duration_seconds node_count nodes desired_node_count cluster_utilization
         pending_pods underutilized_nodes spot_interruptions spot_termination_warnings spot_savings_percentage
         estimated_monthly_cost_usd estimated_monthly_savings_usd predicted_utilization prediction_confidence

@@ -18,12 +18,12 @@ from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.nodes.boot_timeout import has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.placement.bins import PodsByNode
 from gpu_autoscaler.core.policy.limit_settings import SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.ledger import CLUSTER, Period, owners_of, period_end, period_name, period_start
-from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
 from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.model import labels
@@ -316,6 +316,28 @@ class SpendSnapshot:
 
 
 spend_snapshot_of = cached_by_identity(2)(SpendSnapshot)
+
+
+class SpendUse(NamedTuple):
+    """How much of one spend budget is used, for displays and metrics only."""
+
+    owner: str
+    period: Period
+    used_ratio: float | None  # None: the spend is unknown
+
+
+def spend_uses(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[SpendUse, ...]:
+    """Return the spent share of every spend budget. A budget of zero is used up from the start."""
+    if not spend_caps(policy):
+        return ()
+    snapshot = SpendSnapshot(state, node_views(state, as_of), pods_by_node(state), policy, as_of)
+    return tuple(SpendUse(cap.owner, cap.period, _used_ratio(snapshot, cap)) for cap in snapshot.caps)
+
+
+def _used_ratio(snapshot: SpendSnapshot, cap: SpendCap) -> float | None:
+    if snapshot.unknown_reason(cap) is not None:
+        return None
+    return snapshot.spent[cap] / cap.micro_usd_max if cap.micro_usd_max else 1.0
 
 
 class PlannedSpend:

@@ -12,7 +12,7 @@ import structlog
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
 from gpu_autoscaler.bus.streams import ConsumerSpec
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, RequestRefused, StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import LoopContext, dead_letter_reason
 from gpu_autoscaler.runtime.poison_messages import ATTEMPTS_COUNT_MAX, AttemptRecords, PoisonMessage
 from gpu_autoscaler.runtime.retry import pause
@@ -37,6 +37,7 @@ class EffectLoop:
         spec: ConsumerSpec,
         slots: LaneSlots,
         all_slots: Sequence[LaneSlots],
+        lane: str | None = None,
     ) -> None:
         """`slots` are those of the lane, or of all the service's loops; `all_slots`: those of every lane."""
         self._context = context
@@ -47,6 +48,8 @@ class EffectLoop:
         self._condition = f"facts {self._domain}" if spec.split_from is None else f"facts {spec.durable}"
         self._slots = slots
         self._all_slots = all_slots
+        self._lane = lane
+        self._begun_count = 0  # messages in hand whose handler runs
         self._handled_sequence: int | None = None  # up to here facts were handled before the lane was split off
         self._in_hand: dict[asyncio.Task[None], Delivery] = {}
         # Failures by message. The broker's delivery count includes requested redeliveries, so it cannot be used.
@@ -137,11 +140,20 @@ class EffectLoop:
 
     async def _measure_lag(self, consumer: EffectConsumer) -> None:
         try:
-            self._context.record_lag(self._domain, self._durable, await consumer.pending_count())
+            pending_count = await consumer.pending_count()
+            self._context.record_lag(self._domain, self._durable, pending_count)
+            self._record_waiting(pending_count)
         except ConfigError as exc:
             self._context.config_error = exc
         except (TransientError, PermanentError) as exc:
             log.debug("lag lookup failed", durable=self._durable, error=str(exc))
+
+    def _record_waiting(self, pending_count: int) -> None:
+        """Export how many effects of the lane wait: at the broker, for a slot, or for a rate limit."""
+        if self._lane is not None:
+            for_slot_count = len(self._in_hand) - self._begun_count
+            waiting_count = pending_count + for_slot_count + self._slots.waiting_count
+            self._context.metrics.effects_waiting.labels(self._lane).set(waiting_count)
 
     async def _handle(self, delivery: Delivery) -> None:
         key = (delivery.message.stream, delivery.message.sequence)
@@ -184,7 +196,11 @@ class EffectLoop:
         if self._context.stop.is_set():  # fetched, but not started: another process takes it
             await self._answer(delivery.nak(0.0))
             return
-        await self._attempt(delivery)
+        self._begun_count += 1
+        try:
+            await self._attempt(delivery)
+        finally:
+            self._begun_count -= 1
 
     async def _attempt(self, delivery: Delivery) -> None:
         """Handle the message once, from decoding to its acknowledgment, and log it."""
@@ -235,7 +251,7 @@ class EffectLoop:
         outcome = await context.with_timeout(self._service.on_fact(recorded))
         await context.publish(outcome, recorded.envelope)
         if outcome.set_aside_reason is not None:
-            raise PermanentError(outcome.set_aside_reason)
+            raise RequestRefused(outcome.set_aside_reason)
         if not outcome.steps:
             return outcome.redeliver_after_seconds
 
@@ -274,7 +290,7 @@ class EffectLoop:
             await self._answer(delivery.nak(context.limits.backoff.wait_seconds(delivery.delivered_count, exc)))
             return
         self._tries.pop((delivery.message.stream, delivery.message.sequence), None)
-        await self._answer(delivery.term(dead_letter_reason(error)))
+        await self._answer(delivery.term(dead_letter_reason(error, delivery.message.subject)))
 
     async def _answer(self, answer: Awaitable[None]) -> None:
         """Answer the broker; if it is away the message is delivered again, which is harmless."""

@@ -42,7 +42,7 @@ class TickLoop:
         lease = self._context.lease
         if lease is not None and not lease.is_held:
             self._is_active = False
-            self._context.metrics.set_planned(None)
+            self._context.observer.term_ended()
         is_leading = await self._context.wait_until_leading()
         if is_leading and not self._is_active:
             self._is_active = True

@@ -14,9 +14,11 @@ from tests.support.stories import request
 from gpu_autoscaler.bus.protocol import Delivery, EffectConsumer
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobRequested
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.errors import InvalidFact, PermanentError, RequestRefused, TransientError, UnknownType
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.loop_context import dead_letter_reason
+from gpu_autoscaler.runtime.poison_messages import PoisonMessage
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -168,27 +170,25 @@ async def test_never_means_a_dead_letter_and_the_next_fact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "told", "label"),
+    ("payload", "told"),
     [
-        (b"{", "not a CloudEvent", "invalid_fact"),
-        (
-            b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v9","data":{}}',
-            "unknown to this version",
-            "unknown_type",
-        ),
-        (b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v1","data":{}}', "job_id", "invalid_fact"),
+        (b"{", "not a CloudEvent"),
+        (b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v9","data":{}}', "unknown to this version"),
+        (b'{"specversion":"1.0","id":"x","type":"job.cancel_requested.v1","data":{}}', "job_id"),
         (
             (
                 b'{"specversion":"1.0","id":"x","type":"job.finished.v1","data":{"job_id":"a","outcome":"failed",'
                 b'"finished_at":"2026-11-21T12:00:00Z"}}'
             ),
             "was published on 'job.cancel_requested'",
-            "invalid_fact",
         ),
     ],
 )
-async def test_what_is_no_fact_is_set_aside(payload: bytes, told: str, label: str) -> None:
-    """Broken, unknown, incomplete, or on another's subject: a dead letter that says so, and the service goes on."""
+async def test_what_is_no_fact_is_set_aside(payload: bytes, told: str) -> None:
+    """Broken, unknown, incomplete, or on another's subject: a dead letter that says so, and the service goes on.
+
+    Clients publish on this subject, so it is counted as a refused request, which alerts no operator.
+    """
     place, service = Place(), Finisher(finish)
     async with running(place, service) as runner:
         await place.send("job.cancel_requested", payload, "broken")
@@ -197,8 +197,26 @@ async def test_what_is_no_fact_is_set_aside(payload: bytes, told: str, label: st
     (letter,) = await place.dead_letters()
     assert told in letter.reason
     assert (letter.service, letter.payload) == ("readers", payload)
-    assert runner.metrics.dead_letters.labels("job", label)._value.get() == 1
+    assert runner.metrics.dead_letters.labels("job", "refused_request")._value.get() == 1
     assert len(service.given) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "subject", "reason"),
+    [
+        (RequestRefused("job refused: gpu_count is 0"), "job.requested", "refused_request"),
+        (InvalidFact("not a CloudEvent"), "demand.reported", "refused_request"),
+        (UnknownType("job.requested.v9"), "job.requested", "refused_request"),
+        (InvalidFact("not a CloudEvent"), "job.queued", "invalid_fact"),
+        (UnknownType("node.seen.v9"), "node.observed", "unknown_type"),
+        (PermanentError("403 jobs.batch create"), "job.requested", "permanent_error"),
+        (PoisonMessage("ended three processes"), "job.requested", "poison_message"),
+        (KeyError("x"), "job.requested", "bug"),
+    ],
+)
+def test_only_a_clients_own_mistake_is_a_refused_request(error: Exception, subject: str, reason: str) -> None:
+    """What we publish ourselves, what our rights forbid and what ends our processes stay for operators."""
+    assert dead_letter_reason(error, subject) == reason
 
 
 async def test_a_bug_is_loud_and_ends() -> None:

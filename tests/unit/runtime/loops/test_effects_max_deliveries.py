@@ -43,7 +43,8 @@ async def give_up(place: Place, count: int) -> None:
 def counted(runner: Runner) -> float | None:
     """Messages of JOB that this service set aside because the broker gave them up; None before it counts."""
     labels = {"domain": "job", "reason": "max_deliveries"}
-    return runner.metrics.registry.get_sample_value("gpu_autoscaler_dead_letters_total", labels)
+    samples = [sample for family in runner.metrics.dead_letters.collect() for sample in family.samples]
+    return next((sample.value for sample in samples if sample.labels == labels and "_total" in sample.name), None)
 
 
 async def test_an_undeliverable_message_becomes_one_dead_letter() -> None:
