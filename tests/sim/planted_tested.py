@@ -7,6 +7,7 @@ from tests.sim.planting import Planted
 _CORE = "libs/gpu_autoscaler/core"
 _COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
+_METRICS = "tests/unit/runtime/test_metrics.py"
 _SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
 _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 
@@ -83,5 +84,20 @@ TESTED: Mapping[str, Planted] = {
         "services/gpu_autoscaler_services/gateway/recent_facts.py",
         "        while self.message_bytes > self._bytes_max:\n",
         "        while False:\n",
+    ),
+    # Who is alerted that nobody handles notices, must not be told that somebody does.
+    f"{_METRICS}::test_a_process_exports_only_what_its_service_owns": Planted(
+        "every service exports the leader gauge",
+        4,
+        "libs/gpu_autoscaler/runtime/metric_families.py",
+        '    _gauge("leader", LEASED, ',
+        '    _gauge("leader", EVERY, ',
+    ),
+    f"{_METRICS}::test_the_fleet_is_exported_by_the_active_process_after_its_first_tick": Planted(
+        "a former leader exports the fleet",
+        4,
+        "libs/gpu_autoscaler/runtime/metrics.py",
+        "        return self.registry.collect() if self._is_exported() else ()\n",
+        "        return self.registry.collect()\n",
     ),
 }

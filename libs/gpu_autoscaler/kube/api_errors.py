@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpu_autoscaler.kube.protocol import Conflict, NotFound
+from gpu_autoscaler.kube.protocol import Conflict, NotFound, Rejected
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.errors import AutoscalerError, PermanentError, TransientError
 
@@ -50,7 +50,7 @@ def error_from_status(code: int, status: core.Status, headers: Mapping[str, str]
         return TransientError(text, retry_after_seconds=retry_after_seconds(status, headers))
     if code == 403 and (command := grant(status.message)):
         return PermanentError(f"{text}; grant it: {command}")
-    return PermanentError(text)
+    return Rejected(text) if code in (400, 422) else PermanentError(text)
 
 
 # The server's message. Source: k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go (v0.36), and

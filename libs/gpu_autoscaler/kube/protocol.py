@@ -1,7 +1,7 @@
 """The interface to Kubernetes: some kinds to watch, and a few writes. Implemented by `kube/client.py`.
 
-All methods raise TransientError when the server is away, throttles or fails, NotFound and Conflict because of the
-object, PermanentError for every other refusal. Every call has its own time limit.
+All methods raise TransientError when the server is away, throttles or fails, NotFound, Conflict and Rejected because
+of the object, PermanentError for every other refusal. Every call has its own time limit.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,6 +27,10 @@ class NotFound(PermanentError):
 
 class Conflict(PermanentError):
     """The object already exists, has another UID, or changed meanwhile."""
+
+
+class Rejected(PermanentError):
+    """The object breaks a rule of the API server (400, 422)."""
 
 
 class Kind(msgspec.Struct, Generic[ObjectT], frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import structlog
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
-from gpu_autoscaler.kube.protocol import SERVICES, Conflict, KubeApi, NotFound, Patch
+from gpu_autoscaler.kube.protocol import SERVICES, Conflict, KubeApi, NotFound, Patch, Rejected
 from gpu_autoscaler.kube.translate.job import is_ending, is_fully_suspended, is_over, job_id_of
 from gpu_autoscaler.kube.translate.workload_progress import KINDS, display_name, progress
 from gpu_autoscaler.kube.wire import core
@@ -47,6 +47,10 @@ class NotInstalled(PermanentError):
     """The CustomResourceDefinition of the job's runtime is not installed in this cluster."""
 
 
+class InvalidJob(PermanentError):
+    """The API server rejects the Job as requested, for example because of its image's name."""
+
+
 class Binder:
     """Creates and changes Jobs in one namespace."""
 
@@ -62,9 +66,10 @@ class Binder:
         return not kind.is_optional or await self._kube.serves(kind)
 
     async def create(self, spec: JobSpec, state: ClusterState) -> None:
-        """Create the suspended Job if it does not exist. Raises PermanentError if its name is taken, NotInstalled.
+        """Create the suspended Job if it does not exist.
 
-        A kind that cannot be suspended is created when it is released: nothing may run before.
+        Raises PermanentError if its name is taken, NotInstalled, InvalidJob. A kind that cannot be
+        suspended is created when it is released: nothing may run before.
         """
         if spec.runtime in _SUSPENDED:
             await self._make(spec, _SUSPENDED[spec.runtime](spec, state))
@@ -155,6 +160,8 @@ class Binder:
             job: core.Object = await self._kube.make(kind, self._namespace, manifest)
         except Conflict:
             job = await self._own(spec.job_id, spec.runtime)
+        except Rejected as exc:
+            raise InvalidJob(f"Kubernetes rejects the job; correct it and submit it again: {exc}") from exc
         except NotFound as exc:
             if await self.serves(spec.runtime):
                 raise

@@ -45,7 +45,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.attempts import losses
-from gpu_autoscaler_services.scheduler.binder import Binder, NotInstalled, not_installed
+from gpu_autoscaler_services.scheduler.binder import Binder, InvalidJob, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.job_budgets import JobBudgets
 from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated, missing_jobs, was_created
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery
@@ -236,7 +236,7 @@ class Scheduler:
     async def _create(self, queued: JobQueued) -> Sequence[Fact]:
         if self._is_ending(queued.job_id):
             return ()
-        return await self._unless_not_installed(queued.job_id, self._binder.create(queued.spec, self._view.state))
+        return await self._unless_impossible(queued.job_id, self._binder.create(queued.spec, self._view.state))
 
     async def _release(self, placed: JobPlaced) -> Sequence[Fact]:
         job = self._view.state.jobs.get(placed.job_id)
@@ -247,13 +247,13 @@ class Scheduler:
             # Non-preemptible to Kubernetes, so that it binds no member to free spot capacity.
             spec = msgspec.structs.replace(spec, is_preemptible=False)
         released = self._binder.release(spec, placed, self._view.state)
-        return await self._unless_not_installed(placed.job_id, released)
+        return await self._unless_impossible(placed.job_id, released)
 
-    async def _unless_not_installed(self, job_id: JobId, effect: Awaitable[None]) -> Sequence[Fact]:
-        """Await the effect; return the end of the job if its CustomResourceDefinition is missing."""
+    async def _unless_impossible(self, job_id: JobId, effect: Awaitable[None]) -> Sequence[Fact]:
+        """Await the effect; return the end of the job if its kind is not installed, or its Job is invalid."""
         try:
             await effect
-        except NotInstalled as exc:
+        except (InvalidJob, NotInstalled) as exc:
             return (JobFinished(job_id=job_id, outcome="failed", finished_at=self._now(), message=str(exc)),)
         return ()
 

@@ -212,6 +212,17 @@ async def test_foreign_job_of_same_name_is_not_adopted(bench: Bench) -> None:
         await bench.handle(queued)
 
 
+async def test_job_that_kubernetes_rejects_fails_with_its_reason(bench: Bench) -> None:
+    """Its author gets the message; it does not wait for ever, and no operator finds a dead letter."""
+    queued = await bench.accepted()
+    spec = msgspec.structs.replace(queued.spec, image="")
+    (failed,) = (await bench.handle(msgspec.structs.replace(queued, spec=spec))).facts
+    assert isinstance(failed, JobFinished)
+    assert failed.outcome == "failed"
+    assert "Kubernetes rejects the job; correct it and submit it again" in failed.message
+    assert "containers[0].image" in failed.message
+
+
 def set_condition(bench: Bench, condition_type: str) -> None:
     """Set this condition on the Job, as the Job controller does."""
     condition = {"type": condition_type, "status": "True", "reason": "DeadlineExceeded", "message": "too long"}

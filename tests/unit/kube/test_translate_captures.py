@@ -10,7 +10,7 @@ import pytest
 
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.kube.api_errors import HistoryLost, error_from_status, read_status
-from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Conflict, NotFound
+from gpu_autoscaler.kube.protocol import BUDGETS, JOBS, NODES, PODS, Conflict, NotFound, Rejected
 from gpu_autoscaler.kube.translate.job import job_finished, job_removed
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
@@ -122,7 +122,7 @@ def test_a_job_that_goes_on_is_not_finished() -> None:
         ("list-exact-version-gone", HistoryLost),
         ("401", TransientError),
         ("403", PermanentError),
-        ("422-fraction-of-a-gpu", PermanentError),
+        ("422-fraction-of-a-gpu", Rejected),
         ("eviction-500-two-pdbs", TransientError),
     ],
 )

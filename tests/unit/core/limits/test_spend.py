@@ -25,6 +25,7 @@ from tests.support.stories import (
 from tests.unit.core.provisioning.test_scale_up import held, purchases
 
 from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.limits.spend import spend_uses
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, PartLimit
@@ -174,6 +175,17 @@ def test_a_new_day_starts_with_nothing_spent() -> None:
 
     assert len(purchases(planned(state, clusters(day=100.0), as_of))) == 1
     assert len(purchases(planned(state, clusters(day=100.0, month=510.0), as_of))) == 0
+
+
+def test_the_use_of_a_budget_is_its_spent_share() -> None:
+    """By owner and period; unknown is not zero, and without budgets there is nothing to show."""
+    sums = ledger(spent(8.0), spent(30.0, period="2026-11"))
+    rules = clusters(day=10.0, month=100.0)
+
+    assert spend_uses(given(sums), rules, T0) == (("cluster", "day", 0.8), ("cluster", "month", 0.3))
+    assert spend_uses(given(), rules, T0) == (("cluster", "day", None), ("cluster", "month", None))
+    assert spend_uses(given(sums), clusters(day=0.0), T0) == (("cluster", "day", 1.0),)
+    assert spend_uses(given(sums), policy(), T0) == ()
 
 
 def test_the_plan_check_computes_spend_independently() -> None:

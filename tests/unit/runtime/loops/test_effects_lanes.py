@@ -13,6 +13,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobQueued
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.providers.throttling import while_waiting
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 
 WAITING_COUNT = 300  # more than a consumer without lanes may have in hand
@@ -64,6 +65,34 @@ async def test_a_lane_that_hangs_does_not_delay_another() -> None:
         await until(lambda: len(service.given) == 4)
         await place.say(finished())
         await until(lambda: isinstance(service.given[-1].fact, JobFinished), 2.0)
+
+
+async def test_effects_that_wait_are_counted_by_lane() -> None:
+    """Those without a slot, and those that gave theirs back to wait for a rate limit; not those that are handled."""
+    is_limited = asyncio.Event()
+
+    async def hang(recorded: Recorded) -> Outputs:
+        if recorded.fact.entity() == "job/limited":
+            async with while_waiting.get()():
+                is_limited.set()
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+        return ()
+
+    place, service = Place(), WithLanes(hang)
+    quick_end = QUICK.__class__(shutdown_seconds_max=0.01, fetch_seconds_max=0.1, heartbeat_seconds=0.05)
+    await place.say(cancel("limited"))
+    async with running(place, service, limits=quick_end) as runner:
+
+        def waiting(lane: str) -> float:
+            return float(runner.metrics.effects_waiting.labels(lane)._value.get())
+
+        await until(is_limited.is_set)
+        await until(lambda: waiting("asks") == 1)
+        for number in range(20):
+            await place.say(cancel(str(number)))
+        await until(lambda: waiting("asks") == 1 + 20 - 4)
+        assert waiting("ends") == 0
 
 
 async def test_facts_that_wait_do_not_delay_later_ones_of_their_lane() -> None:
