@@ -85,7 +85,7 @@ TESTED: Mapping[str, Planted] = {
         "        while self.message_bytes > self._bytes_max:\n",
         "        while False:\n",
     ),
-    # Who is alerted that nobody handles notices, must not be told that somebody does.
+    # The alert for notices that no scaler handles depends on both.
     f"{_METRICS}::test_a_process_exports_only_what_its_service_owns": Planted(
         "every service exports the leader gauge",
         4,

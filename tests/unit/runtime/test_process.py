@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import structlog
 from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.runners import Place, Probe
 
@@ -215,7 +216,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 def test_names_and_labels_are_those_that_dashboards_know() -> None:
     """The contract's names with the alias, one prefix, labels from the closed list."""
-    families = {}
+    families: dict[str, Metric] = {}
     for service in NAMES:
         metrics = active(service)
         metrics.declare_domain("job")

@@ -22,7 +22,8 @@ MONTH = timedelta(days=31)
 
 def plan_age_seconds(runner: Runner) -> float:
     """Return the age of the runner's last plan."""
-    return float(runner.metrics.plan_age.collect()[0].samples[0].value)  # type: ignore[attr-defined]
+    (family,) = runner.metrics.plan_age.collect()
+    return float(family.samples[0].value)
 
 
 async def folded(planner: Planner, sequence: int) -> None:
