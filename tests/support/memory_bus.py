@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
+from gpu_autoscaler.bus.differences import Difference, refuse_differences
 from gpu_autoscaler.bus.memory_broker import MemoryBroker, MemoryConsumer, MemoryStream
 from gpu_autoscaler.bus.protocol import (
     Ack,
@@ -21,7 +22,7 @@ from gpu_autoscaler.bus.protocol import (
     StreamSpan,
     refuse_gap,
 )
-from gpu_autoscaler.bus.streams import BusDeclaration, differences
+from gpu_autoscaler.bus.streams import BusDeclaration
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
 BATCH_COUNT_MAX = 1000
@@ -219,9 +220,9 @@ class MemoryBus(Bus):
         if consumer is None:
             error = f"consumer {durable} of stream {spec.stream} does not exist; create it with `ensure`"
             raise ConfigError("broker", [error])
-        deviations = differences(f"consumer {durable}", spec.config(), consumer.spec.config())
-        if deviations:
-            raise ConfigError("broker", deviations)
+        found = spec.differences(consumer.spec.config())
+        if not all(difference.is_tolerated for difference in found):
+            refuse_differences(found)
         return MemoryEffectConsumer(self._broker, consumer, self._now, self._sleep)
 
     async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
@@ -254,20 +255,17 @@ class MemoryBus(Bus):
     async def ensure(self) -> None:
         """Create what is declared and missing. Raises ConfigError with both values of each difference."""
         errors: list[str] = []
+        found: list[Difference] = []
         for spec in self._declared.streams:
-            errors += differences(f"stream {spec.name}", spec.config(), self._broker.make_stream(spec, self._now()))
+            found += spec.differences(self._broker.make_stream(spec, self._now()))
         for bucket in self._declared.buckets:
-            errors += differences(
-                f"bucket {bucket.name}", bucket.config(), self._broker.make_bucket(bucket, self._now())
-            )
+            found += bucket.differences(self._broker.make_bucket(bucket, self._now()))
         for consumer in self._declared.consumers:
-            thing = f"consumer {consumer.durable} of {consumer.stream}"
             try:
-                errors += differences(thing, consumer.config(), self._broker.make_consumer(consumer, self._now()))
+                found += consumer.differences(self._broker.make_consumer(consumer, self._now()))
             except PermanentError as exc:
-                errors.append(f"{thing}: {exc}")
-        if errors:
-            raise ConfigError("broker", [*errors, "make both equal: change the settings, or edit the broker"])
+                errors.append(f"{consumer.thing}: {exc}")
+        refuse_differences(found, errors)
 
     async def close(self) -> None:
         """Close all projections of this bus."""

@@ -308,7 +308,7 @@ class MemoryBroker:
             split = None if spec.split_from is None else self.consumers.get((spec.stream, spec.split_from))
             after_sequence = 0 if split is None else split.acknowledged_sequence(now)
             self.consumers[key] = MemoryConsumer(spec, self.stream(spec.stream), self._advise, after_sequence)
-        elif spec.has_other_filter_only(existing.spec.config()):
+        elif all(found.key == "filter_subjects" for found in spec.differences(existing.spec.config())):
             existing.spec = spec
         return self.consumers[key].spec.config()
 

@@ -228,7 +228,7 @@ class Bus(Protocol):
         ...
 
     async def ensure(self) -> None:
-        """Create what is declared (`bus/streams.py`) and missing. Raises ConfigError with each difference."""
+        """Create what is declared (`bus/streams.py`) and missing. Raises ConfigError with each refused difference."""
         ...
 
     @property

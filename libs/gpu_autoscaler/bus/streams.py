@@ -1,6 +1,6 @@
 """Declares the streams, durable consumers and buckets of the broker. Everything else is derived from it.
 
-Both adapters create what is declared here and refuse to start when the broker differs. Sizes are for one machine;
+Both adapters create what is declared here and compare what exists (`differences.py`). Sizes are for one machine;
 `streams()` takes other limits.
 """
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from gpu_autoscaler.bus.differences import NANOSECONDS, Difference, differences
 from gpu_autoscaler.events.fact import Fact
 
 MEBIBYTE = 1024 * 1024
 DAY_SECONDS = 24 * 3600
-NANOSECONDS = 1_000_000_000
 
 # A list of 10,000 uids or a plan of a large cluster is about one megabyte. The server accepts larger messages than a
 # stream, so that every stored message still fits when its dead letter adds headers.
@@ -92,6 +92,15 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
             "allow_msg_ttl": bool(self.message_ttls),
         }
 
+    def differences(self, actual: Mapping[str, Any]) -> list[Difference]:
+        """Return the differences to the server's stream."""
+        return differences("stream", self.thing, self.config(), actual)
+
+    @property
+    def thing(self) -> str:
+        """The stream, in sentences."""
+        return f"stream {self.name}"
+
 
 class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a durable effect consumer, shared by all replicas of its service."""
@@ -136,17 +145,16 @@ class ConsumerSpec(msgspec.Struct, frozen=True, kw_only=True):
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": acknowledged_sequence + 1}
         return {**self.config(), **start}
 
-    def has_other_filter_only(self, actual: Mapping[str, Any]) -> bool:
-        """Return True if the server's consumer differs in its filter and in nothing else."""
-        return bool(self.differences(actual)) and not self.differences(
-            {**actual, "filter_subjects": list(self.subjects)}
-        )
-
-    def differences(self, actual: Mapping[str, Any]) -> list[str]:
+    def differences(self, actual: Mapping[str, Any]) -> list[Difference]:
         """Return the differences to the server's consumer; a recreated one may start at a sequence."""
         if actual.get("deliver_policy") == "by_start_sequence":
             actual = {**actual, "deliver_policy": "all"}
-        return differences(f"consumer {self.durable} of {self.stream}", self.config(), actual)
+        return differences("consumer", self.thing, self.config(), actual)
+
+    @property
+    def thing(self) -> str:
+        """The consumer, in sentences."""
+        return f"consumer {self.durable} of {self.stream}"
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +212,15 @@ class BucketSpec(msgspec.Struct, frozen=True, kw_only=True):
             "deny_purge": False,
             "allow_rollup_hdrs": True,
         }
+
+    def differences(self, actual: Mapping[str, Any]) -> list[Difference]:
+        """Return the differences to the server's bucket."""
+        return differences("bucket", self.thing, self.config(), actual)
+
+    @property
+    def thing(self) -> str:
+        """The bucket, in sentences."""
+        return f"bucket {self.name}"
 
 
 class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,27 +382,6 @@ def consumers_of_process(
     """Return the consumers of a service's process: its own and, if it has any, MAX_DELIVERIES_CONSUMER."""
     own = consumers_for(service_name, consumed, lanes)
     return (*own, MAX_DELIVERIES_CONSUMER) if own else ()
-
-
-def differences(thing: str, declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Return a sentence with both values for each declared property that differs on the broker.
-
-    Properties missing in the server's answer are zero, empty or false.
-    """
-    return [
-        f"{thing}: {key} is {_shown(key, actual.get(key))} on the broker, {_shown(key, value)} is declared"
-        for key, value in declared.items()
-        if (value or None) != (actual.get(key) or None)
-    ]
-
-
-_DURATIONS = {"max_age", "duplicate_window", "ack_wait"}
-
-
-def _shown(key: str, value: object) -> str:
-    if key in _DURATIONS and isinstance(value, int):
-        return f"{value / NANOSECONDS:g} s"
-    return "not set" if value is None else repr(value)
 
 
 def streams_document(consumers: Iterable[ConsumerSpec]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+import structlog
 from tests.contract.bus.desk import ACK_WAIT_SECONDS, SOON_SECONDS, Desk, only, patient, read
 
+from gpu_autoscaler.bus.differences import MIGRATE_COMMAND
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.streams import MEBIBYTE, MESSAGE_BYTES_MAX, StreamSpec
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan
@@ -378,16 +380,50 @@ class BusContract:
         assert f"subjects is ['{desk.root}.>'] on the broker" in str(caught.value)
         await desk.bus()
 
-    async def test_a_drifted_consumer_is_refused_with_both_values(self, desk: Desk) -> None:
-        """At `ensure`, and at binding too; an existing durable is never silently kept or changed."""
+    async def test_limits_that_differ_are_reported_with_both_values(self, desk: Desk) -> None:
+        """The process works with the broker's values until they are migrated; nothing is changed."""
         await desk.bus()
-        drifted = await desk.connect(desk.declared(consumer=patient(desk)))
-        sentence = f"ack_wait is {ACK_WAIT_SECONDS:g} s on the broker, 4 s is declared"
+        stream = msgspec.structs.replace(desk.stream, max_age_seconds=7200, max_bytes=MEBIBYTE, is_append_only=False)
 
-        with pytest.raises(ConfigError, match=sentence):
-            await drifted.ensure()
-        with pytest.raises(ConfigError, match=sentence):
-            await drifted.effect_consumer(desk.consumer.durable)
+        with structlog.testing.capture_logs() as logs:
+            bus = await desk.bus(desk.declared(stream=stream, consumer=patient(desk)))
+        await bus.publish(desk.subject(), b"", message_id="1")
+        delivery = only(await (await bus.effect_consumer(desk.consumer.durable)).fetch(10, SOON_SECONDS))
+
+        assert delivery.message.message_id == "1"
+        (warning,) = [log for log in logs if log["event"] == "broker runs with other values than declared"]
+        assert warning["differences"] == [
+            f"stream {stream.name}: max_age is 3600 s on the broker, 7200 s is declared",
+            f"stream {stream.name}: max_bytes is {64 * MEBIBYTE} on the broker, {MEBIBYTE} is declared",
+            (
+                f"consumer {desk.consumer.durable} of {stream.name}: "
+                f"ack_wait is {ACK_WAIT_SECONDS:g} s on the broker, 4 s is declared"
+            ),
+        ]
+        assert warning["step"] == MIGRATE_COMMAND
+        assert (await bus.span(stream.name)).bytes_max == 64 * MEBIBYTE, "whoever computes with a limit reads this one"
+
+    async def test_a_stream_that_is_not_append_only_is_refused(self, desk: Desk) -> None:
+        """What was decided could be deleted."""
+        await desk.bus()
+
+        with pytest.raises(ConfigError, match=r"deny_delete is .+ on the broker, True is declared"):
+            await desk.bus(desk.declared(stream=msgspec.structs.replace(desk.stream, is_append_only=True)))
+
+    async def test_a_stream_that_need_not_be_append_only_is_used(self, desk: Desk) -> None:
+        """What is stored and delivered is the same, and no server allows deletions again."""
+        await desk.bus(desk.declared(stream=msgspec.structs.replace(desk.stream, is_append_only=True)))
+
+        assert await (await desk.bus()).last_sequence(desk.stream.name) == 0
+
+    async def test_messages_are_stored_where_a_time_to_live_is_not_allowed_yet(self, desk: Desk) -> None:
+        """They live as long as the stream says, which was made by an earlier release."""
+        await desk.bus(desk.declared(stream=msgspec.structs.replace(desk.stream, message_ttls=())))
+        bus = await desk.bus()
+
+        acks = [await bus.publish(desk.subject("sampled"), b"", message_id=str(number)) for number in range(2)]
+
+        assert [ack.sequence for ack in acks] == [1, 2]
 
     async def test_a_consumer_with_another_filter_is_updated_in_place(self, desk: Desk) -> None:
         """Another release consumes other facts: nothing that was handled comes again, and the new subject comes."""

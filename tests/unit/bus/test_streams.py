@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gpu_autoscaler.bus.differences import differences
 from gpu_autoscaler.bus.streams import (
     BUCKETS,
     STREAMS,
@@ -11,7 +12,6 @@ from gpu_autoscaler.bus.streams import (
     StreamLimits,
     consumers_for,
     covers,
-    differences,
     streams,
     streams_document,
     subject_filter,
@@ -93,7 +93,7 @@ def test_a_difference_shows_both_values() -> None:
     declared = {"max_age": 2_000_000_000, "deny_purge": True, "subjects": ["a"], "headers_only": False}
     actual = {"max_age": 1_000_000_000, "subjects": ["a"], "created_by": "somebody"}
 
-    assert differences("stream X", declared, actual) == [
+    assert [found.sentence() for found in differences("stream", "stream X", declared, actual)] == [
         "stream X: max_age is 1 s on the broker, 2 s is declared",
         "stream X: deny_purge is not set on the broker, True is declared",
     ]

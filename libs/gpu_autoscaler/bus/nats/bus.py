@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from gpu_autoscaler.bus.differences import Difference, refuse_differences
 from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, ConsumerPosition, NatsEffectConsumer
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
 from gpu_autoscaler.bus.nats.open import open_link
@@ -15,7 +16,7 @@ from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.nats.publish import NatsPublisher
 from gpu_autoscaler.bus.nats.read import NO_STREAM, stored_message
 from gpu_autoscaler.bus.protocol import Ack, Bus, EffectConsumer, Message, Projection, Publication, StreamSpan
-from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, differences
+from gpu_autoscaler.bus.streams import BucketSpec, BusDeclaration, ConsumerSpec, StreamSpec
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
 STREAM_EXISTS = 10058
@@ -116,45 +117,45 @@ class NatsBus(Bus):
         return await stored_message(self._link, stream, last_on=subject)
 
     async def ensure(self) -> None:
-        """Create what is declared and missing. Raises ConfigError with both values of each difference."""
+        """Create what is declared and missing. Raises ConfigError with both values of each refused difference."""
+        found: list[Difference] = []
         errors: list[str] = []
-        for spec in self._declared.streams:
-            errors += await self._ensure_stream(f"stream {spec.name}", spec.config())
-        for bucket in self._declared.buckets:
-            errors += await self._ensure_stream(f"bucket {bucket.name}", bucket.config())
-        for consumer in self._declared.consumers:
-            errors += await self._ensure_consumer(consumer)
-        if errors:
-            raise ConfigError(
-                "broker", [*errors, "make both equal: change the settings, or edit the broker with the `nats` tool"]
-            )
+        specs: list[StreamSpec | BucketSpec | ConsumerSpec] = []
+        specs += [*self._declared.streams, *self._declared.buckets, *self._declared.consumers]
+        for spec in specs:
+            try:
+                found += await self._ensure(spec)
+            except ApiError as exc:
+                errors.append(f"{spec.thing}: creation refused by the broker: {exc}")
+        refuse_differences(found, errors)
 
-    async def _ensure_stream(self, thing: str, config: Mapping[str, Any]) -> list[str]:
+    async def _ensure(self, spec: StreamSpec | BucketSpec | ConsumerSpec) -> list[Difference]:
+        return await (self._ensure_consumer(spec) if isinstance(spec, ConsumerSpec) else self._ensure_stream(spec))
+
+    async def _ensure_stream(self, spec: StreamSpec | BucketSpec) -> list[Difference]:
         # Read first: a creation with other values is refused without naming them.
+        config = spec.config()
         request = f"STREAM.INFO.{config['name']}"
         try:
             info = await self._link.call(request)
         except ApiError as exc:
             if exc.error_code != NO_STREAM:
                 raise
-            errors = await self._create(thing, f"STREAM.CREATE.{config['name']}", config, STREAM_EXISTS)
-            if errors:
-                return errors
+            await self._create(f"STREAM.CREATE.{config['name']}", config, STREAM_EXISTS)
             info = await self._link.call(request)
-        return differences(thing, config, info["config"])
+        return spec.differences(info["config"])
 
-    async def _ensure_consumer(self, spec: ConsumerSpec) -> list[str]:
+    async def _ensure_consumer(self, spec: ConsumerSpec) -> list[Difference]:
         path = f"{spec.stream}.{spec.durable}"
         config = spec.config_from(await self._split_sequence(spec))
         # Without `action` the server would silently change an existing consumer.
         body = {"stream_name": spec.stream, "action": "create", "config": config}
-        thing = f"consumer {spec.durable} of {spec.stream}"
-        errors = await self._create(thing, f"CONSUMER.CREATE.{path}", body, CONSUMER_EXISTS)
-        if errors:
-            return errors
+        await self._create(f"CONSUMER.CREATE.{path}", body, CONSUMER_EXISTS)
         actual = (await self._link.call(f"CONSUMER.INFO.{path}"))["config"]
-        if not spec.has_other_filter_only(actual):
-            return spec.differences(actual)
+        found = spec.differences(actual)
+        others = [difference for difference in found if difference.key != "filter_subjects"]
+        if others == found or not all(difference.is_tolerated for difference in others):
+            return found
         # Another release consumes other facts. The position stays, so nothing is lost or repeated.
         body = {**body, "action": "update", "config": {**actual, "filter_subjects": list(spec.subjects)}}
         actual = (await self._link.call(f"CONSUMER.CREATE.{path}", body))["config"]
@@ -173,13 +174,12 @@ class NatsBus(Bus):
             return 0
         return int(info["ack_floor"]["stream_seq"])
 
-    async def _create(self, thing: str, operation: str, body: Mapping[str, Any], exists: int) -> list[str]:
+    async def _create(self, operation: str, body: Mapping[str, Any], exists: int) -> None:
         try:
             await self._link.call(operation, body)
         except ApiError as exc:
-            # Another process may have created it a moment ago; the caller compares it.
-            return [] if exc.error_code == exists else [f"{thing}: creation refused by the broker: {exc}"]
-        return []
+            if exc.error_code != exists:  # another process created it a moment ago; the caller compares it
+                raise
 
     async def close(self) -> None:
         """Return unhandled messages, flush and disconnect. Bounded in time."""

@@ -9,12 +9,13 @@ import msgspec
 import nats.errors
 import structlog
 
+from gpu_autoscaler.bus.differences import NANOSECONDS, refuse_differences
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, RequestTimedOut
 from gpu_autoscaler.bus.nats.pull import Pull
 from gpu_autoscaler.bus.nats.read import NO_STREAM, message, parse_ack_subject
 from gpu_autoscaler.bus.nats.wire import Frame
 from gpu_autoscaler.bus.protocol import Delivery, Message
-from gpu_autoscaler.bus.streams import NANOSECONDS, ConsumerSpec
+from gpu_autoscaler.bus.streams import ConsumerSpec
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 NO_CONSUMER = 10014
@@ -136,9 +137,9 @@ class NatsEffectConsumer:
                 raise ConfigError("broker", [error]) from exc
             await self._recreate(exc)
             actual = (await self._info())["config"]
-        deviations = self._spec.differences(actual)
-        if deviations:
-            raise ConfigError("broker", deviations)
+        found = self._spec.differences(actual)
+        if not all(difference.is_tolerated for difference in found):
+            refuse_differences(found)
         await self._pull.open()
 
     async def fetch(self, count_max: int, wait_seconds_max: float) -> Sequence[Delivery]:

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 import nats.errors
 import structlog
 
+from gpu_autoscaler.bus.differences import NANOSECONDS
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink
 from gpu_autoscaler.bus.nats.pull import Pull
 from gpu_autoscaler.bus.nats.read import NO_STREAM, read_delivery
 from gpu_autoscaler.bus.protocol import Message, refuse_gap
-from gpu_autoscaler.bus.streams import NANOSECONDS
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 BATCH_COUNT_MAX = 4000

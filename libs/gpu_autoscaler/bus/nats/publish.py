@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+import structlog
 
+from gpu_autoscaler.bus.differences import MIGRATE_COMMAND
 from gpu_autoscaler.bus.nats.link import NO_RESPONDERS, NatsLink, NoResponders
 from gpu_autoscaler.bus.nats.read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats.wire import Frame, command, header_block, is_header, is_subject
@@ -28,6 +30,7 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 TEMPORARY_ERRORS = (10158, 10002, 10167)
 
 TOO_LARGE = 10054  # JSStreamMessageExceedsMaximumErr, of the same list
+NO_MESSAGE_TTL = 10166  # JSMessageTTLDisabledErr
 
 
 class _Refusal(msgspec.Struct):
@@ -44,6 +47,7 @@ class _Answer(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Answer)
+_log = structlog.get_logger(__name__)
 
 
 class _Batch:
@@ -211,6 +215,9 @@ class NatsPublisher:
             return await self._duplicate_or_stale(publication, stored.error.description)
         if stored.error.code >= 500 or stored.error.err_code in TEMPORARY_ERRORS:
             raise TransientError(f"stream did not store the message: {stored.error.description}")
+        if stored.error.err_code == NO_MESSAGE_TTL:
+            self._drop_ttl(publication.subject)
+            raise TransientError(f"stream did not store the message: {stored.error.description}")
         refused = MessageTooLarge if stored.error.err_code == TOO_LARGE else PermanentError
         raise refused(
             f"broker refused message {publication.message_id!r} on {publication.subject}: "
@@ -247,6 +254,14 @@ class NatsPublisher:
             error = f"stream {declared.name} was deleted while in use; find out by whom, then restart"
             raise ConfigError("broker", [error])
         raise PermanentError(f"no stream stores messages on {subject}; declare one, or correct the subject")
+
+    def _drop_ttl(self, subject: str) -> None:
+        """Publish without a time to live from now on: the stream, of an earlier release, does not allow it yet."""
+        spec = self._declared.stream_of(subject)
+        if spec in self._ttl_streams:
+            self._ttl_streams.remove(spec)
+            step = f"{MIGRATE_COMMAND}, then restart"
+            _log.warning("time to live of messages left out", stream=spec.name, ttls=spec.message_ttls, step=step)
 
     def _headers(self, publication: Publication) -> bytes:
         headers = dict(publication.headers)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import msgspec
 from nats.aio.subscription import Subscription
 
+from gpu_autoscaler.bus.differences import NANOSECONDS
 from gpu_autoscaler.bus.nats.link import NO_RESPONDERS, NatsLink
 from gpu_autoscaler.bus.nats.read import sent_count
 from gpu_autoscaler.bus.nats.wire import Frame, subscribe_frames, unsubscribe_frames
-from gpu_autoscaler.bus.streams import NANOSECONDS, SERVER_PAYLOAD_BYTES_MAX
+from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import TransientError
 
 BATCH_BYTES_MAX = 2 * SERVER_PAYLOAD_BYTES_MAX  # memory limit of one batch
