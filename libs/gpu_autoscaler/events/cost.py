@@ -5,9 +5,12 @@ from typing import Literal
 import msgspec
 
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.ids import JobId, ProviderId
+from gpu_autoscaler.model.ids import JobId, ProviderId, derive_id
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
+
+# Longer ids of clouds, as those of Azure, would be a third of a span: each message has its own id twice.
+_ID_LENGTH_MAX = 100
 
 
 class CostShare(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -21,7 +24,7 @@ class CostShare(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class CostAccrued(Fact, frozen=True, kw_only=True):
-    """The cost of an instance for a span of time."""
+    """The cost of an instance for a span of time: all minutes since its last span."""
 
     provider_id: ProviderId
     node_name: str | None
@@ -43,7 +46,8 @@ class CostAccrued(Fact, frozen=True, kw_only=True):
 
     def condition(self) -> str | None:
         """Each time is charged once: the spans of an instance are contiguous."""
-        return f"cost_accrued/{self.provider_id}/{self.from_at.isoformat()}"
+        instance = self.provider_id if len(self.provider_id) <= _ID_LENGTH_MAX else derive_id(self.provider_id)
+        return f"cost_accrued/{instance}/{self.from_at.isoformat()}"
 
     def entity(self) -> str | None:
         return f"instance/{self.provider_id}"

@@ -1,18 +1,21 @@
-"""Which pods were bound to which node, and when. The state forgets a deleted pod before its cost is charged."""
+"""Which pods were bound to which node, and when, and how busy its GPUs were: the state forgets both before the cost is
+charged.
+"""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
-from gpu_autoscaler.core.limits.accrual import Allocation, Owner
+from gpu_autoscaler.core.limits.accrual import Allocation, Owner, busy_gpus
 from gpu_autoscaler.core.state.queries import is_finished, is_workload
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.tables import tombstone_of
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.ids import PodUid
+from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.cost_tracker.bills import NodeShape
 
@@ -74,6 +77,60 @@ class Holdings:
     def nodes(self) -> tuple[str, ...]:
         """Return the names of all nodes with remembered pods."""
         return tuple(self._by_node)
+
+
+WINDOWS_COUNT_MAX = 30  # of a node: more than a span has, unless the cloud's lists fail; then the last ones count
+
+
+class GpuWindow(msgspec.Struct, frozen=True, array_like=True):
+    """How busy the GPUs of a node were for a minute or so."""
+
+    from_at: Instant
+    until_at: Instant
+    gpus_count: int
+    busy_count: float | None  # sum of their utilization; None: that of one is unknown
+
+
+GpuWindows = dict[NodeUid, list[GpuWindow]]  # in order of time
+
+
+class Utilization:
+    """The telemetry of time that is not charged yet."""
+
+    def __init__(self, memory: GpuWindows | None = None) -> None:
+        self.memory: GpuWindows = {} if memory is None else memory
+
+    def note(self, recorded: Iterable[Recorded]) -> None:
+        """Take in facts."""
+        for item in recorded:
+            if isinstance(item.fact, GpuNodeSummarized):
+                self._add(item.fact)
+
+    def _add(self, fact: GpuNodeSummarized) -> None:
+        from_at = fact.window_started_at
+        until_at = from_at + timedelta(seconds=fact.window_seconds)
+        windows = self.memory.setdefault(fact.node_uid, [])
+        if windows and windows[-1].from_at >= from_at:
+            return
+        busy_count = busy_gpus(fact, from_at=from_at, to_at=until_at)
+        windows.append(GpuWindow(from_at, until_at, len(fact.gpus), busy_count))
+        del windows[:-WINDOWS_COUNT_MAX]
+
+    def used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:
+        """Return the average busy share of the node's GPUs in its units, by the windows with telemetry; None without
+        any, or without GPUs.
+        """
+        used = [
+            window.busy_count / window.gpus_count * shape.units if shape.gpus.slices else window.busy_count
+            for window in self.memory.get(shape.node_uid, ())
+            if window.busy_count is not None and window.until_at > from_at and window.from_at < to_at
+        ]
+        return sum(used) / len(used) if used and shape.gpus.has_gpus else None
+
+    def keep(self, node_uids: Iterable[NodeUid]) -> None:
+        """Forget all other nodes."""
+        kept = frozenset(node_uids)
+        self.memory = {node_uid: windows for node_uid, windows in self.memory.items() if node_uid in kept}
 
 
 def _until(bound: BoundPod, state: ClusterState) -> datetime | None:

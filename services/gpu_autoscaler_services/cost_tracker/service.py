@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from prometheus_client import Gauge
 
-from gpu_autoscaler.core.limits.accrual import busy_gpus, span_micro_usd, split_cost, thresholds_crossed
+from gpu_autoscaler.core.limits.accrual import span_micro_usd, split_cost, thresholds_crossed
 from gpu_autoscaler.core.state.ledger import PERIODS_KEPT, period_start
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostBudgetCrossed, CostLedgerReported, SpentByJob
 from gpu_autoscaler.events.envelope import Recorded
@@ -38,13 +38,17 @@ from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.protocol import LastCharge, Store
-from gpu_autoscaler_services.cost_tracker.bills import Bill, BillMemory, Bills, NodeShape, Price, confirmed_until
-from gpu_autoscaler_services.cost_tracker.holdings import HeldPods, Holdings
+from gpu_autoscaler_services.cost_tracker.bills import Bill, BillMemory, Bills, Price, confirmed_until
+from gpu_autoscaler_services.cost_tracker.holdings import GpuWindows, HeldPods, Holdings, Utilization
 from gpu_autoscaler_services.cost_tracker.housekeeping import Housekeeping
 
 log = structlog.get_logger()
 
-SPAN_SECONDS_MIN = 60.0  # of a running instance; the last span ends with the instance
+# Of a running instance; the last span ends with the instance. A span has all minutes since the last one: a span a minute
+# of 1,000 instances is 2.3 GiB a day on the stream, and whoever decides counts the time since the last span by itself
+# (core/limits/spend.py). Less than the 15 minutes after which releases since 0.2 take a ledger for stale.
+SPAN_SECONDS_MIN, SPAN_SECONDS_MAX = 60.0, 600.0
+SPANS_PER_MINUTE_MAX = 100  # of all instances; more of them have longer spans
 PUBLISHED_COUNT_MAX = 500  # spans per tick
 BUDGET_MARKS = (0.8, 1.0)  # soft and hard: docs/decisions.md#spend-budgets
 RETENTION = timedelta(hours=6)  # of pods on nodes that are not billed
@@ -56,6 +60,7 @@ class _Memory(msgspec.Struct, kw_only=True):
 
     bills: BillMemory
     held: HeldPods
+    windows: GpuWindows = {}
     marks_published: set[str | None]  # by condition
     ledger_reported_at: Instant | None
 
@@ -111,6 +116,7 @@ class CostTracker:
         self._instances_without_price = instances_without_price
         self._bills = Bills()
         self._holdings = Holdings()
+        self._utilization = Utilization()
         self._charges: dict[ProviderId, LastCharge] = {}
         self._spent: dict[JobId, int] = {}
         self._is_loaded = False
@@ -127,6 +133,7 @@ class CostTracker:
         """Remember instances and pods that the state forgets before they are charged, and published marks."""
         self._bills.note(recorded)
         self._holdings.note(recorded)
+        self._utilization.note(recorded)
         for item in recorded:
             if isinstance(item.fact, CostBudgetCrossed):
                 self._marks_published.add(item.fact.condition())
@@ -140,6 +147,7 @@ class CostTracker:
         memory = _Memory(
             bills=self._bills.memory,
             held=self._holdings.memory,
+            windows=self._utilization.memory,
             marks_published=self._marks_published,
             ledger_reported_at=self._ledger_reported_at,
         )
@@ -153,6 +161,7 @@ class CostTracker:
             log.warning("memory of another version ignored, streams are read", error=str(exc))
             return
         self._bills, self._holdings = Bills(memory.bills), Holdings(memory.held)
+        self._utilization = Utilization(memory.windows)
         self._marks_published, self._ledger_reported_at = memory.marks_published, memory.ledger_reported_at
 
     async def on_fact(self, recorded: Recorded) -> list[Fact]:
@@ -172,7 +181,9 @@ class CostTracker:
                 if _is_open(charge, now):
                     self._bills.reopen(charge)
             self._is_loaded, self._open = True, None
-        spans = [span for bill in self._unpaid() if (span := self._due(bill, now)) is not None]
+        unpaid = self._unpaid()
+        seconds_min = span_seconds(len(unpaid))
+        spans = [span for bill in unpaid if (span := self._due(bill, now, seconds_min)) is not None]
         if spans:
             # Read again after a failure, and if another tracker was faster.
             self._is_loaded = False
@@ -227,7 +238,7 @@ class CostTracker:
         charge = self._charges.get(bill.provider_id)
         return charge is not None and charge.last.to_at == bill.terminated_at
 
-    def _due(self, bill: Bill, now: datetime) -> CostAccrued | None:
+    def _due(self, bill: Bill, now: datetime, seconds_min: float) -> CostAccrued | None:
         """Return the next span of an instance; None if nothing is due or the price is unknown."""
         charge = self._charges.get(bill.provider_id)
         price = bill.price if charge is None else _price_of(charge)
@@ -239,7 +250,7 @@ class CostTracker:
         to_at = confirmed_until(bill, self._view.state, now)
         if to_at is None or to_at == from_at:
             return None
-        if bill.terminated_at is None and (to_at - from_at).total_seconds() < SPAN_SECONDS_MIN:
+        if bill.terminated_at is None and (to_at - from_at).total_seconds() < seconds_min:
             return None
         charged = 0 if charge is None else charge.total_micro_usd
         total = span_micro_usd(
@@ -257,7 +268,7 @@ class CostTracker:
             units=0 if shape is None else shape.units,
             from_at=from_at,
             to_at=to_at,
-            used_units=None if shape is None else self._used_units(shape, from_at, to_at),
+            used_units=None if shape is None else self._utilization.used_units(shape, from_at, to_at),
         )
         account = self._bills.account(bill, charge)
         return CostAccrued(
@@ -278,14 +289,6 @@ class CostTracker:
             bought_for=account.project,
             is_final=bill.terminated_at is not None,
         )
-
-    def _used_units(self, shape: NodeShape, from_at: datetime, to_at: datetime) -> float | None:
-        """Return the average busy share of the node's GPUs in its units; None if unknown or without GPUs."""
-        window = self._view.state.telemetry.get(shape.node_uid)
-        busy = busy_gpus(window, from_at=from_at, to_at=to_at) if shape.gpus.has_gpus else None
-        if busy is None or window is None or not shape.gpus.slices:
-            return busy
-        return busy / len(window.gpus) * shape.units
 
     def _hold(self, bill: Bill) -> None:
         """Defer the charge of an instance without a price until the price is known."""
@@ -331,8 +334,9 @@ class CostTracker:
             if is_over or (is_lost and bill.provider_id not in self._view.state.instances_seen_at):
                 self._bills.close(bill.provider_id)
                 self._charges.pop(bill.provider_id, None)
-        shapes = (self._bills.shape(bill.provider_id) for bill in self._unpaid())
+        shapes = [self._bills.shape(bill.provider_id) for bill in self._unpaid()]
         billed = {shape.name for shape in shapes if shape is not None}
+        self._utilization.keep(shape.node_uid for shape in shapes if shape is not None)
         for node_name in self._holdings.nodes():
             if node_name not in billed:
                 self._holdings.forget(node_name, now - RETENTION, self._view.state)
@@ -362,6 +366,11 @@ class CostTracker:
             for mark in thresholds_crossed(spent, limit, BUDGET_MARKS)
         )
         return [fact for fact in facts if fact.condition() not in self._marks_published]
+
+
+def span_seconds(instances_count: int) -> float:
+    """Return the minimum length of a span while this many instances run."""
+    return min(SPAN_SECONDS_MAX, max(SPAN_SECONDS_MIN, 60.0 * instances_count / SPANS_PER_MINUTE_MAX))
 
 
 def _price_of(charge: LastCharge) -> Price:

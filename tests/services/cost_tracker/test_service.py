@@ -10,6 +10,7 @@ from tests.support.stories import bought, job, pod, purchase
 from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, TimedFact, record, resources
 
 from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.limits.spend import LEDGER_SECONDS_MAX
 from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -25,7 +26,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.cost_tracker.service import CostTracker
+from gpu_autoscaler_services.cost_tracker.service import CostTracker, span_seconds
 
 PRICE = 32_772_601  # odd, so that roundings would show
 INSTANCE = ProviderId("sim:///a/i-1")
@@ -278,30 +279,82 @@ async def test_daemonset_pods_are_not_charged(bench: Bench) -> None:
     assert span.idle_micro_usd == span.total_micro_usd
 
 
-async def test_used_cost_needs_telemetry(bench: Bench) -> None:
-    """Half busy is half used; without a window it is unknown."""
-    window = GpuNodeSummarized(
+def summary(minute: int, busy_ratio: float) -> tuple[TimedFact, ...]:
+    """Return the summary of the node for this minute, with all GPUs equally busy."""
+    gpus = tuple(
+        GpuSummary(gpu=str(gpu), gpu_uuid=str(gpu), samples_count=6, utilization_ratio_mean=busy_ratio)
+        for gpu in range(8)
+    )
+    fact = GpuNodeSummarized(
         epoch=1,
-        version=1,
+        version=minute,
         node_uid=NodeUid("uid-n"),
         node_name="n",
-        window_started_at=T0 + MINUTE,
+        window_started_at=T0 + minute * MINUTE,
         window_seconds=60.0,
         scrapes_expected_count=6,
         scrapes_answered_count=6,
-        gpus=tuple(
-            GpuSummary(gpu=str(gpu), gpu_uuid=str(gpu), samples_count=6, utilization_ratio_mean=0.5) for gpu in range(8)
-        ),
+        gpus=gpus,
     )
+    return (TimedFact(fact, T0 + (minute + 1) * MINUTE),)
+
+
+async def test_used_cost_needs_telemetry(bench: Bench) -> None:
+    """Half busy is half used; without a window it is unknown."""
     bench.record_stories(instance(), node(), pod("a", on="n", gpus=8), listed(T0 + MINUTE))
     (first,) = await bench.tick(T0 + MINUTE)
     await bench.echo()
-    bench.record_stories((TimedFact(window, T0 + 2 * MINUTE),), listed(T0 + 2 * MINUTE))
+    bench.record_stories(summary(1, 0.5), listed(T0 + 2 * MINUTE))
     (second,) = await bench.tick(T0 + 2 * MINUTE)
     assert isinstance(first, CostAccrued)
     assert isinstance(second, CostAccrued)
     assert first.shares[0].used_micro_usd is None
     assert second.shares[0].used_micro_usd == second.shares[0].allocated_micro_usd // 2
+
+
+async def test_used_cost_averages_the_minutes_of_a_span(bench: Bench) -> None:
+    """A quiet last minute must not make a busy span look idle; a restart from a snapshot keeps the minutes."""
+    bench.record_stories(instance(), node(), pod("a", on="n", gpus=8))
+    for minute, busy_ratio in enumerate((1.0, 1.0, 1.0, 0.0)):
+        bench.record_stories(summary(minute, busy_ratio))
+    memory = bench.tracker.encode_memory()
+    bench.tracker = CostTracker(bench.view, bench.store, instances_without_price=bench.metrics.instances_without_price)
+    bench.tracker.restore_memory(memory)
+    bench.record_stories(listed(T0 + 4 * MINUTE))
+    (span,) = await bench.tick(T0 + 4 * MINUTE)
+    assert isinstance(span, CostAccrued)
+    assert span.shares[0].used_micro_usd == span.shares[0].allocated_micro_usd * 3 // 4
+
+
+@pytest.mark.parametrize(("instances_count", "seconds"), [(1, 60.0), (100, 60.0), (400, 240.0), (10_000, 600.0)])
+def test_spans_of_many_instances_are_longer(instances_count: int, seconds: float) -> None:
+    """A hundred spans a minute, whatever the size of the fleet, but none so long that the ledger counts as stale."""
+    assert span_seconds(instances_count) == seconds < LEDGER_SECONDS_MAX - 2 * MINUTE.total_seconds()
+
+
+async def test_a_large_fleet_has_few_spans(bench: Bench) -> None:
+    """300 instances are charged every three minutes, and to the last micro-dollar when they end."""
+    ids = [ProviderId(f"sim:///a/i-{number}") for number in range(300)]
+    (first,) = (item.fact for item in instance())
+    assert isinstance(first, NodeInstanceObserved)
+    bench.record_stories(
+        tuple(TimedFact(msgspec.structs.replace(first, provider_id=provider_id), T0) for provider_id in ids)
+    )
+    for minute in range(1, 7):
+        at = T0 + minute * MINUTE
+        bench.record_stories((TimedFact(NodeInstanceListed(provider_ids=tuple(ids), listed_at=at), at),))
+        await bench.tick(at)
+        await bench.echo()
+    assert len([fact for fact in bench.published.values() if isinstance(fact, CostAccrued)]) == 2 * len(ids)
+    end = T0 + 7 * MINUTE + SECOND
+    (last,) = (item.fact for item in instance("terminated", at=end, terminated_at=end))
+    assert isinstance(last, NodeInstanceObserved)
+    bench.record_stories(
+        tuple(TimedFact(msgspec.structs.replace(last, provider_id=provider_id), end) for provider_id in ids)
+    )
+    await bench.tick(end + SECOND)
+    day, *_ = await bench.store.spent_by_period(T0)
+    assert day.micro_usd == len(ids) * cost_micro_usd(PRICE, end - T0)
 
 
 async def test_budget_marks_are_published_once(bench: Bench) -> None:
