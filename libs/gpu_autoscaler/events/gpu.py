@@ -7,7 +7,7 @@ from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.observed import Instant
 
 
-class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpuSample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One GPU at one time. None: the exporter reported nothing, or an impossible value (a sentinel)."""
 
     gpu: str  # index on the node, as the exporter names it
@@ -45,7 +45,7 @@ class GpuNodeSampled(Fact, frozen=True, kw_only=True):
         return f"node/{self.node_uid}"
 
 
-class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpuSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One GPU over a window. None: no valid value."""
 
     gpu: str

@@ -11,7 +11,7 @@ from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDe
 PodPhase = Literal["pending", "running", "succeeded", "failed", "unknown"]
 
 
-class PodObserved(Versioned, frozen=True, kw_only=True):
+class PodObserved(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     """The complete state of a pod at this resourceVersion."""
 
     pod_uid: PodUid

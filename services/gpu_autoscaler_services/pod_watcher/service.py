@@ -55,6 +55,7 @@ from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, R
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
 WATCHED_SECONDS = 10.0
+BUDGETS_WATCHED_SECONDS = 300.0  # no decision depends on the age of the list of budgets, and each heartbeat is a list
 # A list of 10,000 pods takes seconds: other tasks (probes, connections) run after this many objects, some milliseconds.
 OBJECTS_PER_TURN = 50
 
@@ -68,6 +69,7 @@ class _WatchedKind(msgspec.Struct):
     gone: Callable[..., Versioned]
     watched: Callable[[tuple[str, ...], int, int, datetime], Versioned]  # uids, epoch, version, instant
     listed: Callable[[tuple[str, ...], int, int, datetime], Versioned]
+    watched_seconds: float = WATCHED_SECONDS  # between two heartbeats
     published: dict[str, Versioned | None] = {}  # by uid; None: it could not be decoded
     last_list: Versioned | None = None
     watched_at: datetime | None = None
@@ -148,7 +150,11 @@ class PodWatcher:
             ),
             # PodDisruptionBudgets are few: their list serves as the heartbeat.
             BUDGETS.plural: _WatchedKind(
-                observed=budget_observed, gone=budget_gone, listed=_budget_listed, watched=_budget_listed
+                observed=budget_observed,
+                gone=budget_gone,
+                listed=_budget_listed,
+                watched=_budget_listed,
+                watched_seconds=BUDGETS_WATCHED_SECONDS,
             ),
         }
         self._related = RelatedObjectsCache()
@@ -277,7 +283,7 @@ class PodWatcher:
 
     def _heartbeat(self, kind: _WatchedKind, version: int, at: datetime) -> list[Fact]:
         """Return a heartbeat if the last one is old enough: events are ordered, so each proves all before it."""
-        if kind.watched_at is not None and at - kind.watched_at < timedelta(seconds=WATCHED_SECONDS):
+        if kind.watched_at is not None and at - kind.watched_at < timedelta(seconds=kind.watched_seconds):
             return []
         kind.watched_at = at
         return [kind.watched(tuple(sorted(kind.published)), self._epoch, version, at)]

@@ -93,9 +93,10 @@ async def test_quiet_watch_publishes_heartbeats(watcher: PodWatcher) -> None:
 
 
 async def test_budget_list_is_repeated_as_heartbeat(watcher: PodWatcher) -> None:
-    """PodDisruptionBudgets have no heartbeat fact."""
+    """PodDisruptionBudgets have no heartbeat fact. No decision depends on the age of the list, so it is a rare one."""
     await watcher.on_item(listed(BUDGETS, decoded(BUDGETS, budget("one", "train"), 5)))
-    later = T0 + timedelta(seconds=10)
+    assert await watcher.on_item(Bookmark(kind=BUDGETS, version=110, seen_at=T0 + timedelta(seconds=299))) == []
+    later = T0 + timedelta(seconds=300)
     facts = await watcher.on_item(Bookmark(kind=BUDGETS, version=111, seen_at=later))
     assert facts == [PodBudgetListed(epoch=7, version=111, budget_uids=("one",), listed_at=later)]
 

@@ -345,6 +345,24 @@ async def test_new_price_is_published_within_a_minute() -> None:
     assert notice.offers[0].price_micro_usd_per_hour == 9_000_000
 
 
+async def test_small_price_changes_wait_for_the_next_regular_list() -> None:
+    """A list of hundreds of offers for every cent would fill the stream; what is not sold any more is news at once."""
+    bench = OffersBench()
+
+    async def published(seconds: float, **changes: object) -> bool:
+        offers = [msgspec.structs.replace(offer(), **changes)]
+        bench.service = SpotWatcher(OffersPoller(bench.view, FakeCapacity(offers, installation="ours", now=lambda: T0)))
+        return bool(await bench.tick(seconds * SECOND))
+
+    assert await published(0)
+    assert not await published(60, price_micro_usd_per_hour=10_400_000)
+    assert await published(120, price_micro_usd_per_hour=10_600_000)
+    assert not await published(180, price_micro_usd_per_hour=10_500_000)
+    assert await published(240, price_micro_usd_per_hour=10_500_000, unavailable_because="the quota is used up")
+    assert not await published(300, price_micro_usd_per_hour=10_400_000, unavailable_because="the quota is used up")
+    assert await published(540, price_micro_usd_per_hour=10_400_000, unavailable_because="the quota is used up")
+
+
 async def test_unstored_offers_are_published_again() -> None:
     """An unreachable broker does not cost five minutes without prices."""
     bench = OffersBench()
