@@ -33,6 +33,7 @@ from tests.bench import (
     sizing,
     starting,
     storm,
+    stream_sizes,
     watching,
 )
 from tests.bench.line import Line
@@ -46,6 +47,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "SIZE": plan_size.measure,
     "GROUPS": grouping.measure,
     "STORM": storm.measure,
+    "STREAMS": stream_sizes.measure,
     "V1": deciding.measure,
     "V2": draining.measure,
     "V3": publishing.measure,

@@ -197,7 +197,8 @@ class NatsServer:
             f'listen: "{LOOPBACK}:{self.port or -1}"',
             f"max_payload: {SERVER_PAYLOAD_BYTES_MAX}",
             f"ports_file_dir: {_quoted(self.store)}",
-            f"jetstream {{ store_dir: {_quoted(self.store / 'jetstream')} }}",
+            # The server reserves the maximum size of each stream, and three quarters of the disk by default.
+            f"jetstream {{ store_dir: {_quoted(self.store / 'jetstream')}, max_file_store: 1TB }}",
             *self._settings,  # a later line overrides an earlier one
         ]
         if self._monitor:
