@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.bus.stream_limits import stream_limits
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, streams
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
@@ -54,7 +55,9 @@ async def _connected(
         [url.strip() for url in nats.url.split(",")],
         name=name,
         declared=BusDeclaration(
-            streams=streams(replicas_count=nats.replicas_count), consumers=consumers, buckets=BUCKETS
+            streams=streams(stream_limits(nats.stream_limits), nats.replicas_count),
+            consumers=consumers,
+            buckets=BUCKETS,
         ),
         credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
         on_closed=on_closed,

@@ -266,6 +266,14 @@ def test_aws_group_values_become_settings() -> None:
         assert settings.aws.placement_score_count is None
 
 
+def test_limits_of_streams_reach_every_process() -> None:
+    """All processes compare the same declaration with the broker; the volume may be used up by streams."""
+    found = rendered(None, "nats.streamLimits.NODE=1GiB/14d", "nats.streamLimits.COST=3d")
+    for name, _, settings in processes(found):
+        assert settings.nats.stream_limits == ("COST=3d", "NODE=1GiB/14d"), name
+    assert "max_file_store: 20Gi" in of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"]["nats.conf"]
+
+
 REFUSED = {
     "autoscaling.provider=azure": "subscriptionID, resourceGroup and region are required",
     "autoscaling.provider=gcp": "autoscaling.gcp.projectID: required",
@@ -284,6 +292,7 @@ REFUSED = {
     "store.postgresql.url=mysql://db/gpu": "/store/postgresql/url",
     "nats.enabled=false": "nats.external.servers: required",
     "nats.replicas=2": "/nats/replicas",
+    "nats.streamLimits.NODE=1GB": "/nats/streamLimits/NODE",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
     "services.planner.replicas=1": "additional properties 'planner' not allowed",
 }

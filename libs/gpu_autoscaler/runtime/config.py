@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_origin
 import msgspec
 from msgspec import Meta
 
+from gpu_autoscaler.bus.stream_limits import stream_limits
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws import AwsOptions
 from gpu_autoscaler.providers.azure import AzureOptions
@@ -41,6 +42,9 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: str = "nats://127.0.0.1:4222"  # comma-separated for a cluster
     credentials_path: str | None = None  # a .creds file; None: no authentication
     replicas_count: Annotated[int, Meta(ge=1, le=5)] = 1  # copies of each stream; 3 on a cluster of three
+    # Sizes and ages of streams other than the declared ones (docs/operations.md): "NODE=1GiB/14d". The same in every
+    # process; on a broker that has the streams already, `gpu-autoscaler migrate` applies them.
+    stream_limits: tuple[str, ...] = ()
 
 
 class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +78,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: str = "sqlite:///gpu-autoscaler.db"
     # Wall time between two snapshots of the state; a start reads only the facts since the last one. Source: our own.
     snapshot_seconds: Annotated[float, Meta(ge=1, le=3600)] = 180.0
-    # Retention, in days. Spans of a minute become one row an instance and day; with the defaults, 30 days of 1,000
+    # Retention, in days. Spans of minutes become one row an instance and day; with the defaults, 30 days of 1,000
     # nodes take less than 5 GiB (docs/operations.md). Source: our own.
     span_days: Annotated[int, Meta(ge=1, le=400)] = 1
     ledger_days: Annotated[int, Meta(ge=63, le=36_500)] = 400  # of these rows; sums of spend use the last 62 days
@@ -236,6 +240,10 @@ def _contradictions(settings: Settings) -> list[str]:
             f"gateway.host: {settings.gateway.host} is reachable from other machines without authentication; "
             "set gateway.tokens or gateway.is_token_review_enabled, or listen on 127.0.0.1"
         )
+    try:
+        stream_limits(settings.nats.stream_limits)
+    except ValueError as exc:
+        errors += [f"nats.stream_limits: {error}" for error in str(exc).split("\n")]
     kube = settings.kube
     ways = [
         name

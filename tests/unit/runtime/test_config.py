@@ -67,6 +67,7 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
         ),
         ({"KUBE_URL": "a:1"}, "kube.url: 'a:1' must start with http"),
         ({"STORE_URL": "mysql://secret@db"}, "store.url: must start with sqlite:/// or postgresql:// (got 'mysql')"),
+        ({"NATS_STREAM_LIMITS": "POD=1GiB, NODE=7"}, "nats.stream_limits: NODE: '7' is no size and age; write NAME="),
         ({"SENSING_ROLE": "node"}, "sensing.node_name: required"),
         ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
     ],
@@ -92,9 +93,16 @@ def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
 
 def test_settings_are_passed_to_another_process(tmp_path: Path) -> None:
     """The launcher passes its settings as environment variables."""
-    settings = load_settings(
-        file(tmp_path, 'instance = "a"\n[gateway]\ntokens = ["a", "b"]\n[kube]\nis_in_cluster = true\n'), {}
-    )
+    text = """
+    instance = "a"
+    [gateway]
+    tokens = ["a", "b"]
+    [kube]
+    is_in_cluster = true
+    [nats]
+    stream_limits = ["NODE=1GiB/14d", "POD=7d"]
+    """
+    settings = load_settings(file(tmp_path, text), {})
     assert load_settings(None, to_environment(settings)) == settings
 
 

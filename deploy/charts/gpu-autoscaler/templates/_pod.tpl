@@ -35,6 +35,11 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - name: GPU_AUTOSCALER_NATS_URL
   value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "user" $process.service) | quote }}
 - {name: GPU_AUTOSCALER_NATS_REPLICAS_COUNT, value: {{ ternary $values.nats.replicas $values.nats.external.replicas $values.nats.enabled | int | quote }}}
+{{- with $values.nats.streamLimits }}
+{{- $limits := list }}
+{{- range $stream, $limit := . }}{{ $limits = append $limits (printf "%s=%s" $stream $limit) }}{{ end }}
+- {name: GPU_AUTOSCALER_NATS_STREAM_LIMITS, value: {{ join "," $limits | quote }}}
+{{- end }}
 - {name: GPU_AUTOSCALER_LOG_FORMAT, value: json}
 - {name: GPU_AUTOSCALER_LOG_LEVEL, value: {{ .settings.logLevel }}}
 {{- if $process.onNodes }}
