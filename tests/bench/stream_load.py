@@ -14,7 +14,7 @@ traces:
 import csv
 import gzip
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 
 import msgspec
@@ -28,7 +28,7 @@ from gpu_autoscaler.dcgm.exporter_pages import parse_page
 from gpu_autoscaler.events import examples
 from gpu_autoscaler.events.cost import ChargedUntil, CostAccrued, CostLedgerReported
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
 from gpu_autoscaler.events.job import (
     JobEstimated,
     JobEstimateScored,
@@ -67,7 +67,7 @@ from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
 from gpu_autoscaler.model.decisions import Cut, Plan
-from gpu_autoscaler.model.ids import NodeUid, PlanId, PodUid, derive_id
+from gpu_autoscaler.model.ids import JobId, NodeUid, PlanId, PodUid, derive_id
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.config import SensingSettings
 from gpu_autoscaler_services.cost_tracker.service import span_seconds
@@ -87,7 +87,7 @@ DAEMON_PODS_COUNT = 4 * NODES_COUNT
 # acme, cluster_summary.csv, Philly: averages over 112,956 jobs.
 JOB_GPUS_COUNT, JOB_SECONDS = 1.928, 18_006.0
 USED_RATIO = 0.74  # philly_node_sequence.csv: 313.0 of 423.5 nodes
-JOBS_RATIO = 0.5
+JOBS_RATIO, JOBS_PER_NODE_COUNT = 0.5, 3
 LISTS_PER_DAY = 24  # of each kind: a watch whose version has expired lists anew
 BUDGETS_COUNT, BUDGETED_RATIO = 100, 0.2  # PodDisruptionBudgets, and the share of pods that have one
 OFFERS_TYPES_COUNT = 65  # with GPUs; in three zones, on spot and on demand
@@ -120,9 +120,11 @@ def flows(cloud: Cloud) -> Iterator[Flow]:
     yield from _plans(cloud)
     yield from _effects(cloud)
     yield from _jobs(cloud)
-    yield _flow(CostAccrued, cloud, _every(span_seconds(NODES_COUNT)) * NODES_COUNT)
+    seconds = span_seconds(NODES_COUNT)
+    spans = [cost_span(cloud, number, T0, T0 + timedelta(seconds=seconds)) for number in range(SAMPLES_COUNT)]
+    yield Flow(facts=spans, per_day=_every(seconds) * NODES_COUNT)
     charged = tuple(ChargedUntil(provider_id=cloud.id_of(number), until_at=T0) for number in range(2 * NODES_COUNT))
-    example = _numbered(CostLedgerReported, cloud, 0)
+    example = numbered(CostLedgerReported, cloud, 0)
     assert isinstance(example, CostLedgerReported)
     sums = msgspec.structs.replace(example, charged=charged, jobs=example.jobs * 4_000, spent=example.spent * 200)
     yield Flow(facts=(sums,), per_day=1)
@@ -150,7 +152,7 @@ def _examples() -> dict[type[Fact], Fact]:
     return {type(envelope.fact): envelope.fact for envelope in examples.examples()}
 
 
-def _numbered(kind: type[Fact], cloud: Cloud, number: int) -> Fact:
+def numbered(kind: type[Fact], cloud: Cloud, number: int) -> Fact:
     """Return the example of this type with the ids of this object, on this cloud."""
     text = msgspec.json.encode(_examples()[kind]).decode()
     for old, new in (
@@ -170,7 +172,32 @@ def _numbered(kind: type[Fact], cloud: Cloud, number: int) -> Fact:
 
 
 def _flow(kind: type[Fact], cloud: Cloud, per_day: float) -> Flow:
-    return Flow(facts=[_numbered(kind, cloud, number) for number in range(SAMPLES_COUNT)], per_day=per_day)
+    return Flow(facts=[numbered(kind, cloud, number) for number in range(SAMPLES_COUNT)], per_day=per_day)
+
+
+def cost_span(cloud: Cloud, number: int, from_at: datetime, to_at: datetime) -> CostAccrued:
+    """Return the span of an instance that three jobs share, as many as eight GPUs have; each runs for five hours."""
+    example = numbered(CostAccrued, cloud, number)
+    assert isinstance(example, CostAccrued)
+    (share,) = example.shares
+    turn = int(from_at.timestamp() / JOB_SECONDS)
+    shares = tuple(
+        msgspec.structs.replace(
+            share,
+            job_id=JobId(f"job-{derive_id('job', number, place, turn)[:12]}"),
+            allocated_micro_usd=share.allocated_micro_usd + number * 7 + place,
+            used_micro_usd=(share.used_micro_usd or 0) + turn % 1000,
+        )
+        for place in range(JOBS_PER_NODE_COUNT)
+    )
+    return msgspec.structs.replace(
+        example,
+        from_at=from_at,
+        to_at=to_at,
+        shares=shares,
+        total_micro_usd=sum(share.allocated_micro_usd for share in shares) + number,
+        idle_micro_usd=number,
+    )
 
 
 # ---- Kubernetes
@@ -260,23 +287,32 @@ def _exporter_page(cloud: Cloud, node: int, scrape: int) -> str:
     return "\n".join(lines)
 
 
+def telemetry_of(cloud: Cloud, number: int, started_at: datetime) -> GpuNodeSummarized:
+    """Return the summary of a node for a minute."""
+    seconds = SensingSettings().dcgm_scrape_seconds
+    window = Window(NodeUid(uid("node", number)), cloud.node_of(number), started_at)
+    for scrape in range(int(WINDOW_SECONDS / seconds)):
+        window.add(parse_page(_exporter_page(cloud, number, scrape + started_at.minute)).gpus)
+    return window.summary()
+
+
 def _telemetry(cloud: Cloud) -> Iterator[Flow]:
     seconds = SensingSettings().dcgm_scrape_seconds
-    sampled, summarized = [], []
+    sampled = []
     for number in range(SAMPLES_COUNT):
-        node_uid, name = NodeUid(uid("node", number)), cloud.node_of(number)
-        window = Window(node_uid, name, T0)
-        for scrape in range(int(WINDOW_SECONDS / seconds)):
-            page = parse_page(_exporter_page(cloud, number, scrape))
-            window.add(page.gpus)
-            at = T0 + timedelta(seconds=scrape * seconds, microseconds=number + 1)
-            sampled.append(GpuNodeSampled(node_uid=node_uid, node_name=name, sampled_at=at, gpus=page.gpus))
-        summarized.append(window.summary())
+        page = parse_page(_exporter_page(cloud, number, number))
+        at = T0 + timedelta(microseconds=number + 1)
+        fact = GpuNodeSampled(
+            node_uid=NodeUid(uid("node", number)), node_name=cloud.node_of(number), sampled_at=at, gpus=page.gpus
+        )
+        sampled.append(fact)
+    summarized = [telemetry_of(cloud, number, T0) for number in range(SAMPLES_COUNT)]
     yield Flow(facts=sampled, per_day=_every(seconds) * NODES_COUNT)
     yield Flow(facts=summarized, per_day=_every(WINDOW_SECONDS) * NODES_COUNT)
 
 
-def _offers() -> Story:
+def offers_sampled() -> Story:
+    """Return all offers of an account that may use types with GPUs in three zones."""
     return on_sale(
         *(
             msgspec.structs.replace(
@@ -293,7 +329,7 @@ def _offers() -> Story:
 
 def _spot(cloud: Cloud) -> Iterator[Flow]:
     # A list every five minutes; and in every tenth poll an offer has sold out or returned, or a price has jumped.
-    (sampled,) = (item.fact for item in _offers() if isinstance(item.fact, SpotOffersSampled))
+    (sampled,) = (item.fact for item in offers_sampled() if isinstance(item.fact, SpotOffersSampled))
     per_day = _every(REPEAT_INTERVAL.total_seconds()) + 0.1 * _every(POLL_INTERVAL.total_seconds())
     yield Flow(facts=(sampled,), per_day=per_day)
     yield _flow(SpotNoticeReceived, cloud, LOSSES_PER_DAY)
@@ -304,7 +340,7 @@ def _spot(cloud: Cloud) -> Iterator[Flow]:
 
 
 @cache
-def _planned() -> tuple[Plan, ...]:
+def planned() -> tuple[Plan, ...]:
     """Return plans of a full cluster where gangs wait: one that waits, one that buys, one that drains under notice."""
     whole = offer()
     names = [f"n{number}" for number in range(NODES_COUNT)]
@@ -314,7 +350,7 @@ def _planned() -> tuple[Plan, ...]:
             pod(f"p{number}", on=names[number // 10], gpus=int(number % 10 < GPUS_COUNT))
             for number in range(PODS_COUNT)
         ),
-        _offers(),
+        offers_sampled(),
     )
     gangs = [job(f"gang-{number}", gpus=GPUS_COUNT, members=1 + number % 4) for number in range(40)]
     limited, free = policy(nodes_count_max=NODES_COUNT), policy(nodes_count_max=2 * NODES_COUNT)
@@ -328,7 +364,8 @@ def _planned() -> tuple[Plan, ...]:
     return tuple(made)
 
 
-def _plan_fact(plan: Plan, number: int) -> ScalingPlanMade:
+def plan_fact(plan: Plan, number: int) -> ScalingPlanMade:
+    """Return the plan as published; the number makes it another one."""
     last = tuple(
         (name, 10_000_000 + number) for name in ("COST", "DEMAND", "GPU", "JOB", "NODE", "POD", "POLICY", "SPOT")
     )
@@ -343,12 +380,12 @@ def _plan_fact(plan: Plan, number: int) -> ScalingPlanMade:
 
 
 def _plans(cloud: Cloud) -> Iterator[Flow]:
-    waiting, buying, draining = _planned()
-    yield Flow(facts=[_plan_fact(waiting, number) for number in range(SAMPLES_COUNT)], per_day=_every(TICK_SECONDS))
+    waiting, buying, draining = planned()
+    yield Flow(facts=[plan_fact(waiting, number) for number in range(SAMPLES_COUNT)], per_day=_every(TICK_SECONDS))
     bought_count = len(buying.decisions)
-    yield Flow(facts=(_plan_fact(buying, -1),), per_day=LOSSES_PER_DAY / bought_count)
-    yield Flow(facts=(_plan_fact(draining, -2),), per_day=LOSSES_PER_DAY / len(draining.decisions))
-    shadow = _numbered(ShadowPlanMade, cloud, 0)
+    yield Flow(facts=(plan_fact(buying, -1),), per_day=LOSSES_PER_DAY / bought_count)
+    yield Flow(facts=(plan_fact(draining, -2),), per_day=LOSSES_PER_DAY / len(draining.decisions))
+    shadow = numbered(ShadowPlanMade, cloud, 0)
     assert isinstance(shadow, ShadowPlanMade)
     yield Flow(facts=(msgspec.structs.replace(shadow, plan=waiting),), per_day=_every(TICK_SECONDS))
 

@@ -117,7 +117,7 @@ def _pod_labels(number: int) -> dict[str, str]:
     }
 
 
-def pod_object(cloud: Cloud, number: int, phase: str) -> bytes:
+def pod_object(cloud: Cloud, number: int, phase: str, node: int | None = None) -> bytes:
     """A pod of a training job with the labels, tolerations and affinity that charts give it."""
     name, is_bound = f"llm-finetune-{number:05d}-worker-0-x7k2p", phase != "waiting"
     refused = (
@@ -128,7 +128,7 @@ def pod_object(cloud: Cloud, number: int, phase: str) -> bytes:
     ready = {"type": "Ready", "status": "True" if phase == "running" else "False", "lastTransitionTime": _STAMP}
     limits = {"cpu": "12", "memory": "128Gi", "nvidia.com/gpu": "1"}
     spec = {
-        "nodeName": cloud.node_of(number) if is_bound else "",
+        "nodeName": cloud.node_of(number if node is None else node) if is_bound else "",
         "schedulerName": "default-scheduler",
         "terminationGracePeriodSeconds": 120,
         "containers": [{"name": "main", "image": "r/train:1", "resources": {"requests": limits, "limits": limits}}],

@@ -1,8 +1,8 @@
 """Declares the streams, durable consumers and buckets of the broker. Everything else is derived from it.
 
-Both adapters create what is declared here and compare what exists (`differences.py`). Ages and sizes are those that 1,000 nodes with 8 GPUs and
-10,000 pods need, on any cloud (`make bench CASE=STREAMS`); all sizes together are at most 16 GiB. `streams()` takes other
-limits.
+Both adapters create what is declared here and compare what exists (`differences.py`). Ages and sizes are those that 1,000
+nodes with 8 GPUs and 10,000 pods need, on any cloud (`make bench CASE=STREAMS`); all sizes together are at most 16 GiB.
+`streams()` takes other limits.
 """
 
 import functools
@@ -281,13 +281,13 @@ STREAMS: tuple[StreamSpec, ...] = (
     _domain("SCALING", "Plans and their effects", days=30, mebibytes=2048, is_append_only=True),
     _domain("DEMAND", "Reported demand: capacity to keep free for future work", days=7, mebibytes=32),
     _domain("POLICY", "Directives of operators, and the active policy", days=60, mebibytes=32),
-    _domain("COST", "Accrued cost", days=7, mebibytes=1248),
-    _domain("SHADOW", "Plans of a shadow policy, which are never executed", days=7, mebibytes=352),
+    _domain("COST", "Accrued cost", days=7, mebibytes=1472),
+    _domain("SHADOW", "Plans of a shadow policy, which are never executed", days=7, mebibytes=336),
     _domain(
         DEAD,
         "Dead letters: messages that were set aside, with the reason",
         days=30,
-        mebibytes=256,
+        mebibytes=128,
         message_bytes_max=-1,  # a message of maximum size and the headers of its dead letter
     ),
     StreamSpec(
