@@ -1,8 +1,8 @@
 """Declares the streams, durable consumers and buckets of the broker. Everything else is derived from it.
 
-Both adapters create what is declared here and compare what exists (`differences.py`). Ages and sizes are those that 1,000
-nodes with 8 GPUs and 10,000 pods need, on any cloud (`make bench CASE=STREAMS`); all sizes together are at most 16 GiB.
-`streams()` takes other limits.
+Both adapters create what is declared here and compare what exists (`differences.py`). Ages and sizes are those that
+1,000 nodes with 8 GPUs and 10,000 pods need, on any cloud (`make bench CASE=STREAMS`); all sizes together are at most
+16 GiB. `streams()` takes other limits.
 """
 
 import functools

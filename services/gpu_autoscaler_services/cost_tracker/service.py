@@ -46,7 +46,8 @@ log = structlog.get_logger()
 
 # Of a running instance; the last span ends with the instance. A span has all minutes since the last one: a span a
 # minute of 1,000 instances is up to 2.6 GiB a day on the stream, and whoever decides counts the time since the last
-# span by itself (core/limits/spend.py). Less than the 15 minutes after which releases since 0.2 take a ledger for stale.
+# span by itself (core/limits/spend.py). Less than the 15 minutes after which releases since 0.2 take the ledger for
+# stale.
 SPAN_SECONDS_MIN, SPAN_SECONDS_MAX = 60.0, 600.0
 SPANS_PER_MINUTE_MAX = 100  # of all instances; more of them have longer spans
 PUBLISHED_COUNT_MAX = 500  # spans per tick
