@@ -20,6 +20,8 @@ from gpu_autoscaler.bus.streams import BucketSpec, BusDeclaration, ConsumerSpec,
 from gpu_autoscaler.model.errors import ConfigError, PermanentError
 
 STREAM_EXISTS = 10058
+NO_STORAGE = 10047  # the server reserves the maximum size of each stream
+_STORAGE_STEP = "raise max_file_store of the server (nats.storage in the chart), or set smaller nats.stream_limits"
 
 log = structlog.get_logger(__name__)
 
@@ -126,7 +128,8 @@ class NatsBus(Bus):
             try:
                 found += await self._ensure(spec)
             except ApiError as exc:
-                errors.append(f"{spec.thing}: creation refused by the broker: {exc}")
+                step = f"; {_STORAGE_STEP}" if exc.error_code == NO_STORAGE else ""
+                errors.append(f"{spec.thing}: creation refused by the broker: {exc}{step}")
         refuse_differences(found, errors)
 
     async def _ensure(self, spec: StreamSpec | BucketSpec | ConsumerSpec) -> list[Difference]:
