@@ -3,14 +3,17 @@
 Each is closed when the process ends.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import NatsLink, Timeouts
+from gpu_autoscaler.bus.nats.open import open_link
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.stream_limits import stream_limits
-from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, streams
+from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, StreamSpec, streams
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
@@ -48,20 +51,37 @@ async def command_store(settings: Settings) -> Store | None:
     return None if is_missing(url) else await open_store(url, is_read_only=True)
 
 
+@asynccontextmanager
+async def migrator_link(settings: Settings, name: str) -> AsyncIterator[NatsLink]:
+    """Connect to the broker to change its streams and consumers."""
+    nats = settings.nats
+    credentials = None if nats.credentials_path is None else Path(nats.credentials_path)
+    link = await open_link(_servers(nats), name=name, timeouts=Timeouts(), credentials=credentials)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def declared_streams(nats: NatsSettings) -> tuple[StreamSpec, ...]:
+    """Return the streams as the settings declare them."""
+    return streams(stream_limits(nats.stream_limits), nats.replicas_count)
+
+
 async def _connected(
     nats: NatsSettings, *, name: str, consumers: tuple[ConsumerSpec, ...], on_closed: Callable[[], None] | None = None
 ) -> NatsBus:
     return await NatsBus.connect(
-        [url.strip() for url in nats.url.split(",")],
+        _servers(nats),
         name=name,
-        declared=BusDeclaration(
-            streams=streams(stream_limits(nats.stream_limits), nats.replicas_count),
-            consumers=consumers,
-            buckets=BUCKETS,
-        ),
+        declared=BusDeclaration(streams=declared_streams(nats), consumers=consumers, buckets=BUCKETS),
         credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
         on_closed=on_closed,
     )
+
+
+def _servers(nats: NatsSettings) -> list[str]:
+    return [url.strip() for url in nats.url.split(",")]
 
 
 async def open_kube(

@@ -52,12 +52,16 @@ async def test_an_upgrade_and_a_rollback(tmp_path: Path) -> None:
         await cluster.player.submit(request("before", run_seconds=900.0), "nats")
         await cluster.until(lambda record: has(record, JobStarted, job_id="before"), "a job runs")
 
+        changes = await cluster.system.migrate("required")
+        assert {change.property for change in changes} == {"schema"}, "services of this release wait for nothing else"
         asked = await replaced(cluster, None, PROCESSES, jobs="up")
+        await cluster.system.migrate()
         assert is_of(cluster, earlier) == set()
         await cluster.until(
             lambda record: all(has(record, JobStarted, job_id=one) for one in asked), "all of them ran", 180.0
         )
 
+        await cluster.system.migrate(to="0.2")
         back = await replaced(cluster, earlier, PROCESSES, jobs="back")
         assert is_of(cluster, earlier) == set(PROCESSES)
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "before", *asked, *back)

@@ -117,6 +117,7 @@ async def test_the_current_version_continues_an_earlier_one(tmp_path: Path) -> N
         await cluster.until(lambda record: has(record, JobStarted, job_id="unread"), "and it runs", 120.0)
 
         earlier = unpacked(tmp_path / "earlier")
+        await cluster.system.migrate(to="0.2")
         back = await replaced(cluster, earlier, PROCESSES, jobs="back")
         assert is_of(cluster, earlier) == set(PROCESSES)
         report = await cluster.report_when_quiet(QUIET_SECONDS_MAX)

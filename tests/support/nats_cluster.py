@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
@@ -49,29 +49,38 @@ class NatsCluster:
                 await asyncio.sleep(0.1)
 
 
-@contextlib.asynccontextmanager
-async def running_cluster(folder: Path) -> AsyncIterator[NatsCluster]:
-    """A cluster that has elected its leader and answers; all of it is ended afterwards."""
+def servers_of(
+    folder: Path, settings: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> list[NatsServer]:
+    """Return the servers of a cluster, not started; each has further lines of configuration and their variables."""
     ports = [free_port() for _ in range(SERVERS_COUNT)]
     routes = ", ".join(f'"nats-route://{LOOPBACK}:{port}"' for port in ports)
-    servers = [
+    return [
         NatsServer(
             folder / f"server-{number}",
             port=free_port(),
-            settings=[f'cluster {{ name: gpu, listen: "{LOOPBACK}:{port}", routes: [{routes}] }}'],
+            settings=[f'cluster {{ name: gpu, listen: "{LOOPBACK}:{port}", routes: [{routes}] }}', *settings],
+            variables=variables,
         )
         for number, port in enumerate(ports)
     ]
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(folder: Path, settings: Sequence[str] = ()) -> AsyncIterator[NatsCluster]:
+    """A cluster that has elected its leader and answers; all of it is ended afterwards."""
+    servers = servers_of(folder, settings)
     cluster = NatsCluster(servers)
     try:
         await asyncio.gather(*(server.start() for server in servers))
-        await _until_formed(cluster)
+        await until_formed(cluster)
         yield cluster
     finally:
         await asyncio.gather(*(server.kill() for server in servers))
 
 
-async def _until_formed(cluster: NatsCluster) -> None:
+async def until_formed(cluster: NatsCluster) -> None:
+    """Wait until the servers have elected a leader."""
     async with asyncio.timeout(_FORMING_SECONDS_MAX):
         while True:
             try:

@@ -53,7 +53,17 @@ def _settings(name: str) -> Settings:
 
 def test_every_process_has_a_container() -> None:
     """The launcher and the compose file run the same processes."""
-    assert set(COMPOSE_SERVICES) == {*PROCESSES, "nats", "simcluster"}
+    assert set(COMPOSE_SERVICES) == {*PROCESSES, "nats", "simcluster", "migrate"}
+
+
+def test_services_start_on_what_is_migrated() -> None:
+    """The container that migrates is a user of its own and ends; services wait for it."""
+    migrate = COMPOSE_SERVICES["migrate"]
+    assert migrate["restart"].startswith("on-failure")
+    assert _settings("migrate").nats.url == f"nats://migrator:{password_variable('migrator')}@nats:4222"
+    assert _settings("migrate").store == _settings("gateway").store
+    needed = {COMPOSE_SERVICES[name]["depends_on"]["migrate"]["condition"] for name in PROCESSES}
+    assert needed == {"service_completed_successfully"}
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -86,8 +96,8 @@ def test_what_a_container_names_is_there(name: str) -> None:
     for volume in container.get("volumes", []):
         source = volume.partition(":")[0]
         assert (ROOT / source).exists() if source.startswith(".") else source in _compose()["volumes"], volume
-    for needed in container.get("depends_on", {}):
-        assert "healthcheck" in COMPOSE_SERVICES[needed]
+    for needed, wait in container.get("depends_on", {}).items():
+        assert wait["condition"] == "service_completed_successfully" or "healthcheck" in COMPOSE_SERVICES[needed]
     assert all(port.startswith("127.0.0.1:") for port in container.get("ports", []))
 
 

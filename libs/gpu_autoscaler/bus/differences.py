@@ -10,9 +10,8 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError
 
-MIGRATE_COMMAND = "gpu-autoscaler migrate --apply"
 NANOSECONDS = 1_000_000_000
 
 Kind = Literal["stream", "bucket", "consumer"]
@@ -50,9 +49,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
             self.kind == "stream" and self.key in _DENIALS and bool(self.actual) and not self.declared
         )
 
+    def shown(self) -> tuple[str, str]:
+        """Return both values for people: on the broker, and declared."""
+        return _shown(self.key, self.actual), _shown(self.key, self.declared)
+
     def sentence(self) -> str:
         """Return a sentence with both values."""
-        actual, declared = _shown(self.key, self.actual), _shown(self.key, self.declared)
+        actual, declared = self.shown()
         return f"{self.thing}: {self.key} is {actual} on the broker, {declared} is declared"
 
 

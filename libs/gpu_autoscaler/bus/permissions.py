@@ -93,6 +93,27 @@ def of_reader(durables: Iterable[ConsumerSpec], *, command: str) -> Permissions:
     )
 
 
+def of_migrator(name: str, durables: Iterable[ConsumerSpec]) -> Permissions:
+    """Return the permissions to change the declared streams, buckets and durable consumers, and to read no message.
+
+    Creating a consumer and updating it are one subject.
+    """
+    names = [*(spec.name for spec in STREAMS), *(bucket.stream for bucket in BUCKETS)]
+    return Permissions(
+        publish=_sorted(
+            (f"{_API}.INFO",),
+            (f"{_API}.STREAM.{action}.{stream}" for action in ("INFO", "UPDATE") for stream in names),
+            (
+                f"{_API}.CONSUMER.{action}.{spec.stream}.{spec.durable}"
+                for action in ("INFO", "CREATE")
+                for spec in durables
+            ),
+            (f"_INBOX_{name}.>",),
+        ),
+        subscribe=(f"_INBOX_{name}.>",),
+    )
+
+
 OPERATOR = Permissions(publish=(">",), subscribe=(">",))
 
 

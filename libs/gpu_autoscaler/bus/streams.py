@@ -238,6 +238,12 @@ class BusDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     consumers: tuple[ConsumerSpec, ...] = ()
     buckets: tuple[BucketSpec, ...] = ()
 
+    @property
+    def stores(self) -> tuple[StreamSpec | BucketSpec, ...]:
+        """All streams, those of buckets included."""
+        streams: tuple[StreamSpec | BucketSpec, ...] = self.streams
+        return streams + self.buckets
+
     def consumer(self, durable: str) -> ConsumerSpec | None:
         """Return the declared consumer of this name, None without one."""
         return next((spec for spec in self.consumers if spec.durable == durable), None)

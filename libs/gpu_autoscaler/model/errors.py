@@ -5,6 +5,8 @@ Any other exception is our bug: the message is retried up to the limit, then bec
 
 from collections.abc import Sequence
 
+MIGRATE_COMMAND = "gpu-autoscaler migrate --apply"  # the next step where broker or store are those of another release
+
 
 class AutoscalerError(Exception):
     """Root of everything this project raises on purpose."""

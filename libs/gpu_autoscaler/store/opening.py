@@ -1,28 +1,47 @@
 """Opens a store by its URL."""
 
+import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.store import sqlite
 from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler.store.schema import SchemaVersion
 from gpu_autoscaler.store.sqlite import SqliteStore, path_of
 
 POSTGRES_PREFIXES = ("postgresql://", "postgres://")
 
 
-async def open_store(url: str, *, is_read_only: bool = False) -> Store:
-    """Open the store and migrate its schema, except with `is_read_only`.
+async def open_store(url: str, *, is_read_only: bool = False, is_migrating: bool = False) -> Store:
+    """Open the store, and create it if it is empty, except with `is_read_only`. An older schema is refused, except with
+    `is_migrating`.
 
     Raises ConfigError for what an operator must correct, TransientError for a database that is away or locked.
     """
     if not url.startswith(POSTGRES_PREFIXES):
-        return await SqliteStore.open(path_of(url), is_read_only=is_read_only)
-    try:
-        from gpu_autoscaler.store.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
-    except ModuleNotFoundError as exc:
+        return await SqliteStore.open(path_of(url), is_read_only=is_read_only, is_migrating=is_migrating)
+    _require_driver()
+    from gpu_autoscaler.store.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+
+    return await PostgresStore.open(url, is_read_only=is_read_only, is_migrating=is_migrating)
+
+
+async def schema_of(url: str) -> SchemaVersion:
+    """Return the schema of the store, without changing or creating it. Raises as `open_store`."""
+    if not url.startswith(POSTGRES_PREFIXES):
+        return await asyncio.to_thread(sqlite.schema_of, path_of(url))
+    _require_driver()
+    from gpu_autoscaler.store import postgres  # noqa: PLC0415 - its driver is an extra
+
+    return await postgres.schema_of(url)
+
+
+def _require_driver() -> None:
+    if find_spec("asyncpg") is None:
         raise ConfigError(
             "store", ["store.url: the PostgreSQL driver is not installed; install gpu-autoscaler[postgres]"]
-        ) from exc
-    return await PostgresStore.open(url, is_read_only=is_read_only)
+        )
 
 
 def is_missing(url: str) -> bool:

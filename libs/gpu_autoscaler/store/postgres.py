@@ -20,7 +20,7 @@ from gpu_autoscaler.core.state.ledger import period_start
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.operations import Operation
 from gpu_autoscaler.store.rows import Row, number_of
-from gpu_autoscaler.store.schema import BASE_NUMBERS, CREATE_ADDITIONS, READ_ADDITIONS, migrations
+from gpu_autoscaler.store.schema import BASE_NUMBERS, CREATE_ADDITIONS, READ_ADDITIONS, SchemaVersion
 from gpu_autoscaler.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -79,8 +79,8 @@ class PostgresStore(SqlStore):
         self._server = server
 
     @classmethod
-    async def open(cls, url: str, *, is_read_only: bool = False) -> "PostgresStore":
-        """Connect and migrate the schema, except with `is_read_only`.
+    async def open(cls, url: str, *, is_read_only: bool = False, is_migrating: bool = False) -> "PostgresStore":
+        """Connect, and create the schema in an empty database; with `is_migrating` bring an older one up to date.
 
         Raises ConfigError for a wrong URL, password, database or permission, or an unsupported schema; TransientError
         while the server is away.
@@ -89,14 +89,14 @@ class PostgresStore(SqlStore):
         settings = {"application_name": "gpu-autoscaler"}
         if is_read_only:
             settings["default_transaction_read_only"] = "on"
+        async with _connected(url, server) as connection:
+            if is_read_only:
+                (await _version_of(connection, server)).require()
+            else:
+                await _create_or_migrate(connection, server, is_migrating=is_migrating)
+            if await connection.fetchval("SHOW synchronous_commit") == "off":
+                settings["synchronous_commit"] = "on"
         async with _translated_errors(server), _translated_config_errors(server):
-            connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS_MAX, command_timeout=CALL_SECONDS_MAX)
-            try:
-                await (_require_current_schema if is_read_only else _migrate)(connection, server)
-                if await connection.fetchval("SHOW synchronous_commit") == "off":
-                    settings["synchronous_commit"] = "on"
-            finally:
-                await connection.close(timeout=CALL_SECONDS_MAX)
             pool = await asyncpg.create_pool(
                 url,
                 min_size=0,  # connected on demand: a pool that refills itself logs while the server is away
@@ -196,41 +196,46 @@ async def _translated_config_errors(server: str) -> AsyncIterator[None]:
         raise ConfigError("store", [f"{server}: {exc}; check store.url, PGPASSWORD and role permissions"]) from exc
 
 
-async def _schema_of(connection: Connection) -> tuple[int, int]:
-    """Return the schema's base number, and the number of the last migration, additions included."""
-    if await connection.fetchval("SELECT to_regclass('gpu_autoscaler_schema')") is None:
-        return 0, 0
-    base: int = await connection.fetchval("SELECT number FROM gpu_autoscaler_schema")
-    is_there = await connection.fetchval("SELECT to_regclass('schema_additions')") is not None
-    return base, max(base, (await connection.fetchval(READ_ADDITIONS) or 0) if is_there else 0)
+async def schema_of(url: str) -> SchemaVersion:
+    """Return the schema of a database, without changing it. Raises as `PostgresStore.open`."""
+    server = server_name(url)
+    async with _connected(url, server) as connection:
+        return await _version_of(connection, server)
 
 
-async def _require_current_schema(connection: Connection, server: str) -> None:
-    newest, (base, current) = migrations("postgres")[-1][0], await _schema_of(connection)
-    current = current if base == BASE_NUMBERS["postgres"] else base
-    if current < newest or base > BASE_NUMBERS["postgres"]:
-        raise ConfigError(
-            "store", [f"{server} has schema {current}, this version reads {newest}; use the version that wrote it"]
-        )
+@asynccontextmanager
+async def _connected(url: str, server: str) -> AsyncIterator[asyncpg.Connection]:
+    async with _translated_errors(server), _translated_config_errors(server):
+        connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS_MAX, command_timeout=CALL_SECONDS_MAX)
+        try:
+            yield connection
+        finally:
+            await connection.close(timeout=CALL_SECONDS_MAX)
 
 
-async def _migrate(connection: Connection, server: str) -> None:
+async def _version_of(connection: Connection, server: str) -> SchemaVersion:
+    base, added = 0, 0
+    if await connection.fetchval("SELECT to_regclass('gpu_autoscaler_schema')") is not None:
+        base = await connection.fetchval("SELECT number FROM gpu_autoscaler_schema")
+        if await connection.fetchval("SELECT to_regclass('schema_additions')") is not None:
+            added = await connection.fetchval(READ_ADDITIONS) or 0
+    return SchemaVersion(database="postgres", place=server, base=base, last_addition=added)
+
+
+async def _create_or_migrate(connection: Connection, server: str, *, is_migrating: bool) -> None:
     """Apply missing migrations in one transaction under a lock: of two concurrent processes one finds it done."""
-    known = migrations("postgres")
-    newest = known[-1][0]
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-        base, current = await _schema_of(connection)
-        if base > BASE_NUMBERS["postgres"]:
-            mismatch = f"{server} has schema {base}, this version supports {newest}"
-            raise ConfigError("store", [f"{mismatch}; run the version that wrote it, or a newer one"])
-        if current == 0:
+        version = await _version_of(connection, server)
+        version.refuse_newer()
+        if version.current and not is_migrating:
+            version.require()
+        if version.current == 0:
             await connection.execute("CREATE TABLE IF NOT EXISTS gpu_autoscaler_schema (number INTEGER NOT NULL)")
             await connection.execute("DELETE FROM gpu_autoscaler_schema")
             await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES ($1)", BASE_NUMBERS["postgres"])
-        for number, script in known:
-            if number > current:
-                await connection.execute(script, timeout=MIGRATION_SECONDS_MAX)
-        if newest > current:  # an addition of a later version is left alone
+        for _, script in version.missing():
+            await connection.execute(script, timeout=MIGRATION_SECONDS_MAX)
+        if version.missing():
             await connection.execute(CREATE_ADDITIONS)
-            await connection.execute("INSERT INTO schema_additions VALUES ($1)", newest)
+            await connection.execute("INSERT INTO schema_additions VALUES ($1)", version.newest)

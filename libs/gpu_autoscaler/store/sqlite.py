@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.store.operations import Operation
 from gpu_autoscaler.store.rows import Row
-from gpu_autoscaler.store.schema import migrate, require_current_schema
+from gpu_autoscaler.store.schema import SchemaVersion, create_or_migrate, version_of
 from gpu_autoscaler.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -35,6 +35,21 @@ def path_of(url: str) -> Path:
     return Path(path)
 
 
+def schema_of(path: Path) -> SchemaVersion:
+    """Return the schema of a file, without changing or creating one. Raises TransientError while it is locked."""
+    if not path.is_file():
+        return SchemaVersion(database="sqlite", place=str(path), base=0, last_addition=0)
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS_MAX)
+        ) as file:
+            return version_of(file, str(path))
+    except sqlite3.OperationalError as exc:
+        raise TransientError(f"store {path}: {exc}; retried") from exc
+    except sqlite3.DatabaseError as exc:
+        raise ConfigError("store", [f"{path} is not a SQLite database ({exc}); set store.url to another"]) from exc
+
+
 class SqliteStore(SqlStore):
     """A Store in one file. Create with `open`."""
 
@@ -44,8 +59,8 @@ class SqliteStore(SqlStore):
         self._path = path
 
     @classmethod
-    async def open(cls, path: Path, *, is_read_only: bool = False) -> "SqliteStore":
-        """Open or create the file and migrate its schema; `is_read_only` only opens it.
+    async def open(cls, path: Path, *, is_read_only: bool = False, is_migrating: bool = False) -> "SqliteStore":
+        """Open or create the file, with `is_migrating` of an older schema too; `is_read_only` only opens it.
 
         Raises ConfigError for a missing folder, a file that is not a database, or an unsupported schema; TransientError
         while another process locks it.
@@ -56,7 +71,9 @@ class SqliteStore(SqlStore):
             )
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path, is_read_only)
+            connection = await asyncio.get_running_loop().run_in_executor(
+                thread, _connect, path, is_read_only, is_migrating
+            )
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -108,7 +125,7 @@ class SqliteStore(SqlStore):
             raise TransientError(f"store {self._path}: {exc}; free the disk or the lock; retried") from exc
 
 
-def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT001 - passed by position
+def _connect(path: Path, is_read_only: bool, is_migrating: bool) -> sqlite3.Connection:  # noqa: FBT001 - by position
     address = f"{path.absolute().as_uri()}?mode={'ro' if is_read_only else 'rwc'}"
     try:
         connection = sqlite3.connect(
@@ -118,13 +135,13 @@ def _connect(path: Path, is_read_only: bool) -> sqlite3.Connection:  # noqa: FBT
         raise ConfigError("store", [f"{path} cannot be opened ({exc}); check its permissions"]) from exc
     try:
         if is_read_only:
-            require_current_schema(connection, str(path))
+            version_of(connection, str(path)).require()
             return connection
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; no effect on another
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        migrate(connection, str(path))
+        create_or_migrate(connection, str(path), is_migrating=is_migrating)
     except sqlite3.OperationalError as exc:
         connection.close()
         raise TransientError(f"store {path}: {exc}; retried") from exc

@@ -134,6 +134,18 @@ _OPERATE.add(
     "directives",
 )
 _OPERATE.add_app("record:dead_letters", "dead-letters", "List or resubmit messages that a service could not process.")
+_OPERATE.add(
+    "migrate:migrate",
+    """Bring streams, durable consumers and the store to this release. Without --apply, only list the differences.
+
+Running services keep working. A stream is never limited to less than it stores, unless --discard-history is given.
+Safe to repeat after an interruption. Needs the broker's user migrator. `helm upgrade` runs it as a job.
+
+Exit codes: 0 everything is as declared, 1 changes left, 2 invalid settings, 4 broker or store unreachable.""",
+    "migrate",
+    "migrate --apply",
+    "migrate --to 0.2 --apply",
+)
 _SPEND.add("views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
 _SPEND.add("views:budget", "Show each spend budget: limit, spent, reserved and left.", "budget")
 _SPEND.add(

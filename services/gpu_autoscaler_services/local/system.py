@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.json import decode
 
+from gpu_autoscaler.bus.nats.migrate import Change
 from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
@@ -21,7 +22,8 @@ from gpu_autoscaler.runtime import config
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler_services.local.child import Child, free_port
 from gpu_autoscaler_services.local.reaper import Reaper
-from gpu_autoscaler_services.permissions import OPERATOR_USER, fresh_passwords, users
+from gpu_autoscaler_services.migration import Part, migrate
+from gpu_autoscaler_services.permissions import MIGRATOR, OPERATOR_USER, fresh_passwords, users
 from gpu_autoscaler_services.registry import specs
 from gpu_autoscaler_services.service_spec import Process, Role
 
@@ -121,6 +123,9 @@ class LocalSystem:
             self.nats.process_group = self._reaper.start()
             say("starting the NATS server")
             await self.nats.start()
+            if not self.code:  # another version runs on broker and store as they are
+                for change in await self.migrate():
+                    say(f"{change.thing}: {change.property} {change.actual} -> {change.declared}, {change.outcome}")
             say(f"starting the simulated cluster at {self.simcluster_url}")
             await self._start_child(self._simcluster())
             services = list(self._services())
@@ -129,6 +134,13 @@ class LocalSystem:
         except BaseException:
             await self.stop()
             raise
+
+    async def migrate(self, part: Part = "all", *, to: str | None = None) -> tuple[Change, ...]:
+        """Bring broker and store to this release, or the broker to the release `to`, as `gpu-autoscaler migrate`."""
+        settings = config.Settings(
+            nats=config.NatsSettings(url=self.nats_url_of(MIGRATOR)), store=config.StoreSettings(url=self._store_url)
+        )
+        return await migrate(settings, part, to=to, is_applied=True, is_history_discarded=False)
 
     async def _start_child(self, child: Child) -> None:
         self.children[child.name] = child

@@ -9,10 +9,9 @@ import pytest
 import structlog
 from tests.contract.bus.desk import ACK_WAIT_SECONDS, SOON_SECONDS, Desk, only, patient, read
 
-from gpu_autoscaler.bus.differences import MIGRATE_COMMAND
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.streams import MEBIBYTE, MESSAGE_BYTES_MAX, StreamSpec
-from gpu_autoscaler.model.errors import ConfigError, PermanentError, StalePlan
+from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError, PermanentError, StalePlan
 
 
 class BusContract:

@@ -9,8 +9,9 @@ from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, jo
 from tests.support.postgres import PostgresServer, postgres, postgres_server_url, postgres_url
 
 from gpu_autoscaler.core.state.ledger import period_start
-from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError, TransientError
 from gpu_autoscaler.store.opening import open_store as open_by_url
+from gpu_autoscaler.store.opening import schema_of
 from gpu_autoscaler.store.postgres import PostgresStore, numbered
 from gpu_autoscaler.store.rows import document, number_of
 from gpu_autoscaler.store.schema import migrations
@@ -91,7 +92,7 @@ async def test_a_missing_database_is_reported(postgres: PostgresServer) -> None:
 
 async def test_another_schema_is_refused(postgres_url: str) -> None:
     """An older version never writes into what it does not understand, and a reader brings nothing up to date."""
-    with pytest.raises(ConfigError, match=r"has schema 0, this version reads \d"):
+    with pytest.raises(ConfigError, match=r"has schema 0, this version needs \d"):
         await open_by_url(postgres_url, is_read_only=True)
     await (await open_by_url(postgres_url)).close()
     connection = await asyncpg.connect(postgres_url)
@@ -190,7 +191,7 @@ async def test_a_busy_ledger_keeps_its_partitions(postgres_url: str) -> None:
 
 
 async def test_a_store_of_the_last_release_is_migrated(postgres_url: str) -> None:
-    """Its spans, charges and cursors are as before; a charge that ended long ago is no longer open."""
+    """By the command alone. Its spans, charges and cursors are as before; a charge that ended long ago is not open."""
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("CREATE TABLE gpu_autoscaler_schema (number INTEGER NOT NULL)")
     await connection.execute("INSERT INTO gpu_autoscaler_schema VALUES (1)")
@@ -206,7 +207,11 @@ async def test_a_store_of_the_last_release_is_migrated(postgres_url: str) -> Non
     await connection.execute(insert, "sim:///a/i-2", number_of(T0), 1, 100)
     await connection.execute(insert, "sim:///a/i-1", number_of(T0), 4, 300)
 
-    store = await PostgresStore.open(postgres_url)
+    with pytest.raises(ConfigError, match=f"has schema 1, this version needs .* run `{MIGRATE_COMMAND}`"):
+        await PostgresStore.open(postgres_url)
+    assert (await schema_of(postgres_url)).current == 1
+    store = await PostgresStore.open(postgres_url, is_migrating=True)
+    assert (await schema_of(postgres_url)).missing() == ()
     assert (await store.ledger()).rows == tuple(reversed(spans))
     assert set(await store.last_charges()) == {"sim:///a/i-1"}
     assert set(await store.last_charges(INSTANCES)) == set(INSTANCES)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 
-from gpu_autoscaler.model.errors import ConfigError, TransientError
+from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError, TransientError
 from gpu_autoscaler.store.rows import document, number_of
 from gpu_autoscaler.store.schema import READ_ADDITIONS, migrations, statements
-from gpu_autoscaler.store.sqlite import SqliteStore, path_of
+from gpu_autoscaler.store.sqlite import SqliteStore, path_of, schema_of
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_reader_changes_nothing(path: Path) -> None:
     await reader.close()
     writer._connection.execute("PRAGMA user_version = 1")
     await writer.close()
-    with pytest.raises(ConfigError, match=r"has schema 1, this version reads \d; use the version that wrote it"):
+    with pytest.raises(ConfigError, match=rf"has schema 1, this version needs \d; run `{MIGRATE_COMMAND}`"):
         await SqliteStore.open(path, is_read_only=True)
 
 
@@ -155,7 +155,7 @@ async def test_an_addition_is_no_newer_schema_to_an_older_release(path: Path) ->
 
 
 async def test_a_store_of_the_last_release_is_migrated(path: Path) -> None:
-    """Its spans and charges are as before; a charge that ended long ago is no longer open."""
+    """By the command alone. Its spans and charges are as before; a charge that ended long ago is no longer open."""
     connection = sqlite3.connect(path)
     for number, script in migrations("sqlite"):
         for statement in statements(script) if number <= 3 else ():
@@ -174,7 +174,11 @@ async def test_a_store_of_the_last_release_is_migrated(path: Path) -> None:
     connection.commit()
     connection.close()
 
-    store = await SqliteStore.open(path)
+    with pytest.raises(ConfigError, match=f"has schema 3, this version needs .* run `{MIGRATE_COMMAND}`"):
+        await SqliteStore.open(path)
+    assert schema_of(path).current == 3
+    store = await SqliteStore.open(path, is_migrating=True)
+    assert schema_of(path).missing() == ()
     assert (await store.ledger()).rows == tuple(reversed(spans))
     assert set(await store.last_charges()) == {"sim:///a/i-1"}
     assert set(await store.last_charges(INSTANCES)) == set(INSTANCES)

@@ -18,7 +18,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.runtime.service import consumers_of
-from gpu_autoscaler_services.permissions import CLIENT, OPERATOR_USER, READER, fresh_passwords, users
+from gpu_autoscaler_services.permissions import CLIENT, MIGRATOR, OPERATOR_USER, READER, fresh_passwords, users
 from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -107,6 +107,7 @@ async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> No
     asked = subjects((JobRequested, JobCancelRequested, DemandReported))
     assert await refused(server, CLIENT, SUBJECTS) == SUBJECTS - asked
     assert await refused(server, READER, SUBJECTS) == SUBJECTS
+    assert await refused(server, MIGRATOR, SUBJECTS) == SUBJECTS
     assert await refused(server, OPERATOR_USER, SUBJECTS) == set()
 
 
@@ -125,9 +126,25 @@ async def test_no_user_touches_the_streams_of_another(server: NatsServer, name: 
     assert await refused(server, name, tried) == tried
 
 
+async def test_the_migrator_changes_streams_and_consumers_and_reads_none(server: NatsServer) -> None:
+    """It deletes and empties nothing, takes no message, and changes streams of nobody else."""
+    names = [spec.name for spec in streams()]
+    durables = [spec for service in services() for spec in consumers_of(service)]
+    paths = {f"{spec.stream}.{spec.durable}" for spec in durables}
+    allowed = {f"$JS.API.STREAM.UPDATE.{name}" for name in names}
+    allowed |= {f"$JS.API.CONSUMER.{action}.{path}" for action in ("INFO", "CREATE") for path in paths}
+    tried = {f"$JS.API.STREAM.{action}.{name}" for action in ("CREATE", "DELETE", "PURGE") for name in names}
+    tried |= {f"$JS.API.STREAM.MSG.{action}.{name}" for action in ("GET", "DELETE") for name in names}
+    tried |= {f"$JS.API.CONSUMER.{action}.{path}" for action in ("DELETE", "MSG.NEXT") for path in paths}
+    tried |= {f"$JS.API.CONSUMER.CREATE.{name}.reader" for name in names}
+    tried |= {f"$JS.ACK.{path}.1.1.1.1.0" for path in paths} | {"$JS.API.STREAM.UPDATE.OTHER"}
+    assert await refused(server, MIGRATOR, tried | allowed) == tried
+
+
 async def test_no_user_receives_the_replies_of_another(server: NatsServer) -> None:
     """A service is subscribed to its own inbox alone; readers hear facts, and no answers to services."""
     wanted = ["_INBOX_scaler.>", "_INBOX.>", "scaling.>", ">"]
     assert await refused(server, "dcgm_ingest", heard=wanted) == set(wanted)
     assert await refused(server, READER, heard=wanted) == {"_INBOX_scaler.>", ">"}
     assert await refused(server, CLIENT, heard=wanted) == {"_INBOX_scaler.>", "scaling.>", ">"}
+    assert await refused(server, MIGRATOR, heard=wanted) == set(wanted)

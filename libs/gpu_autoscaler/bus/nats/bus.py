@@ -122,8 +122,7 @@ class NatsBus(Bus):
         """Create what is declared and missing. Raises ConfigError with both values of each refused difference."""
         found: list[Difference] = []
         errors: list[str] = []
-        specs: list[StreamSpec | BucketSpec | ConsumerSpec] = []
-        specs += [*self._declared.streams, *self._declared.buckets, *self._declared.consumers]
+        specs: list[StreamSpec | BucketSpec | ConsumerSpec] = [*self._declared.stores, *self._declared.consumers]
         for spec in specs:
             try:
                 found += await self._ensure(spec)

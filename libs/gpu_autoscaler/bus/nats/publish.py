@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from gpu_autoscaler.bus.differences import MIGRATE_COMMAND
 from gpu_autoscaler.bus.nats.link import NO_RESPONDERS, NatsLink, NoResponders
 from gpu_autoscaler.bus.nats.read import MESSAGE_ID, stored_message
 from gpu_autoscaler.bus.nats.wire import Frame, command, header_block, is_header, is_subject
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, BusDeclaration
-from gpu_autoscaler.model.errors import ConfigError, MessageTooLarge, PermanentError, StalePlan, TransientError
+from gpu_autoscaler.model.errors import (
+    MIGRATE_COMMAND,
+    ConfigError,
+    MessageTooLarge,
+    PermanentError,
+    StalePlan,
+    TransientError,
+)
 
 WINDOW_COUNT = 2048  # in flight per call; the server refuses more than 10,000 per stream
 WRITE_COUNT_MAX = 512  # written at once, while earlier answers are in flight
