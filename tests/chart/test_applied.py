@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900
 
 NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
 INSTALL_SECONDS_MAX = "120s"
+# The machines run no container: the jobs of the chart end after a second.
+ENDING = ("--set-string", r"services.migrate.podAnnotations.simcluster\.gpu-autoscaler\.io/run-seconds=1")
 EARLIER = ROOT / "tests" / "upgrade" / "2026-11-23-chart.tgz"
 
 
@@ -58,7 +60,8 @@ def on(plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]
 def upgrade(plane: ControlPlane, *arguments: str, chart: Path = CHART) -> str:
     """Install or upgrade the chart and wait until it is ready."""
     wait = ("--wait", "--timeout", INSTALL_SECONDS_MAX)
-    return on(plane, "upgrade", "--install", RELEASE, str(chart), *wait, *arguments).stdout
+    jobs = ENDING if chart == CHART else ()
+    return on(plane, "upgrade", "--install", RELEASE, str(chart), *wait, *jobs, *arguments).stdout
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -130,7 +133,16 @@ def test_an_earlier_chart_is_upgraded_and_rolled_back(plane: ControlPlane) -> No
     """An installation of an earlier version is upgraded with the same values, and rolled back."""
     values = ("--values", str(VALUES["cluster"]), "--set", "nats.replicas=1")
     upgrade(plane, *values, chart=EARLIER)
+    secret = ("get", "secret", "gpu-autoscaler-nats-users", "--namespace", NAMESPACE, "--output", "json")
+    assert "migrator" not in json.loads(plane.kubectl(*secret))["data"]
     upgrade(plane, *values)
+    assert "migrator" in json.loads(plane.kubectl(*secret))["data"]
+    told = helm(
+        *("upgrade", RELEASE, str(CHART), *values, "--set", "nats.replicas=3"),
+        *("--kubeconfig", str(plane.kubeconfig()), "--namespace", NAMESPACE),
+    )
+    assert "a single server that joins a cluster deletes its streams" in told.stderr
+    upgrade(plane, *values, "--set", "migration.to=0.2")  # before the rollback
     on(plane, "rollback", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 

@@ -67,9 +67,9 @@ def servers_of(
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(folder: Path, settings: Sequence[str] = ()) -> AsyncIterator[NatsCluster]:
+async def running_cluster(folder: Path) -> AsyncIterator[NatsCluster]:
     """A cluster that has elected its leader and answers; all of it is ended afterwards."""
-    servers = servers_of(folder, settings)
+    servers = servers_of(folder)
     cluster = NatsCluster(servers)
     try:
         await asyncio.gather(*(server.start() for server in servers))

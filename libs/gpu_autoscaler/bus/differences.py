@@ -75,8 +75,8 @@ def refuse_differences(found: Sequence[Difference], errors: Sequence[str] = ()) 
     """Raise ConfigError with `errors` and all differences, unless all are tolerated; then warn once about them."""
     sentences = [difference.sentence() for difference in found]
     if errors or not all(difference.is_tolerated for difference in found):
-        step = f"`{MIGRATE_COMMAND}` changes what the broker can change, and names the step for the rest"
-        raise ConfigError("broker", [*errors, *sentences, step])
+        step = [f"`{MIGRATE_COMMAND}` changes what the broker can change, and names the step for the rest"]
+        raise ConfigError("broker", [*errors, *sentences, *(step if found else ())])
     if found:
         log.warning("broker runs with other values than declared", differences=sentences, step=MIGRATE_COMMAND)
 

@@ -59,6 +59,14 @@
 {{- if not (or $store.postgresql.url $store.sqlite.enabled (include "gpu-autoscaler.isSimulated" .)) }}
 {{- fail "store.postgresql.url: required on a real cluster; set postgresql://user@host:5432/database, or set store.sqlite.enabled to store jobs and plans in one file, which binds all pods that open it to one node" }}
 {{- end }}
+{{- if .Values.nats.enabled }}
+{{- $broker := printf "%s-nats" (include "gpu-autoscaler.fullname" .) }}
+{{- with (lookup "apps/v1" "StatefulSet" .Release.Namespace $broker).spec }}
+{{- if and (eq (int .replicas) 1) (gt (int $.Values.nats.replicas) 1) }}
+{{- fail (printf "nats.replicas: a single server that joins a cluster deletes its streams; delete StatefulSet %s first if that is meant: services publish again what is alive, jobs and costs are in the store, older history is lost" $broker) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and (not .Values.nats.enabled) (not .Values.nats.external.servers) }}
 {{- fail "nats.external.servers: required if nats.enabled is false; set host:port of your NATS servers, or set nats.enabled" }}
 {{- end }}

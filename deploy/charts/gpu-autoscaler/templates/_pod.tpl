@@ -30,7 +30,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: NATS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.passwordsSecret" $root }}, key: {{ $process.service }}}}
+  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.passwordsSecret" $root }}, key: {{ $process.service }}{{ if $process.command }}, optional: true{{ end }}}}
 - {name: GPU_AUTOSCALER_INSTANCE, value: $(POD_NAME)}
 - name: GPU_AUTOSCALER_NATS_URL
   value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "user" $process.service) | quote }}
@@ -240,11 +240,14 @@ metadata:
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
+  {{- if $process.command }}
+  restartPolicy: Never
+  {{- end }}
   serviceAccountName: {{ include "gpu-autoscaler.fullname" $root }}-{{ trimSuffix "-notices" .name }}
   automountServiceAccountToken: {{ and $process.kube (not (include "gpu-autoscaler.isSimulated" $root)) | default false }}
   enableServiceLinks: false # their variables would have the prefix of our settings
   terminationGracePeriodSeconds: 20 # messages in progress are finished within 10 s
-  {{- if or $values.priorityClasses.create $values.priorityClasses.name }}
+  {{- if and (not $process.command) (or $values.priorityClasses.create $values.priorityClasses.name) }}
   priorityClassName: {{ $values.priorityClasses.name | default (printf "%s-system" (include "gpu-autoscaler.fullname" $root)) }}
   {{- end }}
   securityContext: {{- include "gpu-autoscaler.podRestrictions" 10001 | nindent 4 }}
@@ -293,6 +296,10 @@ spec:
     - name: {{ .name }}
       image: {{ include "gpu-autoscaler.image" $root }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if $process.command }}
+      command: {{- concat (list "python" "-m" "gpu_autoscaler_services.cli.main") $process.command | toYaml | nindent 8 }}
+      env: {{- include "gpu-autoscaler.env" . | nindent 8 }}
+      {{- else }}
       command: [python, -m, gpu_autoscaler_services.serve, {{ $process.service }}]
       env: {{- include "gpu-autoscaler.env" . | nindent 8 }}
       ports:
@@ -313,6 +320,7 @@ spec:
         httpGet: {path: /readyz, port: http}
         periodSeconds: 5
         timeoutSeconds: 5
+      {{- end }}
       resources: {{- toYaml $settings.resources | nindent 8 }}
       securityContext: {{- include "gpu-autoscaler.restrictions" $root | nindent 8 }}
       volumeMounts:

@@ -29,7 +29,10 @@ NEXT_STEPS: Mapping[int, str] = {
     10005: "start as many servers as copies are declared, and run again",
     10074: "start as many servers as copies are declared, as one cluster, and run again",
 }
-RECREATE = "a server sets it only when it creates a stream; stop the services, restore a backup of the stream with it"
+RECREATE = (
+    "a server sets it only when it creates a stream; stop the services, delete the stream and start them: they publish "
+    "again what is alive, and its history is lost"
+)
 PERMANENT = "no server allows it again, and everything works with it; nothing to do"
 WOULD_DISCARD = "would discard stored messages; wait until they expire, or confirm with --discard-history"
 _FLAGS = ("deny_delete", "deny_purge", "allow_msg_ttl")

@@ -98,7 +98,7 @@ async def _inspect(link: NatsLink, addresses: str) -> None:
     if link.client.max_payload < SERVER_PAYLOAD_BYTES_MAX:
         errors.append(
             f"the NATS server at {addresses} accepts messages of {link.client.max_payload} bytes; set max_payload to "
-            f"{SERVER_PAYLOAD_BYTES_MAX} in its configuration"
+            f"{SERVER_PAYLOAD_BYTES_MAX} in its configuration, and restart the servers one after another"
         )
     try:
         # Without JetStream there are no responders to this request.
