@@ -52,6 +52,12 @@ CASES: Mapping[str, Case] = {
         silent=({f"gpu_autoscaler_set_aside{{{_A}}}": "2x13 _x12"}, {f"gpu_autoscaler_set_aside{{{_A}}}": "0x25"}),
         labels={"pod": "controller-a"},
     ),
+    "GpuAutoscalerBrakeTripped": Case(
+        fires={f"gpu_autoscaler_brake_tripped{{{_A}}}": "0x10 1x15"},
+        # Somebody resumes; a former leader does not export it any more.
+        silent=({f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 0x15"}, {f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 _x15"}),
+        labels={"pod": "controller-a"},
+    ),
     "GpuAutoscalerPlansStale": Case(
         fires={
             f"gpu_autoscaler_plan_age_seconds{{{_A}}}": "0+60x25",

@@ -118,6 +118,10 @@ EXAMPLES: tuple[Reason, ...] = (
     defer_limits.OverrideReached(attribution=_OVERRIDE, unit="node", count=4, count_max=4),
     defer_limits.KeptByOverride(attribution=_OVERRIDE, unit="GPU", count=32, count_min=32),
     defer_limits.DisruptionBudgetReached(disrupting_count=2, disrupting_count_max=2),
+    defer_limits.BrakeTripped(
+        tripped_at=_NOW, node="gpu-node-7", nodes_count=3, nodes_count_max=3, price_micro_usd_per_hour=44 * _USD,
+        price_micro_usd_per_hour_max=1_000 * _USD, is_of_price=False,
+    ),
     defer_limits.MinimumReached(nodes_count=2, nodes_count_min=2),
     defer_waits.CapacityExpected(node="gpu-node-7", expected_at=_NOW + timedelta(minutes=4)),
     defer_waits.BatchWindowOpen(members_count=12, until=_NOW + timedelta(seconds=10)),

@@ -17,6 +17,7 @@ from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.placement.bins import current_bins
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
@@ -27,6 +28,7 @@ from gpu_autoscaler.model.directives import PERMANENT, AnyDirective, Override, P
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.model.reasons.defer import DeferReason, PlanRejected
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeDeleted, SpotReclaim
 
 # ---- launch groups: equal nodes of one gang. They are decided here, so that a repeated execution finds the same
@@ -127,6 +129,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     claimed: frozenset[str] = frozenset()  # keys of the bins with waiting work
     buffers: Mapping[str, str] = {}  # by key of each bin kept as buffer: headroom/<name> or forecast/<kind>
     is_demand_met: bool = True  # False if work waits for nodes
+    brake: BrakeTripped | None = None  # nothing is removed by force
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
@@ -150,6 +153,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             demand=wanted,
             free_capacity=FreeCapacity(current_bins(views, pods), policy.placement, [item.shape for item in wanted]),
             rejected=set_aside,
+            brake=tripped_brake(state) if policy.removal.brake.is_on else None,
             directives=with_pool_directives(active_directives(state.directives, as_of), policy),
         )
 
@@ -220,7 +224,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             *assign_launch_groups(purchase.decision for purchase in self.purchases),
             *self.removals,
         )
-        return Plan(as_of=self.as_of, parent_sequence=self.parent_sequence, decisions=decisions, deferred=self.deferred)
+        return Plan(
+            as_of=self.as_of,
+            parent_sequence=self.parent_sequence,
+            decisions=decisions,
+            deferred=self.deferred,
+            brake=self.brake,
+        )
 
 
 def _without_rejected(items: tuple[DemandItem, ...], rejected: Mapping[str, PlanRejected]) -> tuple[DemandItem, ...]:

@@ -20,12 +20,13 @@ class PolicyDirectiveGiven(Fact, frozen=True, kw_only=True):
 
 
 class PolicyDirectiveLifted(Fact, frozen=True, kw_only=True):
-    """An operator ended a directive early."""
+    """An operator ended a directive early, or resumed forced removals after the brake had tripped."""
 
-    key: str  # of the directive: freeze, pause/<pool>, override/<scope>
+    key: str  # of the directive: freeze, pause/<pool>, override/<scope>; or brake
     lifted_by: str
     lifted_at: Instant
     reason: str = ""
+    tripped_at: Instant | None = None  # of the brake: which trip is resumed, whatever the clocks
 
     def entity(self) -> str | None:
         return f"directive/{self.key}"

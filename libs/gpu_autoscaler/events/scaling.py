@@ -11,6 +11,7 @@ from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.resources import Resources, Slices
 
 
@@ -40,6 +41,7 @@ class ScalingDecisionsRestored(Fact, frozen=True, kw_only=True):
 
     past: tuple[PastDecision, ...]
     restored_at: Instant
+    brake: BrakeTripped | None = None  # of the last plan
 
 
 class _Step(Fact, frozen=True, kw_only=True):
@@ -221,7 +223,10 @@ class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
 
 
 class ScalingDrainResynced(Fact, frozen=True, kw_only=True):
-    """A removal under way: its decision and its steps so far. Nothing is executed because of it."""
+    """A removal under way, or one by force within the last hour: its decision and its steps so far.
+
+    Nothing is executed because of it.
+    """
 
     action_id: ActionId
     plan_id: PlanId
@@ -230,6 +235,8 @@ class ScalingDrainResynced(Fact, frozen=True, kw_only=True):
     started: ScalingDrainStarted | None = None
     drained: ScalingNodeDrained | None = None
     cancel: CancelDrain | None = None
+    cancelled: ScalingDrainCancelled | None = None
+    terminated: ScalingNodeTerminated | None = None
 
     def entity(self) -> str | None:
         return f"action/{self.action_id}"

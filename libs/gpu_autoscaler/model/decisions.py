@@ -13,6 +13,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
 from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
@@ -58,6 +59,12 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
         return f"Buy {node} for pool {self.pool} at {at}{gang}. {self.reason.sentence()}"
 
 
+class ForcedRemoval(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Marks a removal that ends work against its will, and that neither the cloud nor a user caused."""
+
+    price_micro_usd_per_hour: int | None  # of the node; the highest known one if unknown; None: none is known
+
+
 class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
     """Cordon the node, evict its pods, then terminate its instance."""
 
@@ -67,6 +74,7 @@ class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
     is_voluntary: bool  # voluntary drains stop at budgets and protections; others force at the deadline
     deadline_at: Instant
     reason: DrainReason
+    forced: ForcedRemoval | None = None  # None: the brake does not count it
 
     def sentence(self) -> str:
         kind = "Voluntary" if self.is_voluntary else "Forced"
@@ -92,6 +100,7 @@ class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance
     provider_id: ProviderId | None  # None: find it by its order
     order_action_id: ActionId
     reason: ReleaseReason
+    forced: ForcedRemoval | None = None  # None: the brake does not count it
 
     def sentence(self) -> str:
         order = f"order {self.order_action_id}"
@@ -173,6 +182,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     deferred_groups: tuple[DeferredGroup, ...] = ()
     deferred_unlisted: tuple[tuple[str, int], ...] = ()  # reason tag -> objects in no group, sorted
     rejected: tuple[Rejection, ...] = ()  # set aside by this plan; earlier rejections are in the state
+    brake: BrakeTripped | None = None  # as long as it holds, in each plan; None: it has not tripped, or was resumed
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):

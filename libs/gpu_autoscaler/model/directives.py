@@ -10,6 +10,9 @@ from gpu_autoscaler.model.observed import Instant
 PERMANENT = datetime(9999, 1, 1, tzinfo=UTC)  # the end of a directive that the policy itself sets
 
 
+BRAKE = "brake"  # what `gpu-autoscaler resume` takes after the brake has tripped; it is no directive
+
+
 class Directive(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="directive"):
     """Base of all directives. A new directive replaces the previous one of the same key."""
 

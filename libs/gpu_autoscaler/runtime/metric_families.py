@@ -212,6 +212,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("plans_stale", SCALER, "Plans rejected because another plan was published first."),
     _counter("plans_refused", SCALER, "Plans in which the plan check found violations. Must stay zero."),
     _fleet("set_aside", "Demand, nodes and pools set aside because the plan check refused decisions for them."),
+    _fleet("brake_tripped", "1 while the brake holds removals by force until somebody resumes."),
     _gauge(
         "plan_age_seconds", SCALER, "Time since the last tick that published a plan or had nothing to add.",
         exported=LEADING, is_unknown_at_start=True,

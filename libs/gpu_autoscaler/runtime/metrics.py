@@ -146,6 +146,7 @@ class Metrics:
         self.plans_stale = self._counter("plans_stale")
         self.plans_refused = self._counter("plans_refused")
         self.set_aside = self._gauge("set_aside")
+        self.brake_tripped = self._gauge("brake_tripped")
         self.plan_age = self._gauge("plan_age_seconds")
         self.scaling_actions = self._counter("scaling_actions")
         self.scaling_duration = self._histogram("scaling_duration_seconds")

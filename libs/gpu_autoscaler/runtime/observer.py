@@ -8,6 +8,7 @@ from gpu_autoscaler.core.deferred_groups import reason_counts
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.offers import oldest_seconds
+from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
@@ -169,6 +170,7 @@ class Observer:
         )
         if self._ticked_at is not None:
             metrics.set_aside.set(len(set_aside_now(state, self._ticked_at)))
+        metrics.brake_tripped.set(tripped_brake(state) is not None)
         metrics.spot_warnings.set(sum(notice.is_active for notice in state.notices.values()))
         means = [
             [gpu.utilization_ratio_mean for gpu in view.telemetry.gpus if gpu.utilization_ratio_mean is not None]

@@ -23,7 +23,7 @@ from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
-from gpu_autoscaler.sim.actors.operators import Operators
+from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
 from gpu_autoscaler.sim.actors.policies import PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
 from gpu_autoscaler.sim.actors.users import DemandReporters, Users
@@ -160,14 +160,13 @@ class Simulation:
         jobs_per_hour = setting.jobs_per_hour
         if setting.is_large and not jobs_per_hour:
             jobs_per_hour = large_clusters.JOBS_PER_HOUR
-        has_fractions = sharing is not None
         self.users = Users(
             self.loop,
             self.bus,
             self.faults,
             self._rng("users"),
             jobs_per_hour=jobs_per_hour,
-            wants_fractions=has_fractions,
+            wants_fractions=sharing is not None,
         )
         storage = VolumeController(self.workloads, self._rng("storage")) if has_volumes(setting.seed) else None
         rngs = (self._rng("serving"), self._rng("company"))
@@ -176,6 +175,7 @@ class Simulation:
         )
         self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
         self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
+        ResumingOperators(self.loop, self.bus, self._rng("resumes"))
         self.reason_coverage = ReasonCoverage(self.loop, self._scheduler_state, lambda: self.policies.now)
         self.bus.listen(self.reason_coverage.on_fact)
         self._add_recovery_invariant()

@@ -25,7 +25,7 @@ from gpu_autoscaler.core.limits.spend import slot, spend_caps
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX
+from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX
 from gpu_autoscaler.core.provisioning.expected_capacity import certain_ends as ends_of_work
 from gpu_autoscaler.core.provisioning.gangs import retried_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import unavailable_scopes
@@ -91,8 +91,12 @@ def plan_deadlines(state: ClusterState, policy: ScalingPolicy, now: datetime) ->
         _moves(policy, state.pods, state.jobs, state.nodes),
         sorted(shortfall.gone_at + retention for shortfall in state.observed_allocatable.values()),
         sorted({record.retry_at for record in state.rejections.values()}),
-        [] if state.last_plan_at is None else [state.last_plan_at + PLAN_INTERVAL_MAX],
+        [] if state.last_plan_at is None else [state.last_plan_at + _plan_interval_max(state)],
     )
+
+
+def _plan_interval_max(state: ClusterState) -> timedelta:
+    return PLAN_INTERVAL_MAX if state.brake is None else BRAKED_PLAN_INTERVAL_MAX
 
 
 def telemetry_deadlines(state: ClusterState, policy: ScalingPolicy) -> Deadlines:
@@ -426,7 +430,7 @@ class _PlanInputs(_Inputs):
         "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
         "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives",
         "policy_documents", "gangs", "observed_allocatable", "reported_demand", "demand_history", "forecast_scores",
-        "rejections",
+        "rejections", "brake", "brake_releases",
     )  # fmt: skip
 
     def __eq__(self, earlier: object) -> bool:

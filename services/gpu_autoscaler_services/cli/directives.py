@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from gpu_autoscaler.model.directives import BRAKE
 from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
@@ -19,11 +20,17 @@ _DURATION = re.compile(r"(?:\d+[smhd])+")
 Reason = Annotated[str, Parameter(help="Why; shown to others while it is active.")]
 For = Annotated[str, Parameter(name="--for", help="Duration in cluster time: 90m, 2h, 1h30m, 3d.")]
 
+
+def until(row: Document) -> str:
+    """Return when the directive ends: the brake holds until somebody resumes."""
+    return "resumed" if row["key"] == BRAKE else f"{row['until'][:19]}Z"
+
+
 _COLUMNS: Columns = (
     ("KEY", lambda row: row["key"]),
     ("DIRECTIVE", lambda row: describe(row["directive"])),
     ("BY", lambda row: row["given_by"]),
-    ("UNTIL", lambda row: row["until"][:19] + "Z"),
+    ("UNTIL", until),
     ("REASON", lambda row: row["reason"]),
 )
 
@@ -76,18 +83,21 @@ def override(
 
 
 def resume(
-    key: Annotated[str, Parameter(help="Key listed by `directives`: freeze, pause/POOL, override/SCOPE.")] = "freeze",
+    key: Annotated[
+        str, Parameter(help="Key listed by `directives`: freeze, pause/POOL, override/SCOPE, or brake.")
+    ] = "freeze",
     /,
     *,
     reason: Annotated[str, Parameter(help="Why it ends early.")] = "",
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """End a directive early."""
+    """End a directive early, or resume removals by force after the brake has tripped."""
     query = f"?reason={path_segment(reason)}&lifted_by={path_segment(_who())}"
     document = gateway.send("DELETE", f"directives/{path_segment(key)}{query}")
     if output == "table":
-        print_message(f"{document['key']} ended; the policy applies again")
+        again = "removals by force count anew" if document["key"] == BRAKE else "the policy applies again"
+        print_message(f"{document['key']} ended; {again}")
     else:
         show(document, [document], _COLUMNS, lambda row: str(row["key"]), output)
 
@@ -96,7 +106,7 @@ def directives(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active directives."""
     document = gateway.read("directives")
     if output == "table" and not document["items"]:
-        print_message("no active freeze, pause or override")
+        print_message("no active freeze, pause or override, and the brake holds nothing")
         return
     show(document, document["items"], _COLUMNS, lambda row: str(row["key"]), output)
 
@@ -105,6 +115,8 @@ def describe(directive: Document) -> str:
     """Return a directive as a phrase: `at least 16 GPUs of pool training`."""
     if directive["directive"] == "freeze":
         return "freeze: no purchases, no voluntary removals"
+    if directive["directive"] == BRAKE:
+        return "brake: no removals by force"
     if directive["directive"] == "pause":
         return f"pause pool {directive['pool']}"
     bounds = (("nodes", directive.get("nodes_count_min"), directive.get("nodes_count_max")),

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -14,13 +16,35 @@ from gpu_autoscaler.providers.azure.preflight import needed_role
 from gpu_autoscaler.providers.gcp.permissions import role_text
 from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.providers.karpenter.options import node_class_of, validate_options
+from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.registry import run_preflight
 from gpu_autoscaler.runtime.config import Settings, load_settings
+from gpu_autoscaler_services.cli.client import Gateway
+from gpu_autoscaler_services.cli.directives import describe, until
 from gpu_autoscaler_services.cli.doctor_live import LiveOptions, check_live, run_live
-from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Output, print_message, show
 from gpu_autoscaler_services.cli.prices import Config, provider_options
 from gpu_autoscaler_services.registry import specs
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LivePurchase:
+    """The options of `--live`."""
+
+    live: Annotated[
+        bool,
+        Parameter(negative="", help="Also buy ONE instance, test the driver with it and terminate it; requires --yes."),
+    ] = False
+    offer: Annotated[
+        str | None, Parameter(help="With --live: offer as TYPE/ZONE/CAPACITY-TYPE. Default: the cheapest.")
+    ] = None
+    pool: Annotated[str, Parameter(help="With --live: pool to buy for, if settings map pools to groups.")] = "default"
+    yes: Annotated[bool, Parameter(negative="", help="With --live: confirm the purchase. It costs money.")] = False
+
+
+NO_PURCHASE = LivePurchase()
 
 
 def doctor(
@@ -32,28 +56,25 @@ def doctor(
     policy: Annotated[
         bool, Parameter(negative="", help="Print the permissions that these settings need, without calling the cloud.")
     ] = False,
-    live: Annotated[
-        bool,
-        Parameter(negative="", help="Also buy ONE instance, test the driver with it and terminate it; requires --yes."),
-    ] = False,
-    offer: Annotated[
-        str | None, Parameter(help="With --live: offer as TYPE/ZONE/CAPACITY-TYPE. Default: the cheapest.")
+    purchase: LivePurchase = NO_PURCHASE,
+    gateway: Annotated[
+        str | None,
+        Parameter(env_var="GPU_AUTOSCALER_GATEWAY", help="Also report what is held: the brake, freezes, pauses."),
     ] = None,
-    pool: Annotated[str, Parameter(help="With --live: pool to buy for, if settings map pools to groups.")] = "default",
-    yes: Annotated[bool, Parameter(negative="", help="With --live: confirm the purchase. It costs money.")] = False,
     output: Output = "table",
 ) -> int:
     """Check cloud access and configuration."""
     settings = load_settings(config, os.environ)
     if policy:
         return _print_policy(settings)
-    if live:
+    if purchase.live:
         check_live(settings.provider.name, installation)
     options = provider_options(settings, installation)
     findings = list(asyncio.run(run_preflight(settings.provider.name, options)))
+    findings += [] if gateway is None else _held(Gateway(address=gateway, token=os.environ.get("GPU_AUTOSCALER_TOKEN")))
     code = Exit.FAILURE if any(finding.level == "error" for finding in findings) else Exit.OK
-    if live and code is Exit.OK:
-        chosen = LiveOptions(pool=pool, offer_key=offer, is_confirmed=yes)
+    if purchase.live and code is Exit.OK:
+        chosen = LiveOptions(pool=purchase.pool, offer_key=purchase.offer, is_confirmed=purchase.yes)
         steps, code = asyncio.run(run_live(settings.provider.name, options, chosen))
         findings += steps
     rows = [msgspec.to_builtins(finding) for finding in findings]
@@ -63,6 +84,19 @@ def doctor(
     if errors_count := sum(finding.level == "error" for finding in findings):
         print_message(f"{settings.provider.name}: {errors_count} error(s); correct them, then run doctor again")
     return code
+
+
+def _held(gateway: Gateway) -> Iterator[Finding]:
+    """Yield what the running system does not do until a person or a time allows it."""
+    try:
+        rows = gateway.read("directives")["items"]
+    except Stop as stop:
+        yield Finding(level="error", subject="gateway", message=str(stop), next_step="check --gateway and the token")
+        return
+    for row in rows:
+        resume = f"run: gpu-autoscaler resume {row['key']}"
+        message = f"{describe(row['directive'])}, by {row['given_by']} until {until(row)}: {row['reason']}"
+        yield Finding(level="warning", subject=row["key"], message=message, next_step=resume)
 
 
 def _print_policy(settings: Settings) -> int:

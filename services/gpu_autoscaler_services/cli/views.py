@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from gpu_autoscaler.model.format import counted
 from gpu_autoscaler_services.cli.client import Gateway, path_segment
-from gpu_autoscaler_services.cli.directives import describe
+from gpu_autoscaler_services.cli.directives import describe, until
 from gpu_autoscaler_services.cli.output import Output, Row, age, print_message, show, usd
 
 HERE = Gateway()
@@ -49,7 +49,7 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _directive(row: dict[str, Any]) -> str:
-    return f"{describe(row['directive'])}, by {row['given_by']} until {row['until'][:19]}Z: {row['reason']}"
+    return f"{describe(row['directive'])}, by {row['given_by']} until {until(row)}: {row['reason']}"
 
 
 def _counts(counts: dict[str, int]) -> str:

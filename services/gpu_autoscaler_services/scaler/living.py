@@ -6,33 +6,44 @@ publishers, and of the scaler one process is active.
 
 from collections.abc import Iterator
 
+from gpu_autoscaler.core.state.forced_removals import is_recent
 from gpu_autoscaler.core.state.queries import listed_instances
 from gpu_autoscaler.core.state.retention import drain_ended_at, order_ended_at
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDocumentsAccepted
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.scaling import ScalingDrainResynced, ScalingOrderResynced
 
 RESYNCED: tuple[type[Fact], ...] = (
     ScalingOrderResynced,
     ScalingDrainResynced,
     PolicyDirectiveGiven,
+    PolicyDirectiveLifted,
     PolicyDocumentsAccepted,
 )
 
 
 def living(state: ClusterState) -> Iterator[Fact]:
-    """Yield the facts of living instances, active notices, open decisions, valid directives and policy documents."""
+    """Yield the facts of living instances, active notices, open decisions, valid directives and policy documents.
+
+    Of the brake: removals by force for an hour, also ended ones, and by whom its last trip was ended.
+    """
     if state.instances_listed_at is not None:
         listed = listed_instances(state.instances_seen_at, state.instances_listed_at)
         yield from (fact for provider_id, fact in state.instances.items() if provider_id in listed)
     yield from (record.notice for record in state.notices.values() if record.is_active)
     yield from map(_order, filter(lambda order: order_ended_at(order) is None, state.orders.values()))
-    yield from map(_drain, filter(lambda drain: drain_ended_at(drain) is None, state.drains.values()))
+    planned = state.newest.get("scaling")
+    for drain in state.drains.values():
+        if drain_ended_at(drain) is None or (planned is not None and is_recent(drain, planned)):
+            yield _drain(drain)
     newest = state.newest.get("policy")
     for record in state.directives.values():
         if record.lifted is None and newest is not None and record.given.until > newest:
             yield record.given
+    if state.brake_releases:
+        trip = "" if state.brake is None else state.brake.tripped_at.isoformat()
+        yield state.brake_releases.get(trip) or state.brake_releases[max(state.brake_releases)]
     if state.policy_documents is not None:
         yield state.policy_documents
 
@@ -57,4 +68,6 @@ def _drain(drain: DrainRecord) -> ScalingDrainResynced:
         started=drain.started,
         drained=drain.drained,
         cancel=drain.cancel,
+        cancelled=drain.cancelled,
+        terminated=drain.terminated,
     )

@@ -46,8 +46,9 @@ class DecisionRecovery:
             return Outcome()
         past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)
         log.warning("decisions restored after stream loss", decisions_count=len(past))
+        restored = ScalingDecisionsRestored(past=past, restored_at=now, brake=newest[0].fact.plan.brake)
         # Fenced: of two scalers only one publishes it.
-        return Outcome(facts=(ScalingDecisionsRestored(past=past, restored_at=now),), expected_last_sequence=0)
+        return Outcome(facts=(restored,), expected_last_sequence=0)
 
     async def _plans(self, newest_at: datetime) -> list[ScalingPlanMade]:
         """Return plans whose decisions may be open, oldest first: purchases and removals end within a bounded time.

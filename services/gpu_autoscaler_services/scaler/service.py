@@ -17,7 +17,7 @@ from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
 from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX, replan_seconds
+from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX, replan_seconds
 from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.interruption_history import is_reclaimed
 from gpu_autoscaler.core.state.state import ClusterState
@@ -265,6 +265,8 @@ class Scaler:
             facts = (*removed, *idle_job_cancellations(state, self._policy, now), *sample_due(state, self._policy, now))
             return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
         made = self._plan_made(grouped(planned, state), cut)
+        if planned.brake is not None and planned.brake != state.brake:
+            log.error("brake tripped", why=planned.brake.sentence(), step=planned.brake.remedy())
         return Outcome(
             facts=(made,),
             facts_if_too_large=(msgspec.structs.replace(made, plan=without_groups(made.plan)),),
@@ -303,13 +305,16 @@ class Scaler:
 
         The values of a reason (seconds idle) change with every tick and are no news. If the parent has not moved, the
         stream did not store the last plan: it is published again. A plan a day is always news, so that the stream
-        never discards the parent of the next one.
+        never discards the parent of the next one; while the brake holds, one every ten minutes, since it is the memory
+        of the trip.
         """
         deferred = frozenset((item.step, item.subject, item.reason.tag()) for item in planned.deferred)
         last_parent, last_deferred = self._last_published
         is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
-        is_old = state.last_plan_at is not None and now - state.last_plan_at >= PLAN_INTERVAL_MAX
-        is_news = bool(planned.decisions or planned.rejected) or deferred != last_deferred or is_unstored or is_old
+        interval = PLAN_INTERVAL_MAX if planned.brake is None else BRAKED_PLAN_INTERVAL_MAX
+        is_old = state.last_plan_at is not None and now - state.last_plan_at >= interval
+        is_changed = deferred != last_deferred or planned.brake != state.brake
+        is_news = bool(planned.decisions or planned.rejected) or is_changed or is_unstored or is_old
         if is_news:
             self._last_published = (state.last_plan_sequence, deferred)
         return is_news

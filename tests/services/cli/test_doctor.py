@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from tests.contract.provider.test_aws_groups import make_group
 from tests.support.aws import REGION, Region, served_region
+from tests.support.braked_fleet import BROKE, BrakedFleet
+from tests.support.front import front
+from tests.support.timed_facts import TimedFact
 
 from gpu_autoscaler.providers import aws
 from gpu_autoscaler.providers.aws.permissions import CALLS
@@ -48,6 +51,26 @@ def test_a_valid_configuration_has_no_errors(region: Region, capsys: pytest.Capt
     assert {"credentials", "zones", "offers", "RunInstances"} <= set(found)
     assert "dry run succeeded" in found["RunInstances"]["message"]
     assert region.fake.launches_count == 0
+
+
+async def test_the_tripped_brake_is_reported_where_a_gateway_is_named(
+    region: Region, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason and the command that ends it; a gateway that does not answer is an error."""
+    world = BrakedFleet(BROKE)
+    for number in range(5):
+        world.add(f"n{number}")
+    world.plan()
+    async with front(tmp_path) as gate:
+        await gate.tell(tuple(TimedFact(entry.fact, entry.envelope.time) for entry in world.facts))
+        monkeypatch.setenv("GPU_AUTOSCALER_GATEWAY", gate.url)
+        brake = (await asyncio.to_thread(findings, capsys, 0))["brake"]
+    gone = (await asyncio.to_thread(findings, capsys, 1))["gateway"]
+
+    assert brake["level"] == "warning"
+    assert "3 nodes were removed by force" in brake["message"]
+    assert brake["next_step"] == "run: gpu-autoscaler resume brake"
+    assert gone["level"] == "error"
 
 
 def test_a_missing_permission_is_named_with_its_consequence(region: Region, capsys: pytest.CaptureFixture[str]) -> None:

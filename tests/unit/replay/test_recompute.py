@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+from tests.support.braked_fleet import BROKE, BrakedFleet, forced
 from tests.support.memory_bus import MemoryBus
 from tests.support.stories import HOUR, MINUTE, T0, TimedFact, given, job, node, on_sale, policy, synced
 from tests.support.timed_facts import Story, record
@@ -92,6 +93,35 @@ async def test_a_plan_is_recomputed_byte_for_byte(bus: MemoryBus) -> None:
 
     assert found.verdict is Verdict.EQUAL, found
     assert found.facts_count > 5
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_a_plan_that_holds_removals_is_recomputed(bus: MemoryBus, *, resumes: bool) -> None:
+    """The first trips the brake; the next one holds what it held, or removes as many after a resume."""
+    world = BrakedFleet(BROKE)
+    for number in range(10):
+        world.add(f"n{number}")
+    tripping = world.plan()
+    if resumes:
+        world.resume()
+    world.plan()
+    cut: dict[str, int] = {}
+    made: list[ScalingPlanMade] = []
+    for entry in world.facts:
+        fact = entry.fact
+        if isinstance(fact, ScalingPlanMade):
+            last = Cut(last_sequences=tuple(sorted(cut.items())))
+            fact = msgspec.structs.replace(
+                fact, cut=last, policy_digest=policy_digest(BROKE), core_digest=core_digest()
+            )
+            made.append(fact)
+        cut |= await _tell(bus, (TimedFact(fact, entry.envelope.time),))
+    made = made[-2:]  # the others bought the nodes
+    verdicts = [(await recompute(bus, fact.plan_id, BROKE, Clock())).verdict for fact in made]
+
+    assert tripping.brake is not None
+    assert verdicts == [Verdict.EQUAL, Verdict.EQUAL]
+    assert [len(forced(fact.plan)) for fact in made] == [3, 3 if resumes else 0]
 
 
 async def test_dead_letters_of_the_cut_stay_excluded(bus: MemoryBus) -> None:

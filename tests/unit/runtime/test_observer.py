@@ -4,6 +4,7 @@ import math
 from datetime import datetime
 
 import pytest
+from tests.support.braked_fleet import BROKE, BrakedFleet
 from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
 from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, Story, TimedFact, record
 
@@ -157,3 +158,20 @@ def test_each_notice_is_counted_where_it_is_read() -> None:
         )
     )
     assert figure(metrics, "spot_interruptions_total") == 1
+
+
+def test_a_tripped_brake_is_shown_until_somebody_resumes() -> None:
+    """By the scaler, as of its last tick."""
+    world = BrakedFleet(BROKE)
+    for number in range(5):
+        world.add(f"n{number}")
+    metrics = Metrics("scaler")
+    view = StateView(world.state)
+    watch = Observer(metrics, view)
+    values = []
+    for step in (world.look, world.plan, world.resume):
+        step()
+        view.advance(world.state, {})
+        watch.ticked(world.now)
+        values.append(figure(metrics, "brake_tripped"))
+    assert values == [0, 1, 0]

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.check.brake_rules import brake_violations
 from gpu_autoscaler.core.check.directive_rules import directive_violations
 from gpu_autoscaler.core.check.placement_rules import pod_constraint_violations, pod_summary
 from gpu_autoscaler.core.check.purchase_rules import (
@@ -60,6 +61,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         wait_violations,
         batching_violations,
         removal_violations,
+        brake_violations,
         pod_constraint_violations,
         utilization_violations,
         launch_group_violations,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_autoscaler.core.disruption import repack
+from gpu_autoscaler.core.disruption import brake, repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.draft import Draft
@@ -276,6 +276,9 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
             pods, state, policy, draft.as_of, beside=_pods_on_drained_nodes(draft)
         )
     reason = reason or repack.retry_cooldown(view, state, policy, draft.as_of)
+    tripped = brake.held_by(view, draft, state, policy) if due.is_forced and reason is None else None
+    if tripped is not None:  # before a replacement is bought
+        return brake.held(draft, _STEP, subject, tripped)
     if not isinstance(due.reason, drain.BootTimedOut):  # limits never counted such a node
         reason = reason or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
@@ -306,4 +309,5 @@ def _pods_on_drained_nodes(draft: Draft) -> Iterator[PodObserved]:
 def _drain(due: _Due, draft: Draft, policy: ScalingPolicy) -> DrainNode:
     seconds = policy.removal.forced_drain_seconds if due.is_forced else policy.drain_seconds_max
     deadline_at = draft.as_of + timedelta(seconds=seconds)
-    return draft.drain(due.view, due.reason, deadline_at=deadline_at, is_voluntary=not due.is_forced)
+    removal = draft.drain(due.view, due.reason, deadline_at=deadline_at, is_voluntary=not due.is_forced)
+    return brake.marked(removal, due.view, draft) if due.is_forced else removal

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from gpu_autoscaler.core.demand.elastic import elastic_job_of
-from gpu_autoscaler.core.disruption import repack
+from gpu_autoscaler.core.disruption import brake, repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
@@ -150,13 +150,15 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
         if release is not None
     }
     draft = draft.adding(
-        removals=[release for view, release in releases if release is not None and waits[view.name] is None],
         deferred=[
             Deferred(step=_RELEASE, subject=f"order/{view.action_id}", reason=wait)
             for view in unready
             if (wait := waits.get(view.name)) is not None
-        ],
+        ]
     )
+    for view, release in releases:
+        if release is not None and waits[view.name] is None:
+            draft = _releasing(release, view, draft, state, policy)
     unowned = (view for view in draft.views if view.order is None and _is_unused(view, draft))
     orphans = [
         view
@@ -169,18 +171,28 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     stale = stale_instances(state, policy, draft.as_of)
     if stale is not None:
         return draft.deferring(_RELEASE, "cluster", stale)
-    return draft.adding(
-        removals=[
-            ReleaseInstance(
+    for view in orphans:
+        if view.action_id is not None:
+            release = ReleaseInstance(
                 action_id=draft.next_action_id(),
                 provider_id=view.provider_id,
                 order_action_id=view.action_id,
                 reason=drain.NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
             )
-            for view in orphans
-            if view.action_id is not None
-        ]
-    )
+            draft = _releasing(release, view, draft, state, policy)
+    return draft
+
+
+def _releasing(
+    release: ReleaseInstance, view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> Draft:
+    """Add the release. An instance whose node is unknown may run work, unless it never had a node."""
+    if not isinstance(release.reason, drain.NodeLost | drain.NodeOrphaned):
+        return draft.adding(removals=[release])
+    tripped = brake.held_by(view, draft, state, policy)
+    if tripped is not None:
+        return brake.held(draft, _RELEASE, f"order/{view.action_id}", tripped)
+    return draft.adding(removals=[brake.marked(release, view, draft)])
 
 
 def _missed_deadline(view: NodeView, draft: Draft, policy: ScalingPolicy) -> ReleaseInstance | None:

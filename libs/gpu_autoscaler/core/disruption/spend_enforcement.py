@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.demand.sources import job_spec, pod_priority
+from gpu_autoscaler.core.disruption import brake
 from gpu_autoscaler.core.disruption.protection import checkpointed_at, node_protection, pod_mark
 from gpu_autoscaler.core.disruption.repack import moving_pods
 from gpu_autoscaler.core.draft import Draft
@@ -90,7 +91,7 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
     if unknown is not None:  # an error here would end work that the budget can pay for
         return draft.adding(deferred=[Deferred(step=_STEP, subject="cluster", reason=unknown)])
     for node_at_risk in due:
-        draft = _remove(node_at_risk, cap, snapshot, left, draft, policy)
+        draft = _remove(node_at_risk, cap, snapshot, left, draft, state, policy)
     return draft
 
 
@@ -125,7 +126,13 @@ def _due(running: Sequence[_NodeAtRisk], left: int) -> list[_NodeAtRisk]:
 
 
 def _remove(
-    node_at_risk: _NodeAtRisk, cap: SpendCap, snapshot: SpendSnapshot, left: int, draft: Draft, policy: ScalingPolicy
+    node_at_risk: _NodeAtRisk,
+    cap: SpendCap,
+    snapshot: SpendSnapshot,
+    left: int,
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
 ) -> Draft:
     view = node_at_risk.view
     if node_at_risk.protection is not None:
@@ -138,6 +145,8 @@ def _remove(
             protection=node_at_risk.protection,
         )
         return draft.adding(deferred=[Deferred(step=_STEP, subject=f"node/{view.node_uid}", reason=crossed)])
+    if view.node_uid is not None and (tripped := brake.held_by(view, draft, state, policy)) is not None:
+        return brake.held(draft, _STEP, f"node/{view.node_uid}", tripped)
     reason = SpendExhausted(
         owner=cap.owner,
         period=cap.period,
@@ -149,7 +158,8 @@ def _remove(
         draft.free_capacity.remove(bin_key(view))
     if view.node_uid is not None:
         deadline_at = draft.as_of + timedelta(seconds=policy.drain_seconds_max)
-        return draft.adding(removals=[draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)])
+        drain = draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)
+        return draft.adding(removals=[brake.marked(drain, view, draft)])
     if view.provider_id is None or view.action_id is None:
         return draft  # launching: released once there is an instance
     release = ReleaseInstance(

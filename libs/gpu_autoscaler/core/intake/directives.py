@@ -19,7 +19,7 @@ from gpu_autoscaler.events.policy import (
     PolicyDirectiveLifted,
     PolicyDocumentsAccepted,
 )
-from gpu_autoscaler.model.directives import Freeze, Override, PausePool
+from gpu_autoscaler.model.directives import BRAKE, Freeze, Override, PausePool
 from gpu_autoscaler.model.gpu import GPU_MODELS
 from gpu_autoscaler.model.jobs import Violation
 
@@ -28,6 +28,8 @@ UNTIL_MAX = timedelta(days=30)
 REASON_LENGTH_MAX = 500
 # Project default. It bounds the state.
 DIRECTIVES_COUNT_MAX = 256
+# One trip is in force at a time; the others are kept for facts that arrive again.
+BRAKE_RELEASES_COUNT_MAX = 16
 _COUNT_MAX = 1_000_000
 
 
@@ -132,6 +134,8 @@ def fold_directive(batch: Batch, fact: PolicyFact) -> None:
             if (known is None or fact.given_at > known.given.given_at) and not violations_of(fact):
                 records.set(key, DirectiveRecord(given=fact))
                 _limit_count(batch)
+        case PolicyDirectiveLifted() if fact.key == BRAKE:
+            _fold_release(batch, fact)
         case PolicyDirectiveLifted():
             known = records.get(fact.key)
             if known is not None and known.lifted is None and fact.lifted_at >= known.given.given_at:
@@ -147,6 +151,16 @@ def fold_directive(batch: Batch, fact: PolicyFact) -> None:
     newest = batch.newest.get("policy")
     if newest is not None:
         batch.directives.forget(lambda record: is_past_retention(_ended_at(record), newest))
+
+
+def _fold_release(batch: Batch, fact: PolicyDirectiveLifted) -> None:
+    """Keep by whom each trip of the brake was ended: the first one counts, in any order and whatever the clocks."""
+    releases = batch.brake_releases
+    if fact.tripped_at is None or releases.get(fact.tripped_at.isoformat()) is not None:
+        return
+    releases.set(fact.tripped_at.isoformat(), fact)
+    if len(releases.now) > BRAKE_RELEASES_COUNT_MAX:
+        releases.remove(min(releases.now))
 
 
 def _limit_count(batch: Batch) -> None:

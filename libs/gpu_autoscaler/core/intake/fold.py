@@ -526,9 +526,7 @@ class _Folding:
             case scaling.ScalingPlanMade():
                 self._plan_made(fact, sequence)
             case scaling.ScalingDecisionsRestored():
-                self._batch.restored_at = self._batch.restored_at or fact.restored_at
-                for past in fact.past:
-                    self._decided(past.decision, past.plan_id, past.planned_at)
+                self._restored(fact)
             case scaling.ScalingOrderResynced() | scaling.ScalingDrainResynced():
                 self._resynced(fact)
             case scaling.ScalingNodeOrdered() | scaling.ScalingNodeLaunched() | scaling.ScalingLaunchRefused():
@@ -549,6 +547,13 @@ class _Folding:
             case _:
                 assert_never(fact)
 
+    def _restored(self, fact: scaling.ScalingDecisionsRestored) -> None:
+        self._batch.restored_at = self._batch.restored_at or fact.restored_at
+        if self._batch.last_plan_sequence == 0:
+            self._batch.brake = fact.brake
+        for past in fact.past:
+            self._decided(past.decision, past.plan_id, past.planned_at)
+
     def _order(self, action_id: ActionId, plan_id: PlanId) -> OrderRecord:
         return self._batch.orders.get(action_id) or OrderRecord(action_id=action_id, plan_id=plan_id)
 
@@ -559,6 +564,7 @@ class _Folding:
         if sequence > self._batch.last_plan_sequence:
             self._batch.last_plan_sequence = sequence
             self._batch.last_plan_at = fact.plan.as_of
+            self._batch.brake = fact.plan.brake
         fold_rejections(self._batch, fact.plan)
         for decision in fact.plan.decisions:
             self._decided(decision, fact.plan_id, fact.plan.as_of)
@@ -597,7 +603,8 @@ class _Folding:
             drain = self._drain(fact.action_id, fact.plan_id)
             for step in (fact.started, fact.drained):
                 drain = drain if step is None else apply_to_drain(drain, step)
-            self._batch.drains.set(fact.action_id, drain)
+            cancelled, terminated = drain.cancelled or fact.cancelled, drain.terminated or fact.terminated
+            self._batch.drains.set(fact.action_id, replace(drain, cancelled=cancelled, terminated=terminated))
             return
         order = self._order(fact.action_id, fact.plan_id)
         for order_step in (fact.ordered, fact.launched):

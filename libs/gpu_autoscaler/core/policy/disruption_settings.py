@@ -127,6 +127,40 @@ class DisruptionBudget(Scheduled, frozen=True, kw_only=True, forbid_unknown_fiel
         yield from super().violations()
 
 
+class BrakePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much may be removed by force in an hour for other causes than a cloud notice or a deletion by a user.
+
+    What would exceed a limit is held, and so is every later forced removal, until a person resumes.
+    """
+
+    is_on: Annotated[
+        bool, about("If true, forced removals beyond the limits wait for a person; false: no limits.", "#brake")
+    ] = True
+    nodes_ratio_max: Annotated[
+        Ratio,
+        about(
+            "Maximum share of the nodes, rounded up, that is removed by force within an hour; "
+            "1: no limit, 0: only nodes_ok_count.",
+            "Karpenter, Disruption, Node Auto Repair",
+        ),
+    ] = 0.2
+    nodes_ok_count: Annotated[
+        Count,
+        about(
+            "Up to this number, nodes are removed by force within an hour whatever their share.",
+            "cluster-autoscaler, FAQ, ok-total-unready-count",
+        ),
+    ] = 3
+    price_micro_usd_per_hour_max: Annotated[
+        MicroUsdPerHour,
+        about(
+            "Maximum price of all nodes that are removed by force within an hour; 0: none is. An unknown price counts "
+            "as the highest known one.",
+            "#brake",
+        ),
+    ] = 1_000_000_000
+
+
 class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causes of voluntary removal besides emptiness, and its pace."""
 
@@ -196,6 +230,9 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "project default, time to save a checkpoint",
         ),
     ] = 3600.0
+    brake: Annotated[
+        BrakePolicy, about("How much may be removed by force in an hour before a person has to resume.", "#brake")
+    ] = BrakePolicy()
     drain_retry_seconds: Annotated[
         Seconds,
         about(

@@ -24,6 +24,7 @@ _BATCHED_SOURCES = frozenset({DemandSource.PENDING_POD, DemandSource.QUEUED_JOB}
 _COST_TOLERANCE = 1.01
 # A plan is published at least this often, also an empty one: the parent of the next plan stays in its stream.
 PLAN_INTERVAL_MAX = timedelta(days=1)
+BRAKED_PLAN_INTERVAL_MAX = timedelta(minutes=10)  # each plan names the trip of the brake: no stream discards it
 _AGAIN_SECONDS_MIN = 0.05  # least time between two plans without an urgent fact
 
 

@@ -18,6 +18,7 @@ from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Rele
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.resources import Resources
 
 Version = tuple[int, int]  # (epoch, version), comparable
@@ -196,12 +197,14 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     # POLICY
     directives: Mapping[str, DirectiveRecord] = {}  # by key: the last one
     policy_changed: policy.PolicyChanged | None = None  # the last one
+    brake_releases: Mapping[str, policy.PolicyDirectiveLifted] = {}  # by the trip of the brake that they end
     policy_documents: policy.PolicyDocumentsAccepted | None = None  # the last ones, see `core/policy/documents.py`
     # SCALING
     orders: Mapping[ActionId, OrderRecord] = {}
     drains: Mapping[ActionId, DrainRecord] = {}
     gangs: Mapping[str, GangRecord] = {}  # by key of the gang: job/<id> or group/<namespace>/<name>
     rejections: Mapping[str, RejectionRecord] = {}  # by subject, see `model/decisions.py: rejection_subjects`
+    brake: BrakeTripped | None = None  # of the last plan; `core/state/forced_removals.py` reads it
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None
     demand_history: Mapping[str, DemandHistory] = {}  # by GPU model, or any

@@ -19,10 +19,11 @@ from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
-from gpu_autoscaler.events.policy import PolicyChanged, PolicyDocumentsAccepted
+from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.forecasts import Score
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid, ProviderId
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -226,12 +227,14 @@ class Batch:
     jobs: Table[JobId, records.JobRecord]
     reported_demand: Table[str, records.ReportedDemandRecord]
     directives: Table[str, records.DirectiveRecord]
+    brake_releases: Table[str, PolicyDirectiveLifted]
     policy_changed: PolicyChanged | None
     policy_documents: PolicyDocumentsAccepted | None
     orders: Table[ActionId, records.OrderRecord]
     drains: Table[ActionId, records.DrainRecord]
     gangs: Table[str, records.GangRecord]
     rejections: Table[str, records.RejectionRecord]
+    brake: BrakeTripped | None
     last_plan_sequence: int
     last_plan_at: datetime | None
     demand_history: Table[str, DemandHistory]

@@ -222,8 +222,42 @@ class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption
         return "Wait until a removal has finished, or raise disruption_ratio_max or removal.disruption_budgets."
 
 
+class BrakeTripped(Reason, frozen=True, kw_only=True, tag="brake_tripped"):
+    """The brake holds every removal by force: without it, more would have gone in an hour than the policy allows."""
+
+    tripped_at: Instant
+    node: str  # name of the first node that it held, else its order or instance
+    nodes_count: int  # removed by force within the hour before
+    nodes_count_max: int
+    price_micro_usd_per_hour: int | None  # of these and of the held node; None: unknown
+    price_micro_usd_per_hour_max: int
+    is_of_price: bool  # False: the limit of nodes tripped it
+
+    def sentence(self) -> str:
+        limit = price(self.price_micro_usd_per_hour_max)
+        if not self.is_of_price:
+            beyond = f"node {self.node} would have exceeded the limit of {counted(self.nodes_count_max, 'node')}"
+        elif self.price_micro_usd_per_hour is None:
+            beyond = f"with node {self.node}, whose price is unknown, the limit of {limit} may not be kept"
+        else:
+            beyond = f"with node {self.node} it would have been {price(self.price_micro_usd_per_hour)} (limit: {limit})"
+        gone = f"{counted(self.nodes_count, 'node')} {'was' if self.nodes_count == 1 else 'were'}"
+        return (
+            f"The brake has held every removal by force since {instant(self.tripped_at)}: within an hour "
+            f"{gone} removed by force, and {beyond}."
+        )
+
+    def remedy(self) -> str:
+        setting = "price_micro_usd_per_hour_max" if self.is_of_price else "nodes_ratio_max"
+        return (
+            f"Find out why these nodes were to be removed (gpu-autoscaler why node {self.node}), then run "
+            f"gpu-autoscaler resume brake; if it was intended, raise removal.brake.{setting} first."
+        )
+
+
 LimitReason = (
-    NodesLimit
+    BrakeTripped
+    | NodesLimit
     | GpusLimit
     | HourlyPriceLimit
     | SpendLimit

@@ -10,17 +10,19 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.directives import AnyDirective, Freeze, Override, PausePool
+from gpu_autoscaler.model.directives import BRAKE, AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.model.money import cost_micro_usd
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.actors.policies import Policies
@@ -236,3 +238,39 @@ class SpendLimitOperators:
         """Restore the limit, unless another was set since or the faults are over."""
         if number == self._count and not self._faults.is_over:
             self._policies.restore_spend_limit()
+
+
+# Operators who resume removals by force after the brake has tripped. They look before they do, and never forget it.
+
+RESUME_SECONDS = (120.0, 1200.0)
+RESUMED_KNOWN_SECONDS = 120.0  # until the scaler knows of it
+
+
+class ResumingOperators:
+    """Everybody who is called when the brake trips."""
+
+    def __init__(self, loop: VirtualLoop, bus: SimBus, rng: random.Random) -> None:
+        self._loop = loop
+        self._bus = bus
+        self._rng = rng
+        self._called: set[Instant] = set()  # trips that somebody attends to
+        bus.listen(self._on_fact)
+
+    def _on_fact(self, recorded: Recorded) -> None:
+        fact = recorded.fact
+        if isinstance(fact, ScalingPlanMade) and fact.plan.brake is not None:
+            tripped_at = fact.plan.brake.tripped_at
+            if tripped_at not in self._called:
+                self._called.add(tripped_at)
+                self._loop.call_later(self._rng.uniform(*RESUME_SECONDS), self._resume, tripped_at)
+
+    def _resume(self, tripped_at: Instant) -> None:
+        now = self._loop.now()
+        resumed = PolicyDirectiveLifted(key=BRAKE, lifted_by="bo", lifted_at=now, tripped_at=tripped_at)
+        name = FactId(derive_id("resume", tripped_at.isoformat(), now.isoformat()))
+        try:
+            self._bus.publish(Envelope(id=name, source="/gateway", time=now, fact=resumed))
+        except TransientError:  # the gateway reports the error, and the operator tries again
+            self._called.discard(tripped_at)
+        # A resume may be lost with its stream.
+        self._loop.call_later(RESUMED_KNOWN_SECONDS, self._called.discard, tripped_at)

@@ -1,6 +1,7 @@
 """Invariants that are checked at every step of a run, and at its end."""
 
 # Names of the invariants, as reports and `found_by.json` have them.
+BRAKE_HOLDS = "the brake limits removals by force"
 BUSY_JOBS_KEPT = "no busy job is canceled as idle"
 DIRECTIVES_OBEYED = "directives are obeyed"
 FOREIGN_NODES_UNTOUCHED = "foreign nodes are untouched"

@@ -39,6 +39,7 @@ from gpu_autoscaler.sim.invariants import (
     ONE_LAUNCH,
     ONE_PLAN,
 )
+from gpu_autoscaler.sim.invariants.brake import BrakeInvariant
 from gpu_autoscaler.sim.invariants.directives import DirectivesInvariant
 from gpu_autoscaler.sim.invariants.disruption import (
     DisruptionBudgetsInvariant,
@@ -109,7 +110,9 @@ class InvariantMonitor:
         self._voluntarily_drained: set[str] = set()  # names of nodes that were drained voluntarily
         self._duplicate_purchases = DuplicatePurchasesInvariant(workloads, cloud, policies, jobs, self.report)
         self._limits = LimitsInvariant(cloud, policies, self.report)
+        self._brake = BrakeInvariant(cloud, policies, self.report)
         self._spend = SpendInvariant(loop, cloud, workloads.cluster, policies, jobs, self.report, calm_since=calm_since)
+        self._spend.is_braked = lambda: self._brake.is_tripped
         self._removal_pace = RemovalPaceInvariant(cloud, policies, self.report)
         self._disruption_budgets = DisruptionBudgetsInvariant(workloads, cloud, self.report)
         self._gangs = GangsInvariant(jobs, cloud, self.report)
@@ -122,6 +125,7 @@ class InvariantMonitor:
         self._withdrawn_notices = WithdrawnNoticesInvariant(loop, cloud, self.report, calm_since=calm_since)
         self._notices_received = NoticesReceivedInvariant(workloads, cloud, self.report, self._was_calm_on_notice_path)
         self.lost_listeners += [
+            self._brake.streams_lost,
             self._directives.streams_lost,
             self._refused_offers.streams_lost,
             self._stale_data.streams_lost,
@@ -317,6 +321,7 @@ class InvariantMonitor:
 
     def on_fact(self, recorded: Recorded) -> None:
         """A fact was stored."""
+        self._brake.on_fact(recorded)
         self._directives.on_fact(recorded)
         self._refused_offers.on_fact(recorded)
         self._stale_data.on_fact(recorded)

@@ -1,5 +1,5 @@
 """Invariants of spend: no purchase exceeds a daily or monthly limit of the simulated invoice; running nodes exceed a
-hard limit only for protected work or during faults; a job ends when its job budget is spent.
+hard limit only for protected work, during faults or while the brake holds; a job ends when its job budget is spent.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +76,7 @@ class SpendInvariant:
         self._jobs = jobs
         self._report = report
         self._calm_since = calm_since
+        self.is_braked: Callable[[], bool] = lambda: False  # removals by force wait for a person
         self._excused_at: dict[str, float] = {}  # by owner: when exceeding its limit was last excused
         self._drained_at: dict[str, datetime] = {}  # by node name: when it was drained to enforce a limit
         self._machines: dict[ActionId, Machine] = {}
@@ -156,7 +157,7 @@ class SpendInvariant:
         for cap in caps(self._policies.now):
             machines = [machine for machine in self._cloud.machines if machine.is_alive and self._is_of(cap, machine)]
             is_protected = any(self._is_protected(pod) for machine in machines for pod in self._cloud.pods_on(machine))
-            if is_protected or self._policies.now.is_frozen:
+            if is_protected or self._is_held():
                 self._excused_at[cap.owner] = now
             since = max(self._excused_at.get(cap.owner, 0.0), self._calm_since())
             if not cap.is_hard:
@@ -170,6 +171,10 @@ class SpendInvariant:
                 return
         self._loop.call_later(CHECK_SECONDS, self._look)
 
+    def _is_held(self) -> bool:
+        """True while no node is removed to enforce a limit, by a freeze or by the brake."""
+        return self._policies.now.is_frozen or self.is_braked()
+
     def _note_lowered(self) -> None:
         """A tightened limit may already be exceeded by earlier purchases."""
         now = {cap[:2]: cap for cap in caps(self._policies.now)}
@@ -181,7 +186,7 @@ class SpendInvariant:
 
     def _overrunning_machine(self, cap: Cap, machines: list[Machine]) -> Machine | None:
         """Return an unprotected node that still accepts pods long after a lowered limit was exceeded."""
-        is_passed = not self._policies.now.is_frozen and self._bill(cap) > cap.micro_usd_max
+        is_passed = not self._is_held() and self._bill(cap) > cap.micro_usd_max
         free = [machine for machine in machines if self._is_removable(machine)] if is_passed else []
         known = self._open_since.get(cap[:2], {})
         now = self._loop.time()

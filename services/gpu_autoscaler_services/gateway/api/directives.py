@@ -10,9 +10,11 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.core.intake.directives import active_facts, violations_of
+from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
-from gpu_autoscaler.model.directives import AnyDirective
+from gpu_autoscaler.model.directives import BRAKE, PERMANENT, AnyDirective
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.auth import CALLER
@@ -59,13 +61,13 @@ async def give_directive_handler(request: web.Request) -> web.Response:
 
 
 async def list_directives_handler(request: web.Request) -> web.Response:
-    """List active directives: who set each, why, and until when."""
+    """List active directives: who set each, why, and until when; also the brake, while it holds forced removals."""
     model = request.app[READ_MODEL]
     return answer(request, schema.DirectiveList(as_of=model.clock.now(), items=active_directives(model)))
 
 
 async def lift_directive_handler(request: web.Request) -> web.Response:
-    """End a directive early."""
+    """End a directive early. The key `brake` resumes forced removals after the brake has tripped."""
     model, query = request.app[READ_MODEL], read_query(request, LiftQuery)
     key = request.match_info["key"]
     directives = {directive.key: directive for directive in active_directives(model)}
@@ -73,14 +75,34 @@ async def lift_directive_handler(request: web.Request) -> web.Response:
         active = f"active: {', '.join(directives)}" if directives else "there are none"
         raise Problem(HTTPStatus.NOT_FOUND, f"no active directive {key!r}; {active}")
     lifted_by = request.get(CALLER) or query.lifted_by.strip() or LOCAL_USER
-    fact = PolicyDirectiveLifted(key=key, lifted_by=lifted_by, lifted_at=model.clock.now(), reason=query.reason)
+    fact = PolicyDirectiveLifted(
+        key=key,
+        lifted_by=lifted_by,
+        lifted_at=model.clock.now(),
+        reason=query.reason,
+        tripped_at=directives[key].given_at if key == BRAKE else None,
+    )
     await model.publish(fact)
     return answer(request, directives[key], status=HTTPStatus.ACCEPTED)
 
 
 def active_directives(model: ReadModel) -> tuple[schema.Directive, ...]:
-    """Return active directives, ordered by key."""
-    return tuple(directive_of(fact) for fact in active_facts(model.view.state.directives.values(), model.clock.now()))
+    """Return the trip of the brake, then active directives, ordered by key."""
+    state = model.view.state
+    given = tuple(directive_of(fact) for fact in active_facts(state.directives.values(), model.clock.now()))
+    brake = tripped_brake(state)
+    return given if brake is None else (_brake(brake), *given)
+
+
+def _brake(trip: BrakeTripped) -> schema.Directive:
+    return schema.Directive(
+        key=BRAKE,
+        directive={"directive": BRAKE},
+        reason=f"{trip.sentence()} {trip.remedy()}",
+        given_by="the scaler",
+        given_at=trip.tripped_at,
+        until=PERMANENT,
+    )
 
 
 def directive_of(given: PolicyDirectiveGiven) -> schema.Directive:

@@ -64,12 +64,18 @@ export function directives(items, now) {
       {},
       h("span", { class: "chip boot" }, row.directive.directive),
       h("span", {}, h("b", {}, describeDirective(row.directive)), ` by ${row.given_by}: ${row.reason}`),
-      h("span", { class: "note" }, `${duration((new Date(row.until) - now) / 1000)} left, until ${shortTime(row.until)}`),
+      h("span", { class: "note" }, timeLeft(row, now)),
     ),
   );
 }
 
+function timeLeft(row, now) {
+  if (row.key === "brake") return `since ${shortTime(row.given_at)}, until resumed`;
+  return `${duration((new Date(row.until) - now) / 1000)} left, until ${shortTime(row.until)}`;
+}
+
 function describeDirective(directive) {
+  if (directive.directive === "brake") return "Removals by force held";
   if (directive.directive === "freeze") return "Purchases and voluntary removals suspended";
   if (directive.directive === "pause") return `Pool ${directive.pool} paused`;
   const bounds = [["node", directive.nodes_count_min, directive.nodes_count_max], ["GPU", directive.gpu_count_min, directive.gpu_count_max]]
