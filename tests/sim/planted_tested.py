@@ -8,11 +8,42 @@ _CORE = "libs/gpu_autoscaler/core"
 _COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
 _METRICS = "tests/unit/runtime/test_metrics.py"
+_BRAKE = "tests/unit/core/disruption/test_brake.py"
 _SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
 _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 
 # By the test that finds it.
 TESTED: Mapping[str, Planted] = {
+    "tests/sim/test_brake.py": Planted(
+        "the brake never trips",
+        5,
+        f"{_CORE}/disruption/brake.py",
+        "    if is_within_nodes and price is not None and price <= price_max:\n",
+        "    if is_within_nodes or price is not None:\n",
+        also=((f"{_CORE}/check/brake_rules.py", "    if not rules.is_on:\n", "    if rules.is_on:\n"),),
+    ),
+    f"{_BRAKE}::test_the_brake_holds_after_its_hour": Planted(
+        "a tripped brake is forgotten",
+        5,
+        f"{_CORE}/intake/fold.py",
+        "            self._batch.brake = fact.plan.brake\n",
+        "            self._batch.brake = None\n",
+    ),
+    f"{_BRAKE}::test_removals_leave_the_count_after_an_hour": Planted(
+        "removals of earlier plans do not count for the brake",
+        5,
+        f"{_CORE}/state/forced_removals.py",
+        "WINDOW = timedelta(hours=1)\n",
+        "WINDOW = timedelta(seconds=1)\n",
+        also=((f"{_CORE}/check/brake_rules.py", "_HOUR = timedelta(hours=1)\n", "_HOUR = timedelta(seconds=1)\n"),),
+    ),
+    "tests/services/scaler/test_service_brake.py::test_a_lost_stream_does_not_release_the_brake": Planted(
+        "the loss of a stream releases the brake",
+        5,
+        "services/gpu_autoscaler_services/scaler/recovery.py",
+        ", brake=newest[0].fact.plan.brake)\n",
+        ")\n",
+    ),
     f"{_SPEND}::test_nothing_is_forced_while_the_ledger_is_behind": Planted(
         "a hard limit is enforced on a doubtful ledger",
         5,

@@ -38,10 +38,10 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("notices", "offers", "rebalance_recommended_at"), "SPOT"),
     "jobs": "JOB",
     "reported_demand": "DEMAND",
-    **dict.fromkeys(("directives", "policy_changed", "policy_documents"), "POLICY"),
+    **dict.fromkeys(("directives", "brake_releases", "policy_changed", "policy_documents"), "POLICY"),
     **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_reported_at"), "COST"),
     **dict.fromkeys(("orders", "drains", "gangs", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
-    **dict.fromkeys(("demand_history", "forecast_scores", "rejections"), "SCALING"),
+    **dict.fromkeys(("demand_history", "forecast_scores", "rejections", "brake"), "SCALING"),
 }
 
 
