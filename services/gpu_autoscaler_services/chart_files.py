@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
-from gpu_autoscaler.bus.permissions import password_variable
+from gpu_autoscaler.bus.permissions import CALLOUT_SECONDS_MAX, password_variable
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.contracts.schemas import to_yaml
 from gpu_autoscaler.providers.registry import PROVIDERS
+from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import specs
 
@@ -17,6 +18,8 @@ def chart_files() -> dict[str, str]:
         "providers": sorted(PROVIDERS),
         "broker": {
             "payloadBytesMax": SERVER_PAYLOAD_BYTES_MAX,
+            "calloutSeconds": CALLOUT_SECONDS_MAX,
+            "tokenAudience": AUDIENCE,
             "passwordVariables": {user: password_variable(user) for user in users()},
         },
         "rights": {

@@ -8,20 +8,24 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_autoscaler.bus.nats.auth_callout import Issuer, new_issuer_seed
 from gpu_autoscaler.bus.permissions import (
     OPERATOR,
     Permissions,
     of_ingress,
     of_migrator,
     of_reader,
+    of_requester,
     of_service,
     password_variable,
     server_text,
 )
+from gpu_autoscaler.cloudmeta.reports import ALL_REPORTS, WATCHER_INBOXES
 from gpu_autoscaler.events.ingress import REQUESTS
 from gpu_autoscaler.runtime.service import consumers_of
 from gpu_autoscaler_services.registry import specs
 
+NODE_WATCHER = "node_watcher"  # on each node, without the auth callout: reports of any instance, and nothing else
 CLIENT = "client"  # submits and cancels jobs, reports demand
 READER = "reader"  # read-only: `events`, `replay`, dashboards
 MIGRATOR = "migrator"  # changes streams and consumers: `gpu-autoscaler migrate`
@@ -41,12 +45,14 @@ def users() -> Mapping[str, Permissions]:
             consumers=consumers_of(spec.service),
             others=durables,
             reads=spec.reads,
+            answers=spec.answers,
             has_lease=spec.has_lease,
         )
         for spec in specs()
     }
     return {
         **ours,
+        NODE_WATCHER: of_requester(ALL_REPORTS, inbox=WATCHER_INBOXES),
         CLIENT: of_ingress(REQUESTS),
         READER: of_reader(durables, command=COMMAND),
         MIGRATOR: of_migrator(MIGRATOR, durables),
@@ -54,9 +60,9 @@ def users() -> Mapping[str, Permissions]:
     }
 
 
-def users_file() -> str:
-    """Return the text of `deploy/nats/users.conf`."""
-    return _HEADER + server_text(users())
+def users_file(*, callout_issuer: str | None = None) -> str:
+    """Return the text of `deploy/nats/users.conf`, or that of a broker with the auth callout."""
+    return _HEADER + server_text(users(), callout_issuer=callout_issuer)
 
 
 def fresh_passwords() -> dict[str, str]:
@@ -66,17 +72,27 @@ def fresh_passwords() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the server's configuration, or with `--secrets FILE` a file of new passwords if it does not exist."""
-    if sys.argv[1:2] != ["--secrets"]:
+    """Write the server's configuration.
+
+    With `--secrets FILE`, write new passwords to a file; with `--issuer FILE`, write the seed of a new issuer of the
+    auth callout, and print its public key. A file that exists is kept.
+    """
+    option = sys.argv[1] if len(sys.argv) > 1 else ""
+    if option not in ("--secrets", "--issuer"):
         sys.stdout.write(users_file())
         return 0
     path = Path(sys.argv[2])
-    values = {"GPU_AUTOSCALER_TOKEN": secrets.token_hex(16), **fresh_passwords()}
     try:
         path.touch(mode=0o600, exist_ok=False)
     except FileExistsError:
         sys.stderr.write(f"secrets not written: {path} exists; delete it to create new ones\n")
         return 1
+    if option == "--issuer":
+        seed = new_issuer_seed()
+        path.write_text(seed, encoding="utf-8")
+        sys.stdout.write(f"{Issuer(seed).public_key}\n")
+        return 0
+    values = {"GPU_AUTOSCALER_TOKEN": secrets.token_hex(16), **fresh_passwords()}
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
     return 0
 

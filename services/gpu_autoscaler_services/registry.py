@@ -10,6 +10,7 @@ NAMES = (
     "pod_watcher",  # the state of Kubernetes: pods, nodes, disruption budgets, jobs
     "dcgm_ingest",  # GPU telemetry
     "spot_watcher",  # offers, prices and interruption notices of the cloud
+    "node_gateway",  # the entry point for the watchers on nodes
     "scheduler",  # which jobs are admitted, and when each may start
     "scaler",  # plans the cluster's size; its executor orders, drains and terminates nodes
     "shadow",  # plans under another policy and acts on nothing

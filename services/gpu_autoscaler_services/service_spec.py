@@ -47,7 +47,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None  # `sensing.role`
     uses: tuple[Adapter, ...] = ()  # as the chart configures it
     chart_replicas: int | None = None  # the default; None: always one
-    condition: Literal["always", "shadow_policy", "real_cluster"] = "always"  # when the launcher starts it
+    # When the launcher starts it; `node_watchers`: never, because only the chart runs a watcher on each node.
+    condition: Literal["always", "shadow_policy", "real_cluster", "node_watchers"] = "always"
     is_observer: bool = False  # also started by `gpu-autoscaler observe`, which changes nothing
 
 
@@ -62,6 +63,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     rights_with_limits: tuple[Right, ...] = ()
     has_lease: bool = False
     reads: tuple[str, ...] = ()  # streams that it reads besides its consumers
+    answers: tuple[str, ...] = ()  # subjects of requests that it answers
 
     @property
     def name(self) -> str:

@@ -56,7 +56,7 @@ async def migrator_link(settings: Settings, name: str) -> AsyncIterator[NatsLink
     """Connect to the broker to change its streams and consumers."""
     nats = settings.nats
     credentials = None if nats.credentials_path is None else Path(nats.credentials_path)
-    link = await open_link(_servers(nats), name=name, timeouts=Timeouts(), credentials=credentials)
+    link = await open_link(broker_addresses(nats), name=name, timeouts=Timeouts(), credentials=credentials)
     try:
         yield link
     finally:
@@ -68,20 +68,21 @@ def declared_streams(nats: NatsSettings) -> tuple[StreamSpec, ...]:
     return streams(stream_limits(nats.stream_limits), nats.replicas_count)
 
 
+def broker_addresses(nats: NatsSettings) -> list[str]:
+    """Return the addresses of the broker's servers."""
+    return [url.strip() for url in nats.url.split(",")]
+
+
 async def _connected(
     nats: NatsSettings, *, name: str, consumers: tuple[ConsumerSpec, ...], on_closed: Callable[[], None] | None = None
 ) -> NatsBus:
     return await NatsBus.connect(
-        _servers(nats),
+        broker_addresses(nats),
         name=name,
         declared=BusDeclaration(streams=declared_streams(nats), consumers=consumers, buckets=BUCKETS),
         credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
         on_closed=on_closed,
     )
-
-
-def _servers(nats: NatsSettings) -> list[str]:
-    return [url.strip() for url in nats.url.split(",")]
 
 
 async def open_kube(

@@ -55,7 +55,10 @@ CASES: Mapping[str, Case] = {
     "GpuAutoscalerBrakeTripped": Case(
         fires={f"gpu_autoscaler_brake_tripped{{{_A}}}": "0x10 1x15"},
         # Somebody resumes; a former leader does not export it any more.
-        silent=({f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 0x15"}, {f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 _x15"}),
+        silent=(
+            {f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 0x15"},
+            {f"gpu_autoscaler_brake_tripped{{{_A}}}": "1x10 _x15"},
+        ),
         labels={"pod": "controller-a"},
     ),
     "GpuAutoscalerPlansStale": Case(

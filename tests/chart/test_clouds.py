@@ -35,8 +35,9 @@ def test_gcp_values_become_settings() -> None:
 def test_aws_spot_values_become_settings(tmp_path: Path) -> None:
     """Price ceilings by type, the advisor file with its date, and placement scores."""
     found = rendered("aws")
-    told = {name: settings.aws for name, _, settings in processes(found) if settings.provider.name == "aws"}
-    assert "gpu-autoscaler-controller" in told
+    callers = {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher"}
+    told = {name: settings.aws for name, _, settings in processes(found) if name in callers}
+    assert told.keys() == callers
     for one in told.values():
         validate_options(one)
         assert (one.spot_ceilings, one.placement_score_count) == (("g5.*=0.6", "p5.48xlarge=40"), 8)

@@ -16,7 +16,8 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
-from gpu_autoscaler_services.permissions import users
+from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
+from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import services
 
 SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
@@ -72,16 +73,21 @@ def test_every_service_starts_with_these_settings(values: str) -> None:
     for name, pod, settings in processes(found):
         service = pod["containers"][0]["command"][3]
         seen.add(service)
-        assert f"://{service}:" in settings.nats.url, name
-        assert f".{service}@" in settings.nats.url, "a password of another's"
+        user = "node_watcher" if settings.sensing.role == "node" else service
+        if settings.nats.token_path is None:
+            assert f"://{user}:" in settings.nats.url, name
+            assert f".{user}@" in settings.nats.url, "a password of another's"
+        else:
+            assert "@" not in settings.nats.url
         account = pod["serviceAccountName"]
         assert account in of_kind(found, "ServiceAccount")
         uses_kube = settings.kube.is_in_cluster
         assert pod["automountServiceAccountToken"] is uses_kube, name
         assert settings.kube.is_lease_mirrored == (service == "scaler" and uses_kube)
     without = {
-        "simulated": {"shadow", "announcer", "policy_watcher"},
-        "outside": {"shadow"},
+        "simulated": {"shadow", "announcer", "policy_watcher", "node_gateway"},
+        "cluster": {"node_gateway"},  # a simulated cloud serves the metadata of its nodes in one place
+        "outside": {"shadow", "node_gateway"},
         "aws": {"shadow"},
         "karpenter": {"shadow"},
     }.get(values, set())
@@ -143,7 +149,8 @@ def test_aws_settings_reach_the_driver() -> None:
     """Only in processes that call AWS; notices are watched on each of our nodes with hostNetwork."""
     found = rendered("aws")
     told = {name: settings for name, _, settings in processes(found) if settings.provider.name == "aws"}
-    assert set(told) == {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher"}
+    reading = "gpu-autoscaler-spot-watcher-notices"  # its metadata, without an account of the cloud
+    assert set(told) == {"gpu-autoscaler-controller", "gpu-autoscaler-spot-watcher", reading}
     aws = told["gpu-autoscaler-controller"].aws
     assert (aws.region, aws.launch_template, aws.subnets) == ("us-west-2", "gpu-nodes", ("subnet-1", "subnet-2"))
     assert aws.instance_types == ("g5.*", "p5.48xlarge")
@@ -163,6 +170,58 @@ def test_aws_settings_reach_the_driver() -> None:
     assert (settings.http.host, settings.http.port) == ("192.0.2.7", 18081)
     roles = {account["metadata"].get("annotations") is None for account in of_kind(found, "ServiceAccount").values()}
     assert roles == {True, False}
+
+
+def test_node_watchers_log_in_with_tokens_of_their_own_account() -> None:
+    """The token is for the broker alone; only the gateway has the seed, and the server has the public key."""
+    found = rendered("aws")
+    by_name = {name.removeprefix("gpu-autoscaler-"): (pod, settings) for name, pod, settings in processes(found)}
+    pod, settings = by_name["spot-watcher-notices"]
+    (token,) = [volume["projected"] for volume in pod["volumes"] if volume["name"] == "token"]
+    (source,) = token["sources"]
+    assert source["serviceAccountToken"]["audience"] == AUDIENCE
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert settings.nats.token_path == f"{mounts['token']}/{source['serviceAccountToken']['path']}"
+    assert "NATS_PASSWORD" not in environment(pod["containers"][0])
+    gateway, told = by_name["node-gateway"]
+    assert told.nats.node_account == f"system:serviceaccount:{NAMESPACE}:{pod['serviceAccountName']}"
+    assert of_kind(found, "Deployment")["gpu-autoscaler-node-gateway"]["spec"]["replicas"] == 2
+    holders = [name for name, (one, _) in by_name.items() if "nats-issuer" in json.dumps(one["volumes"])]
+    assert holders == ["node-gateway"]
+    assert told.nats.issuer_seed_path is not None
+    assert "seed" in gateway["volumes"][-1]["secret"]["items"][0]["key"]
+    accounts = {binding["subjects"][0]["name"] for binding in of_kind(found, "ClusterRoleBinding").values()}
+    assert pod["serviceAccountName"] not in accounts
+    config = of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"]["users.conf"].strip()
+    issuer = re.search("issuer: (A[A-Z2-7]+)", config)
+    assert issuer is not None
+    assert config == users_file(callout_issuer=issuer[1]).strip()
+
+
+def test_without_the_auth_callout_node_watchers_share_a_password() -> None:
+    """The gateway has no rights on the cluster then."""
+    found = rendered("karpenter")
+    settings = {name: one for name, _, one in processes(found)}
+    assert settings["gpu-autoscaler-node-gateway"].nats.issuer_seed_path is None
+    assert not settings["gpu-autoscaler-node-gateway"].kube.is_in_cluster
+    assert "gpu-autoscaler-node-gateway" not in of_kind(found, "ClusterRole")
+    assert "auth_callout" not in json.dumps(of_kind(found, "ConfigMap")["gpu-autoscaler-nats"])
+
+
+CLOUDS = {
+    "aws": ("aws.region=eu-west-1",),
+    "gcp": ("gcp.projectID=p", "gcp.instanceGroups.a=europe-west4-a/g"),
+    "azure": ("azure.subscriptionID=s", "azure.resourceGroup=g", "azure.region=westeurope", "azure.vmScaleSets.a=v"),
+}
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_node_watchers_read_the_metadata_of_their_cloud(cloud: str) -> None:
+    """Each cloud's service has addresses and documents of its own."""
+    chosen = (f"provider={cloud}", "spot.enabled=true", *CLOUDS[cloud])
+    found = rendered("outside", *(f"autoscaling.{value}" for value in chosen))
+    (settings,) = [one for name, _, one in processes(found) if name.endswith("-notices")]
+    assert (settings.sensing.role, settings.provider.name) == ("node", cloud)
 
 
 def test_karpenter_permissions_are_minimal(tmp_path: Path) -> None:
@@ -293,6 +352,8 @@ REFUSED = {
     "nats.enabled=false": "nats.external.servers: required",
     "nats.replicas=2": "/nats/replicas",
     "nats.streamLimits.NODE=1GB": "/nats/streamLimits/NODE",
+    "nats.authCallout.enabled=true": "nats.authCallout: issuer and seedSecret are required",
+    "nats.authCallout.issuer=SAJAC": "/nats/authCallout/issuer",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
     "services.planner.replicas=1": "additional properties 'planner' not allowed",
 }

@@ -16,6 +16,7 @@ from gpu_autoscaler.events.fact import Fact
 
 _API = "$JS.API"
 _FACT_STREAMS = frozenset(fact.stream() for fact in FACTS)
+CALLOUT_SECONDS_MAX = 5  # how long the server waits for the answer of an auth callout
 STOCK_INBOXES = "_INBOX.>"  # the default inbox prefix of client libraries
 
 
@@ -25,6 +26,7 @@ class Permissions(msgspec.Struct, frozen=True, kw_only=True):
     publish: tuple[str, ...]
     publish_denied: tuple[str, ...] = ()
     subscribe: tuple[str, ...]
+    may_answer: bool = False  # each received request once, wherever its reply is expected
 
 
 def of_service(
@@ -35,12 +37,13 @@ def of_service(
     consumers: Collection[ConsumerSpec],
     others: Iterable[ConsumerSpec],
     reads: Collection[str] = (),
+    answers: Iterable[str] = (),
     has_lease: bool = False,
 ) -> Permissions:
     """Return the permissions of a service's process.
 
     `consumers`: those of its process. `others`: those of all services; it must not use any that is not its own.
-    `reads`: streams that it reads besides those of its facts.
+    `reads`: streams that it reads besides those of its facts. `answers`: subjects of requests that it answers.
     """
     own = tuple(consumers)
     read = {*_streams(folds), *reads, DEAD}
@@ -63,8 +66,14 @@ def of_service(
             (f"_INBOX_{name}.>",),  # to itself, to verify a connection
         ),
         publish_denied=_sorted(chain.from_iterable(map(_all_of_consumer, foreign)), map(_delete_consumer, own)),
-        subscribe=(f"_INBOX_{name}.>",),
+        subscribe=(f"_INBOX_{name}.>", *answers),
+        may_answer=bool(answers),
     )
+
+
+def of_requester(subject: str, *, inbox: str) -> Permissions:
+    """Return the permissions of a client that sends requests and receives their answers, nothing else."""
+    return Permissions(publish=(subject,), subscribe=(f"{inbox}.>",))
 
 
 def of_ingress(published: Iterable[type[Fact]]) -> Permissions:
@@ -157,12 +166,17 @@ def password_variable(user: str) -> str:
     return f"NATS_PASSWORD_{user.upper()}"
 
 
-def server_text(users: Mapping[str, Permissions]) -> str:
+def server_text(users: Mapping[str, Permissions], *, callout_issuer: str | None = None) -> str:
     """Return the server's configuration of these users; passwords come from its environment.
 
+    `callout_issuer`: whoever is none of these users is let in, or not, by the auth callout that signs with this key.
     Source: NATS documentation, "Authorization" and "Server Config", section "Variables" (read 2026-11-21).
     """
-    lines = ["authorization {", "  users = ["]
+    lines = ["authorization {"]
+    if callout_issuer is not None:
+        lines.append(f"  timeout: {CALLOUT_SECONDS_MAX}")
+        lines.append(f"  auth_callout {{issuer: {callout_issuer}, auth_users: [{', '.join(sorted(users))}]}}")
+    lines.append("  users = [")
     for user, permissions in users.items():
         lines += [
             "    {",
@@ -171,6 +185,7 @@ def server_text(users: Mapping[str, Permissions]) -> str:
             "      permissions: {",
             f"        publish: {{allow: {_listed(permissions.publish)}{_denied(permissions.publish_denied)}}}",
             f"        subscribe: {{allow: {_listed(permissions.subscribe)}}}",
+            *(["        allow_responses: true"] if permissions.may_answer else []),
             "      }",
             "    }",
         ]

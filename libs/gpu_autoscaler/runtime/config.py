@@ -41,6 +41,12 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     url: str = "nats://127.0.0.1:4222"  # comma-separated for a cluster
     credentials_path: str | None = None  # a .creds file; None: no authentication
+    # Of the spot watcher in role node: the service-account token to connect with; None: the password in `url`.
+    token_path: str | None = None
+    # Of the node gateway: the seed of the key that signs logins of node watchers, and the Kubernetes user name of their
+    # account. None: no auth callout, node watchers share a password.
+    issuer_seed_path: str | None = None
+    node_account: str | None = None
     replicas_count: Annotated[int, Meta(ge=1, le=5)] = 1  # copies of each stream; 3 on a cluster of three
     # Sizes and ages of streams other than the declared ones (docs/operations.md): "NODE=1GiB/14d". The same in every
     # process; on a broker that has the streams already, `gpu-autoscaler migrate` applies them.

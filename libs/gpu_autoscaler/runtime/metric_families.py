@@ -20,6 +20,8 @@ LABELS = frozenset(
 )  # fmt: skip
 
 FACT_OUTCOMES = ("done", "redelivered", "retried", "stale", "set_aside", "bug")
+NODE_REPORT_OUTCOMES = ("published", "known", "refused", "replaced", "dropped")
+NODE_LOGIN_OUTCOMES = ("accepted", "refused", "failed", "dropped")
 TICK_OUTCOMES = ("done", "stale", "retried", "bug")
 LOOP_RESTART_CAUSES = ("interrupted", "stalled", "bug")
 SNAPSHOT_OUTCOMES = ("saved", "not_saved", "restored")
@@ -64,16 +66,16 @@ REFUSAL_CODES = (
 # Services by what they do, as their classes and specs declare it (tests/tidy/test_metrics.py compares them).
 EVERY = ("*",)
 CONSUMING = ("scheduler", "scaler", "cost_tracker")
-FOLDING = (
+TICKING = (
     "dcgm_ingest", "spot_watcher", "scheduler", "scaler", "shadow", "policy_watcher", "announcer", "cost_tracker",
     "gateway",
 )  # fmt: skip
+FOLDING = (*TICKING, "node_gateway")
 PUBLISHING = (
-    "pod_watcher", "dcgm_ingest", "spot_watcher", "scheduler", "scaler", "shadow", "policy_watcher", "cost_tracker",
-    "gateway",
+    "pod_watcher", "dcgm_ingest", "spot_watcher", "node_gateway", "scheduler", "scaler", "shadow", "policy_watcher",
+    "cost_tracker", "gateway",
 )  # fmt: skip
 RESYNCING = ("pod_watcher", "scheduler", "scaler")
-TICKING = FOLDING
 LEASED = ("scaler",)
 RESUMING = ("scheduler", "scaler", "cost_tracker", "gateway")  # from snapshots
 WITH_POLICY_FILE = (
@@ -82,6 +84,7 @@ WITH_POLICY_FILE = (
 SCALER = ("scaler",)
 SCHEDULER = ("scheduler",)
 COST_TRACKER = ("cost_tracker",)
+NODE_GATEWAY = ("node_gateway",)
 # A service with roles exports some families in one role only: `sensing.role`.
 NOTICES = ("spot_watcher/node", "spot_watcher/nodes")
 OFFERS = ("spot_watcher/central",)
@@ -186,6 +189,13 @@ FAMILIES: tuple[Family, ...] = (
     _gauge(
         "stream_oldest_age_seconds", SCALER, "Age of the oldest message of a stream; NaN: it has none.", "stream",
         exported=LEADING,
+    ),
+    # ---- watchers on nodes
+    _counter(
+        "node_reports", NODE_GATEWAY, "Reports of node watchers, by outcome.", "outcome", values=NODE_REPORT_OUTCOMES
+    ),
+    _counter(
+        "node_logins", NODE_GATEWAY, "Logins of node watchers, by outcome.", "outcome", values=NODE_LOGIN_OUTCOMES
     ),
     # ---- snapshots and policy
     _counter("snapshots", RESUMING, "Snapshots of the state, by outcome.", "outcome", values=SNAPSHOT_OUTCOMES),

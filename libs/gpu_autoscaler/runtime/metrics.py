@@ -121,6 +121,8 @@ class Metrics:
         self.snapshots_refused = self._counter("snapshots_refused")
         self.policy_changes = self._counter("policy_changes")
         self.policy_file_errors = self._gauge("policy_file_errors")
+        self.node_reports = self._counter("node_reports")
+        self.node_logins = self._counter("node_logins")
         for reason in REFUSAL_REASONS:
             self.snapshots_refused.labels(reason)
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TextIO, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 import msgspec
 import structlog
@@ -92,7 +92,20 @@ class _StopRequested(Exception):
     """The process was stopped before the service was composed."""
 
 
-Composed = tuple[Service, Bus]
+class Runnable(Protocol):
+    """Runs until it is stopped, and finishes what it has in hand."""
+
+    async def run(self) -> None:
+        """Run until `stop`."""
+        ...
+
+    def stop(self) -> None:
+        """Take no more work."""
+        ...
+
+
+# A service with its bus, which a Runner runs; or what runs by itself, without a state.
+Composed = tuple[Service, Bus] | Runnable
 Compose = Callable[[ProcessContext], Coroutine[Any, Any, Composed]]
 T = TypeVar("T")
 
@@ -146,7 +159,7 @@ async def _serve(service_name: str, settings: Settings, compose: Compose, stop: 
 
 async def _compose_with_retries(
     settings: Settings, compose: Compose, metrics: Metrics, readiness: Readiness, stop: asyncio.Event
-) -> tuple[Runner, ProcessContext] | None:
+) -> tuple[Runnable, ProcessContext] | None:
     """Compose the service, retrying while an external system is unavailable; None when stopped before."""
     clock, tries = Clock.from_environment(), 0
     while True:
@@ -161,10 +174,8 @@ async def _compose_with_retries(
             lost=asyncio.Event(),
         )
         try:
-            service, bus = await _unless_stopped(stop, compose(process))
-            runner = Runner(
-                service, bus, view=view, clock=clock, metrics=metrics, readiness=readiness, instance=settings.instance
-            )
+            composed = await _unless_stopped(stop, compose(process))
+            runner = _runner_of(composed, process) if isinstance(composed, tuple) else composed
         except TransientError as exc:
             await closing.aclose()
             tries += 1
@@ -182,6 +193,19 @@ async def _compose_with_retries(
             return runner, process
 
 
+def _runner_of(composed: tuple[Service, Bus], process: ProcessContext) -> Runner:
+    service, bus = composed
+    return Runner(
+        service,
+        bus,
+        view=process.view,
+        clock=process.clock,
+        metrics=process.metrics,
+        readiness=process.readiness,
+        instance=process.settings.instance,
+    )
+
+
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, which is canceled by `stop`. Raises _StopRequested then."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
@@ -194,7 +218,7 @@ async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> 
     raise _StopRequested
 
 
-async def _run_until(runner: Runner, stop: asyncio.Event, lost: asyncio.Event) -> None:
+async def _run_until(runner: Runnable, stop: asyncio.Event, lost: asyncio.Event) -> None:
     """Run until `stop`. A runner that ends by itself or loses an adapter for good has failed."""
     running = asyncio.create_task(runner.run())
     stopping, losing = asyncio.create_task(stop.wait()), asyncio.create_task(lost.wait())

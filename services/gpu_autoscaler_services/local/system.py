@@ -32,7 +32,10 @@ OptionsT = TypeVar("OptionsT", AwsOptions, AzureOptions, GcpOptions)
 
 # Process name -> service and process.
 PROCESSES: dict[str, tuple[str, Process]] = {
-    process.name: (spec.name, process) for spec in specs() for process in spec.processes
+    process.name: (spec.name, process)
+    for spec in specs()
+    for process in spec.processes
+    if process.condition != "node_watchers"
 }
 CLOCK_FILE = "clock"
 

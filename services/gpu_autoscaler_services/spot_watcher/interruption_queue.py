@@ -17,18 +17,12 @@ from gpu_autoscaler.cloudmeta.eventbridge import (
     Unparsed,
     read_event,
 )
+from gpu_autoscaler.cloudmeta.notices import MAINTENANCE_AHEAD, is_early, new_notice, notices_of, rebalance_fact
 from gpu_autoscaler.cloudmeta.protocol import EventQueue, QueuedEvent, ReclaimNotice
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler_services.spot_watcher.notices import (
-    MAINTENANCE_AHEAD,
-    is_early,
-    new_notice,
-    notices_of,
-    rebalance_fact,
-)
 
 # Our instances are listed within seconds of their start; one unknown after this time is not ours.
 OURS_KNOWN = timedelta(seconds=120)

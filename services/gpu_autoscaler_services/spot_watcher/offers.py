@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.cloudmeta.notices import annotated_notices
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler_services.spot_watcher.notices import annotated_notices
 
 POLL_INTERVAL = timedelta(seconds=60)
 REPEAT_INTERVAL = timedelta(seconds=300)  # of unchanged offers: their age limits purchases

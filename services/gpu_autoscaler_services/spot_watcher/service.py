@@ -1,6 +1,7 @@
 """Watches interruptible capacity: notices from instance metadata, offers and prices from the provider.
 
-Roles: `node` (`OwnNodePoller`), `nodes` (`ManagedNodesPoller`), `central` (`OffersPoller`, `InterruptionQueue`).
+Roles: `nodes` (`ManagedNodesPoller`), `central` (`OffersPoller`, `InterruptionQueue`). Role `node` is no service: see
+`node_reporter.py`.
 """
 
 from collections.abc import AsyncIterator, Sequence

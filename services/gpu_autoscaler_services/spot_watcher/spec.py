@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 
+from gpu_autoscaler.bus.nats.requests import RequestLink
 from gpu_autoscaler.cloudmeta import aws, azure, gcp
 from gpu_autoscaler.cloudmeta.protocol import InstanceMetadata
+from gpu_autoscaler.cloudmeta.reports import watcher_inbox
+from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
-from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, OwnNodePoller, metadata_session
+from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, Unreadable, metadata_session
+from gpu_autoscaler_services.spot_watcher.node_reporter import NodeReporter
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
-from gpu_autoscaler_services.spot_watcher.service import SpotWatcher, Watch
-from gpu_autoscaler_services.wiring import follow_policy, open_bus, open_provider_of, policy_file
+from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
+from gpu_autoscaler_services.wiring import broker_addresses, follow_policy, open_bus, open_provider_of, policy_file
+
+NODE_WATCHER = "node_watcher"  # the name of a node's connection
 
 
 def metadata_opener(
@@ -39,7 +46,9 @@ def metadata_opener(
 
 async def compose(context: ProcessContext) -> Composed:
     """Compose the service for the role in `sensing.role`."""
-    if context.settings.sensing.role != "central":
+    if context.settings.sensing.role == "node":
+        return await _node_reporter(context)
+    if context.settings.sensing.role == "nodes":
         return SpotWatcher(await _metadata_poller(context)), await open_bus(context, SpotWatcher)
     policies = policy_file(context)
     offers = OffersPoller(context.view, (await open_provider_of(context))[0], policies.now)
@@ -47,24 +56,64 @@ async def compose(context: ProcessContext) -> Composed:
     return SpotWatcher(offers, _interruption_queue(context)), await open_bus(context, SpotWatcher)
 
 
-async def _metadata_poller(context: ProcessContext) -> Watch:
-    sensing = context.settings.sensing
+async def _metadata_poller(context: ProcessContext) -> ManagedNodesPoller:
+    """Role `nodes`."""
 
     def on_unreadable(unreadable: Mapping[str, str]) -> None:
         context.metrics.metadata_unreachable_nodes.set(len(unreadable))
-        if not unreadable:
-            context.readiness.clear("notices")
-        elif sensing.role == "node":  # the unready pod shows the node whose notices are missed
-            context.readiness.block("notices", "; ".join(unreadable.values()))
 
+    sensing = context.settings.sensing
+    open_metadata, url = await _open_metadata(context, is_waiting=False)
+    return ManagedNodesPoller(
+        context.view, open_metadata, metadata_url=sensing.metadata_url or url, on_unreadable=on_unreadable
+    )
+
+
+async def _node_reporter(context: ProcessContext) -> NodeReporter:
+    """Role `node`: an unready pod shows the node whose notices are missed."""
+    nats, sensing = context.settings.nats, context.settings.sensing
+    metrics, readiness = context.metrics, context.readiness
+
+    def show(condition: str, reason: str | None) -> None:
+        if reason is None:
+            readiness.clear(condition)
+        else:
+            readiness.block(condition, reason)
+        metrics.is_ready.set(readiness.is_ready)
+
+    def on_unreadable(unreadable: Mapping[str, str]) -> None:
+        metrics.metadata_unreachable_nodes.set(len(unreadable))
+        show("notices", "; ".join(unreadable.values()) or None)
+
+    def on_broker(failure: str | None) -> None:
+        metrics.is_bus_connected.set(failure is None)
+        show("bus", failure)
+
+    def open_link(provider_id: ProviderId, on_change: Callable[[], None]) -> RequestLink:
+        return RequestLink(
+            broker_addresses(nats),
+            name=NODE_WATCHER,
+            inbox=watcher_inbox(provider_id),
+            token=None if nats.token_path is None else Path(nats.token_path).read_text,
+            on_change=on_change,
+        )
+
+    open_metadata, url = await _open_metadata(context, is_waiting=True)
+    on_broker("not connected yet")
+    return NodeReporter(
+        open_metadata(sensing.metadata_url or url),
+        open_link,
+        Unreadable(on_unreadable),
+        node_name=sensing.node_name,
+        now=context.clock.now,
+        on_broker=on_broker,
+        on_refused=lambda reason: show("reports", reason),
+    )
+
+
+async def _open_metadata(context: ProcessContext, *, is_waiting: bool) -> tuple[Callable[[str], InstanceMetadata], str]:
     session = await context.closing.enter_async_context(metadata_session())
-    name, is_waiting = context.settings.provider.name, sensing.role == "node"
-    open_metadata, link_local_url = metadata_opener(name, session, context.clock, is_waiting=is_waiting)
-    url = sensing.metadata_url or link_local_url
-    if sensing.role == "node":
-        metadata = open_metadata(url)
-        return OwnNodePoller(context.view, metadata, node_name=sensing.node_name, on_unreadable=on_unreadable)
-    return ManagedNodesPoller(context.view, open_metadata, metadata_url=url, on_unreadable=on_unreadable)
+    return metadata_opener(context.settings.provider.name, session, context.clock, is_waiting=is_waiting)
 
 
 def _interruption_queue(context: ProcessContext) -> InterruptionQueue | None:

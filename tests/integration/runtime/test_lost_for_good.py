@@ -58,7 +58,9 @@ async def test_a_connection_that_is_closed_for_good_ends_the_process(server: Nat
     opened: list[NatsBus] = []
 
     async def compose(place: ProcessContext) -> tuple[Service, Bus]:
-        service, bus = await spec_of("cost_tracker").compose(place)
+        composed = await spec_of("cost_tracker").compose(place)
+        assert isinstance(composed, tuple)
+        service, bus = composed
         assert isinstance(bus, NatsBus)
         opened.append(bus)
         return service, bus

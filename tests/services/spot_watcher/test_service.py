@@ -24,7 +24,7 @@ from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
-from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller, OwnNodePoller
+from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
 
@@ -251,19 +251,6 @@ async def test_only_our_spot_nodes_are_polled() -> None:
     assert bench.metadata.keys() == {"spot", "unknown"}
 
 
-async def test_role_node_reads_its_instance_from_metadata() -> None:
-    """No node state is needed to name the instance."""
-    metadata = Metadata()
-    metadata.notice = reclaim()
-    service = SpotWatcher(OwnNodePoller(StateView(), metadata, node_name="n1"))
-    outcome = await service.on_tick(T0)
-    assert isinstance(outcome, Outcome)
-    (notice,) = outcome.facts
-    assert isinstance(notice, SpotNoticeReceived)
-    assert (notice.provider_id, notice.node_name) == (provider_id("buy-n1"), "n1")
-    assert outcome.next_tick_seconds == 1.0
-
-
 async def test_maintenance_is_published_fifteen_minutes_ahead() -> None:
     """It is announced weeks before; until then the node is used."""
     bench = Bench(node("n1"))
@@ -377,21 +364,3 @@ async def test_failed_offer_poll_publishes_nothing() -> None:
     with pytest.raises(TransientError):
         await bench.tick(0 * SECOND)
     assert len(await bench.tick(5 * SECOND)) == 1
-
-
-async def test_unreadable_metadata_is_reported_until_restored() -> None:
-    """By instance with the next step; in role node also while the instance is unknown."""
-    metadata, reports = Metadata(), []
-    service = SpotWatcher(
-        OwnNodePoller(
-            StateView(), metadata, node_name="n1", on_unreadable=lambda unreadable: reports.append(dict(unreadable))
-        )
-    )
-    metadata.is_unreachable = True
-    await service.on_tick(T0)
-    await service.on_tick(T0 + SECOND)
-    metadata.is_unreachable = False
-    await service.on_tick(T0 + 2 * SECOND)
-    (name,) = reports[0]
-    assert (name, reports[1:]) == (provider_id("buy-n1"), [{}])
-    assert "hostNetwork" in reports[0][name]

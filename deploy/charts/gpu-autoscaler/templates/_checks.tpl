@@ -73,6 +73,11 @@
 {{- if and (not .Values.nats.enabled) (not .Values.nats.passwordsSecret) }}
 {{- fail "nats.passwordsSecret: required with an external broker; set the name of a Secret with a password for each user of files/users.conf" }}
 {{- end }}
+{{- with .Values.nats.authCallout }}
+{{- if and .enabled (not (and .issuer .seedSecret)) }}
+{{- fail "nats.authCallout: issuer and seedSecret are required; python -m gpu_autoscaler_services.permissions --issuer FILE creates a key" }}
+{{- end }}
+{{- end }}
 {{- if and (not .Values.gateway.tokenReview) (not .Values.gateway.tokensSecret) (not (include "gpu-autoscaler.isSimulated" .)) }}
 {{- fail "gateway: no way to authenticate callers; set gateway.tokenReview or gateway.tokensSecret" }}
 {{- end }}

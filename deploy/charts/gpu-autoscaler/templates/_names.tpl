@@ -54,6 +54,17 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- if include "gpu-autoscaler.isSimulated" . }}default{{ else }}{{ .Values.jobs.namespace | default .Release.Namespace }}{{ end }}
 {{- end }}
 
+{{/* The broker's users, with the auth callout if it is enabled. */}}
+{{- define "gpu-autoscaler.usersConf" -}}
+{{- $users := .Files.Get "files/users.conf" }}
+{{- if .Values.nats.authCallout.enabled }}
+{{- $broker := (include "gpu-autoscaler.code" . | fromYaml).broker }}
+{{- $callout := printf "authorization {\n  timeout: %v\n  auth_callout {issuer: %s, auth_users: [%s]}" $broker.calloutSeconds .Values.nats.authCallout.issuer (keys $broker.passwordVariables | sortAlpha | join ", ") }}
+{{- $users = replace "authorization {" $callout $users }}
+{{- end }}
+{{- $users }}
+{{- end }}
+
 {{- define "gpu-autoscaler.passwordsSecret" -}}
 {{ .Values.nats.passwordsSecret | default (printf "%s-nats-users" (include "gpu-autoscaler.fullname" .)) }}
 {{- end }}
@@ -75,17 +86,17 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- end }}
 {{- end }}
 
-{{/* NATS URLs with the user's credentials, one per server. */}}
+{{/* NATS URLs, one per server. `login`: user:password@, or empty. */}}
 {{- define "gpu-autoscaler.natsUrl" -}}
-{{- $root := .root }}{{ $user := .user }}{{ $urls := list }}
+{{- $root := .root }}{{ $login := .login }}{{ $urls := list }}
 {{- if $root.Values.nats.enabled }}
 {{- $name := printf "%s-nats" (include "gpu-autoscaler.fullname" $root) }}
 {{- range $number := until (int $root.Values.nats.replicas) }}
-{{- $urls = append $urls (printf "nats://%s:$(NATS_PASSWORD)@%s-%d.%s.%s.svc:4222" $user $name $number $name $root.Release.Namespace) }}
+{{- $urls = append $urls (printf "nats://%s%s-%d.%s.%s.svc:4222" $login $name $number $name $root.Release.Namespace) }}
 {{- end }}
 {{- else }}
 {{- range $root.Values.nats.external.servers }}
-{{- $urls = append $urls (printf "%s://%s:$(NATS_PASSWORD)@%s" $root.Values.nats.external.scheme $user .) }}
+{{- $urls = append $urls (printf "%s://%s%s" $root.Values.nats.external.scheme $login .) }}
 {{- end }}
 {{- end }}{{ join "," $urls }}
 {{- end }}

@@ -11,6 +11,9 @@ pod-watcher: {service: pod_watcher, kube: true}
 spot-watcher: {service: spot_watcher, role: central, policy: true, kube: true, cloud: true}
 {{- if and .Values.autoscaling.spot.enabled .Values.autoscaling.spot.gracefulEviction }}
 spot-watcher-notices: {service: spot_watcher, role: {{ ternary "nodes" "node" $isSim }}, cloud: {{ $isSim }}, onNodes: {{ not $isSim }}}
+{{- if not $isSim }}
+node-gateway: {service: node_gateway, kube: {{ .Values.nats.authCallout.enabled }}}
+{{- end }}
 {{- end }}
 dcgm-ingest: {service: dcgm_ingest}
 {{- if .Values.policy.shadow }}
@@ -29,11 +32,17 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- $isSimulated := include "gpu-autoscaler.isSimulated" $root -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- $user := ternary "node_watcher" $process.service (not (empty $process.onNodes)) }}
+{{- $hasToken := and $process.onNodes $values.nats.authCallout.enabled }}
+{{- if $hasToken }}
+- {name: GPU_AUTOSCALER_NATS_TOKEN_PATH, value: /var/run/secrets/gpu-autoscaler/token}
+{{- else }}
 - name: NATS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.passwordsSecret" $root }}, key: {{ $process.service }}{{ if $process.command }}, optional: true{{ end }}}}
+  valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.passwordsSecret" $root }}, key: {{ $user }}{{ if $process.command }}, optional: true{{ end }}}}
+{{- end }}
 - {name: GPU_AUTOSCALER_INSTANCE, value: $(POD_NAME)}
 - name: GPU_AUTOSCALER_NATS_URL
-  value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "user" $process.service) | quote }}
+  value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "login" (ternary "" (printf "%s:$(NATS_PASSWORD)@" $user) (not (empty $hasToken)))) | quote }}
 - {name: GPU_AUTOSCALER_NATS_REPLICAS_COUNT, value: {{ ternary $values.nats.replicas $values.nats.external.replicas $values.nats.enabled | int | quote }}}
 {{- with $values.nats.streamLimits }}
 {{- $limits := list }}
@@ -49,6 +58,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_HTTP_PORT, value: {{ $values.sensing.hostPort | int | quote }}}
 - name: GPU_AUTOSCALER_SENSING_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+- {name: GPU_AUTOSCALER_PROVIDER_NAME, value: {{ $values.autoscaling.provider }}}
 {{- else }}
 - {name: GPU_AUTOSCALER_HTTP_HOST, value: 0.0.0.0}
 {{- end }}
@@ -57,6 +67,11 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 {{- if and $process.role (eq $values.autoscaling.provider "sim") }}
 - {name: GPU_AUTOSCALER_SENSING_METADATA_URL, value: "{{ $values.autoscaling.sim.url | default (include "gpu-autoscaler.simulationUrl" $root) }}/nodes/{node_name}"}
+{{- end }}
+{{- if and (eq $process.service "node_gateway") $values.nats.authCallout.enabled }}
+- {name: GPU_AUTOSCALER_NATS_ISSUER_SEED_PATH, value: /var/run/secrets/gpu-autoscaler-issuer/seed}
+- name: GPU_AUTOSCALER_NATS_NODE_ACCOUNT
+  value: system:serviceaccount:{{ $root.Release.Namespace }}:{{ include "gpu-autoscaler.fullname" $root }}-spot-watcher-notices
 {{- end }}
 {{- if eq $process.service "dcgm_ingest" }}
 - name: GPU_AUTOSCALER_SENSING_DCGM_URL
@@ -228,6 +243,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}{{ $settings := .settings }}
 {{- $hasCloudFiles := and $process.cloud (include "gpu-autoscaler.hasCloudFiles" $root) }}
 {{- $hasFile := and $process.store (include "gpu-autoscaler.isSqlite" $root) }}
+{{- $hasCallout := $values.nats.authCallout.enabled }}
 {{- $port := ternary ($values.sensing.hostPort | int) 8081 (not (empty $process.onNodes)) -}}
 metadata:
   labels:
@@ -243,7 +259,7 @@ spec:
   {{- if $process.command }}
   restartPolicy: Never
   {{- end }}
-  serviceAccountName: {{ include "gpu-autoscaler.fullname" $root }}-{{ trimSuffix "-notices" .name }}
+  serviceAccountName: {{ include "gpu-autoscaler.fullname" $root }}-{{ .name }}
   automountServiceAccountToken: {{ and $process.kube (not (include "gpu-autoscaler.isSimulated" $root)) | default false }}
   enableServiceLinks: false # their variables would have the prefix of our settings
   terminationGracePeriodSeconds: 20 # messages in progress are finished within 10 s
@@ -325,6 +341,12 @@ spec:
       securityContext: {{- include "gpu-autoscaler.restrictions" $root | nindent 8 }}
       volumeMounts:
         - {name: scratch, mountPath: /tmp}
+        {{- if and $process.onNodes $hasCallout }}
+        - {name: token, mountPath: /var/run/secrets/gpu-autoscaler, readOnly: true}
+        {{- end }}
+        {{- if and (eq $process.service "node_gateway") $hasCallout }}
+        - {name: issuer, mountPath: /var/run/secrets/gpu-autoscaler-issuer, readOnly: true}
+        {{- end }}
         {{- if $hasFile }}
         - {name: store, mountPath: /var/lib/gpu-autoscaler}
         {{- end }}
@@ -336,6 +358,14 @@ spec:
         {{- end }}
   volumes:
     - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
+    {{- if and $process.onNodes $hasCallout }}
+    - name: token # for the broker alone; it names pod and node
+      projected: {sources: [{serviceAccountToken: {audience: {{ (include "gpu-autoscaler.code" $root | fromYaml).broker.tokenAudience }}, expirationSeconds: 3600, path: token}}]}
+    {{- end }}
+    {{- if and (eq $process.service "node_gateway") $hasCallout }}
+    - name: issuer
+      secret: {secretName: {{ $values.nats.authCallout.seedSecret }}, items: [{key: seed, path: seed}]}
+    {{- end }}
     {{- if $hasFile }}
     - name: store
       persistentVolumeClaim: {claimName: {{ $values.store.sqlite.existingClaim | default (printf "%s-store" (include "gpu-autoscaler.fullname" $root)) }}}

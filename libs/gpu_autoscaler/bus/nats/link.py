@@ -138,7 +138,7 @@ class NatsLink:
             return
         if not self._closing and self.is_up and self.connections_count == connection:
             _log.warning("broker silent, reconnect started", server=self._server(), seconds=VERIFY_SECONDS_MAX)
-            _abort(self.client)
+            abort(self.client)
 
     async def _can_send(self, subject: str) -> bool:
         with contextlib.suppress(TransientError):
@@ -310,7 +310,7 @@ class NatsLink:
         return url.netloc.rpartition("@")[2] if url is not None else ", ".join(s.netloc for s in self.client.servers)
 
 
-def _abort(client: Client) -> None:
+def abort(client: Client) -> None:
     """Abort the connection: an orderly close would wait for unsent data, up to 15 minutes."""
     transport = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if transport is not None:

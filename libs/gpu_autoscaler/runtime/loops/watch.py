@@ -30,7 +30,9 @@ class WatchLoop:
         self._lock = lock  # shared by the service's sources
 
     async def run(self) -> None:
-        """Take items until `stop`. A source that ends or fails is a bug."""
+        """Take items until `stop`, once the state is up to date. A source that ends or fails is a bug."""
+        if not await self._context.wait_until_caught_up():
+            return
         source: AsyncIterator[Any] = self._service.sources()[self._number]
         stopping = asyncio.create_task(self._context.stop.wait())
         pulling: asyncio.Future[Any] | None = None

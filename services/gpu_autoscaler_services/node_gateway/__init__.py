@@ -1,0 +1,1 @@
+"""Lets node watchers into the broker, and publishes the notices that they report."""
