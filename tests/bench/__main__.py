@@ -30,6 +30,7 @@ from tests.bench import (
     readiness,
     recovering,
     related_objects,
+    reporting,
     sizing,
     starting,
     store_size,
@@ -65,6 +66,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "RELATED": related_objects.measure,
     "HELD": holding.measure,
     "N1": noticing.measure,
+    "NODES": reporting.measure,
     "LANES": launching.measure,
     "P1": side_by_side.measure,
 }

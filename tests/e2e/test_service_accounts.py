@@ -11,6 +11,7 @@ import pytest
 from tests.chart.charting import NAMESPACE, tool
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.e2e.test_kubernetes import play, real_cluster
+from tests.support.bound_tokens import ACCOUNT, give_account, instance_of, watched_node
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import job, node, pod
 from tests.support.kube_policies import policy
@@ -26,6 +27,7 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
+from gpu_autoscaler_services.node_gateway.admission import Admission
 from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -64,12 +66,14 @@ NOT_PLAYED = {
         *((verb, *kind) for verb in ("create", "get", "patch", "delete") for kind in OTHERS),
     },
     "gateway": granted("gateway"),  # only with token review
+    "node_gateway": granted("node_gateway"),  # not in the scenario: no node has a watcher
 }
 # One call per service that it does not need: method, path, body.
 REFUSED = {
     "pod_watcher": ("PATCH", "/api/v1/nodes/n", {"spec": {"unschedulable": True}}),
     "dcgm_ingest": ("GET", "/api/v1/nodes", None),
     "spot_watcher": ("GET", "/api/v1/nodes", None),
+    "node_gateway": ("GET", "/api/v1/nodes", None),  # all of them; it reads one at a time
     "scheduler": ("POST", "/apis/batch/v1/namespaces/kube-system/jobs", job("j")),
     "scaler": ("POST", "/api/v1/nodes", node("n")),
     "shadow": ("GET", "/api/v1/namespaces/kube-system", None),
@@ -214,6 +218,16 @@ async def test_the_gateway_may_review_tokens(plane: ControlPlane, kubeconfigs: M
             while (caller := await TokenReviews(kube).caller(token)) is None:
                 await asyncio.sleep(0.1)
     assert (caller.name, caller.may_write) == ("system:serviceaccount:default:alice", True)
+
+
+async def test_the_node_gateway_may_find_the_instance_of_a_watcher(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path]
+) -> None:
+    """It reviews the token of the watcher's pod and reads its node."""
+    async with acting_as(plane.kubeconfig()) as admin, acting_as(kubeconfigs["node_gateway"]) as kube:
+        await give_account(admin)
+        token = await watched_node(admin, "watched")
+        assert await Admission(kube, account=ACCOUNT).instance_of(token) == instance_of("watched")
 
 
 @pytest.mark.parametrize("service", [service.name for service in services()])

@@ -131,4 +131,26 @@ TESTED: Mapping[str, Planted] = {
         "        return self.registry.collect() if self._is_exported() else ()\n",
         "        return self.registry.collect()\n",
     ),
+    "tests/integration/bus/test_auth_callout.py::test_a_login_is_for_one_instance": Planted(
+        "a watcher's login is for every instance",
+        4,
+        "services/gpu_autoscaler_services/node_gateway/admission.py",
+        "permissions=of_requester(report_subject(provider_id), ",
+        "permissions=of_requester('node_report.*', ",
+    ),
+    "tests/services/spot_watcher/test_node_reporter.py::"
+    "test_at_rest_nothing_is_sent_but_one_report_a_connection": Planted(
+        "a watcher at rest repeats its report",
+        4,
+        "services/gpu_autoscaler_services/spot_watcher/node_reporter.py",
+        "wait_seconds = REPEAT_SECONDS if report.shown else None\n",
+        "wait_seconds, settled = REPEAT_SECONDS, None\n",
+    ),
+    "tests/integration/bus/test_node_reports.py::test_many_watchers_come_back_one_after_another": Planted(
+        "all watchers return to the broker at once",
+        4,
+        "libs/gpu_autoscaler/bus/nats/requests.py",
+        "return random.uniform(0.0, longest)",
+        "return 0.25 if longest else random.uniform(0.0, longest)",
+    ),
 }

@@ -1,6 +1,7 @@
 """Nodes with a watcher's pod each, and the tokens that a kubelet would mount into it, on a real API server."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -81,8 +82,6 @@ async def remove_node(plane: ControlPlane, name: str) -> None:
 
 def claims_of(token: str) -> dict[str, Any]:
     """Return the claims of a token."""
-    import base64  # noqa: PLC0415
-
     part = token.split(".")[1]
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     return claims

@@ -34,7 +34,8 @@ class Broker:
     """A server with the project's users, and the auth callout if asked for."""
 
     def __init__(self, folder: Path, *, with_callout: bool, monitor: bool = False) -> None:
-        self.issuer = Issuer(new_issuer_seed())
+        self.seed = new_issuer_seed()
+        self.issuer = Issuer(self.seed)
         text = server_text(users(), callout_issuer=self.issuer.public_key if with_callout else None)
         self.server = NatsServer(folder, settings=(text,), variables=PASSWORDS, monitor=monitor)
 

@@ -37,7 +37,10 @@ def give_accounts(plane: ControlPlane, values: str = "cluster", *sets: str) -> M
     """Make the accounts and roles that the chart renders; return a kubeconfig for each service."""
     found = rendered(values, "jobs.namespace=default", *sets)
     plane.kubectl("create", "namespace", NAMESPACE)
-    chosen = [one for kind in _KINDS for one in of_kind(found, kind).values()]
+    # The node gateway runs beside watchers on nodes, which a simulated cloud has not.
+    entry = f"{RELEASE}-node-gateway"
+    on_nodes = [one for one in rendered("aws", "jobs.namespace=default") if one["metadata"]["name"] == entry]
+    chosen = [one for kind in _KINDS for one in (*of_kind(found, kind).values(), *of_kind(on_nodes, kind).values())]
     plane.kubectl("apply", "--filename", "-", text=yaml.safe_dump_all(chosen))
     served(plane)
     deadline = time.monotonic() + KNOWN_SECONDS_MAX

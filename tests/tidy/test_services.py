@@ -92,7 +92,7 @@ def test_chart_runs_each_process(spec: ServiceSpec, process: Process) -> None:
 
 
 def test_chart_runs_nothing_else() -> None:
-    """Every process of the template belongs to a service; the values know it, the simulated cluster and the job that migrates."""
+    """Every process of the template belongs to a service; the values know it, simcluster and the migration."""
     text = (CHART / "templates/_pod.tpl").read_text(encoding="utf-8")
     names = {process.chart_name or process.name for _, process in PROCESSES}
     assert set(re.findall(r"^([\w-]+): \{service: ", text, re.MULTILINE)) == names

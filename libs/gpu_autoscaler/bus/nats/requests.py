@@ -23,6 +23,7 @@ from gpu_autoscaler.model.errors import ConfigError, TransientError
 CONNECT_SECONDS_MAX = 10.0  # longer than the server waits for an auth callout
 VERIFY_SECONDS_MAX = 2.0
 REST_PING_SECONDS = 60
+CLOSED_POLL_SECONDS = 1.0
 PING_SECONDS = 10  # of those who answer
 EXPIRED = "authentication expired"  # the server's words; the next login needs no wait
 ANSWERING_PENDING_COUNT_MAX = 65_536
@@ -99,7 +100,7 @@ class RequestLink:
                 self.connections_count += 1
                 self._hurry.clear()
                 self._on_change()
-                await self._closed.wait()
+                await self._wait_until_closed(client)
                 self._client = None
                 await _close(client)
                 self._report(self._error or str(client.last_error or "connection was closed"))
@@ -108,6 +109,14 @@ class RequestLink:
         finally:
             await _close(self._client)
             self._client = None
+
+    async def _wait_until_closed(self, client: Client) -> None:
+        # The client's own callback is not called if the server resets the connection while the client closes it.
+        while not client.is_closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSED_POLL_SECONDS):
+                    await self._closed.wait()
+                    return
 
     async def request(self, subject: str, payload: bytes, seconds_max: float) -> bytes:
         """Return the answer. Raises TransientError without one; the caller repeats."""
