@@ -18,7 +18,15 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.runtime.service import consumers_of
-from gpu_autoscaler_services.permissions import CLIENT, MIGRATOR, OPERATOR_USER, READER, fresh_passwords, users
+from gpu_autoscaler_services.permissions import (
+    CLIENT,
+    MIGRATOR,
+    NODE_WATCHER,
+    OPERATOR_USER,
+    READER,
+    fresh_passwords,
+    users,
+)
 from gpu_autoscaler_services.registry import services
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -95,11 +103,11 @@ async def test_a_service_publishes_its_own_facts_and_no_others(server: NatsServe
     assert await refused(server, name, SUBJECTS) == SUBJECTS - subjects(OURS[name].publishes)
 
 
-async def test_notices_come_from_the_spot_watcher_and_the_scaler_alone(server: NatsServer) -> None:
-    """Nobody else can have a node drained by a word; the scaler, which drains nodes itself, tells of paid periods."""
+async def test_notices_come_from_few_services_alone(server: NatsServer) -> None:
+    """Those who watch the cloud, and the scaler for paid periods. Watchers on nodes report to the gateway."""
     subject = SpotNoticeReceived.subject_root()
     may = {user for user in users() if not await refused(server, user, [subject])}
-    assert may == {"spot_watcher", "scaler", OPERATOR_USER}
+    assert may == {"spot_watcher", "node_gateway", "scaler", OPERATOR_USER}
 
 
 async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> None:
@@ -108,10 +116,11 @@ async def test_who_asks_may_ask_and_who_looks_may_look(server: NatsServer) -> No
     assert await refused(server, CLIENT, SUBJECTS) == SUBJECTS - asked
     assert await refused(server, READER, SUBJECTS) == SUBJECTS
     assert await refused(server, MIGRATOR, SUBJECTS) == SUBJECTS
+    assert await refused(server, NODE_WATCHER, SUBJECTS) == SUBJECTS
     assert await refused(server, OPERATOR_USER, SUBJECTS) == set()
 
 
-@pytest.mark.parametrize("name", [*OURS, CLIENT, READER])
+@pytest.mark.parametrize("name", [*OURS, NODE_WATCHER, CLIENT, READER])
 async def test_no_user_touches_the_streams_of_another(server: NatsServer, name: str) -> None:
     """Streams are neither changed nor emptied; deliveries of another service are neither taken nor acknowledged."""
     tried = {f"$JS.API.STREAM.{action}.{spec.name}" for action in ("UPDATE", "DELETE", "PURGE") for spec in streams()}
@@ -148,3 +157,6 @@ async def test_no_user_receives_the_replies_of_another(server: NatsServer) -> No
     assert await refused(server, READER, heard=wanted) == {"_INBOX_scaler.>", ">"}
     assert await refused(server, CLIENT, heard=wanted) == {"_INBOX_scaler.>", "scaling.>", ">"}
     assert await refused(server, MIGRATOR, heard=wanted) == set(wanted)
+    wanted += ["node_report.*", "$SYS.REQ.USER.AUTH"]
+    assert await refused(server, NODE_WATCHER, heard=wanted) == set(wanted)
+    assert await refused(server, "spot_watcher", heard=wanted) == set(wanted)

@@ -21,6 +21,7 @@ from gpu_autoscaler.bus.nats.link import CLOSE_SECONDS_MAX, RECONNECT_SECONDS, a
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 CONNECT_SECONDS_MAX = 10.0  # longer than the server waits for an auth callout
+HURRIED_CONNECT_SECONDS = 1.0  # doubled after each failure
 VERIFY_SECONDS_MAX = 2.0
 REST_PING_SECONDS = 60
 CLOSED_POLL_SECONDS = 1.0
@@ -34,7 +35,8 @@ log = structlog.get_logger(__name__)
 class Reconnects(msgspec.Struct, frozen=True, kw_only=True):
     """Waits between attempts to connect: random, so that a thousand clients come back one after another."""
 
-    first_seconds_max: float = 5.0  # after the first loss; doubled after each failure
+    # After the first loss; doubled after each failure. As long as the API server takes to review a thousand tokens.
+    first_seconds_max: float = 15.0
     seconds_max: float = 30.0
     hurried_seconds_max: float = 1.0  # while there is something to send
 
@@ -90,7 +92,7 @@ class RequestLink:
         try:
             while True:
                 try:
-                    client = await self._connect()
+                    client = await self._connect(failures_count)
                 except TransientError as exc:
                     failures_count += 1
                     self._report(str(exc))
@@ -134,8 +136,13 @@ class RequestLink:
             raise TransientError(f"connection to the broker broke before the answer on {subject}: {exc}") from exc
         return bytes(answer.data)
 
-    async def _connect(self) -> Client:
-        """Return a client that the server has accepted. Raises TransientError."""
+    async def _connect(self, failures_count: int) -> Client:
+        """Return a client that the server has accepted. Raises TransientError.
+
+        In a hurry it does not wait long at first: a login from before the auth callout was back is never answered.
+        """
+        hurried_seconds = HURRIED_CONNECT_SECONDS * 2.0 ** min(failures_count, 8)
+        seconds_max = min(hurried_seconds, CONNECT_SECONDS_MAX) if self._hurry.is_set() else CONNECT_SECONDS_MAX
         client, closed = Client(), asyncio.Event()
         self._closed, self._error = closed, ""
 
@@ -149,7 +156,7 @@ class RequestLink:
 
         options: dict[str, Any] = {"token": self._read_token()} if self._token is not None else {}
         try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+            async with asyncio.timeout(seconds_max):
                 await client.connect(
                     servers=self._servers,
                     name=self._name,
