@@ -10,7 +10,7 @@ TIMES ?= 20
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test sweep flaky check format schemas secrets bench peers controlplane chart sim score sim-mutants lock clean
+.PHONY: help demo up test sweep flaky check format schemas secrets bench soak peers controlplane chart sim score sim-mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ secrets: $(VENV)/.local ## Write .env: the gateway token and a password for each
 
 bench: $(VENV)/.dev ## Run the benchmarks as ratios in one run (CASE=name for one)
 	$(BIN)/python -m tests.bench $(if $(CASE),--case $(CASE))
+
+soak: $(VENV)/.dev ## Kill services, a broker and PostgreSQL at random at 1,000 nodes for MINUTES=n (10); compare with an oracle (SEED=x repeats)
+	$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 peers: $(VENV)/.dev ## Build Karpenter (needs Go; cached outside this folder) and compare it with ours on a real control plane
 	@$(BIN)/python -m tests.controlplane.programs

@@ -54,12 +54,11 @@ def servers_of(
 ) -> list[NatsServer]:
     """Return the servers of a cluster, not started; each has further lines of configuration and their variables."""
     ports = [free_port() for _ in range(SERVERS_COUNT)]
-    routes = ", ".join(f'"nats-route://{LOOPBACK}:{port}"' for port in ports)
     return [
         NatsServer(
             folder / f"server-{number}",
             port=free_port(),
-            settings=[f'cluster {{ name: gpu, listen: "{LOOPBACK}:{port}", routes: [{routes}] }}', *settings],
+            settings=[cluster_settings(port, ports), *settings],
             variables=variables,
         )
         for number, port in enumerate(ports)
@@ -73,19 +72,25 @@ async def running_cluster(folder: Path) -> AsyncIterator[NatsCluster]:
     cluster = NatsCluster(servers)
     try:
         await asyncio.gather(*(server.start() for server in servers))
-        await until_formed(cluster)
+        await until_formed(cluster.urls)
         yield cluster
     finally:
         await asyncio.gather(*(server.kill() for server in servers))
 
 
-async def until_formed(cluster: NatsCluster) -> None:
-    """Wait until the servers have elected a leader."""
+def cluster_settings(port: int, ports: Sequence[int]) -> str:
+    """Return the configuration of the member that listens for the others on `port`, one of `ports`."""
+    routes = ", ".join(f'"nats-route://{LOOPBACK}:{other}"' for other in ports)
+    return f'cluster {{ name: gpu, listen: "{LOOPBACK}:{port}", routes: [{routes}] }}'
+
+
+async def until_formed(urls: Sequence[str]) -> None:
+    """Wait until the cluster has a leader and answers."""
     async with asyncio.timeout(_FORMING_SECONDS_MAX):
         while True:
             try:
                 bus = await NatsBus.connect(
-                    cluster.urls,
+                    urls,
                     name="forming",
                     declared=BusDeclaration(streams=()),
                     timeouts=Timeouts(connect_seconds_max=10.0),

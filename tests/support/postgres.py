@@ -32,10 +32,11 @@ class PostgresServer:
         self._programs, self.port = programs, free_port()
         # The server refuses to be root, and may not look into folders of root's.
         self._user = "nobody" if os.geteuid() == 0 else None
-        self._folder = Path(tempfile.mkdtemp(prefix="gpu-autoscaler-postgres-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-autoscaler-postgres-"))
         if self._user is not None:
-            os.chown(self._folder, pwd.getpwnam(self._user).pw_uid, -1)
+            os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._process: subprocess.Popen[bytes] | None = None
+        self.process_group: int | None = None  # None: that of the test
         self._run("initdb", "-D", "files", "-U", "tests", "-A", "scram-sha-256", "--pwfile", self._password(), "-N")
 
     def url(self, database: str = "postgres", password: str = "secret-of-tests") -> str:  # noqa: S107 - a test's own
@@ -48,23 +49,24 @@ class PostgresServer:
             "-c",
             "listen_addresses=127.0.0.1",
             "-c",
-            f"unix_socket_directories={self._folder}",
+            f"unix_socket_directories={self.folder}",
             "-c",
             "fsync=on",
         )
-        with (self._folder / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", "files", "-p", str(self.port), *options],
-                cwd=self._folder,
+                cwd=self.folder,
                 user=self._user,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
+                process_group=self.process_group,
             )
         until = time.monotonic() + _SECONDS_MAX
         ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         while subprocess.run(ready, check=False).returncode != 0:
             if time.monotonic() > until or self._process.poll() is not None:
-                raise TimeoutError((self._folder / "log").read_text())
+                raise TimeoutError((self.folder / "log").read_text())
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -74,7 +76,7 @@ class PostgresServer:
     def stop(self) -> None:
         """End it in order and remove its files."""
         self._end(signal.SIGINT)
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -82,12 +84,12 @@ class PostgresServer:
             self._process.wait(_SECONDS_MAX)
 
     def _password(self) -> str:
-        (self._folder / "password").write_text("secret-of-tests\n")
+        (self.folder / "password").write_text("secret-of-tests\n")
         return "password"
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [self._programs / program, *arguments], cwd=self._folder, user=self._user, capture_output=True, check=False
+            [self._programs / program, *arguments], cwd=self.folder, user=self._user, capture_output=True, check=False
         )
         assert done.returncode == 0, done.stderr.decode()
 

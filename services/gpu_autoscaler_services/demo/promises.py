@@ -28,13 +28,26 @@ def broken_promises(
 ) -> tuple[str, ...]:
     """Return a sentence for each broken promise; empty if all were kept."""
     return (
-        *_jobs_end_once(record),
+        *broken_by_facts(record, policy, clock_factor=clock_factor),
         *_one_launch_per_action(truth),
-        *_limits_hold(record, policy),
-        *_no_force_in_voluntary_drains(record),
-        *_notices_are_answered(record, clock_factor),
         *charge_differences(record, truth),
         *(f"instance {provider_id} is left in the cloud" for provider_id in truth.instances_left),
+    )
+
+
+def broken_by_facts(
+    record: Record,
+    policy: ScalingPolicy,
+    *,
+    clock_factor: float,
+    answer_seconds_max: float = NOTICE_ANSWER_SECONDS_MAX,
+) -> tuple[str, ...]:
+    """Return the promises that facts alone show to be broken; every job has ended."""
+    return (
+        *_jobs_end_once(record),
+        *_limits_hold(record, policy),
+        *_no_force_in_voluntary_drains(record),
+        *_notices_are_answered(record, clock_factor, answer_seconds_max),
     )
 
 
@@ -123,14 +136,14 @@ def notice_answer_seconds(record: Record) -> list[float]:
     return [(cordoned_at - stored_at).total_seconds() for cordoned_at, stored_at in answers if cordoned_at is not None]
 
 
-def _notices_are_answered(record: Record, clock_factor: float) -> Iterator[str]:
+def _notices_are_answered(record: Record, clock_factor: float, answer_seconds_max: float) -> Iterator[str]:
     for notice, stored_at in _active_notices(record):
         cordoned_at = _cordoned_at(record, notice)
         if cordoned_at is None:
             yield f"the notice for {notice.node_name or notice.provider_id} was never answered with a cordon"
             continue
         seconds = (cordoned_at - stored_at).total_seconds()
-        if seconds > NOTICE_ANSWER_SECONDS_MAX:
+        if seconds > answer_seconds_max:
             yield f"the notice for {notice.node_name} was answered after {seconds:.1f} s"
         gone_at = _drained_at(record, notice)
         if notice.reclaim_at is not None and (

@@ -19,7 +19,7 @@ from gpu_autoscaler_services.demo.record import Record, Seen
 
 async def connect(nats_url: str) -> NatsBus:
     """Return a connection without consumers."""
-    return await NatsBus.connect(nats_url, name="demo", declared=BusDeclaration(streams=STREAM_SPECS))
+    return await NatsBus.connect(nats_url.split(","), name="demo", declared=BusDeclaration(streams=STREAM_SPECS))
 
 
 STREAMS = tuple(sorted({fact.stream() for fact in FACTS}))

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec.json import decode
@@ -65,6 +65,8 @@ class ExternalSystems(msgspec.Struct, frozen=True, kw_only=True):
 
 class LocalSystem:
     """A NATS server, a simulated cluster and all services, in one folder."""
+
+    serve_module: ClassVar[str] = "gpu_autoscaler_services.serve"  # runs one service
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class LocalSystem:
                     say(f"{change.thing}: {change.property} {change.actual} -> {change.declared}, {change.outcome}")
             say(f"starting the simulated cluster at {self.simcluster_url}")
             await self._start_child(self._simcluster())
+            await self.prepare(say)
             services = list(self._services())
             say(f"starting {len(services)} services, each a process of its own")
             await asyncio.gather(*(self._start_child(child) for child in services))
@@ -144,6 +147,9 @@ class LocalSystem:
             nats=config.NatsSettings(url=self.nats_url_of(MIGRATOR)), store=config.StoreSettings(url=self._store_url)
         )
         return await migrate(settings, part, to=to, is_applied=True, is_history_discarded=False)
+
+    async def prepare(self, say: Callable[[str], None]) -> None:
+        """Do what must be done before the first service starts: nothing."""
 
     async def _start_child(self, child: Child) -> None:
         self.children[child.name] = child
@@ -201,7 +207,7 @@ class LocalSystem:
         other_code = {"PYTHONPATH": str(self.code[name])} if name in self.code else {}
         return Child(
             name,
-            [sys.executable, "-m", "gpu_autoscaler_services.serve", service],
+            [sys.executable, "-m", self.serve_module, service],
             environment={CLOCK_ENVIRONMENT: self.clock.to_text(), **other_code, **config.to_environment(settings)},
             log=self.folder / "logs" / f"{name}.log",
             ready_url=f"http://127.0.0.1:{settings.http.port}/readyz",

@@ -51,7 +51,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[NatsCluster]:
         configure(cluster, number, store_mebibytes=16, payload_bytes=SERVER_PAYLOAD_BYTES_MAX)
     try:
         await asyncio.gather(*(server.start() for server in cluster.servers))
-        await until_formed(cluster)
+        await until_formed(cluster.urls)
         yield cluster
     finally:
         await asyncio.gather(*(server.kill() for server in cluster.servers))
