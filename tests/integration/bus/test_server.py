@@ -197,6 +197,12 @@ async def test_refused_credentials_are_no_matter_of_time(tmp_path: Path) -> None
     assert "secret" not in said
 
 
+async def test_an_address_that_is_none_is_refused() -> None:
+    """The error names the setting, also where no connection was ever tried."""
+    with pytest.raises(ConfigError, match=r"cannot connect to nats://127.0.0.1:abc: .*correct nats.url"):
+        await NatsBus.connect("nats://127.0.0.1:abc", name="client", declared=NOTHING)
+
+
 async def test_an_old_server_is_refused(old_nats: str) -> None:
     """By its own greeting, before anything is made on it."""
     with pytest.raises(

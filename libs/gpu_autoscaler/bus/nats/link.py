@@ -295,7 +295,8 @@ class NatsLink:
         with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
             if self.client.is_connected:
                 await asyncio.wait_for(self.client.flush(), CLOSE_SECONDS_MAX)
-        with contextlib.suppress(TimeoutError):
+        # AssertionError: the client never had a connection, because it refused the address.
+        with contextlib.suppress(TimeoutError, AssertionError):
             await asyncio.wait_for(self.client.close(), CLOSE_SECONDS_MAX)
 
     def receive(self, frames: Sequence[Frame]) -> None:
