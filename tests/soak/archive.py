@@ -90,14 +90,23 @@ class Archive:
 
 def messages(folder: Path, stream: str) -> Iterator[Message]:
     """Yield the archived messages of a stream."""
+    for message, _ in _placed(folder, stream, 0):
+        yield message
+
+
+def _placed(folder: Path, stream: str, offset: int) -> Iterator[tuple[Message, int]]:
+    """Yield each message and the place behind it."""
     path = folder / stream
     if not path.exists():
         return
     with path.open("rb") as file:
+        file.seek(offset)
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
-            body = file.read(_LENGTH.unpack(head)[0])
-            if len(body) == _LENGTH.unpack(head)[0]:  # the last one may be incomplete while it is written
-                yield _decoder.decode(body)
+            (length,) = _LENGTH.unpack(head)
+            if len(body := file.read(length)) < length:
+                return  # the last one, which is being written
+            offset += _LENGTH.size + length
+            yield _decoder.decode(body), offset
 
 
 def recorded_facts(folder: Path, stream: str, clock: Clock) -> Iterator[Recorded]:
@@ -112,20 +121,33 @@ def decoded(message: Message, clock: Clock) -> Iterator[Recorded]:
         yield decode_message(message, clock)
 
 
+class ArchivedState:
+    """The state of every archived fact, of these types; follows the archive forwards."""
+
+    def __init__(self, folder: Path, clock: Clock, folds: Collection[type[Fact]] = FACTS) -> None:
+        self.state = EMPTY_STATE
+        self._folder = folder
+        self._clock = clock
+        self._types = frozenset(folds)
+        self._offsets: dict[str, int] = {}
+
+    def advance(self, last_sequences: Mapping[str, int]) -> ClusterState:
+        """Return the state up to these sequences, of the streams that are named."""
+        for stream, last in sorted(last_sequences.items()):
+            batch: list[Recorded] = []
+            for message, offset in _placed(self._folder, stream, self._offsets.get(stream, 0)):
+                if message.sequence > last:
+                    break
+                self._offsets[stream] = offset
+                batch += (item for item in decoded(message, self._clock) if type(item.fact) in self._types)
+                if len(batch) >= FOLDED_COUNT_MAX:
+                    self.state, batch = fold(self.state, batch), []
+            self.state = fold(self.state, batch) if batch else self.state
+        return self.state
+
+
 def state_at(
     folder: Path, clock: Clock, last_sequences: Mapping[str, int], folds: Collection[type[Fact]] = FACTS
 ) -> ClusterState:
     """Return the state of every archived fact up to these sequences; of the streams that are named, and these types."""
-    state, types = EMPTY_STATE, frozenset(folds)
-    for stream, last in sorted(last_sequences.items()):
-        batch: list[Recorded] = []
-        for item in recorded_facts(folder, stream, clock):
-            if item.sequence > last:
-                break
-            if type(item.fact) in types:
-                batch.append(item)
-            if len(batch) == FOLDED_COUNT_MAX:
-                state = fold(state, batch)
-                batch = []
-        state = fold(state, batch) if batch else state
-    return state
+    return ArchivedState(folder, clock, folds).advance(last_sequences)

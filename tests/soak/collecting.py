@@ -45,6 +45,7 @@ class Collector:
         self._oracle = oracle
         self._folder = folder
         self._clock = system.clock
+        self._current = archive.ArchivedState(oracle.folder, system.clock)
 
     async def spans(self) -> dict[str, StreamSpan]:
         """Return what each stream stores now, once the oracle has read it."""
@@ -59,7 +60,7 @@ class Collector:
     async def state(self) -> ClusterState:
         """Return the oracle's state of everything that is stored now."""
         last = {stream: span.last_sequence for stream, span in (await self.spans()).items()}
-        return await asyncio.to_thread(archive.state_at, self._oracle.folder, self._clock, last)
+        return await asyncio.to_thread(self._current.advance, last)
 
     async def rebuilt(self) -> Known:
         """Read the streams as a process that starts now; the oracle has also read what they have discarded since."""

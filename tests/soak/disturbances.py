@@ -27,7 +27,8 @@ NOTICES_EVERY_SECONDS = 30.0
 STORM_EVERY_SECONDS = 120.0
 DOWN_SECONDS_MIN, DOWN_SECONDS_MAX = 2.0, 10.0  # of a broker or the database
 STORM_SECONDS = 40.0
-STORM_PODS_COUNT = 700  # whose launches a quota of zero refuses
+SEEN_SECONDS = 20.0  # until the scaler knows that the pods are gone: with the quota back it would buy for them
+STORM_PODS_RATIO = 0.07  # of all pods: how many wait whose launches a quota of zero refuses
 NOTICES_COUNT_MAX = 5
 NOTICE_SECONDS = 120.0  # as EC2; wall time
 RUN_SECONDS_MIN, RUN_SECONDS_MAX = 20.0, 60.0
@@ -45,7 +46,7 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # that it lasts
 
 
-def schedule(seed: str, services: Sequence[str], seconds: float) -> tuple[Disturbance, ...]:
+def schedule(seed: str, services: Sequence[str], seconds: float, *, pods_count: int) -> tuple[Disturbance, ...]:
     """Return what happens within this time. Everything is killed once before anything is killed again."""
     draw = random.Random(f"soak/{seed}")  # noqa: S311 - repeatable, no secret
     events: list[Disturbance] = []
@@ -67,7 +68,13 @@ def schedule(seed: str, services: Sequence[str], seconds: float) -> tuple[Distur
         for at in _times(draw, NOTICES_EVERY_SECONDS, seconds)
     ]
     events += [
-        Disturbance(at_seconds=at, kind="quota_storm", name=f"storm-{number}", seconds=STORM_SECONDS)
+        Disturbance(
+            at_seconds=at,
+            kind="quota_storm",
+            name=f"storm-{number}",
+            count=round(pods_count * STORM_PODS_RATIO),
+            seconds=STORM_SECONDS,
+        )
         for number, at in enumerate(_times(draw, STORM_EVERY_SECONDS, seconds))
     ]
     return tuple(sorted(events, key=lambda event: event.at_seconds))
@@ -78,6 +85,10 @@ def _times(draw: random.Random, every_seconds: float, seconds: float) -> list[fl
     return [(number + draw.uniform(0.2, 0.8)) * every_seconds for number in range(count)]
 
 
+class NotAccepted(Exception):
+    """A request that users would see as lost."""
+
+
 class Disturber:
     """Carries out a schedule."""
 
@@ -85,7 +96,8 @@ class Disturber:
         self, system: SoakSystem, api: SimApi, world: SimulatedWorld, player: Player, say: Callable[[str], None]
     ) -> None:
         self.kills: list[str] = []
-        self.failures: list[str] = []
+        self.failures: list[str] = []  # promises that a disturbance found broken
+        self.skipped: list[str] = []  # disturbances that this machine could not carry out
         self._system = system
         self._api = api
         self._world = world
@@ -120,9 +132,12 @@ class Disturber:
                     await self._give_notices(event.count)
                 case "quota_storm":
                     await self._storm(event)
+        except NotAccepted as exc:
+            self.failures.append(str(exc))
+            self._say(str(exc))
         except (AutoscalerError, AssertionError, aiohttp.ClientError, TimeoutError, OSError) as exc:
-            self.failures.append(f"{event.kind} {event.name} at {event.at_seconds:.0f} s failed: {exc!r}")
-            self._say(self.failures[-1])
+            self.skipped.append(f"{event.kind} {event.name} at {event.at_seconds:.0f} s: {exc!r}")
+            self._say(f"skipped: {self.skipped[-1]}")
 
     async def _kill(self, event: Disturbance) -> None:
         self._say(f"kill {event.name}")
@@ -156,30 +171,24 @@ class Disturber:
                 await self._player.submit(request, "rest" if number % 2 else "nats")
                 return
             await asyncio.sleep(TRY_SECONDS)
-        raise TimeoutError(f"job {event.name} was not accepted by NATS or the gateway")
+        raise NotAccepted(f"job {event.name} was accepted neither by NATS nor by the gateway")
 
     async def _give_notices(self, count: int) -> None:
         names = [await self._world.send_notice(NOTICE_SECONDS) for _ in range(count)]
         self._say(f"{sum(name is not None for name in names)} interruption notices")
 
     async def _storm(self, event: Disturbance) -> None:
-        """Let many pods wait for capacity that a quota of zero refuses; then restore the quota and cancel the work."""
-        self._say(f"quota of zero, {STORM_PODS_COUNT} pods wait")
-        await self._api.call(
-            "POST",
-            "/admin/refusals",
-            msgspec.json.encode(
-                {
-                    "offer": f"{CHURN_TYPE}/*",
-                    "code": "VcpuLimitExceeded",
-                    "seconds": event.seconds,
-                    "retry_after_seconds": 15.0,
-                }
-            ),
-        )
-        manifest = job(event.name, STORM_PODS_COUNT, gpus=4)
-        manifest["spec"]["template"]["spec"]["nodeSelector"] = {"node.kubernetes.io/instance-type": CHURN_TYPE}
-        await self._api.create_job(manifest)
-        await asyncio.sleep(event.seconds)
-        await self._api.delete_job(event.name)
-        self._say("quota restored, the waiting pods are deleted")
+        """Let many pods wait for capacity that a quota of zero refuses; cancel the work, then restore the quota."""
+        self._say(f"quota of zero, {event.count} pods wait")
+        refusal = {"offer": f"{CHURN_TYPE}/*", "code": "VcpuLimitExceeded", "retry_after_seconds": 15.0}
+        await self._api.call("POST", "/admin/refusals", msgspec.json.encode(refusal))
+        try:
+            manifest = job(event.name, event.count, gpus=4)
+            manifest["spec"]["template"]["spec"]["nodeSelector"] = {"node.kubernetes.io/instance-type": CHURN_TYPE}
+            await self._api.create_job(manifest)
+            await asyncio.sleep(event.seconds)
+            await self._api.delete_job(event.name)
+            await asyncio.sleep(SEEN_SECONDS)
+        finally:
+            await self._api.call("DELETE", "/admin/refusals")
+        self._say("the waiting pods are deleted, quota restored")

@@ -12,13 +12,13 @@ from gpu_autoscaler.bus import streams as declared
 from gpu_autoscaler.bus.streams import StreamLimits, StreamSpec
 
 SHORTER = 100
-RUN_RATIO = 0.4  # of the run: no stream keeps anything longer, so that each discards more than once
+RUN_RATIO = 0.6  # of the run: no stream keeps anything longer, so that each discards
 # A stream must keep what is deduplicated, and messages of a killed process until it has started again.
 AGE_SECONDS_MIN = 300
 # A hundredth of the bytes does not hold 10,000 living pods: each stream keeps at least what is alive, several times.
 MEBIBYTES_MIN: Mapping[str, int] = {"POD": 96, "NODE": 32, "GPU": 32, "SCALING": 24}
 MEBIBYTES_MIN_OTHERS = 8
-RESYNC_SECONDS = 5.0  # instead of 60: a pass repeats at most 1,000 objects, and 10,000 are alive
+RESYNC_SECONDS = 2.0  # instead of 60: a pass repeats at most 1,000 objects, and 10,000 are alive
 FULL_LIST_SECONDS = 60.0  # instead of 30 minutes
 
 

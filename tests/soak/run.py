@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -74,6 +74,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     disturbed_seconds: float
     kills_by_name: Mapping[str, int]
     notices: int  # that were answered
+    skipped: tuple[str, ...]  # disturbances that this machine could not carry out in time
     intervals: Mapping[str, tuple[float, float]]  # seconds in this run, and usually
     retention_seconds: Mapping[str, int]  # by stream
     messages: Mapping[str, int]  # by stream, ever stored
@@ -155,7 +156,7 @@ class Soak:
             sampling.cancel()
             evidence = await self._collect(state, objects, await invoice_of(api), oracle, collector)
             record = await asyncio.to_thread(collector.record)
-            return await self._result(evidence, record, oracle, collector, disturber.kills)
+            return await self._result(evidence, record, oracle, collector, disturber)
 
     async def _disturb(self, system: SoakSystem, disturber: Disturber) -> None:
         left = self._options.minutes * 60 - self._seconds() - SETTLE_SECONDS - JUDGE_SECONDS
@@ -163,7 +164,7 @@ class Soak:
         began = self._seconds()
         self._measured_from = began + min(WARM_UP_SECONDS, seconds / 4)
         services = sorted(name for name in system.children if name != "simcluster")
-        events = schedule(self._options.seed, services, seconds)
+        events = schedule(self._options.seed, services, seconds, pods_count=self._options.pods)
         self._say(f"{len(events)} disturbances in {seconds:.0f} s, seed {self._options.seed}")
         await disturber.run(events)
         self._broken += disturber.failures
@@ -232,7 +233,7 @@ class Soak:
         )
 
     async def _result(
-        self, evidence: Evidence, record: Record, oracle: archive.Archive, collector: Collector, kills: Sequence[str]
+        self, evidence: Evidence, record: Record, oracle: archive.Archive, collector: Collector, disturber: Disturber
     ) -> Result:
         options, measurements = self._options, self._measurements
         self._broken += broken_by_facts(
@@ -246,7 +247,7 @@ class Soak:
             minutes=round(self._seconds() / 60, 1),
             nodes=len(evidence.objects.nodes),
             pods=len(evidence.objects.pods),
-            kills=len(kills),
+            kills=len(disturber.kills),
             equal=verdict.is_equal,
             differences=verdict.differences,
             broken=verdict.broken,
@@ -258,8 +259,9 @@ class Soak:
             seed=options.seed,
             planted=options.planted,
             disturbed_seconds=round(self._disturbed_seconds, 1),
-            kills_by_name=dict(sorted(Counter(kills).items())),
+            kills_by_name=dict(sorted(Counter(disturber.kills).items())),
             notices=len(answers),
+            skipped=tuple(disturber.skipped),
             intervals=INTERVALS,
             retention_seconds={name: limit.max_age_seconds for name, limit in limits_of(options.minutes).items()},
             messages=dict(oracle.last_sequences),
