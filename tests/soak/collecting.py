@@ -1,14 +1,14 @@
 """Collects the evidence at the end of a soak: what exists, what is charged, and what services and streams know."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 import msgspec
 from tests.soak import archive, population
-from tests.soak.judge import Known, Objects
+from tests.soak.judge import Known, Objects, Span
 from tests.soak.population import SimApi
 from tests.soak.system import SoakSystem
 
@@ -113,15 +113,15 @@ class Collector:
     async def _store(self) -> Store:
         return await open_store(self._system.postgres.url(), is_read_only=True)
 
-    def charged(self, unpublished: Sequence[CostAccrued]) -> dict[str, int]:
-        """Return the sum of the published spans by instance, and of those still to be published; each span once."""
+    def charged(self, unpublished: Sequence[CostAccrued]) -> dict[str, list[Span]]:
+        """Return the published spans by instance, and those still to be published; each once, by their starts."""
         recorded = archive.recorded_facts(self._oracle.folder, CostAccrued.stream(), self._clock)
         facts = chain((item.fact for item in recorded), unpublished)
         spans = {(fact.provider_id, fact.from_at): fact for fact in facts if isinstance(fact, CostAccrued)}
-        sums: Counter[str] = Counter()
-        for (provider_id, _), span in spans.items():
-            sums[provider_id] += span.total_micro_usd
-        return dict(sums)
+        charged: defaultdict[str, list[Span]] = defaultdict(list)
+        for (provider_id, _), span in sorted(spans.items()):
+            charged[provider_id].append(Span(span.from_at, span.to_at, span.total_micro_usd))
+        return dict(charged)
 
     def record(self) -> Record:
         """Return the archived facts that promises are about."""

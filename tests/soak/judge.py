@@ -7,6 +7,8 @@ that must not happen. Both fail the soak.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,6 +50,14 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True):
     instances: Collection[str]  # provider ids of machines that are not terminated
 
 
+class Span(NamedTuple):
+    """A charged time of an instance."""
+
+    from_at: datetime
+    to_at: datetime
+    micro_usd: int
+
+
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """A figure in the first half of the measured time (its maximum), and at the end."""
 
@@ -63,7 +73,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     objects: Objects
     invoice: Sequence[InvoiceLine]
     charges: Mapping[str, LastCharge]  # of the ledger
-    charged_by_facts: Mapping[str, int]  # micro-dollars by provider id, each span once
+    spans: Mapping[str, Sequence[Span]]  # published or to be published, by provider id; each once, by their starts
     judged_at: datetime
     rss_mib: Mapping[str, Level]
     disk_mib: Level
@@ -128,12 +138,21 @@ def bill_differences(evidence: Evidence) -> Iterator[str]:
     )
     yield from _some(
         [
-            f"{provider_id}: facts say {evidence.charged_by_facts.get(provider_id, 0)} micro-USD, the ledger "
-            f"{charge.total_micro_usd}"
+            f"{provider_id}: facts say {charged} micro-USD, the ledger {charge.total_micro_usd}"
             for provider_id, charge in sorted(ledger.items())
-            if evidence.charged_by_facts.get(provider_id, 0) != charge.total_micro_usd
+            if (charged := sum(span.micro_usd for span in evidence.spans.get(provider_id, ())))
+            != charge.total_micro_usd
         ],
         "bills in facts",
+    )
+    yield from _some(
+        [
+            f"{provider_id} is charged up to {before.to_at:%H:%M:%S}, and then from {after.from_at:%H:%M:%S} on"
+            for provider_id, spans in sorted(evidence.spans.items())
+            for before, after in pairwise(spans)
+            if before.to_at != after.from_at
+        ],
+        "spans",
     )
 
 

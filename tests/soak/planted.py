@@ -8,6 +8,7 @@ from unittest import mock
 
 import msgspec
 
+from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.store.postgres import PostgresStore
 from gpu_autoscaler.store.protocol import LastCharge
@@ -23,17 +24,22 @@ def no_resync() -> None:
 
 
 def restart_loses_charges() -> None:
-    """Charge from the restart on instead of from the end of the last span in the ledger."""
+    """Take the time between the last span in the ledger and the restart for charged."""
     last_charges = PostgresStore.last_charges
 
-    async def from_now(self: PostgresStore, *arguments: Any) -> Mapping[Any, LastCharge]:  # noqa: ANN401 - as above
+    async def up_to_now(self: PostgresStore, *arguments: Any) -> Mapping[Any, LastCharge]:  # noqa: ANN401 - as above
         now = datetime.now(UTC)
         return {
-            provider_id: msgspec.structs.replace(charge, last=msgspec.structs.replace(charge.last, to_at=now))
-            for provider_id, charge in (await last_charges(self, *arguments)).items()
+            provider_id: _skip(charge, now) for provider_id, charge in (await last_charges(self, *arguments)).items()
         }
 
-    mock.patch.object(PostgresStore, "last_charges", from_now).start()
+    mock.patch.object(PostgresStore, "last_charges", up_to_now).start()
+
+
+def _skip(charge: LastCharge, now: datetime) -> LastCharge:
+    skipped = cost_micro_usd(charge.last.price_micro_usd_per_hour, now - charge.last.to_at)
+    last = msgspec.structs.replace(charge.last, to_at=now)
+    return msgspec.structs.replace(charge, last=last, total_micro_usd=charge.total_micro_usd + skipped)
 
 
 PLANTED: Mapping[str, Callable[[], None]] = {"no_resync": no_resync, "restart_loses_charges": restart_loses_charges}

@@ -226,7 +226,7 @@ class Soak:
             objects=objects,
             invoice=invoice.lines,
             charges=charges,
-            charged_by_facts=await asyncio.to_thread(collector.charged, unpublished),
+            spans=await asyncio.to_thread(collector.charged, unpublished),
             judged_at=invoice.as_of,
             rss_mib={name: level for name, level in rss.items() if name != "simcluster"},
             disk_mib=disk,

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.soak.judge import Evidence, Known, Level, Objects, judge
+from tests.soak.judge import Evidence, Known, Level, Objects, Span, judge
 from tests.support.stories import HOUR, MINUTE, T0, given, job, node, notice, pod, provider_id
 
 from gpu_autoscaler.events.catalog import FACTS
@@ -66,6 +66,12 @@ def _line(name: str) -> InvoiceLine:
     )
 
 
+def _spans(charge: LastCharge, *, gap: timedelta = timedelta(0)) -> list[Span]:
+    """The charge as two spans, of which one may miss a time."""
+    half = T0 + 20 * MINUTE
+    return [Span(T0, half, 1_000), Span(half + gap, charge.last.to_at, charge.total_micro_usd - 1_000)]
+
+
 CHARGES = {str(provider_id(f"buy-{name}")): _charge(name) for name in NODES}
 GOOD = Evidence(
     known=(Known(name="scaler", oracle=STATE, actual=STATE, folds=FACTS),),
@@ -78,7 +84,7 @@ GOOD = Evidence(
     ),
     invoice=[_line(name) for name in NODES],
     charges=CHARGES,
-    charged_by_facts={name: charge.total_micro_usd for name, charge in CHARGES.items()},
+    spans={name: _spans(charge) for name, charge in CHARGES.items()},
     judged_at=NOW,
     rss_mib={"scaler": Level(start=200, end=230)},
     disk_mib=Level(start=500, end=600),
@@ -98,11 +104,7 @@ def _objects(**changes: object) -> Evidence:
 def _charged(charge: LastCharge) -> Evidence:
     """The ledger, and the facts with it, have this charge instead."""
     provider = charge.last.provider_id
-    return replace(
-        GOOD,
-        charges={**CHARGES, provider: charge},
-        charged_by_facts={**GOOD.charged_by_facts, provider: charge.total_micro_usd},
-    )
+    return replace(GOOD, charges={**CHARGES, provider: charge}, spans={**GOOD.spans, provider: _spans(charge)})
 
 
 def test_what_agrees_is_equal_and_unbroken() -> None:
@@ -140,7 +142,8 @@ def test_what_agrees_is_equal_and_unbroken() -> None:
             replace(GOOD, invoice=[replace(_line("n1"), terminated_at=T0 + 50 * MINUTE), _line("n2")]),
             "it ended at",
         ),
-        (replace(GOOD, charged_by_facts={}), "facts say 0 micro-USD"),
+        (replace(GOOD, spans={}), "facts say 0 micro-USD"),
+        (replace(GOOD, spans={**GOOD.spans, INSTANCES[0]: _spans(_charge("n1"), gap=MINUTE)}), "then from 12:21:00"),
     ],
 )  # fmt: skip
 def test_a_disagreement_is_a_difference(evidence: Evidence, text: str) -> None:
