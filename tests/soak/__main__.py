@@ -10,7 +10,10 @@ from pathlib import Path
 import msgspec
 from tests.soak.run import Options, Result, Soak
 
+from gpu_autoscaler.model.errors import AutoscalerError
+
 OUT = Path("out/soak.json")
+EXIT_INTERRUPTED = 130  # as shells have it for Ctrl-C
 OVERTIME_SECONDS = 300.0  # after this much more than asked for, the soak ends as failed
 
 
@@ -33,7 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
         planted=given.planted,
     )
     _print_line(f"soak of {given.minutes:g} min, repeat with SEED={given.seed}")
-    result = asyncio.run(_limited(options))
+    try:
+        result = asyncio.run(_limited(options))
+    except asyncio.CancelledError:
+        _print_line("interrupted, every process is stopped")
+        return EXIT_INTERRUPTED
+    except (AutoscalerError, TimeoutError) as exc:
+        _print_line(f"FAILED to run: {exc!r}; logs are in {options.folder / 'logs'}")
+        return 1
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
     for line in (*result.differences, *result.broken):
