@@ -7,6 +7,7 @@ logged and counted, and the whole streams are read.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -87,6 +88,8 @@ class Snapshots:
         self._clock = clock
         self._metrics = metrics
         self._core_digest = core_digest
+        # A thread of its own: each of the pool's threads would keep the memory of an encoded state for its next call.
+        self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshot")
         self._spans: dict[str, StreamSpan] = {}  # at the start: the streams that are folded
         self._saved: ClusterState = EMPTY_STATE
         self.lost_state = EMPTY_STATE  # after `resume`: the last state that was saved from streams that are lost
@@ -168,7 +171,8 @@ class Snapshots:
         try:
             async with asyncio.timeout(SAVE_SECONDS_MAX):
                 label = await self._label(cut)
-                encoded, body = await asyncio.to_thread(encode_snapshot, label, state, memory)
+                loop = asyncio.get_running_loop()
+                encoded, body = await loop.run_in_executor(self._encoding, encode_snapshot, label, state, memory)
                 now = self._clock.wall_now()
                 await self._store.save_snapshot(label=encoded, body=body, saved_at=now, service=self._keeper)
                 kept = await self._store.snapshots(self._keeper)

@@ -1,6 +1,7 @@
 """A process that starts again reads what came since the last snapshot; a doubtful snapshot is not used."""
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -219,6 +220,20 @@ async def test_nothing_new_is_not_kept_again() -> None:
     await desk.live("a")
     await desk.live()
     assert desk.tables.snapshots_count == 1
+
+
+async def test_one_thread_encodes_every_snapshot() -> None:
+    """Each thread that ever encoded one would keep memory for a whole state: five times 20 MiB at 1,000 nodes."""
+    desk, service = Desk(), Folder()
+    snapshots = await desk.snapshots(service)
+    before = set(threading.enumerate())
+    for number in range(4):
+        service.view.advance(ClusterState(last_plan_sequence=number + 1), {})
+        await snapshots.save()
+
+    assert desk.tables.snapshots_count == 4
+    encoding = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("snapshot")]
+    assert len(encoding) == 1
 
 
 async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
