@@ -54,7 +54,7 @@ class Servers:
         for server in self.cluster.servers:
             server.process_group = self.process_group
         await asyncio.gather(*(server.start() for server in self.cluster.servers))
-        await until_formed(self.cluster)
+        await until_formed(self.cluster.urls)
 
     async def stop(self) -> None:
         await asyncio.gather(*(server.stop() for server in self.cluster.servers))
