@@ -2,6 +2,7 @@
 
 import getpass
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ Reason = Annotated[str, Parameter(help="Why; shown to others while it is active.
 For = Annotated[str, Parameter(name="--for", help="Duration in cluster time: 90m, 2h, 1h30m, 3d.")]
 
 
-def until(row: Document) -> str:
+def until(row: Mapping[str, Any]) -> str:
     """Return when the directive ends: the brake holds until somebody resumes."""
     return "resumed" if row["key"] == BRAKE else f"{row['until'][:19]}Z"
 
