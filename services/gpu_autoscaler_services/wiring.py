@@ -22,6 +22,7 @@ from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.policy_reload import PolicyFile, Use, following_policy_file
 from gpu_autoscaler.runtime.process import ProcessContext
 from gpu_autoscaler.runtime.service import MemoryInput, Service, consumers_of
@@ -154,7 +155,7 @@ async def resumed_snapshots(
         service,
         context.view,
         store,
-        bus,
+        History(bus, context.clock),
         clock=context.clock,
         metrics=context.metrics,
         core_digest=core_digest(),

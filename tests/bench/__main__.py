@@ -58,6 +58,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V5": capacity.measure,
     "V7": sizing.measure,
     "START": readiness.measure,
+    "UPGRADE": readiness.measure_upgrade,
     "REBUILD": recovering.measure_rebuild,
     "STANDBY": recovering.measure_standby,
     "MEMORY": memory.measure,

@@ -2,22 +2,39 @@
 
 The snapshot stands for nine tenths of them and still remembers each of 180,000 pods that are gone, the most that six
 hours of such a day leave behind; a hundred thousand facts came after it.
+
+UPGRADE: how long each service takes until it is ready after its core was changed, with 1,000 nodes, 10,000 pods, and
+streams of pods and nodes that are as full as they get in a week.
 """
 
 import asyncio
+import shutil
+import sqlite3
 import tempfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import uvloop
 from tests.bench.folding import history
 from tests.bench.line import Line
-from tests.bench.scaler_process import ground
+from tests.bench.scaler_process import NODES_COUNT, Ground, cluster, envelopes, ground
 from tests.bench.starting import publish_all
+
+import gpu_autoscaler
+import gpu_autoscaler_services
+from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model.ids import FactId
 
 PODS_COUNT = 200_000  # a million facts
 TAIL_RATIO = 0.1
 SECONDS_MAX = 10.0
+UPGRADE_SECONDS_MAX = 60.0
+NODE_VERSIONS_COUNT = 300  # of each of a thousand nodes: more than NODE keeps
+TAIL_COUNT = 20_000  # facts stored while a service was stopped
+# Those that start from snapshots, and those that read the few facts that they fold.
+UPGRADED = ("scaler", "scheduler", "cost_tracker", "gateway", "dcgm_ingest", "announcer")
 
 
 def measure() -> list[Line]:
@@ -50,11 +67,89 @@ def measure() -> list[Line]:
     ]
 
 
+def measure_upgrade() -> list[Line]:
+    """Each service once with a changed core, then the scaler without a snapshot, as 0.2 started after an upgrade."""
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stored, starts, whole = runner.run(_measure_upgrade(Path(folder)))
+    lines = [
+        Line(
+            case=f"UPGRADE {name}",
+            value=start.seconds,
+            unit="s",
+            against=f"{start.folded_count:,.0f} of {stored} facts read",
+            target=f"<= {UPGRADE_SECONDS_MAX:g}",
+            met=start.seconds <= UPGRADE_SECONDS_MAX,
+        )
+        for name, start in starts.items()
+    ]
+    against = f"{whole.folded_count:,.0f} facts read: no snapshot"
+    return [*lines, Line(case="UPGRADE whole", value=whole.seconds, unit="s", against=against)]
+
+
+async def _measure_upgrade(folder: Path) -> tuple[str, dict[str, "Start"], "Start"]:
+    async with ground(folder) as here:
+        await here.install()
+        offers = await here.offers()
+        now = datetime.now(UTC)
+        living = envelopes(cluster(offers, now, sized=offers[0]))
+        past = history(PODS_COUNT)
+        await publish_all(here.bus, [msgspec.structs.replace(one, time=now) for one in past])
+        nodes = [one.fact for one in living if isinstance(one.fact, NodeObserved)]
+        for version in range(NODE_VERSIONS_COUNT):
+            await publish_all(here.bus, _again(nodes, version, now))
+        await publish_all(here.bus, living)
+        for name in ("scaler", "cost_tracker"):  # they save snapshots when they end
+            async with here.serving(name):
+                pass
+        spans = [await here.bus.span(stream) for stream in ("POD", "NODE")]
+        stored_count = sum(span.last_sequence - span.first_sequence + 1 for span in spans)
+        stored = f"{stored_count:,} ({sum(span.bytes_count for span in spans) / 2**20:,.0f} MiB)"
+        await publish_all(here.bus, _again(nodes * (TAIL_COUNT // NODES_COUNT), NODE_VERSIONS_COUNT, now))
+        _change_core(here)
+        await here.install()
+        starts = {name: await _started(here, name) for name in UPGRADED}
+        with sqlite3.connect(folder / "store.db") as store:
+            store.execute("DELETE FROM snapshots")
+        return stored, starts, await _started(here, "scaler")
+
+
+def _again(facts: list[NodeObserved], version: int, at: datetime) -> list[Envelope]:
+    """The nodes as they are reported once more: a heartbeat, and nothing else, is new."""
+    return [
+        Envelope(
+            id=FactId(f"again/{version}/{number}"),
+            source="/bench",
+            time=at + timedelta(milliseconds=version),
+            fact=msgspec.structs.replace(fact, version=fact.version + version + number),
+        )
+        for number, fact in enumerate(facts)
+    ]
+
+
+def _change_core(here: Ground) -> None:
+    """Run services with another core from now on, which decides as this one."""
+    changed = here.folder / "changed"
+    for package in (gpu_autoscaler, gpu_autoscaler_services):
+        root = Path(str(package.__file__)).parent
+        shutil.copytree(root, changed / root.name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (changed / "gpu_autoscaler" / "core" / "plan.py").open("a", encoding="utf-8") as source:
+        source.write("\n_CHANGED = True\n")
+    here.environment["PYTHONPATH"] = str(changed)
+
+
+async def _started(here: Ground, service: str) -> "Start":
+    async with here.serving(service) as running:
+        figures = await running.figures()
+        folded = sum(value for name, value in figures.items() if name.startswith("gpu_autoscaler_facts_folded_total"))
+        return Start(running.ready_seconds, running.processor_seconds(), folded)
+
+
 class Start(msgspec.Struct, frozen=True):
     """What one took until the process was ready."""
 
     seconds: float
     processor_seconds: float
+    folded_count: float = 0.0
 
 
 async def _measure(folder: Path) -> tuple[Start, Start]:

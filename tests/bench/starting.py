@@ -18,6 +18,7 @@ from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
@@ -96,7 +97,7 @@ async def publish_all(bus: NatsBus, envelopes: list[Envelope]) -> None:
 async def _start(bus: NatsBus, store: SqliteStore, last: int) -> tuple[Snapshots, float]:
     """Start the service and let it read up to this sequence; it is ended again. Seconds it took."""
     view, metrics, clock = StateView(), Metrics(Pods.name), Clock()
-    snapshots = Snapshots(Pods, view, store, bus, clock=clock, metrics=metrics, core_digest="bench")
+    snapshots = Snapshots(Pods, view, store, History(bus, clock), clock=clock, metrics=metrics, core_digest="bench")
     began = time.perf_counter()
     await snapshots.resume()
     runner = Runner(Pods(), bus, view=view, clock=clock, metrics=metrics)

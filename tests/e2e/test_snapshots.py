@@ -63,7 +63,7 @@ def last_kept(folder: Path) -> tuple[Label, ClusterState]:
     sealed, body = asked(folder, f"SELECT label, body {OF_SCALER} ORDER BY number DESC LIMIT 1")[0]
     label = decode_label(sealed)
     assert isinstance(label, Label)
-    state = decode_snapshot(label, body)
+    state = decode_snapshot(sealed, body)
     assert isinstance(state, ClusterState)
     return label, state
 

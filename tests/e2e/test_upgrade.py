@@ -9,6 +9,11 @@ from tests.upgrade import PROCESSES, unpacked
 
 from gpu_autoscaler.bus.streams import DEAD
 from gpu_autoscaler.events.job import JobStarted
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.replay.recompute import Verdict, recompute
+from gpu_autoscaler.runtime.digests import core_digest
+from gpu_autoscaler.store.opening import open_store
+from gpu_autoscaler_services.demo.subscriber import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -40,9 +45,25 @@ async def replaced(cluster: Running, code: Path | None, names: tuple[str, ...], 
     return asked
 
 
+async def recomputed(cluster: Running, store_url: str) -> int:
+    """Recompute each plan of the current version, from the snapshot of the earlier one; return their number."""
+    plans = [fact for fact, _ in cluster.record.of(ScalingPlanMade) if fact.core_digest == core_digest()]
+    bus, store = await connect(cluster.system.nats_url), await open_store(store_url, is_read_only=True)
+    try:
+        for plan in plans:
+            assert plan.cut.base
+            result = await recompute(bus, plan.plan_id, cluster.policy, cluster.clock, store)
+            assert result.verdict is Verdict.EQUAL, result
+    finally:
+        await bus.close()
+        await store.close()
+    return len(plans)
+
+
 @pytest.mark.sweep
 async def test_an_upgrade_and_a_rollback(tmp_path: Path) -> None:
-    """No job is lost, each ends once, all costs are charged, and each version reads the other's facts."""
+    """No job is lost, each ends once, all costs are charged, and each version reads the other's facts. The current
+    version continues from snapshots of the earlier one, and its plans are recomputed from there."""
     earlier = unpacked(tmp_path / "earlier")
     async with (
         started(tmp_path / "system", code=dict.fromkeys(PROCESSES, earlier)) as system,
@@ -60,6 +81,11 @@ async def test_an_upgrade_and_a_rollback(tmp_path: Path) -> None:
         await cluster.until(
             lambda record: all(has(record, JobStarted, job_id=one) for one in asked), "all of them ran", 180.0
         )
+
+        for name in ("scaler", "cost-tracker", "gateway"):  # the scaler saves its first snapshot when it ends
+            log = cluster.system.children[name].log.read_text(errors="replace")
+            assert "state restored from snapshot" in log.rpartition("no snapshot used")[2], f"{name} read the history"
+        assert await recomputed(cluster, f"sqlite:///{tmp_path / 'system' / 'store.db'}") >= len(asked)
 
         await cluster.system.migrate(to="0.2")
         back = await replaced(cluster, earlier, PROCESSES, jobs="back")

@@ -38,9 +38,8 @@ _SETTINGS = settings(
 def stored(state: ClusterState) -> ClusterState:
     """The state as decoded by another process."""
     sealed, body = encode_snapshot(LABEL, state)
-    label = decode_label(sealed)
-    assert isinstance(label, Label)
-    result = decode_snapshot(label, body)
+    assert isinstance(decode_label(sealed), Label)
+    result = decode_snapshot(sealed, body)
     assert isinstance(result, ClusterState)
     return result
 
@@ -109,6 +108,6 @@ def test_a_corrupt_label_is_detected(old: bytes, new: bytes, reason: str) -> Non
 
 def _reason(sealed: bytes, body: bytes) -> Any:  # noqa: ANN401 - compared with a word
     label = decode_label(sealed)
-    result = label if isinstance(label, Refusal) else decode_snapshot(label, body)
+    result = label if isinstance(label, Refusal) else decode_snapshot(sealed, body)
     assert isinstance(result, Refusal)
     return result.reason

@@ -15,10 +15,10 @@ from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import FactId, JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.recording import STREAMS, Head, Recording, load
 from gpu_autoscaler.replay.retrace import RetraceResult, report_lines, retrace
 from gpu_autoscaler.runtime.digests import policy_digest
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler.sim.simulation import Setting, Simulation
 from gpu_autoscaler.sim.virtual_time import ORIGIN
 from gpu_autoscaler_services.simulation import ROLES

@@ -16,9 +16,9 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import FactId, NodeUid, PodUid
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.observation import Window, compare_fleets
 from gpu_autoscaler.replay.recording import Head, Recording
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.simulation import ROLES

@@ -222,3 +222,5 @@ class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream
     set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of dead letters
+    # Checksum of the snapshot of another version that the state continues; empty: one version folded all of it.
+    base: str = ""

@@ -28,10 +28,10 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.outcome import Outcome, measure
 from gpu_autoscaler.replay.recording import Recording
 from gpu_autoscaler.replay.workload_script import Reclaim, Refusal, Replicas, Script, script_of
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import SimBus

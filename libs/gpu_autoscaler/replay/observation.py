@@ -25,10 +25,10 @@ from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.replay.counterfactual import rerun
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.outcome import Machine, Outcome, Work, measure, outcome_of
 from gpu_autoscaler.replay.recording import Head, Recording
 from gpu_autoscaler.replay.workload_script import Arrival, is_foreign_work, is_serving, script_of
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler.sim.adapters.assembly import Roles
 
 _IMAGE = "observed"  # no image is pulled in the simulation

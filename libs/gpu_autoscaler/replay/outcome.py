@@ -16,7 +16,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.replay.history import Stored
+from gpu_autoscaler.runtime.history import Stored
 
 ALL = "all"
 _NAMES = {value: name for name, value in PRIORITY_NAMES.items()}

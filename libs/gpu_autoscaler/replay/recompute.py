@@ -1,7 +1,8 @@
 """Does this code make the same plan from the same facts? Recomputes a recorded plan and compares byte for byte.
 
-Folds the facts up to the plan's cut and calls `plan` with the policy. If the first facts have expired, the nearest
-snapshot below the cut replaces them. Called by `gpu-autoscaler recompute`. Reads streams and store, writes nothing.
+Folds the facts up to the plan's cut and calls `plan` with the policy. If the first facts have expired, or another
+version folded them, the nearest snapshot below the cut replaces them. Called by `gpu-autoscaler recompute`. Reads
+streams and store, writes nothing.
 """
 
 import difflib
@@ -22,11 +23,11 @@ from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.ids import PlanId
-from gpu_autoscaler.replay.history import History
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.snapshot_codec import Label, Refusal, decode_label
-from gpu_autoscaler.runtime.snapshots import refused, rewritten, state_of
+from gpu_autoscaler.runtime.snapshots import added_facts, refused, rewritten, state_of
 from gpu_autoscaler.store.protocol import SnapshotRow, Store
 
 DIFFERENCE_LINES_MAX = 80
@@ -81,7 +82,7 @@ async def recompute(
             sentence=f"made by core {recorded.core_digest} (version {recorded.service_version or 'unknown'}), "
             f"but this is core {core}; recompute with the version that made the plan",
         )
-    start = await find_start(bus, history, recorded, store)
+    start = await find_start(history, recorded, store)
     return await _compare(history, start, recorded, policy)
 
 
@@ -126,9 +127,10 @@ async def _compare(history: History, start: Start, recorded: ScalingPlanMade, po
     )
 
 
-async def find_start(bus: Bus, history: History, recorded: ScalingPlanMade, store: Store | None) -> Start:
-    """Return the beginning if no fact has expired, else the nearest usable snapshot below the plan's cut."""
-    spans = {stream: await bus.span(stream) for stream, _ in recorded.cut.last_sequences}
+async def find_start(history: History, recorded: ScalingPlanMade, store: Store | None) -> Start:
+    """Return the beginning if no fact has expired and one version folded all of them; else the nearest usable snapshot
+    below the plan's cut, of the same descent."""
+    spans = {stream: await history.span(stream) for stream, _ in recorded.cut.last_sequences}
     expired = [
         f"{stream}: the first sequence kept is {span.first_sequence}"
         if span.first_sequence <= span.last_sequence
@@ -136,42 +138,54 @@ async def find_start(bus: Bus, history: History, recorded: ScalingPlanMade, stor
         for stream, span in spans.items()
         if not await history.is_from_the_beginning(stream)
     ]
-    if not expired:
+    causes = [f"facts have expired ({'; '.join(expired)})"] if expired else []
+    if recorded.cut.base:
+        causes.append(f"the state continued snapshot {recorded.cut.base} of another version")
+    if not causes:
         return Start()
-    facts_expired = f"facts have expired ({'; '.join(expired)})"
+    cause = " and ".join(causes)
     if store is None:
-        return Start(missing=f"{facts_expired}, and no store is configured to read a snapshot from; set store.url")
+        return Start(missing=f"{cause}, and no store is configured to read a snapshot from; set store.url")
     rows, below_count, refusal = await store.snapshots(), 0, None
     for row in rows:
         label = decode_label(row.label)
-        if isinstance(label, Label) and not is_contained_in(label.cut, recorded.cut):
+        if isinstance(label, Label) and not (is_contained_in(label.cut, recorded.cut) and _leads_to(label, recorded)):
             continue
         below_count += 1
-        start = await from_snapshot(bus, store, row, label, recorded.core_digest, spans)
+        start = await from_snapshot(history, store, row, label, spans)
         if isinstance(start, Start):
             return start
         refusal = refusal or start
     reason = (
         f"the nearest of {below_count} below the plan's cut is unusable: {refusal.detail}"
         if refusal
-        else f"none of {len(rows)} is below the plan's cut"
+        else f"none of {len(rows)} is below the plan's cut and leads to it"
     )
-    return Start(missing=f"{facts_expired}, and no snapshot replaces them: {reason}")
+    return Start(missing=f"{cause}, and no snapshot replaces them: {reason}")
+
+
+def _leads_to(label: Label, recorded: ScalingPlanMade) -> bool:
+    """True for a snapshot of the same version and base as the plan, and for its base."""
+    base = recorded.cut.base
+    is_base = bool(base) and label.checksum == base
+    return is_base or (label.core_digest, label.base) == (recorded.core_digest, base)
 
 
 async def from_snapshot(
-    bus: Bus, store: Store, row: SnapshotRow, label: Label | Refusal, core: str, spans: Mapping[str, StreamSpan]
+    history: History, store: Store, row: SnapshotRow, label: Label | Refusal, spans: Mapping[str, StreamSpan]
 ) -> Start | Refusal:
-    """Return the state of the snapshot if it fits core and streams, else the refusal."""
+    """Return the state of the snapshot if it fits the streams, with the facts of types that this version has added;
+    else the refusal."""
     if isinstance(label, Refusal):
         return label
     folds = [fact for stream in spans for fact in folded_facts(stream)]
-    refusal = refused(label, core, folds, spans) or await rewritten(bus, label.marks)
+    refusal = refused(label, folds, spans) or await rewritten(history, label.marks)
     if refusal is not None:
         return refusal
-    state = await state_of(store, row, label)
+    state = await state_of(store, row)
     if isinstance(state, Refusal):
         return state
+    state = fold(state, await added_facts(history, label, folds))
     name = f"the snapshot of {row.saved_at:%Y-%m-%d %H:%M:%S} UTC and "
     return Start(name=name, state=state, sequences=dict(label.cut.last_sequences))
 

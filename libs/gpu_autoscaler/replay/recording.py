@@ -22,10 +22,10 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.replay.history import History, Stored
 from gpu_autoscaler.replay.recompute import Start, folded_facts, from_snapshot, is_contained_in
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import policy_digest
+from gpu_autoscaler.runtime.history import History, Stored
 from gpu_autoscaler.runtime.snapshot_codec import Label, decode_label
 from gpu_autoscaler.store.protocol import Store
 
@@ -146,7 +146,7 @@ async def collect(
     if first is None:
         interval = f"{from_at.isoformat()} and {to_at.isoformat()}"
         return Missing(sentence=f"no plan between {interval}; list plans with: gpu-autoscaler plans")
-    start = await _start(bus, store, first.cut)
+    start = await _start(history, store, first.cut)
     if isinstance(start, Missing):
         return start
     facts: list[Stored] = []
@@ -165,14 +165,12 @@ async def collect(
     return Recording(head=head, facts=tuple(facts))
 
 
-async def _start(bus: Bus, store: Store | None, first: Cut) -> Start | Missing:
-    spans = {stream: await bus.span(stream) for stream in STREAMS}
+async def _start(history: History, store: Store | None, first: Cut) -> Start | Missing:
+    spans = {stream: await history.span(stream) for stream in STREAMS}
     for row in [] if store is None else await store.snapshots():
         label = decode_label(row.label)
-        # Another core may have folded the snapshot. It is the only source of that time, so unlike at a service's start
-        # its core digest is not compared.
         if isinstance(label, Label) and is_contained_in(label.cut, first) and store is not None:
-            start = await from_snapshot(bus, store, row, label, label.core_digest, spans)
+            start = await from_snapshot(history, store, row, label, spans)
             if isinstance(start, Start):
                 return start
     # GPU is excluded: the state holds only the latest window per node, and raw samples expire within hours.

@@ -26,8 +26,8 @@ from gpu_autoscaler.model.decisions import Cut, Difference, Plan
 from gpu_autoscaler.model.format import counted, duration, instant
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.recording import Recording
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.sim.tick_inputs import plan_inputs
 

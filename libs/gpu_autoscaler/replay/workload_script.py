@@ -26,8 +26,8 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.providers.protocol import RefusalScope
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.recording import Recording
+from gpu_autoscaler.runtime.history import Stored
 
 RUN_SECONDS_UNKNOWN = 1800.0  # of jobs that never ran, if no other job ran either
 NOTICE_SECONDS_UNKNOWN = 30.0  # as the policy's `notice_seconds_default`

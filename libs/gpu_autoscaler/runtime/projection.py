@@ -22,6 +22,7 @@ class StateView:
         self._cut: Cut | None = Cut() if cut is None else cut  # None: to be rebuilt
         self._last_sequences = {} if cut is None else dict(cut.last_sequences)
         self._set_aside = () if cut is None else cut.set_aside
+        self._base = "" if cut is None else cut.base
 
     @property
     def state(self) -> ClusterState:
@@ -32,8 +33,15 @@ class StateView:
     def cut(self) -> Cut:
         """The facts that `state` was folded from."""
         if self._cut is None:
-            self._cut = Cut(last_sequences=tuple(sorted(self._last_sequences.items())), set_aside=self._set_aside)
+            self._cut = Cut(
+                last_sequences=tuple(sorted(self._last_sequences.items())), set_aside=self._set_aside, base=self._base
+            )
         return self._cut
+
+    def restore(self, state: ClusterState, cut: Cut) -> None:
+        """Continue from the state of a snapshot, before anything is folded."""
+        self._base = cut.base
+        self.advance(state, dict(cut.last_sequences), cut.set_aside)
 
     def advance(
         self, state: ClusterState, last_sequences: Mapping[str, int], set_aside: Iterable[tuple[str, int]] = ()

@@ -17,13 +17,14 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.observed import Instant
 
-# Incremented with every change of label or body; a change of the state itself changes the core digest.
+# Of label, body and state. Incremented when earlier snapshots can no longer be decoded, or would mean something else;
+# then the first start of the new version reads the whole streams. An added field with a default, and another core that
+# folds into the same fields, need no new version: `tests/tidy/test_state_shape.py` compares the state with the recorded
+# one.
 FORMAT_VERSION = 1
 _COMPRESSION_LEVEL = 1  # already a thirtieth of the size; higher levels gain little
 
-RefusalReason = Literal[
-    "corrupt", "format_changed", "core_changed", "fact_types_changed", "stream_changed", "ahead", "gap"
-]
+RefusalReason = Literal["corrupt", "format_changed", "fact_types_changed", "stream_changed", "ahead", "gap"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 # The stream that each field of the state is folded from. `newest` has an entry for each stream.
@@ -59,18 +60,19 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
 class Label(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the state of a snapshot."""
 
-    core_digest: str  # of the code that folded the state
+    core_digest: str  # of the code that folded the state since `base`
     fact_types: tuple[str, ...]  # the folded types, sorted; other facts of the streams are not in the state
     marks: tuple[StreamMark, ...]  # sorted by stream
     set_aside: tuple[tuple[str, int], ...] = ()
     format_version: int = FORMAT_VERSION
     checksum: str = ""  # over the rest of the label and the body
+    base: str = ""  # checksum of the snapshot of another core that this one continues; empty: none
 
     @property
     def cut(self) -> Cut:
         """The facts that are in the state."""
         sequences = tuple((mark.stream, mark.last_sequence) for mark in self.marks)
-        return Cut(last_sequences=sequences, set_aside=self.set_aside)
+        return Cut(last_sequences=sequences, set_aside=self.set_aside, base=self.base)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +105,8 @@ def encode_snapshot(label: Label, state: ClusterState, memory: bytes = b"") -> t
     encode = msgspec.msgpack.encode
     parts: dict[str, Any] = {name: msgspec.Raw(encode(getattr(state, name))) for name in state.__struct_fields__}
     body = zlib.compress(encode(parts | {"memory": memory} if memory else parts), _COMPRESSION_LEVEL)
-    return msgspec.json.encode(replace(label, checksum=_checksum(label, body))), body
+    checksum = _checksum(msgspec.json.encode(replace(label, checksum="")), body)
+    return msgspec.json.encode(replace(label, checksum=checksum)), body
 
 
 def decode_label(encoded: bytes) -> Label | Refusal:
@@ -120,9 +123,9 @@ def decode_label(encoded: bytes) -> Label | Refusal:
         return Refusal(reason="corrupt", detail=f"unreadable label: {exc}")
 
 
-def decode_snapshot(label: Label, body: bytes) -> ClusterState | Refusal:
-    """Return the state, or why it cannot be trusted."""
-    if _checksum(label, body) != label.checksum:
+def decode_snapshot(label: bytes, body: bytes) -> ClusterState | Refusal:
+    """Return the state, or why it cannot be trusted. `label` is encoded."""
+    if not _is_intact(label, body):
         return Refusal(reason="corrupt", detail="checksum mismatch")
     try:
         return _state_decoder.decode(zlib.decompress(body))
@@ -130,9 +133,9 @@ def decode_snapshot(label: Label, body: bytes) -> ClusterState | Refusal:
         return Refusal(reason="corrupt", detail=f"undecodable body: {exc}")
 
 
-def decode_memory(label: Label, body: bytes) -> bytes:
-    """Return the memory in a snapshot; empty if it has none or cannot be trusted."""
-    if _checksum(label, body) != label.checksum:
+def decode_memory(label: bytes, body: bytes) -> bytes:
+    """Return the memory in a snapshot; empty if it has none or cannot be trusted. `label` is encoded."""
+    if not _is_intact(label, body):
         return b""
     try:
         return _memory_decoder.decode(zlib.decompress(body)).memory
@@ -152,7 +155,18 @@ def restrict_to_streams(state: ClusterState, streams: Collection[str]) -> Cluste
     return replace(state, **left_out, newest=newest)
 
 
-def _checksum(label: Label, body: bytes) -> str:
-    digest = hashlib.blake2b(msgspec.json.encode(replace(label, checksum="")), digest_size=16)
+def _is_intact(label: bytes, body: bytes) -> bool:
+    """True if the checksum is right. It covers the label as stored: other versions may have other fields."""
+    try:
+        content = msgspec.json.decode(label, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return False
+    checksum = content.get("checksum")
+    return bool(checksum == _checksum(msgspec.json.encode(content | {"checksum": ""}), body))
+
+
+def _checksum(label: bytes, body: bytes) -> str:
+    """Return the checksum over an encoded label without one, and the body."""
+    digest = hashlib.blake2b(label, digest_size=16)
     digest.update(body)
     return digest.hexdigest()

@@ -2,7 +2,9 @@
 A service with a memory of its own (`MemoryInput`) saves and reads its own snapshots.
 
 A snapshot is used only if the streams continue exactly where it ends. Otherwise it is refused with a reason, which is
-logged and counted, and the whole streams are read.
+logged and counted, and the whole streams are read. One that another version saved is used, too: cut and later snapshots
+name it as their base, so that plans can be recomputed from it. Of fact types that this version has added, the facts up
+to the snapshot are read and folded.
 """
 
 import asyncio
@@ -15,7 +17,10 @@ from typing import Protocol
 import structlog
 
 from gpu_autoscaler.bus.protocol import Message, StreamSpan
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.errors import PermanentError, TransientError
@@ -46,10 +51,11 @@ DENSE_AGE = timedelta(hours=1)
 AGE_MAX = timedelta(days=7)
 ROWS_COUNT_MAX = 500
 _LOST_STREAM_REASONS = frozenset({"stream_changed", "ahead", "gap"})
+_KNOWN_TYPES = frozenset(fact.type_name() for fact in FACTS)
 
 
 class Streams(Protocol):
-    """The methods of a bus that snapshots need."""
+    """What snapshots need of the streams."""
 
     async def span(self, stream: str) -> StreamSpan:
         """See Bus."""
@@ -59,16 +65,20 @@ class Streams(Protocol):
         """See Bus."""
         ...
 
+    async def facts(self, stream: str, facts: Sequence[type[Fact]], last: int) -> list[Recorded]:
+        """Return the stored facts of these types up to this sequence."""
+        ...
+
 
 class Snapshots:
-    """Snapshots for one service in one process: the state in `view`, as of the streams on `bus`."""
+    """Snapshots for one service in one process: the state in `view`, as of the streams."""
 
     def __init__(
         self,
         service: type[Service],
         view: StateView,
         store: Store,
-        bus: Streams,
+        streams: Streams,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -84,7 +94,7 @@ class Snapshots:
         self._keeper = service.name if memory else ""
         self._view = view
         self._store = store
-        self._bus = bus
+        self._streams = streams
         self._clock = clock
         self._metrics = metrics
         self._core_digest = core_digest
@@ -103,7 +113,7 @@ class Snapshots:
         Raises TransientError while store or broker are away.
         """
         streams = sorted({fact.stream() for fact in self._service.folds})
-        self._spans = {stream: await self._bus.span(stream) for stream in streams}
+        self._spans = {stream: await self._streams.span(stream) for stream in streams}
         rows = (await self._store.snapshots(self._keeper))[:TRIED_COUNT_MAX]
         if self._memory is not None:
             await self._restore_memory(self._memory, rows)
@@ -120,9 +130,11 @@ class Snapshots:
                 continue
             self._saved, cut = usable
             self.lost_state = EMPTY_STATE
-            self._view.advance(self._saved, dict(cut.last_sequences), cut.set_aside)
+            self._view.restore(self._saved, cut)
             self._metrics.snapshots.labels("restored").inc()
-            log.info("state restored from snapshot", snapshot=row.number, cut=dict(cut.last_sequences))
+            log.info(
+                "state restored from snapshot", snapshot=row.number, cut=dict(cut.last_sequences), base=cut.base or None
+            )
             return
         log.info("no snapshot used, whole streams are read")
 
@@ -130,8 +142,12 @@ class Snapshots:
         """Restore the latest readable memory. It is valid with a state that is refused, too: what it has seen happened,
         and facts that are folded again change nothing in it."""
         for row in rows:
-            label, body = decode_label(row.label), await self._store.snapshot_body(row.number)
-            if not isinstance(label, Refusal) and body and (encoded := decode_memory(label, body)):
+            body = await self._store.snapshot_body(row.number)
+            if (
+                body
+                and not isinstance(decode_label(row.label), Refusal)
+                and (encoded := decode_memory(row.label, body))
+            ):
                 memory.restore_memory(encoded)
                 return
 
@@ -139,24 +155,29 @@ class Snapshots:
         label = decode_label(row.label)
         if isinstance(label, Refusal):
             return label
-        refusal = refused(label, self._core_digest, self._service.folds, self._spans)
+        refusal = refused(label, self._service.folds, self._spans)
         if refusal is not None:
             return refusal
         marks = tuple(mark for mark in label.marks if mark.stream in self._spans)
-        if (refusal := await rewritten(self._bus, marks)) is not None:
+        if (refusal := await rewritten(self._streams, marks)) is not None:
             return refusal
-        state = await state_of(self._store, row, label)
+        state = await state_of(self._store, row)
         if isinstance(state, Refusal):
             return state
+        missed = await added_facts(self._streams, label, self._service.folds)
+        if missed and self._memory is not None:
+            self._memory.on_folded(missed)
+        folded = frozenset((item.stream, item.sequence) for item in missed)
         cut = Cut(
             last_sequences=tuple((mark.stream, mark.last_sequence) for mark in marks),
-            set_aside=tuple(entry for entry in label.set_aside if entry[0] in self._spans),
+            set_aside=tuple(entry for entry in label.set_aside if entry[0] in self._spans and entry not in folded),
+            base=label.base if label.core_digest == self._core_digest and not missed else label.checksum,
         )
-        return restrict_to_streams(state, self._spans), cut
+        return fold(restrict_to_streams(state, self._spans), missed), cut
 
     async def _lost_state(self, row: SnapshotRow) -> ClusterState:
         label = decode_label(row.label)
-        state = label if isinstance(label, Refusal) else await state_of(self._store, row, label)
+        state = label if isinstance(label, Refusal) else await state_of(self._store, row)
         return EMPTY_STATE if isinstance(state, Refusal) else restrict_to_streams(state, self._spans)
 
     async def save(self) -> None:
@@ -194,7 +215,7 @@ class Snapshots:
         last = dict(cut.last_sequences)
         marks = []
         for stream, span in self._spans.items():
-            message = await self._bus.message_at(stream, last[stream]) if last.get(stream) else None
+            message = await self._streams.message_at(stream, last[stream]) if last.get(stream) else None
             mark = StreamMark(
                 stream=stream,
                 created_at=span.created_at,
@@ -207,6 +228,7 @@ class Snapshots:
             fact_types=fact_types(self._service.folds),
             marks=tuple(marks),
             set_aside=cut.set_aside,
+            base=cut.base,
         )
 
 
@@ -238,25 +260,40 @@ async def saving_periodically(snapshots: Snapshots, every_seconds: float) -> Asy
         await save()
 
 
-def refused(
-    label: Label, core_digest: str, folds: Sequence[type[Fact]], spans: Mapping[str, StreamSpan]
-) -> Refusal | None:
-    """Return why folding cannot continue from this label on these streams; None: it can."""
-    if label.core_digest != core_digest:
+def refused(label: Label, folds: Sequence[type[Fact]], spans: Mapping[str, StreamSpan]) -> Refusal | None:
+    """Return why folding cannot continue from this label on these streams; None: it can.
+
+    Fact types may have been added since (`added_facts`), and a later version may have folded types unknown to this one.
+    """
+    streams = {name: _stream_of(name) for name in label.fact_types}
+    foreign = {name for name, stream in streams.items() if stream in spans and name in _KNOWN_TYPES}
+    if different := foreign.difference(fact_types(folds)):
         return Refusal(
-            reason="core_changed", detail=f"folded by core {label.core_digest}, this process runs {core_digest}"
-        )
-    same_streams = {name for name in label.fact_types if name.partition(".")[0].upper() in spans}
-    if different := same_streams.symmetric_difference(fact_types(folds)):
-        return Refusal(
-            reason="fact_types_changed", detail=f"snapshot and service differ in folding {', '.join(sorted(different))}"
+            reason="fact_types_changed",
+            detail=f"the snapshot has {', '.join(sorted(different))}, which the service does not fold",
         )
     marks = {mark.stream: mark for mark in label.marks}
     for stream, span in spans.items():
-        refusal = _refused_by(stream, marks.get(stream), span)
-        if refusal is not None:
-            return refusal
+        if stream in marks or stream in streams.values():
+            refusal = _refused_by(stream, marks.get(stream), span)
+            if refusal is not None:
+                return refusal
     return None
+
+
+async def added_facts(streams: Streams, label: Label, folds: Sequence[type[Fact]]) -> list[Recorded]:
+    """Return the facts up to the marks of the label whose types its writer did not fold. Raises TransientError."""
+    known = frozenset(label.fact_types)
+    added = [fact for fact in folds if fact.type_name() not in known]
+    missed: list[Recorded] = []
+    for mark in label.marks:
+        if of_stream := [fact for fact in added if fact.stream() == mark.stream]:
+            missed += await streams.facts(mark.stream, of_stream, mark.last_sequence)
+    return missed
+
+
+def _stream_of(type_name: str) -> str:
+    return type_name.partition(".")[0].upper()
 
 
 def _refused_by(stream: str, mark: StreamMark | None, span: StreamSpan) -> Refusal | None:
@@ -274,28 +311,29 @@ def _refused_by(stream: str, mark: StreamMark | None, span: StreamSpan) -> Refus
     return None
 
 
-async def rewritten(bus: Streams, marks: Sequence[StreamMark]) -> Refusal | None:
+async def rewritten(streams: Streams, marks: Sequence[StreamMark]) -> Refusal | None:
     """Return a refusal when the last message of a mark was replaced; None: all are the same or have aged out."""
     for mark in marks:
         if mark.stored_at is None:
             continue
-        message = await bus.message_at(mark.stream, mark.last_sequence)
+        message = await streams.message_at(mark.stream, mark.last_sequence)
         if message is not None and message.stored_at != mark.stored_at:
             detail = f"{mark.stream} #{mark.last_sequence} was replaced by another message"
             return Refusal(reason="stream_changed", detail=detail)
     return None
 
 
-async def state_of(store: Store, row: SnapshotRow, label: Label) -> ClusterState | Refusal:
+async def state_of(store: Store, row: SnapshotRow) -> ClusterState | Refusal:
     """Return the saved state, decoded in a thread. Raises TransientError."""
     body = await store.snapshot_body(row.number)
     if body is None:
         return Refusal(reason="corrupt", detail="body missing")
-    return await asyncio.to_thread(decode_snapshot, label, body)
+    return await asyncio.to_thread(decode_snapshot, row.label, body)
 
 
 def outdated(rows: Sequence[SnapshotRow], now: datetime, age_max: timedelta = AGE_MAX) -> list[int]:
-    """Return the numbers of snapshots to delete; `rows` are newest first. The first of each hour is kept for days."""
+    """Return the numbers of snapshots to delete; `rows` are newest first. The first of each hour is kept for days, and
+    what a kept one continues."""
     kept: set[int] = set()
     first_of_hour: dict[datetime, int] = {}
     for row in rows:
@@ -306,4 +344,13 @@ def outdated(rows: Sequence[SnapshotRow], now: datetime, age_max: timedelta = AG
             first_of_hour[row.saved_at.replace(minute=0, second=0, microsecond=0)] = row.number
     kept.update(first_of_hour.values())
     kept = set(sorted(kept, reverse=True)[:ROWS_COUNT_MAX])
+    bases: set[str] = set()
+    for row in rows:  # a base is older than what continues it
+        label = decode_label(row.label)
+        if isinstance(label, Refusal):
+            continue
+        if label.checksum in bases and now - row.saved_at < age_max:
+            kept.add(row.number)
+        if row.number in kept:
+            bases.add(label.base)
     return [row.number for row in rows if row.number not in kept]

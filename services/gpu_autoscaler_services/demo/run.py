@@ -12,10 +12,10 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.format import listed
-from gpu_autoscaler.replay.history import Stored
 from gpu_autoscaler.replay.retrace import RecordedState
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
+from gpu_autoscaler.runtime.history import Stored
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.sim.scoring.traces import find_pod_list, read_pods
 from gpu_autoscaler_services.demo.narration import Narrator

@@ -23,6 +23,7 @@ from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.labels import PROJECT_ID
 from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.snapshots import Snapshots
@@ -53,7 +54,7 @@ class World:
         tracker = CostTracker(view, self.store, instances_without_price=metrics.instances_without_price)
         bus = await self.place.bus(CostTracker)
         self.snapshots = Snapshots(
-            CostTracker, view, self.store, bus,
+            CostTracker, view, self.store, History(bus, Clock()),
             clock=Clock(), metrics=metrics, core_digest=core_digest, memory=tracker,
         )  # fmt: skip
         await self.snapshots.resume()

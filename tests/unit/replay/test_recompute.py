@@ -1,6 +1,6 @@
 """A recorded plan is recomputed from its facts byte for byte; each obstacle has its own verdict."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from datetime import timedelta
 
 import msgspec
@@ -16,17 +16,19 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
 from gpu_autoscaler.core.state.state import EMPTY_STATE
-from gpu_autoscaler.events.catalog import FACTS
+from gpu_autoscaler.events.catalog import FACTS, OneJobFact
 from gpu_autoscaler.events.envelope import encode
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled
+from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.ids import PlanId
-from gpu_autoscaler.replay.history import History
-from gpu_autoscaler.replay.recompute import Verdict, recompute
+from gpu_autoscaler.replay.recompute import Verdict, find_start, recompute
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
-from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, encode_snapshot, fact_types
+from gpu_autoscaler.runtime.history import History
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, decode_label, encode_snapshot, fact_types
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 
 PLAN = "plan-of-the-test"
@@ -162,11 +164,14 @@ async def test_expired_facts_are_named(bus: MemoryBus, wall: Wall) -> None:
     assert "JOB" in found.sentence
 
 
-async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
-    """Save a snapshot of everything that is in the streams now."""
+async def _snapshot(
+    bus: MemoryBus, tables: Tables, *, core: str = "", base: str = "", without: Collection[type[Fact]] = ()
+) -> str:
+    """Save a snapshot of everything that is in the streams now, and return its checksum. `without`: fact types that
+    its version did not know."""
     marks, recorded = [], []
     for spec in streams():
-        facts = [fact for fact in FACTS if fact.stream() == spec.name]
+        facts = [fact for fact in FACTS if fact.stream() == spec.name and fact not in without]
         span = await bus.span(spec.name)
         async for batch in History(bus, Clock()).read(spec.name, facts):
             recorded += [stored.recorded for stored in batch]
@@ -174,11 +179,24 @@ async def _snapshot(bus: MemoryBus, tables: Tables, *, core: str = "") -> None:
             marks.append(StreamMark(stream=spec.name, created_at=span.created_at, last_sequence=span.last_sequence))
     label = Label(
         core_digest=core or core_digest(),
-        fact_types=fact_types(fact for fact in FACTS if fact.stream() != "COST" and fact is not GpuNodeSampled),
+        fact_types=fact_types(
+            fact for fact in FACTS if fact.stream() != "COST" and fact not in (GpuNodeSampled, *without)
+        ),
         marks=tuple(marks),
+        base=base,
     )
-    sealed, body = encode_snapshot(label, fold(EMPTY_STATE, recorded))
+    state = fold(EMPTY_STATE, recorded)
+    if core:  # each version folds in its own way: the other one keeps no jobs
+        state = msgspec.structs.replace(state, jobs={})
+    sealed, body = encode_snapshot(label, state)
     await MemoryStore(tables).save_snapshot(label=sealed, body=body, saved_at=Wall.now)
+    return _label(sealed).checksum
+
+
+def _label(sealed: bytes) -> Label:
+    label = decode_label(sealed)
+    assert isinstance(label, Label)
+    return label
 
 
 async def _aged(bus: MemoryBus, wall: Wall, tables: Tables, *, core: str = "") -> None:
@@ -222,12 +240,85 @@ async def test_a_missing_snapshot_is_explained(bus: MemoryBus, wall: Wall) -> No
     for store, phrase in (
         (None, "no store is configured"),
         (MemoryStore(Tables()), "no snapshot replaces them: none of 0 is below the plan's cut"),
-        (MemoryStore(tables), "the nearest of 1 below the plan's cut is unusable: folded by core another"),
+        (MemoryStore(tables), "no snapshot replaces them: none of 2 is below the plan's cut and leads to it"),
     ):
         found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), store)
         assert found.verdict is Verdict.FACTS_EXPIRED
         assert "facts have expired (JOB: the first sequence kept is " in found.sentence
         assert phrase in found.sentence
+
+
+async def _continued(bus: MemoryBus, tables: Tables, *, without: Collection[type[Fact]] = ()) -> ScalingPlanMade:
+    """A plan of this version, which continued a snapshot of another one. That one kept no job; the facts of types that
+    it did not know were read when this version started."""
+    told = tuple(each for story in STORIES for each in story)
+    await _tell(bus, told)
+    base = await _snapshot(bus, tables, core="another", without=without)
+    later = job("late", gpus=1, at=AS_OF)
+    await _tell(bus, (*later, *synced((*told, *later), as_of=AS_OF)))
+    read = tuple(each for each in told if not isinstance(each.fact, OneJobFact) or type(each.fact) in without)
+    fact = ScalingPlanMade(
+        plan_id=PlanId(PLAN),
+        plan=plan(given(read, later, as_of=AS_OF), DEFAULT_POLICY, AS_OF),
+        cut=await _cut(bus, base),
+        policy_digest=policy_digest(DEFAULT_POLICY),
+        core_digest=core_digest(),
+    )
+    await _tell(bus, (TimedFact(fact, AS_OF),))
+    return fact
+
+
+async def _cut(bus: MemoryBus, base: str) -> Cut:
+    """Everything that is in the streams now."""
+    folded = sorted({fact.stream() for fact in FACTS} - {"COST"})
+    last = {stream: await bus.last_sequence(stream) for stream in folded}
+    return Cut(last_sequences=tuple((stream, sequence) for stream, sequence in last.items() if sequence), base=base)
+
+
+async def test_a_plan_is_recomputed_from_the_snapshot_that_its_state_continued(bus: MemoryBus) -> None:
+    """Although no fact has expired: this version would fold the first ones in another way."""
+    tables = Tables()
+    await _continued(bus, tables)
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), MemoryStore(tables))
+
+    assert found.verdict is Verdict.EQUAL, found
+    assert "from the snapshot of " in found.sentence
+
+
+async def test_a_lost_base_is_named(bus: MemoryBus) -> None:
+    """Whole streams lead to another plan, which is no proof of a bug."""
+    await _continued(bus, Tables())
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), MemoryStore(Tables()))
+
+    assert found.verdict is Verdict.FACTS_EXPIRED
+    assert "the state continued snapshot " in found.sentence
+    assert "none of 0 is below the plan's cut and leads to it" in found.sentence
+
+
+async def test_facts_of_added_types_belong_to_the_state_that_is_continued(bus: MemoryBus) -> None:
+    """The live process read them when it started."""
+    tables = Tables()
+    await _continued(bus, tables, without=(JobQueued,))
+
+    found = await recompute(bus, PLAN, DEFAULT_POLICY, Clock(), MemoryStore(tables))
+
+    assert found.verdict is Verdict.EQUAL, found
+
+
+async def test_a_snapshot_of_another_descent_is_not_used(bus: MemoryBus) -> None:
+    """However near it is; one that continued the same base is."""
+    tables, history = Tables(), History(bus, Clock())
+    first = await _continued(bus, tables)
+    await _snapshot(bus, tables)
+    later = msgspec.structs.replace(first, cut=await _cut(bus, first.cut.base))
+
+    assert (await find_start(history, later, MemoryStore(tables))).state.jobs == {}
+
+    await _snapshot(bus, tables, base=first.cut.base)
+    start = await find_start(history, later, MemoryStore(tables))
+    assert (start.missing, len(start.state.jobs)) == ("", 3)
 
 
 async def test_another_core_is_reported_without_comparing(bus: MemoryBus) -> None:

@@ -13,12 +13,13 @@ from tests.support.runners import Place, Probe, running, until
 from gpu_autoscaler.bus.protocol import StreamSpan
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.metrics import Metrics
-from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark
+from gpu_autoscaler.runtime.snapshot_codec import Label, StreamMark, decode_label, decode_snapshot, encode_snapshot
 from gpu_autoscaler.runtime.snapshots import Snapshots, outdated, refused, saving_periodically
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler.store.protocol import SnapshotRow
@@ -32,6 +33,12 @@ class Folder(Probe):
     name: ClassVar[str] = "folder"
     folds: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
     starts_from_snapshot: ClassVar[bool] = True
+
+
+class LaterFolder(Folder):
+    """A later version, which folds one fact type more."""
+
+    folds: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested, JobFinished)
 
 
 class FullStore(MemoryStore):
@@ -55,18 +62,20 @@ class Desk:
     async def snapshots(self, service: Folder, *, core_digest: str = "core") -> Snapshots:
         """As the wiring makes them, not resumed yet."""
         return Snapshots(
-            Folder,
+            type(service),
             service.view,
             FullStore(self.tables),
-            await self.place.bus(Folder),
+            History(await self.place.bus(Folder), Clock()),
             clock=Clock(),
             metrics=self.metrics,
             core_digest=core_digest,
         )
 
-    async def live(self, *said: str, core_digest: str = "core") -> tuple[ClusterState, int]:
+    async def live(
+        self, *said: str, core_digest: str = "core", service_type: type[Folder] | None = None
+    ) -> tuple[ClusterState, int]:
         """A process that starts, reads, hears these cancels, keeps a snapshot and ends: its state, and facts folded."""
-        service = Folder()
+        service = (service_type or Folder)()
         snapshots = await self.snapshots(service, core_digest=core_digest)
         await snapshots.resume()
         async with running(self.place, service) as runner:
@@ -119,7 +128,6 @@ async def test_without_a_snapshot_everything_is_read() -> None:
         ({"body": b"not what was kept"}, "corrupt"),
         ({"label": (b'"set_aside":[]', b'"set_aside":[["JOB",1]]')}, "corrupt"),
         ({"label": (b'"format_version":1', b'"format_version":7')}, "format_changed"),
-        ({"label": (b'"core_digest":"core"', b'"core_digest":"older"')}, "core_changed"),
         ({"label": (b"job.cancel_requested.v1", b"job.queued.v1")}, "fact_types_changed"),
     ],
 )
@@ -135,6 +143,82 @@ async def test_an_untrusted_snapshot_is_reported_and_not_used(change: dict[str, 
     assert (sorted(state.jobs), folded_count) == (["a", "b", "c"], 3)
     assert [line["reason"] for line in lines if line["event"] == "snapshot refused"] == [reason]
     assert desk.refusals(reason) == 1
+
+
+async def test_another_version_continues_from_a_snapshot() -> None:
+    """A changed core reads no history, and its cut names the snapshot that it continues; so do the snapshots that it
+    saves, until another version continues one of them."""
+    desk = Desk()
+    await desk.live(*"abcdefgh", core_digest="older")
+    first = _last_label(desk)
+
+    state, folded_count = await desk.live(core_digest="newer")
+    assert (sorted(state.jobs), folded_count) == (list("abcdefgh"), 0)
+
+    _, folded_count = await desk.live("i", core_digest="newer")
+    assert (folded_count, _last_label(desk).base, first.base) == (1, first.checksum, "")
+    state, folded_count = await desk.live("j", core_digest="newer")
+    assert (folded_count, _last_label(desk).base) == (1, first.checksum)
+
+    newer = _last_label(desk)
+    await desk.live("k", core_digest="newest")
+    assert _last_label(desk).base == newer.checksum
+    assert desk.metrics.snapshots.labels("restored")._value.get() == 4
+
+
+async def test_a_later_version_reads_the_facts_of_added_types_alone() -> None:
+    """They may have been published while the earlier version ran; it could not fold them."""
+    desk = Desk()
+    await desk.live(*"abc", core_digest="older")
+    await desk.place.say(JobFinished(job_id=JobId("a"), outcome="completed", finished_at=Clock().now()))
+    await desk.live("d", core_digest="older")
+
+    state, folded_count = await desk.live("e", core_digest="newer", service_type=LaterFolder)
+
+    assert sorted(state.jobs) == list("abcde")
+    assert (state.jobs[JobId("a")].finished is not None, folded_count) == (True, 1)
+    assert _last_label(desk).base
+
+
+async def test_a_fact_that_the_earlier_version_set_aside_is_folded() -> None:
+    """An earlier version makes a dead letter of a type that it does not know, and its cut says so."""
+    desk = Desk()
+    await desk.place.say(JobFinished(job_id=JobId("a"), outcome="completed", finished_at=Clock().now()))
+    service = Folder()
+    snapshots = await desk.snapshots(service, core_digest="older")
+    await snapshots.resume()
+    service.view.advance(msgspec.structs.replace(EMPTY_STATE, last_plan_sequence=1), {"JOB": 1}, [("JOB", 1)])
+    await snapshots.save()
+
+    state, folded_count = await desk.live("b", core_digest="newer", service_type=LaterFolder)
+
+    assert (sorted(state.jobs), folded_count) == (["a", "b"], 1)
+    assert _last_label(desk).set_aside == ()
+    assert await desk.place.dead_letters() == []
+
+
+async def test_an_earlier_version_continues_from_a_later_one() -> None:
+    """After a step back: a fact type that this version does not know was folded, which does no harm."""
+    desk = Desk()
+    await desk.live("a", "b", core_digest="newer")
+    row, body = list(desk.tables.snapshots.values())[-1]
+    label = decode_label(row.label)
+    assert isinstance(label, Label)
+    unknown = msgspec.structs.replace(label, fact_types=(*label.fact_types, "job.teleported.v1"), checksum="")
+    state = decode_snapshot(row.label, body)
+    assert isinstance(state, ClusterState)
+    sealed, body = encode_snapshot(unknown, state)
+    desk.tables.snapshots[row.number] = (msgspec.structs.replace(row, label=sealed), body)
+
+    state, folded_count = await desk.live("c", core_digest="older")
+
+    assert (sorted(state.jobs), folded_count) == (["a", "b", "c"], 1)
+
+
+def _last_label(desk: Desk) -> Label:
+    label = decode_label(list(desk.tables.snapshots.values())[-1][0].label)
+    assert isinstance(label, Label)
+    return label
 
 
 async def test_an_older_snapshot_is_better_than_none() -> None:
@@ -207,7 +291,7 @@ def test_the_stream_must_go_on_where_the_snapshot_ends(
         core_digest="core", fact_types=(JobCancelRequested.type_name(),), marks=(msgspec.structs.replace(MARK, **mark),)
     )
 
-    refusal = refused(label, "core", (JobCancelRequested,), {"JOB": msgspec.structs.replace(SPAN, **span)})
+    refusal = refused(label, (JobCancelRequested,), {"JOB": msgspec.structs.replace(SPAN, **span)})
 
     assert (None if refusal is None else refusal.reason) == reason
 
@@ -240,8 +324,8 @@ async def test_a_full_store_costs_a_snapshot_and_no_more() -> None:
     """The failure is logged and counted; the next snapshot is saved."""
     desk, service = Desk(), Folder()
     store = FullStore(desk.tables)
-    bus = await desk.place.bus(Folder)
-    snapshots = Snapshots(Folder, service.view, store, bus, clock=Clock(), metrics=desk.metrics, core_digest="core")
+    streams = History(await desk.place.bus(Folder), Clock())
+    snapshots = Snapshots(Folder, service.view, store, streams, clock=Clock(), metrics=desk.metrics, core_digest="core")
     await snapshots.resume()
     async with running(desk.place, service):
         await desk.place.say(JobCancelRequested(job_id=JobId("a")))
@@ -282,7 +366,7 @@ async def test_a_bug_in_saving_is_logged_and_affects_nothing_else() -> None:
         Folder,
         service.view,
         MemoryStore(desk.tables),
-        await desk.place.bus(Folder),
+        History(await desk.place.bus(Folder), Clock()),
         clock=Clock(),
         metrics=desk.metrics,
         core_digest="core",
@@ -346,6 +430,28 @@ def test_old_snapshots_thin_out() -> None:
     rows = _kept(0, 3, 59, 61, 90, 119, 121, 10_000, 10_081)
 
     assert [-number for number in outdated(rows, NOON)] == [61, 90, 10_081]
+
+
+def test_what_another_version_continued_is_kept() -> None:
+    """Plans are recomputed from it until that version has saved one of its own; for as long as snapshots are kept."""
+    first = _sealed(StreamMark(stream="JOB", created_at=NOON, last_sequence=1))
+    second = _sealed(StreamMark(stream="JOB", created_at=NOON, last_sequence=2), base=_label_of(first).checksum)
+    third = _sealed(StreamMark(stream="JOB", created_at=NOON, last_sequence=3), base=_label_of(second).checksum)
+    labels = {0: third, -61: second, -70: first}
+    rows = [msgspec.structs.replace(row, label=labels.get(row.number, b"")) for row in _kept(0, 61, 70, 80, 90)]
+
+    assert [-number for number in outdated(rows, NOON)] == [80]
+    assert [-number for number in outdated(rows, NOON, timedelta(minutes=65))] == [70, 80, 90]
+
+
+def _sealed(mark: StreamMark, base: str = "") -> bytes:
+    return encode_snapshot(Label(core_digest="core", fact_types=(), marks=(mark,), base=base), EMPTY_STATE)[0]
+
+
+def _label_of(sealed: bytes) -> Label:
+    label = decode_label(sealed)
+    assert isinstance(label, Label)
+    return label
 
 
 def test_a_week_of_snapshots_has_its_limit() -> None:

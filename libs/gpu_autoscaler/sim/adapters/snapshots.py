@@ -1,6 +1,6 @@
 """Start of a process from a snapshot, by the runtime's own code on the simulated bus and store; corrupt snapshots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from gpu_autoscaler.bus.protocol import Message, StreamSpan
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.snapshot_codec import FORMAT_VERSION
 from gpu_autoscaler.runtime.snapshots import Snapshots
@@ -38,6 +40,12 @@ class SimStreams:
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         await self._reached()
         return self._bus.message_at(stream, sequence)
+
+    async def facts(self, stream: str, facts: Sequence[type[Fact]], last: int) -> list[Recorded]:
+        await self._reached()
+        first = self._bus.span(stream).first_sequence
+        kept = self._bus.facts[stream][first - 1 : last]
+        return [recorded for recorded in kept if type(recorded.fact) in facts]
 
     async def _reached(self) -> None:
         await self._boundary.before_call()

@@ -21,7 +21,7 @@ from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.replay.history import History
+from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler_services.gateway import schema, status_views
 from gpu_autoscaler_services.gateway.api.directives import active_directives

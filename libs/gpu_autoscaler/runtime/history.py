@@ -1,11 +1,12 @@
-"""Which facts do the streams hold? Reads them in order, up to the last one stored. Used by `replay/` and `why`."""
+"""Which facts do the streams hold? Reads them in order, up to the last one stored. Used by `replay/`, `why` and the
+start from a snapshot of another version."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.bus.protocol import Bus, Message
+from gpu_autoscaler.bus.protocol import Bus, Message, StreamSpan
 from gpu_autoscaler.bus.streams import subject_filter
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -29,6 +30,16 @@ class History:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
+
+    async def span(self, stream: str) -> StreamSpan:
+        return await self._bus.span(stream)
+
+    async def message_at(self, stream: str, sequence: int) -> Message | None:
+        return await self._bus.message_at(stream, sequence)
+
+    async def facts(self, stream: str, facts: Sequence[type[Fact]], last: int) -> list[Recorded]:
+        """Return the stored facts of these types up to this sequence. Raises as `read`."""
+        return [stored.recorded async for batch in self.read(stream, facts, last=last) for stored in batch]
 
     async def read(
         self,
