@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from gpu_autoscaler.bus.nats.migrate import Change, MigrationOptions, migrate_broker
-from gpu_autoscaler.bus.streams import BUCKETS, BucketSpec, BusDeclaration, ConsumerSpec, StreamSpec
+from gpu_autoscaler.bus.streams import BucketSpec, BusDeclaration, ConsumerSpec, StreamSpec, buckets
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import Settings
 from gpu_autoscaler.runtime.service import consumers_of
@@ -57,7 +57,9 @@ def declaration(settings: Settings, release: str | None = None) -> BusDeclaratio
     if release is None:
         consumers = {spec.durable: spec for service in services() for spec in consumers_of(service)}
         return BusDeclaration(
-            streams=declared_streams(settings.nats), consumers=tuple(consumers.values()), buckets=BUCKETS
+            streams=declared_streams(settings.nats),
+            consumers=tuple(consumers.values()),
+            buckets=buckets(settings.nats.replicas_count),
         )
     known = sorted(entry.name.removesuffix(".json") for entry in _RELEASES.iterdir() if entry.name.endswith(".json"))
     if release not in known:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.nats.link import NatsLink, Timeouts
-from gpu_autoscaler.bus.nats.open import open_link
+from gpu_autoscaler.bus.nats.open import Tls, open_link
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.stream_limits import stream_limits
-from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, ConsumerSpec, StreamSpec, streams
+from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, StreamSpec, buckets, streams
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
@@ -56,8 +56,10 @@ async def command_store(settings: Settings) -> Store | None:
 async def migrator_link(settings: Settings, name: str) -> AsyncIterator[NatsLink]:
     """Connect to the broker to change its streams and consumers."""
     nats = settings.nats
-    credentials = None if nats.credentials_path is None else Path(nats.credentials_path)
-    link = await open_link(broker_addresses(nats), name=name, timeouts=Timeouts(), credentials=credentials)
+    credentials = _path(nats.credentials_path)
+    link = await open_link(
+        broker_addresses(nats), name=name, timeouts=Timeouts(), credentials=credentials, tls=tls_of(nats)
+    )
     try:
         yield link
     finally:
@@ -80,10 +82,30 @@ async def _connected(
     return await NatsBus.connect(
         broker_addresses(nats),
         name=name,
-        declared=BusDeclaration(streams=declared_streams(nats), consumers=consumers, buckets=BUCKETS),
-        credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+        declared=BusDeclaration(
+            streams=declared_streams(nats), consumers=consumers, buckets=buckets(nats.replicas_count)
+        ),
+        credentials=_path(nats.credentials_path),
+        tls=tls_of(nats),
         on_closed=on_closed,
     )
+
+
+def tls_of(nats: NatsSettings) -> Tls | None:
+    """Return how connections to the broker are encrypted; None: not, unless its address begins with tls://."""
+    parts = (nats.tls_ca_path, nats.tls_certificate_path, nats.tls_server_name)
+    if all(part is None for part in parts):
+        return None
+    return Tls(
+        ca=_path(nats.tls_ca_path),
+        certificate=_path(nats.tls_certificate_path),
+        key=_path(nats.tls_key_path),
+        server_name=nats.tls_server_name,
+    )
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
 
 
 async def open_kube(

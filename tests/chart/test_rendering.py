@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.chart.charting import CHART, NAMESPACE, VALUES, Json, helm, of_kind, pods, rendered, template
+from tests.support.certificates import Authority
 
 from gpu_autoscaler.bus.server import find_binary
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
@@ -354,6 +355,9 @@ REFUSED = {
     "nats.streamLimits.NODE=1GB": "/nats/streamLimits/NODE",
     "nats.authCallout.enabled=true": "nats.authCallout: issuer and seedSecret are required",
     "nats.authCallout.issuer=SAJAC": "/nats/authCallout/issuer",
+    "nats.syncInterval=sometimes": "/nats/syncInterval",
+    "nats.tls.serverName=nats.example": "nats.tls.secretName: required by",
+    "nats.tls.clientSecretName=clients": "nats.tls.secretName: required by",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
     "services.planner.replicas=1": "additional properties 'planner' not allowed",
 }
@@ -393,6 +397,57 @@ def test_the_broker_takes_its_configuration(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=30, check=False, env=given,
         )  # fmt: skip
         assert told.returncode == 0, told.stderr
+
+
+TLS = ("nats.tls.secretName=broker-tls", "nats.tls.clientSecretName=service-tls", "nats.tls.serverName=nats.example")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_broker_takes_its_certificates(tmp_path: Path, replicas: int) -> None:
+    """Clients and routes are encrypted, and clients verified; facts are on disk before they are acknowledged."""
+    found = rendered("cluster", f"nats.replicas={replicas}", *TLS)
+    texts = of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"]
+    pod = pods(found)["gpu-autoscaler-nats"]
+    (folder,) = [each["mountPath"] for each in pod["containers"][0]["volumeMounts"] if each["name"] == "tls"]
+    authority = Authority(tmp_path / "tls", "ca")
+    pair = authority.signed("tls", "nats.example")
+    for file, name in ((authority.certificate, "ca.crt"), (pair.certificate, "tls.crt"), (pair.key, "tls.key")):
+        file.rename(file.with_name(name))
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.replace(folder, str(tmp_path / "tls")), encoding="utf-8")
+    told = subprocess.run(
+        [str(find_binary()), "-c", str(tmp_path / "nats.conf"), "-t"],
+        capture_output=True, text=True, timeout=30, check=False, env=environment(pod["containers"][0]),
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "verify: true" in texts["nats.conf"]
+    assert texts["nats.conf"].count("tls {") == (1 if replicas == 1 else 2)
+    assert "sync_interval: always" in texts["nats.conf"]
+    assert "sync_interval: 2m" in _broker_text("nats.syncInterval=2m")
+    assert "tls" not in _broker_text()
+
+
+def _broker_text(*sets: str) -> str:
+    text = of_kind(rendered("cluster", *sets), "ConfigMap")["gpu-autoscaler-nats"]["data"]["nats.conf"]
+    assert isinstance(text, str)
+    return text
+
+
+def test_services_get_the_authority_and_their_own_certificate() -> None:
+    """And never the key of the broker."""
+    found = rendered("cluster", *TLS)
+    for name, pod, settings in processes(found):
+        nats = settings.nats
+        assert nats.url.startswith("tls://"), name
+        assert (nats.tls_ca_path, nats.tls_server_name) == ("/etc/gpu-autoscaler-nats/ca.crt", "nats.example")
+        assert nats.tls_key_path == "/etc/gpu-autoscaler-nats/tls.key"
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "nats-tls"]
+        sources = {each["secret"]["name"]: each["secret"]["items"] for each in volume["projected"]["sources"]}
+        assert [item["key"] for item in sources["broker-tls"]] == ["ca.crt"]
+        assert [item["key"] for item in sources["service-tls"]] == ["tls.crt", "tls.key"]
+    assert not any(
+        volume["name"] == "nats-tls" for pod in pods(rendered("cluster")).values() for volume in pod["volumes"]
+    )
 
 
 def test_passwords_differ() -> None:

@@ -45,14 +45,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it and wait until it answers. Raises TimeoutError."""
-        options = (
-            "-c",
-            "listen_addresses=127.0.0.1",
-            "-c",
-            f"unix_socket_directories={self.folder}",
-            "-c",
-            "fsync=on",
-        )
+        options = ("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.folder}", "-c", "fsync=on")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", "files", "-p", str(self.port), *options],

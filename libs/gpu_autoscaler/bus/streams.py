@@ -334,6 +334,11 @@ def streams(limits: Mapping[str, StreamLimits] | None = None, replicas_count: in
     return tuple(changed)
 
 
+def buckets(replicas_count: int = 1) -> tuple[BucketSpec, ...]:
+    """Return BUCKETS with `replicas_count` copies of each."""
+    return tuple(msgspec.structs.replace(spec, replicas_count=replicas_count) for spec in BUCKETS)
+
+
 def subject_filter(fact_type: type[Fact]) -> str:
     """Return the subject, or subject pattern, that facts of this type are published on."""
     root = fact_type.subject_root()

@@ -36,6 +36,9 @@ Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: any free port
 Seconds = Annotated[float, Meta(gt=0)]
 
 
+REPLICAS_COUNTS = (1, 3, 5)  # an even number has the majority of the next odd one, and one more server to lose
+
+
 class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker."""
 
@@ -47,10 +50,15 @@ class NatsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # account. None: no auth callout, node watchers share a password.
     issuer_seed_path: str | None = None
     node_account: str | None = None
-    replicas_count: Annotated[int, Meta(ge=1, le=5)] = 1  # copies of each stream; 3 on a cluster of three
+    replicas_count: Annotated[int, Meta(ge=1, le=5)] = 1  # copies of each stream and bucket; 3 on a cluster of three
     # Sizes and ages of streams other than the declared ones (docs/operations.md): "NODE=1GiB/14d". The same in every
     # process; on a broker that has the streams already, `gpu-autoscaler migrate` applies them.
     stream_limits: tuple[str, ...] = ()
+    # TLS. With any of these every connection is encrypted, and a server without TLS is refused.
+    tls_ca_path: str | None = None  # PEM; the authority of the server's certificate. None: those of the system
+    tls_certificate_path: str | None = None  # PEM; our own certificate, for a server that verifies its clients
+    tls_key_path: str | None = None  # PEM; its key
+    tls_server_name: str | None = None  # in the server's certificate; None: the host of the address
 
 
 class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,10 +254,7 @@ def _contradictions(settings: Settings) -> list[str]:
             f"gateway.host: {settings.gateway.host} is reachable from other machines without authentication; "
             "set gateway.tokens or gateway.is_token_review_enabled, or listen on 127.0.0.1"
         )
-    try:
-        stream_limits(settings.nats.stream_limits)
-    except ValueError as exc:
-        errors += [f"nats.stream_limits: {error}" for error in str(exc).split("\n")]
+    errors += _nats_contradictions(settings.nats)
     kube = settings.kube
     ways = [
         name
@@ -269,6 +274,26 @@ def _contradictions(settings: Settings) -> list[str]:
         errors.append(f"store.url: {error}")
     if settings.sensing.role == "node" and settings.sensing.node_name is None:
         errors.append("sensing.node_name: required by sensing.role = 'node'; set it to the node this process runs on")
+    return errors
+
+
+def _nats_contradictions(nats: NatsSettings) -> list[str]:
+    errors = []
+    if nats.replicas_count not in REPLICAS_COUNTS:
+        errors.append(
+            f"nats.replicas_count: {nats.replicas_count} copies tolerate no more lost servers than "
+            f"{nats.replicas_count - 1}; set {', '.join(map(str, REPLICAS_COUNTS[:-1]))} or {REPLICAS_COUNTS[-1]}"
+        )
+    if (nats.tls_certificate_path is None) is not (nats.tls_key_path is None):
+        given, missing = ("certificate", "key") if nats.tls_key_path is None else ("key", "certificate")
+        errors.append(
+            f"nats.tls_{missing}_path: required by nats.tls_{given}_path; set both, or neither for a server that does "
+            "not verify its clients"
+        )
+    try:
+        stream_limits(nats.stream_limits)
+    except ValueError as exc:
+        errors += [f"nats.stream_limits: {error}" for error in str(exc).split("\n")]
     return errors
 
 

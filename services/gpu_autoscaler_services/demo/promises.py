@@ -36,11 +36,7 @@ def broken_promises(
 
 
 def broken_by_facts(
-    record: Record,
-    policy: ScalingPolicy,
-    *,
-    clock_factor: float,
-    answer_seconds_max: float = NOTICE_ANSWER_SECONDS_MAX,
+    record: Record, policy: ScalingPolicy, *, clock_factor: float, answer_seconds_max: float = NOTICE_ANSWER_SECONDS_MAX
 ) -> tuple[str, ...]:
     """Return the promises that facts alone show to be broken; every job has ended."""
     return (

@@ -16,7 +16,7 @@ from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.node_gateway.admission import LOGIN_LIFE_SHARE_MIN, Admission, Callout
 from gpu_autoscaler_services.node_gateway.service import NodeGateway, ReportInbox
 from gpu_autoscaler_services.service_spec import Process, Right, ServiceSpec
-from gpu_autoscaler_services.wiring import broker_addresses, connection_of, open_bus
+from gpu_autoscaler_services.wiring import broker_addresses, connection_of, open_bus, tls_of
 
 
 async def compose(context: ProcessContext) -> Composed:
@@ -32,7 +32,12 @@ async def compose(context: ProcessContext) -> Composed:
     nats, name = context.settings.nats, NodeGateway.name
     await context.closing.enter_async_context(
         answering(
-            broker_addresses(nats), name=f"{name}-answers", group=name, receivers=receivers, on_closed=context.lost.set
+            broker_addresses(nats),
+            name=f"{name}-answers",
+            group=name,
+            receivers=receivers,
+            tls=tls_of(nats),
+            on_closed=context.lost.set,
         )
     )
     return NodeGateway(context.view, inbox, lambda outcome: metrics.node_reports.labels(outcome).inc()), bus

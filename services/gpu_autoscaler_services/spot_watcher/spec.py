@@ -19,7 +19,14 @@ from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPol
 from gpu_autoscaler_services.spot_watcher.node_reporter import NodeReporter
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
 from gpu_autoscaler_services.spot_watcher.service import SpotWatcher
-from gpu_autoscaler_services.wiring import broker_addresses, follow_policy, open_bus, open_provider_of, policy_file
+from gpu_autoscaler_services.wiring import (
+    broker_addresses,
+    follow_policy,
+    open_bus,
+    open_provider_of,
+    policy_file,
+    tls_of,
+)
 
 NODE_WATCHER = "node_watcher"  # the name of a node's connection
 
@@ -95,6 +102,7 @@ async def _node_reporter(context: ProcessContext) -> NodeReporter:
             name=NODE_WATCHER,
             inbox=watcher_inbox(provider_id),
             token=None if nats.token_path is None else Path(nats.token_path).read_text,
+            tls=tls_of(nats),
             on_change=on_change,
         )
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.runtime.config import Settings, load_settings, to_environment
+from gpu_autoscaler.runtime.config import PREFIX, Settings, load_settings, to_environment
 from gpu_autoscaler.runtime.policies import load_policy
 
 
@@ -156,3 +156,22 @@ def test_a_policy_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     assert "pools: name 'a' is used 2 times" in message
     assert "pools[0].gpu_models: unknown GPU model 'H10'; did you mean 'H100'?" in message
     assert "pools[1].nodes_count_max: 3 is above" in message
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"NATS_REPLICAS_COUNT": "2"},
+            "nats.replicas_count: 2 copies tolerate no more lost servers than 1; set 1, 3 or 5",
+        ),
+        ({"NATS_REPLICAS_COUNT": "6"}, "NATS_REPLICAS_COUNT: Expected `int` <= 5"),
+        ({"NATS_TLS_CERTIFICATE_PATH": "a.pem"}, "nats.tls_key_path: required by nats.tls_certificate_path"),
+        ({"NATS_TLS_KEY_PATH": "a.pem"}, "nats.tls_certificate_path: required by nats.tls_key_path"),
+    ],
+)
+def test_settings_of_the_broker_are_validated(variables: dict[str, str], message: str) -> None:
+    """With the name of the setting and the next step."""
+    with pytest.raises(ConfigError) as raised:
+        load_settings(None, {f"{PREFIX}{name}": value for name, value in variables.items()})
+    assert message in str(raised.value)

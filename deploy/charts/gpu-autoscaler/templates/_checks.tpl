@@ -78,6 +78,9 @@
 {{- fail "nats.authCallout: issuer and seedSecret are required; python -m gpu_autoscaler_services.permissions --issuer FILE creates a key" }}
 {{- end }}
 {{- end }}
+{{- if and (not .Values.nats.tls.secretName) (or .Values.nats.tls.clientSecretName .Values.nats.tls.serverName) }}
+{{- fail "nats.tls.secretName: required by nats.tls.clientSecretName and nats.tls.serverName; set the name of a Secret with ca.crt" }}
+{{- end }}
 {{- if and (not .Values.gateway.tokenReview) (not .Values.gateway.tokensSecret) (not (include "gpu-autoscaler.isSimulated" .)) }}
 {{- fail "gateway: no way to authenticate callers; set gateway.tokenReview or gateway.tokensSecret" }}
 {{- end }}

@@ -92,7 +92,7 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- if $root.Values.nats.enabled }}
 {{- $name := printf "%s-nats" (include "gpu-autoscaler.fullname" $root) }}
 {{- range $number := until (int $root.Values.nats.replicas) }}
-{{- $urls = append $urls (printf "nats://%s%s-%d.%s.%s.svc:4222" $login $name $number $name $root.Release.Namespace) }}
+{{- $urls = append $urls (printf "%s://%s%s-%d.%s.%s.svc:4222" (ternary "tls" "nats" (not (empty $root.Values.nats.tls.secretName))) $login $name $number $name $root.Release.Namespace) }}
 {{- end }}
 {{- else }}
 {{- range $root.Values.nats.external.servers }}

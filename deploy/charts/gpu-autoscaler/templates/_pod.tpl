@@ -49,6 +49,18 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- range $stream, $limit := . }}{{ $limits = append $limits (printf "%s=%s" $stream $limit) }}{{ end }}
 - {name: GPU_AUTOSCALER_NATS_STREAM_LIMITS, value: {{ join "," $limits | quote }}}
 {{- end }}
+{{- with $values.nats.tls }}
+{{- if .secretName }}
+- {name: GPU_AUTOSCALER_NATS_TLS_CA_PATH, value: /etc/gpu-autoscaler-nats/ca.crt}
+{{- end }}
+{{- if .clientSecretName }}
+- {name: GPU_AUTOSCALER_NATS_TLS_CERTIFICATE_PATH, value: /etc/gpu-autoscaler-nats/tls.crt}
+- {name: GPU_AUTOSCALER_NATS_TLS_KEY_PATH, value: /etc/gpu-autoscaler-nats/tls.key}
+{{- end }}
+{{- if .serverName }}
+- {name: GPU_AUTOSCALER_NATS_TLS_SERVER_NAME, value: {{ .serverName | quote }}}
+{{- end }}
+{{- end }}
 - {name: GPU_AUTOSCALER_LOG_FORMAT, value: json}
 - {name: GPU_AUTOSCALER_LOG_LEVEL, value: {{ .settings.logLevel }}}
 {{- if $process.onNodes }}
@@ -356,6 +368,9 @@ spec:
         {{- if $hasCloudFiles }}
         - {name: cloud, mountPath: /etc/gpu-autoscaler-cloud, readOnly: true}
         {{- end }}
+        {{- if $values.nats.tls.secretName }}
+        - {name: nats-tls, mountPath: /etc/gpu-autoscaler-nats, readOnly: true}
+        {{- end }}
   volumes:
     - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
     {{- if and $process.onNodes $hasCallout }}
@@ -375,5 +390,17 @@ spec:
     {{- end }}
     {{- if $hasCloudFiles }}
     - {name: cloud, configMap: {name: {{ include "gpu-autoscaler.fullname" $root }}-cloud}}
+    {{- end }}
+    {{- with $values.nats.tls }}
+    {{- if .secretName }}
+    - name: nats-tls
+      projected:
+        defaultMode: 0440
+        sources:
+          - secret: {name: {{ .secretName }}, items: [{key: ca.crt, path: ca.crt}]} # not the broker's key
+          {{- if .clientSecretName }}
+          - secret: {name: {{ .clientSecretName }}, items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]}
+          {{- end }}
+    {{- end }}
     {{- end }}
 {{- end }}

@@ -11,7 +11,7 @@ import structlog
 from gpu_autoscaler.bus.differences import Difference, refuse_differences
 from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, ConsumerPosition, NatsEffectConsumer
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
-from gpu_autoscaler.bus.nats.open import open_link
+from gpu_autoscaler.bus.nats.open import Tls, open_link
 from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.nats.publish import NatsPublisher
 from gpu_autoscaler.bus.nats.read import NO_STREAM, stored_message
@@ -45,6 +45,7 @@ class NatsBus(Bus):
         name: str,
         declared: BusDeclaration,
         credentials: Path | None = None,
+        tls: Tls | None = None,
         on_closed: Callable[[], None] | None = None,
         timeouts: Timeouts | None = None,
     ) -> "NatsBus":
@@ -54,7 +55,7 @@ class NatsBus(Bus):
         """
         addresses = [servers] if isinstance(servers, str) else list(servers)
         link = await open_link(
-            addresses, name=name, timeouts=timeouts or Timeouts(), credentials=credentials, on_closed=on_closed
+            addresses, name=name, timeouts=timeouts or Timeouts(), credentials=credentials, tls=tls, on_closed=on_closed
         )  # fmt: skip
         return cls(link, declared)
 

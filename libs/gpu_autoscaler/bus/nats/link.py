@@ -6,6 +6,7 @@ repeat it after the reconnect instead of waiting for an answer that cannot come.
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,14 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from gpu_autoscaler.bus.nats.wire import Frame, FrameReceiver, chunks_count, subscribe_frames, write_commands
+from gpu_autoscaler.bus.nats.wire import (
+    Frame,
+    FrameReceiver,
+    TlsMissing,
+    chunks_count,
+    subscribe_frames,
+    write_commands,
+)
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 
@@ -81,6 +89,7 @@ class NatsLink:
         self._verification: asyncio.Task[None] | None = None
         self.last_error = ""
         self.refusal = ""  # the server's error about our credentials
+        self.tls_failure = ""  # why no encrypted connection could be opened
 
     @property
     def is_up(self) -> bool:
@@ -178,6 +187,8 @@ class NatsLink:
     async def on_error(self, error: Exception) -> None:
         """Called by the client for errors outside a request."""
         self.last_error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if isinstance(error, ssl.SSLError | TlsMissing):
+            self.tls_failure = self.last_error
         if "authorization violation" in str(error).lower():
             self.refusal = self.last_error  # the disconnect that follows would hide it
         if "permissions violation" in str(error).lower():

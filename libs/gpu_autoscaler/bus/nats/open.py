@@ -1,10 +1,12 @@
 """Opens the connection to the broker, and checks that the server is usable."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats.errors
 
 from gpu_autoscaler.bus.nats.link import RECONNECT_SECONDS, UNSENT_BYTES_MAX, ApiError, NatsLink, NoResponders, Timeouts
@@ -17,22 +19,60 @@ SERVER_VERSION_MIN = (2, 15)  # older servers accept filters, time-to-live and f
 PING_SECONDS = 10  # two unanswered pings reveal a dead idle connection within half a minute
 
 
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server proves who it is, and how we do. Paths of PEM files."""
+
+    ca: Path | None = None  # None: the authorities of the system
+    certificate: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None  # in the server's certificate; None: the host of the address
+
+    def options(self) -> dict[str, Any]:
+        """Return what the client is connected with. Raises ConfigError for a file that cannot be used."""
+        return {"tls": self.context(), "tls_hostname": self.server_name}
+
+    def context(self) -> ssl.SSLContext:
+        """Return what verifies the server. Raises ConfigError for a file that cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as exc:  # SSLError is one
+            error = f"nats.tls_ca_path: {self.ca} is no PEM file of certificates ({exc}); give the authority's"
+            raise ConfigError("broker", [error]) from exc
+        if self.certificate is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key)
+            except OSError as exc:
+                error = (
+                    f"nats.tls_certificate_path, nats.tls_key_path: {self.certificate} and {self.key} are no PEM files "
+                    f"that belong together ({exc}); give certificate and key of one pair"
+                )
+                raise ConfigError("broker", [error]) from exc
+        return context
+
+
+def tls_for(servers: Sequence[str], tls: Tls | None) -> Tls | None:
+    """Return how connections to these servers are encrypted; None: not."""
+    return Tls() if tls is None and any(server.startswith(("tls://", "wss://")) for server in servers) else tls
+
+
 async def open_link(
     servers: Sequence[str],
     *,
     name: str,
     timeouts: Timeouts,
     credentials: Path | None = None,
+    tls: Tls | None = None,
     on_closed: Callable[[], None] | None = None,
 ) -> NatsLink:
-    """Connect and check the server.
+    """Connect and check the server. With `tls` nothing is sent, passwords least of all, before the server is verified.
 
     Raises TransientError when no server answers within the limit, ConfigError when it is unusable.
     """
     if others := [server for server in servers if "://" in server and not server.startswith(SCHEMES)]:
         error = f"nats.url: {', '.join(others)} is no NATS address; use {' or '.join(SCHEMES)}"
         raise ConfigError("broker", [error])
-    client = frame_client()
+    tls = tls_for(servers, tls)
+    client = frame_client(requires_tls=tls is not None)
     link = NatsLink(client, timeouts, on_closed)
     options: dict[str, Any] = {
         "servers": list(servers),
@@ -50,6 +90,8 @@ async def open_link(
     }
     if credentials is not None:
         options["user_credentials"] = str(credentials)
+    if tls is not None:
+        options |= tls.options()
     addresses = ", ".join(server.rpartition("@")[2] for server in servers)
     try:
         async with asyncio.timeout(timeouts.connect_seconds_max):
@@ -60,6 +102,13 @@ async def open_link(
         await link.close()
         if link.refusal:
             error = f"broker at {addresses} rejected the credentials ({link.refusal}); correct nats.credentials_path"
+            raise ConfigError("broker", [error]) from exc
+        if link.tls_failure:
+            error = (
+                f"no encrypted connection to the broker at {addresses} ({link.tls_failure}); correct nats.tls_ca_path "
+                "and nats.tls_server_name, and where the server verifies clients nats.tls_certificate_path and "
+                "nats.tls_key_path"
+            )
             raise ConfigError("broker", [error]) from exc
         raise TransientError(
             f"no NATS server answered at {addresses} within {timeouts.connect_seconds_max:g} s "

@@ -18,6 +18,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gpu_autoscaler.bus.nats.link import CLOSE_SECONDS_MAX, RECONNECT_SECONDS, abort
+from gpu_autoscaler.bus.nats.open import Tls, tls_for
+from gpu_autoscaler.bus.nats.wire import plain_client
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 CONNECT_SECONDS_MAX = 10.0  # longer than the server waits for an auth callout
@@ -56,6 +58,7 @@ class RequestLink:
         name: str,
         inbox: str,
         token: Callable[[], str] | None = None,
+        tls: Tls | None = None,
         on_change: Callable[[], None] = lambda: None,
         reconnects: Reconnects | None = None,
     ) -> None:
@@ -64,6 +67,7 @@ class RequestLink:
         self._name = name
         self._inbox = inbox
         self._token = token
+        self._tls = tls_for(servers, tls)
         self._on_change = on_change
         self._reconnects = reconnects or Reconnects()
         self._client: Client | None = None
@@ -143,7 +147,7 @@ class RequestLink:
         """
         hurried_seconds = HURRIED_CONNECT_SECONDS * 2.0 ** min(failures_count, 8)
         seconds_max = min(hurried_seconds, CONNECT_SECONDS_MAX) if self._hurry.is_set() else CONNECT_SECONDS_MAX
-        client, closed = Client(), asyncio.Event()
+        client, closed = plain_client(requires_tls=self._tls is not None), asyncio.Event()
         self._closed, self._error = closed, ""
 
         async def on_error(error: Exception) -> None:
@@ -154,7 +158,9 @@ class RequestLink:
         async def on_closed() -> None:
             closed.set()
 
-        options: dict[str, Any] = {"token": self._read_token()} if self._token is not None else {}
+        options: dict[str, Any] = {} if self._tls is None else self._tls.options()
+        if self._token is not None:
+            options["token"] = self._read_token()
         try:
             async with asyncio.timeout(seconds_max):
                 await client.connect(
@@ -229,13 +235,15 @@ async def answering(
     name: str,
     group: str,
     receivers: Mapping[str, Callable[[Request], None]],
+    tls: Tls | None = None,
     on_closed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Client]:
     """Receive the requests on these subjects, as one of the group. A receiver only stores the request.
 
     `on_closed` is called when the connection is closed for good. Raises TransientError when no server answers.
     """
-    client, is_closing = Client(), False
+    tls = tls_for(servers, tls)
+    client, is_closing = plain_client(requires_tls=tls is not None), False
 
     async def on_closed_for_good() -> None:
         if not is_closing:
@@ -255,6 +263,7 @@ async def answering(
                 "max_outstanding_pings": 2,
                 "error_cb": on_error,
                 "closed_cb": on_closed_for_good,
+                **({} if tls is None else tls.options()),
             }
             await client.connect(**options)
             for subject, receive in receivers.items():

@@ -9,13 +9,13 @@ Source of the protocol: NATS documentation, "NATS Protocol / Client Protocol" (r
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import ProtocolError
+from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
 _LINE_END = b"\r\n"
@@ -148,9 +148,30 @@ def _frame(words: list[bytes], chunk: bytes, start: int, stop: int) -> Frame:
     return Frame(words[1], words[3] if len(words) == 6 else b"", chunk[start:body], chunk[body:stop])
 
 
-def frame_client() -> Client:
+class TlsMissing(Error):
+    """The server does not encrypt; the client would go on in plain text, with its password."""
+
+    def __str__(self) -> str:
+        return "the server does not offer TLS"
+
+
+class _TlsClient(Client):
+    """A client that sends nothing to a server without TLS."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as in nats-py
+        if initial_connection and not info.get("tls_required"):
+            raise TlsMissing
+        await super()._process_info(info, initial_connection)
+
+
+def plain_client(*, requires_tls: bool) -> Client:
+    """Return a client that refuses a server without TLS if `requires_tls`."""
+    return _TlsClient() if requires_tls else Client()
+
+
+def frame_client(*, requires_tls: bool = False) -> Client:
     """Return a client that `subscribe_frames` works with."""
-    client = Client()
+    client = plain_client(requires_tls=requires_tls)
     client._ps = FrameParser(client)  # noqa: SLF001 - the only private access; guarded by tests/unit/bus/nats/test_wire.py
     return client
 
