@@ -4,7 +4,7 @@ The snapshot stands for nine tenths of them and still remembers each of 180,000 
 hours of such a day leave behind; a hundred thousand facts came after it.
 
 UPGRADE: how long each service takes until it is ready after its core was changed, with 1,000 nodes, 10,000 pods, and
-streams of pods and nodes that are as full as they get in a week.
+400,000 stored facts about pods and nodes.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ PODS_COUNT = 200_000  # a million facts
 TAIL_RATIO = 0.1
 SECONDS_MAX = 10.0
 UPGRADE_SECONDS_MAX = 60.0
-NODE_VERSIONS_COUNT = 300  # of each of a thousand nodes: more than NODE keeps
+UPGRADE_PODS_COUNT = 60_000  # 300,000 facts
+NODE_VERSIONS_COUNT = 100  # of each of a thousand nodes
 TAIL_COUNT = 20_000  # facts stored while a service was stopped
 # Those that start from snapshots, and those that read the few facts that they fold.
 UPGRADED = ("scaler", "scheduler", "cost_tracker", "gateway", "dcgm_ingest", "announcer")
@@ -92,7 +93,7 @@ async def _measure_upgrade(folder: Path) -> tuple[str, dict[str, "Start"], "Star
         offers = await here.offers()
         now = datetime.now(UTC)
         living = envelopes(cluster(offers, now, sized=offers[0]))
-        past = history(PODS_COUNT)
+        past = history(UPGRADE_PODS_COUNT)
         await publish_all(here.bus, [msgspec.structs.replace(one, time=now) for one in past])
         nodes = [one.fact for one in living if isinstance(one.fact, NodeObserved)]
         for version in range(NODE_VERSIONS_COUNT):

@@ -3,6 +3,7 @@
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler.runtime.snapshots import saving_periodically
 from gpu_autoscaler_services.cost_tracker.housekeeping import Housekeeping
+from gpu_autoscaler_services.cost_tracker.recovery import complete_ledger
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.service_spec import Process, ServiceSpec
 from gpu_autoscaler_services.wiring import open_bus, open_process_store, resumed_snapshots
@@ -21,6 +22,7 @@ async def compose(context: ProcessContext) -> Composed:
         ),
     )
     bus = await open_bus(context, CostTracker)
+    await complete_ledger(store, bus, context.clock)
     snapshots = await resumed_snapshots(context, CostTracker, store, bus, memory=service)
     await context.closing.enter_async_context(saving_periodically(snapshots, settings.snapshot_seconds))
     return service, bus

@@ -48,7 +48,7 @@ from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder, InvalidJob, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.job_budgets import JobBudgets
 from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated, missing_jobs, was_created
-from gpu_autoscaler_services.scheduler.recovery import JobRecovery
+from gpu_autoscaler_services.scheduler.recovery import JobRecovery, StoredEnds, no_ends
 from gpu_autoscaler_services.scheduler.suspension import Suspension
 
 # A job that is being accepted is soon in the store: redelivery interval in wall time, and its limit in cluster time.
@@ -98,14 +98,15 @@ class Scheduler:
         binder: Binder,
         now: Now,
         seed: ClusterState = EMPTY_STATE,
+        ends: StoredEnds = no_ends,
     ) -> None:
-        """`now`: cluster time. `seed`: the last snapshot of streams that are lost."""
+        """`now`: cluster time. `seed`: the last snapshot of streams that are lost. `ends`: of jobs, in the stream."""
         self._view = view
         self._file = policy
         self._store = store
         self._binder = binder
         self._now = now
-        self._recovery = JobRecovery(store, binder, seed)
+        self._recovery = JobRecovery(store, binder, seed, ends)
         self._job_budgets = JobBudgets(store, binder)
         self._suspension = Suspension(binder)
         self._cancels_since: dict[JobId, datetime] = {}  # cancellations of jobs that may still be accepted

@@ -1,8 +1,11 @@
 """The declaration of the scheduler."""
 
+from functools import partial
+
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.scheduler.binder import Binder
+from gpu_autoscaler_services.scheduler.recovery import ends_of
 from gpu_autoscaler_services.scheduler.service import Scheduler
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, JOB_KINDS, Process, Right, ServiceSpec
 
@@ -14,7 +17,15 @@ async def compose(context: ProcessContext) -> Composed:
     binder = Binder(kube, context.settings.kube.namespace, wiring.open_hooks(context))
     bus, store = await wiring.open_bus(context, Scheduler), await wiring.open_process_store(context)
     snapshots = await wiring.resumed_snapshots(context, Scheduler, store, bus)
-    service = Scheduler(context.view, policies.now, store, binder, context.clock.now, snapshots.lost_state)
+    service = Scheduler(
+        context.view,
+        policies.now,
+        store,
+        binder,
+        context.clock.now,
+        snapshots.lost_state,
+        ends=partial(ends_of, bus, context.clock),
+    )
     await wiring.follow_policy(context, policies, service.use_policy)
     return service, bus
 

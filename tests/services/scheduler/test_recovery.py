@@ -1,11 +1,14 @@
 """Accepted jobs that a new stream does not have are published again, and nothing runs twice."""
 
+from collections.abc import Mapping
+
 from tests.services.scheduler.test_service import TRAIN, Bench, bench
 from tests.support.stories import MINUTE, T0, TimedFact, given, job, request
 
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted, JobQueued, JobStarted
-from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery
@@ -14,9 +17,13 @@ __all__ = ["bench"]
 PLACED = JobPlaced(job_id=TRAIN, attempt=2, node_uids=(NodeUid("uid-n1"),), node_names=("n1",), placed_at=T0)
 
 
-def recovery(bench: Bench, seed: ClusterState = EMPTY_STATE) -> JobRecovery:
-    """Return the scheduler's recovery with this seed."""
-    return JobRecovery(bench.store, Binder(bench.here.kube, "default"), seed)
+def recovery(bench: Bench, seed: ClusterState = EMPTY_STATE, *ends: JobFinished) -> JobRecovery:
+    """Return the scheduler's recovery with this seed, and the ends of jobs that the stream has."""
+
+    async def stored_ends() -> Mapping[JobId, JobFinished]:
+        return {end.job_id: end for end in ends}
+
+    return JobRecovery(bench.store, Binder(bench.here.kube, "default"), seed, stored_ends)
 
 
 async def test_stored_job_is_published_until_stream_has_it(bench: Bench) -> None:
@@ -56,6 +63,36 @@ async def test_started_job_deleted_unseen_is_cancelled(bench: Bench) -> None:
     assert (ended.outcome, again) == ("cancelled", queued)
     await bench.handle(queued)  # there it is
     assert await recovery(bench, ran).jobs(EMPTY_STATE, T0) == [queued, PLACED]
+
+
+async def test_a_job_that_ended_after_the_backup_is_not_run_again(bench: Bench) -> None:
+    """The state has forgotten it hours after its end, last night's store takes it for unfinished, the stream has its
+    end."""
+    await bench.accepted()
+    end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
+
+    assert await recovery(bench, EMPTY_STATE, end).jobs(EMPTY_STATE, T0 + MINUTE) == []
+
+    row = await bench.store.job(TRAIN)
+    assert row is not None
+    assert (row.outcome, row.finished_at) == ("completed", T0)
+
+
+async def test_rows_of_an_older_store_are_restored_from_the_stream(bench: Bench) -> None:
+    """Accepted and ended after the backup, or before it with a database that is new; those that are there stay."""
+    queued = await bench.accepted()
+    ended = JobFinished(job_id=JobId("ended"), outcome="failed", finished_at=T0 + MINUTE)
+    later = (*job("later", at=T0 + MINUTE), *job("ended", at=T0), TimedFact(ended, T0 + MINUTE))
+    bench.record_story((TimedFact(queued, T0), *later))
+
+    assert await recovery(bench).jobs(bench.view.state, T0 + MINUTE) == []
+
+    rows = {row.spec.job_id: row.outcome for row in (await bench.store.jobs()).rows}
+    assert rows == {TRAIN: None, "later": None, "ended": "failed"}
+    again = await bench.store.accept_job(
+        queued.spec, request_digest=request_digest(request("train")), accepted_at=T0 + MINUTE
+    )
+    assert again == "same"
 
 
 async def test_nothing_is_placed_before_all_jobs_are_restored(bench: Bench) -> None:

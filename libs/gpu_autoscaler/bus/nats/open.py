@@ -51,8 +51,13 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tls_for(servers: Sequence[str], tls: Tls | None) -> Tls | None:
-    """Return how connections to these servers are encrypted; None: not."""
-    return Tls() if tls is None and any(server.startswith(("tls://", "wss://")) for server in servers) else tls
+    """Return how connections to these servers are encrypted; None: not, or by the client alone (wss://)."""
+    return Tls() if tls is None and any(server.startswith("tls://") for server in servers) else tls
+
+
+def refuses_plain(servers: Sequence[str], tls: Tls | None) -> bool:
+    """Return whether the client must refuse a server whose first word offers no TLS: wss:// is encrypted before it."""
+    return tls is not None and not all(server.startswith("wss://") for server in servers)
 
 
 async def open_link(
@@ -72,7 +77,7 @@ async def open_link(
         error = f"nats.url: {', '.join(others)} is no NATS address; use {' or '.join(SCHEMES)}"
         raise ConfigError("broker", [error])
     tls = tls_for(servers, tls)
-    client = frame_client(requires_tls=tls is not None)
+    client = frame_client(requires_tls=refuses_plain(servers, tls))
     link = NatsLink(client, timeouts, on_closed)
     options: dict[str, Any] = {
         "servers": list(servers),
@@ -100,20 +105,7 @@ async def open_link(
             await _retry_until_ready(lambda: _inspect(link, addresses))
     except TimeoutError as exc:
         await link.close()
-        if link.refusal:
-            error = f"broker at {addresses} rejected the credentials ({link.refusal}); correct nats.credentials_path"
-            raise ConfigError("broker", [error]) from exc
-        if link.tls_failure:
-            error = (
-                f"no encrypted connection to the broker at {addresses} ({link.tls_failure}); correct nats.tls_ca_path "
-                "and nats.tls_server_name, and where the server verifies clients nats.tls_certificate_path and "
-                "nats.tls_key_path"
-            )
-            raise ConfigError("broker", [error]) from exc
-        raise TransientError(
-            f"no NATS server answered at {addresses} within {timeouts.connect_seconds_max:g} s "
-            f"({link.last_error or 'no connection'}); start one, or correct nats.url"
-        ) from exc
+        raise _unanswered(link, addresses, timeouts.connect_seconds_max) from exc
     except (OSError, ValueError, nats.errors.Error) as exc:
         await link.close()
         raise ConfigError(
@@ -123,6 +115,24 @@ async def open_link(
         await link.close()
         raise
     return link
+
+
+def _unanswered(link: NatsLink, addresses: str, seconds_max: float) -> Exception:
+    """Return why no connection came about within the limit."""
+    if link.refusal:
+        error = f"broker at {addresses} rejected the credentials ({link.refusal}); correct nats.credentials_path"
+        return ConfigError("broker", [error])
+    if link.tls_failure:
+        error = (
+            f"no encrypted connection to the broker at {addresses} ({link.tls_failure}); correct nats.tls_ca_path "
+            "and nats.tls_server_name, and where the server verifies clients nats.tls_certificate_path and "
+            "nats.tls_key_path"
+        )
+        return ConfigError("broker", [error])
+    return TransientError(
+        f"no NATS server answered at {addresses} within {seconds_max:g} s ({link.last_error or 'no connection'}); "
+        "start one, or correct nats.url"
+    )
 
 
 async def _retry_until_ready(inspect: Callable[[], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gpu_autoscaler.bus.nats.link import CLOSE_SECONDS_MAX, RECONNECT_SECONDS, abort
-from gpu_autoscaler.bus.nats.open import Tls, tls_for
+from gpu_autoscaler.bus.nats.open import Tls, refuses_plain, tls_for
 from gpu_autoscaler.bus.nats.wire import plain_client
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
@@ -147,7 +147,7 @@ class RequestLink:
         """
         hurried_seconds = HURRIED_CONNECT_SECONDS * 2.0 ** min(failures_count, 8)
         seconds_max = min(hurried_seconds, CONNECT_SECONDS_MAX) if self._hurry.is_set() else CONNECT_SECONDS_MAX
-        client, closed = plain_client(requires_tls=self._tls is not None), asyncio.Event()
+        client, closed = plain_client(requires_tls=refuses_plain(self._servers, self._tls)), asyncio.Event()
         self._closed, self._error = closed, ""
 
         async def on_error(error: Exception) -> None:
@@ -243,7 +243,7 @@ async def answering(
     `on_closed` is called when the connection is closed for good. Raises TransientError when no server answers.
     """
     tls = tls_for(servers, tls)
-    client, is_closing = plain_client(requires_tls=tls is not None), False
+    client, is_closing = plain_client(requires_tls=refuses_plain(servers, tls)), False
 
     async def on_closed_for_good() -> None:
         if not is_closing:
