@@ -18,8 +18,11 @@ from gpu_autoscaler_services.cli.main import app
 
 pytestmark = pytest.mark.timeout(300)
 
-# Release and namespace; the second has another full name, and values of a cluster with three brokers.
-RELEASES = {"gpu-autoscaler": ("gpu-autoscaler-system", "simulated"), "blue": ("team-gpus", "cluster")}
+# Release -> namespace and values: the default ones, and those of a cluster with three brokers under another full name.
+RELEASES: Mapping[str, tuple[str, str | None]] = {
+    "gpu-autoscaler": ("gpu-autoscaler-system", None),
+    "blue": ("team-gpus", "cluster"),
+}
 ENABLED = "monitoring.prometheusRule.enabled=true,monitoring.serviceMonitor.enabled=true"
 SELECTED = {"namespace", "release"}  # what the ServiceMonitor adds and every expression selects by
 
@@ -36,9 +39,8 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 def chart(release: str) -> tuple[Json, ...]:
     """Return the objects of the chart for this release."""
     namespace, values = RELEASES[release]
-    result = helm(
-        "template", release, str(CHART), "--namespace", namespace, "--values", str(VALUES[values]), "--set", ENABLED
-    )
+    chosen = () if values is None else ("--values", str(VALUES[values]))
+    result = helm("template", release, str(CHART), "--namespace", namespace, *chosen, "--set", ENABLED)
     assert result.returncode == 0, result.stderr
     return tuple(objects(result.stdout))
 
