@@ -82,7 +82,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return self.mebibytes * self.times
 
 
-class Filling:
+class StoreLoad:
     """A store that is being filled."""
 
     def __init__(self, store: SqliteStore | PostgresStore) -> None:
@@ -120,7 +120,8 @@ class Filling:
 
     async def merged(self, spans: Part) -> Part:
         """Merge the day; return what stays of it. A lost node is replaced, so a day has more instances than nodes."""
-        longest, steps_count, after = 0.0, 0, ""
+        longest, steps_count = 0.0, 0
+        after: str | None = ""
         while after is not None:
             began = time.monotonic()
             after = await self.store.roll_up(before=self.day + timedelta(days=1), after=after)
@@ -212,16 +213,10 @@ async def parts(url: str, plan_hours: float) -> list[Part]:
     """Fill the database; return what each part of the load takes."""
     store: Store = await open_store(url)
     assert isinstance(store, SqliteStore | PostgresStore)
-    filling = Filling(store)
-    await filling.begin()
-    spans = await filling.spans()
-    found = [
-        spans,
-        await filling.merged(spans),
-        await filling.plans(plan_hours),
-        await filling.jobs(),
-        await filling.snapshots(),
-    ]
+    load = StoreLoad(store)
+    await load.begin()
+    spans = await load.spans()
+    found = [spans, await load.merged(spans), await load.plans(plan_hours), await load.jobs(), await load.snapshots()]
     await store.close()
     return found
 
