@@ -10,16 +10,17 @@ from msgspec.structs import replace
 from tests.services.scaler.test_service import scaler
 from tests.support.braked_fleet import BROKE, BrakedFleet, forced
 from tests.support.front import Front, front
-from tests.support.stories import MINUTE, T0, TimedFact, given
+from tests.support.stories import MINUTE, T0, TimedFact, given, record
 
 from gpu_autoscaler.bus.streams import streams
 from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.forced_removals import removed_by_force, tripped_brake
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.policy import PolicyDirectiveLifted
-from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, DrainNode, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.projection import StateView
@@ -142,16 +143,18 @@ async def test_a_lost_stream_does_not_release_the_brake() -> None:
     tables = Tables()
     fact = ScalingPlanMade(plan_id=PlanId("last"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
     tables.plans[fact.plan_id] = PlanRow(fact=fact, made_at=T0)
-    after = fleet()
+    lost = replace(fleet().state, last_plan_sequence=0, last_plan_at=None)  # no plan is in the new streams
     view = StateView()
-    view.advance(after.state, {"JOB": 1})
+    view.advance(lost, {"JOB": 1})
     outcome = await scaler(view, BROKE, tables).on_tick(T0)
     assert isinstance(outcome, Outcome)
-    after.fact(outcome.facts[0])
+    (restored,) = outcome.facts
+    assert isinstance(restored, ScalingDecisionsRestored)
+    after = fold(lost, record((TimedFact(restored, T0),)))
 
     assert made.brake is not None
-    assert tripped_brake(after.state) == made.brake
-    assert forced(after.plan()) == []
+    assert tripped_brake(after) == made.brake
+    assert forced(plan(after, BROKE, T0)) == []
 
 
 def test_what_counts_can_be_rebuilt_from_what_is_published_again() -> None:
