@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -82,9 +83,7 @@ async def _measure(folder: Path) -> list[Line]:
                 one = watcher(metadata, broker.url(NODE_WATCHER), reconnects=Reconnects(), links=links)
             else:
                 token = tokens[number]
-                one = watcher(
-                    metadata, broker.url(), token=lambda token=token: token, reconnects=Reconnects(), links=links
-                )
+                one = watcher(metadata, broker.url(), token=partial(str, token), reconnects=Reconnects(), links=links)
             await closing.enter_async_context(one)
             await asyncio.sleep(0.02)  # a rollout is no storm
         await _all_up(links, CONNECTED_SECONDS_MAX)

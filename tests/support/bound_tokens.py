@@ -48,17 +48,22 @@ async def give_watcher(kube: KubeClient, node_name: str, *, account: str = ACCOU
 
 async def bound_token(
     kube: KubeClient,
-    bound_to: Mapping[str, Any] | None,
+    pod_metadata: Mapping[str, Any] | None,
     *,
     account: str = ACCOUNT_NAME,
     audience: str | None = AUDIENCE,
 ) -> str:
-    """Return a token as the kubelet requests it; without `bound_to`, one of no pod."""
+    """Return a token as the kubelet requests it; without `pod_metadata`, one of no pod."""
     spec: dict[str, Any] = {"expirationSeconds": 600}
     if audience is not None:
         spec["audiences"] = [audience]
-    if bound_to is not None:
-        spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": bound_to["name"], "uid": bound_to["uid"]}
+    if pod_metadata is not None:
+        spec["boundObjectRef"] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": pod_metadata["name"],
+            "uid": pod_metadata["uid"],
+        }
     asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     answer = await kube.create(f"{_CORE}/serviceaccounts/{account}/token", asked)
     return str(answer["status"]["token"])

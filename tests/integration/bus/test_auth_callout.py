@@ -7,6 +7,7 @@ from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
 from tests.support.node_watchers import gateway, serving_broker, until
 
 from gpu_autoscaler.bus.nats.auth_callout import Issuer, new_issuer_seed, read_login
@@ -27,7 +28,9 @@ class Api:
     """Reviews of tokens, which are names of nodes."""
 
     def __init__(self, *nodes: str, **changes: Any) -> None:  # noqa: ANN401 - of a status
-        self._nodes = {name: {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": {}} for name in nodes}
+        self._nodes: dict[str, dict[str, Any]] = {
+            name: {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": {}} for name in nodes
+        }
         self._changes = changes
         self.calls_count = 0
         for name, node in self._nodes.items():
@@ -127,7 +130,7 @@ def test_what_is_no_question_and_no_key_is_refused() -> None:
 async def test_without_a_gateway_nobody_without_a_password_gets_in(tmp_path: Path) -> None:
     """The server gives up by itself."""
     async with serving_broker(tmp_path, with_callout=True) as broker:
-        client = nats.NATS()
+        client = Client()
 
         async def ignore(_: Exception) -> None:
             """The connection ends."""
