@@ -1,6 +1,9 @@
 """The auth callout on a real broker. The API server's own answers are in tests/integration/kube/test_node_logins.py."""
 
 import json
+import stat
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,3 +149,15 @@ async def test_without_a_gateway_nobody_without_a_password_gets_in(tmp_path: Pat
         bus = await broker.bus("scaler")
         assert bus.is_connected
         await bus.close()
+
+
+def test_a_new_issuer_is_written_once(tmp_path: Path) -> None:
+    """The seed to a file that its owner alone reads, the public key to the output; a second call keeps the first."""
+    path = tmp_path / "seed"
+    command = [sys.executable, "-m", "gpu_autoscaler_services.permissions", "--issuer", str(path)]
+    written = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert Issuer.from_file(path).public_key == written.stdout.strip()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    seed = path.read_text(encoding="utf-8")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    assert path.read_text(encoding="utf-8") == seed
