@@ -92,7 +92,7 @@ class Collector:
         if not rows:
             raise PermanentError(f"{service.name} has saved no snapshot")
         label = decode_label(rows[0].label)
-        actual = label if isinstance(label, Refusal) else await state_of(store, rows[0], label)
+        actual = label if isinstance(label, Refusal) else await state_of(store, rows[0])
         if isinstance(label, Refusal) or isinstance(actual, Refusal):
             raise PermanentError(f"the last snapshot of {service.name} is unreadable: {actual}")
         last = dict(label.cut.last_sequences)

@@ -22,10 +22,11 @@ from gpu_autoscaler.model.money import cost_micro_usd
 from gpu_autoscaler.sim.invariants.readability import living_differences
 from gpu_autoscaler.simcluster.instances import InvoiceLine
 from gpu_autoscaler.store.protocol import LastCharge
+from gpu_autoscaler_services.cost_tracker.service import SPAN_SECONDS_MAX
 
 SHOWN_COUNT_MAX = 3
-# A span is charged every minute, up to the last list that has the instance; a killed tracker and broker add to it.
-CHARGE_AGE_SECONDS_MAX = 240.0
+# A span ends at the last list that has the instance; a killed tracker and broker add to its age.
+CHARGE_AGE_SECONDS_MAX = SPAN_SECONDS_MAX + 240.0
 # Until memory is level an allocator, a cache of code and the first plans settle; a leak of a megabyte a minute exceeds
 # this within an hour at 1,000 nodes.
 RSS_RATIO_MAX, RSS_MIB_SLACK = 1.25, 60.0

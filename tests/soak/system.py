@@ -11,12 +11,14 @@ from tests.soak.serve import MINUTES_ENVIRONMENT, PLANTED_ENVIRONMENT
 from tests.support.nats_cluster import cluster_settings, until_formed
 from tests.support.postgres import PostgresServer, programs
 
+from gpu_autoscaler.bus.nats.migrate import Change
 from gpu_autoscaler.bus.permissions import server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.runtime import config
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.local.child import free_port
 from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem
+from gpu_autoscaler_services.migration import Part
 from gpu_autoscaler_services.permissions import OPERATOR_USER, users
 from gpu_autoscaler_services.service_spec import Role
 
@@ -84,6 +86,10 @@ class SoakSystem(LocalSystem):
             folder / "nats", (server_text(users()), f"no_auth_user: {OPERATOR_USER}"), self._passwords
         )
         self.nats = self.brokers
+
+    async def migrate(self, part: Part = "all", *, to: str | None = None) -> tuple[Change, ...]:  # noqa: ARG002 - as there
+        """Change nothing: services create streams with the shortened retention, and the database starts later."""
+        return ()
 
     async def prepare(self, say: Callable[[str], None]) -> None:
         """Start PostgreSQL, and fill the cluster."""

@@ -174,7 +174,7 @@ class Shadow:
         differing = differences(real_plan.real, other, real_plan.state)
         decided = tuple(difference for difference in differing if difference.is_decision)
         listed = (decided, decided[:DIFFERENCES_IF_TOO_LARGE_MAX])  # either may be what was stored
-        if self._published in (_signature(digests.shadow, digests.real, which) for which in listed):
+        if any(self._published == _signature(digests.shadow, digests.real, which) for which in listed):
             return None
         return ShadowPlanMade(
             plan_id=PlanId(

@@ -168,14 +168,14 @@ async def drain_to_end(bench: Bench, started: Fact) -> list[Fact]:
 
 
 class HangingStore:
-    """A store that does not answer until it is let go."""
+    """A store that does not answer until `answers` is set."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self.answers = asyncio.Event()
 
     async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
-        """Store the plan when let go."""
+        """Store the plan then."""
         await self.answers.wait()
         return await self._store.record_plan(fact, made_at=made_at)
 
