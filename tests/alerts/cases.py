@@ -23,6 +23,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 _UNKNOWN = " ".join(["NaN"] * 26)
 _A, _B = 'pod="controller-a"', 'pod="controller-b"'
 
+
+def _stream(name: str, *, fill: float, oldest_seconds: float, limit_seconds: float) -> Series:
+    labels = f'{{{_A},stream="{name}"}}'
+    return {
+        f"gpu_autoscaler_stream_fill_ratio{labels}": f"{fill}x25",
+        f"gpu_autoscaler_stream_oldest_age_seconds{labels}": f"{oldest_seconds}x25",
+        f"gpu_autoscaler_stream_age_limit_seconds{labels}": f"{limit_seconds}x25",
+    }
+
+
 CASES: Mapping[str, Case] = {
     "GpuAutoscalerNoActiveScaler": Case(
         # Two standbys and a healthy gateway, which has no lease and is no leader.
@@ -125,8 +135,12 @@ CASES: Mapping[str, Case] = {
         labels={"pod": "controller-a", "budget": "cluster", "period": "month"},
     ),
     "GpuAutoscalerStreamFull": Case(
-        fires={f'gpu_autoscaler_stream_fill_ratio{{{_A},stream="GPU"}}': "0.95x25"},
-        silent=({f'gpu_autoscaler_stream_fill_ratio{{{_A},stream="GPU"}}': "0.85x25"},),
+        fires=_stream("GPU", fill=0.97, oldest_seconds=50_000, limit_seconds=86_400),
+        silent=(
+            # A large cluster whose stream is full and keeps what it should; a small one that has just begun.
+            _stream("GPU", fill=0.97, oldest_seconds=86_000, limit_seconds=86_400),
+            _stream("GPU", fill=0.5, oldest_seconds=50_000, limit_seconds=86_400),
+        ),
         labels={"pod": "controller-a", "stream": "GPU"},
     ),
     "GpuAutoscalerStreamHistoryShort": Case(

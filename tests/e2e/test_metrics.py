@@ -77,6 +77,7 @@ async def test_processes_export_the_families_of_their_service(tmp_path: Path) ->
     assert {stream for (stream,) in scaler["gpu_autoscaler_stream_fill_ratio"]} == {spec.name for spec in STREAMS}
     assert 0 < scaler["gpu_autoscaler_stream_fill_ratio"]["JOB",] < 0.1
     assert 0 < scaler["gpu_autoscaler_stream_oldest_age_seconds"]["JOB",] < 300
+    assert scaler["gpu_autoscaler_stream_age_limit_seconds"]["JOB",] == 30 * 86_400
     assert math.isnan(scaler["gpu_autoscaler_stream_oldest_age_seconds"]["POLICY",])
     assert {lane for (lane,) in scaler["gpu_autoscaler_effects_waiting"]} == {"plans", "drains", "orders", "ends"}
     assert scaler["gpu_autoscaler_launches"]["", "launched"] >= 1

@@ -190,6 +190,9 @@ FAMILIES: tuple[Family, ...] = (
         "stream_oldest_age_seconds", SCALER, "Age of the oldest message of a stream; NaN: it has none.", "stream",
         exported=LEADING,
     ),
+    _gauge(
+        "stream_age_limit_seconds", SCALER, "Age after which a stream discards a message.", "stream", exported=LEADING
+    ),
     # ---- watchers on nodes
     _counter(
         "node_reports", NODE_GATEWAY, "Reports of node watchers, by outcome.", "outcome", values=NODE_REPORT_OUTCOMES

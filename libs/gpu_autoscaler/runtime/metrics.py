@@ -114,6 +114,7 @@ class Metrics:
         self.effects_waiting = self._gauge("effects_waiting")
         self.stream_fill = self._gauge("stream_fill_ratio")
         self.stream_oldest_age = self._gauge("stream_oldest_age_seconds")
+        self.stream_age_limit = self._gauge("stream_age_limit_seconds")
         self.ticks = self._counter("ticks")
         self.loop_restarts = self._counter("loop_restarts")
         self.dead_letters = self._counter("dead_letters")
@@ -198,7 +199,7 @@ class Metrics:
         self.controller_duration.set(_NAN)
         self.set_forecast(NO_FORECAST)
         self._spend = tuple
-        for gauge in (self.stream_fill, self.stream_oldest_age, self.effects_waiting):
+        for gauge in (self.stream_fill, self.stream_oldest_age, self.stream_age_limit, self.effects_waiting):
             gauge.clear()
 
     def set_forecast(self, gauges: ForecastGauges) -> None:

@@ -193,18 +193,20 @@ class Runner:
                 return
 
     async def _measure_streams(self) -> None:
-        """Export how full each stream is and how old its oldest message, while active."""
+        """Export how full each stream is, how old its oldest message and how old one may become, while active."""
         context, metrics = self._context, self.metrics
         while await context.wait_until_leading():
             for stream in (spec.name for spec in STREAMS):
-                fill_ratio = oldest_seconds = math.nan  # the broker is away, or the stream is empty
+                fill_ratio = oldest_seconds = limit_seconds = math.nan  # the broker is away, or the stream is empty
                 with contextlib.suppress(TransientError, PermanentError):
                     span = await self.bus.span(stream)
                     fill_ratio = span.bytes_count / span.bytes_max if span.bytes_max > 0 else 0.0
+                    limit_seconds = span.age_max.total_seconds()
                     if span.first_stored_at is not None:
                         oldest_seconds = (context.clock.wall_now() - span.first_stored_at).total_seconds()
                 metrics.stream_fill.labels(stream).set(fill_ratio)
                 metrics.stream_oldest_age.labels(stream).set(oldest_seconds)
+                metrics.stream_age_limit.labels(stream).set(limit_seconds)
             if await pause(context.stop, context.limits.stream_gauges_seconds):
                 return
 
