@@ -12,7 +12,7 @@ _LOSSES = (
         "accepted jobs are not republished after a loss",
         7,
         f"{_SCHEDULER}/recovery.py",
-        "        missing = [row for row in await self._store.unfinished_jobs() if _is_missing(row, state)]\n",
+        "        missing = [row for row in rows if _is_missing(row, state)]\n",
         "        missing: list[JobRow] = []\n",
         "losses",
     ),

@@ -53,6 +53,31 @@ async def test_a_message_that_the_server_gave_up_is_set_aside(server: NatsServer
     await bus.close()
 
 
+async def test_a_connection_that_is_reset_while_it_closes_is_reported(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client then ends without a word; requests in flight fail at once."""
+    lost = asyncio.Event()
+    bus = await NatsBus.connect(
+        server.url, name="ender", declared=BusDeclaration(streams=streams()), on_closed=lost.set
+    )
+    client = bus._link.client
+
+    async def reset() -> None:
+        raise ConnectionResetError("connection reset by peer")
+
+    assert client._transport is not None
+    monkeypatch.setattr(client._transport, "drain", reset)
+    client._pending, client._pending_data_size = [b"PING\r\n"], 6
+    with pytest.raises(ConnectionResetError):
+        await client._close(client.CLOSED)  # as after an error of the protocol
+    async with asyncio.timeout(10):
+        await lost.wait()
+    monkeypatch.undo()
+    assert not bus.is_connected
+    await bus.close()
+
+
 async def test_a_connection_that_is_closed_for_good_ends_the_process(server: NatsServer, tmp_path: Path) -> None:
     """The server closes the connection for a protocol error: exit 1, so that the supervisor restarts the process."""
     opened: list[NatsBus] = []

@@ -37,6 +37,7 @@ RECHECKS_COUNT_MAX = 20
 FAILURE_SECONDS = 10.0  # how long a failure is reported, unless the operation succeeds again
 RECONNECT_SECONDS = 0.25
 CLOSE_SECONDS_MAX = 2.0
+CLOSED_POLL_SECONDS = 1.0
 NO_RESPONDERS = "503"
 
 _log = structlog.get_logger(__name__)
@@ -87,6 +88,8 @@ class NatsLink:
         self._inbox = ""
         self._failures: dict[str, tuple[str, float]] = {}  # by operation: error and time
         self._verification: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._is_lost = False
         self.last_error = ""
         self.refusal = ""  # the server's error about our credentials
         self.tls_failure = ""  # why no encrypted connection could be opened
@@ -164,6 +167,8 @@ class NatsLink:
             _log.warning("broker reconnected", server=self._server())
         self.connections_count += 1
         self._up.set()
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_closed())
 
     async def on_disconnected(self) -> None:
         """Called by the client when the connection broke: pending requests will not be answered."""
@@ -178,11 +183,24 @@ class NatsLink:
             listener()
 
     async def on_closed(self) -> None:
-        """Called by the client when the connection is closed for good."""
-        if not self._closing:
+        """Called when the connection is closed for good."""
+        if not self._closing and not self._is_lost:
+            self._is_lost = True
             _log.error("broker connection closed for good", server=self._server(), error=self.last_error)
             if self._on_closed is not None:
                 self._on_closed()
+
+    async def _watch_closed(self) -> None:
+        """Notice a connection that was closed for good without a call of the client.
+
+        A server that resets the connection while the client writes its last bytes ends the client's own closing.
+        """
+        while not self.client.is_closed:  # noqa: ASYNC110 - the client has no event
+            await asyncio.sleep(CLOSED_POLL_SECONDS)
+        if not self._is_lost:
+            abort(self.client)  # it did not come to that
+            await self.on_disconnected()
+        await self.on_closed()
 
     async def on_error(self, error: Exception) -> None:
         """Called by the client for errors outside a request."""
@@ -301,8 +319,9 @@ class NatsLink:
     async def close(self) -> None:
         """Flush pending messages and disconnect, within CLOSE_SECONDS_MAX each."""
         self._closing = True
-        if self._verification is not None:
-            self._verification.cancel()
+        for task in (self._verification, self._watch):
+            if task is not None:
+                task.cancel()
         with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
             if self.client.is_connected:
                 await asyncio.wait_for(self.client.flush(), CLOSE_SECONDS_MAX)
