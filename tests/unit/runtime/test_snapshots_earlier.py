@@ -63,7 +63,7 @@ async def folded(history: History, *, behind: StateView | None = None) -> Cluste
 async def test_this_version_continues_from_a_snapshot_of_the_last_release(tmp_path: Path) -> None:
     """Its core is another one; state and streams together are what the whole streams are."""
     folder = unpacked(tmp_path, RECORDED)
-    store = await SqliteStore.open(folder / "store.db")
+    store = await SqliteStore.open(folder / "store.db", is_migrating=True)
     label, bus = await left(folder, store)
     clock = Clock.from_text(msgspec.json.decode((folder / "about.json").read_bytes(), type=About).clock, "about.json")
     view, history, metrics = StateView(), History(bus, clock), Metrics("scaler")
