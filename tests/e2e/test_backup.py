@@ -15,6 +15,7 @@ from tests.support.backups import Database, PostgresDatabase, SqliteDatabase, pu
 from tests.support.outside import ask
 from tests.support.postgres import PostgresServer, programs
 from tests.support.running import Running, followed, started
+from tests.support.sweeping import represented
 
 from gpu_autoscaler.bus.streams import BUCKETS, STREAMS
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobQueued, JobStarted
@@ -83,7 +84,7 @@ async def charged(url: str) -> Counter[str]:
         await store.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", represented("sqlite", "postgresql"))
 async def test_last_nights_database_beside_empty_streams(tmp_path: Path, kind: str) -> None:
     """Nothing is bought, drained or run twice, and every instance that lives is charged from its launch to its end.
     What was accepted since runs to its end in Kubernetes, and is unknown here."""
@@ -114,8 +115,8 @@ async def test_last_nights_database_beside_empty_streams(tmp_path: Path, kind: s
             assert differing_plans(after.record, after.policy) == ()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("database_of", ["last night", "nobody"])
+@pytest.mark.parametrize("kind", represented("sqlite", "postgresql"))
+@pytest.mark.parametrize("database_of", represented("last night", "nobody"))
 async def test_whole_streams_beside_an_older_database(tmp_path: Path, kind: str, database_of: str) -> None:
     """Streams that are restored with their consumers complete jobs and ledger: every promise is kept, over the whole
     story, and no charge counts twice."""
