@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Tests of whole systems mostly wait: more workers than cores, one module per worker, whole systems not last.
-WORKERS ?= 3
+WORKERS ?= 4
 TIMES ?= 20
 # Some images forbid compiled files. Tests start hundreds of processes, each of which would compile all code again.
 unexport PYTHONDONTWRITEBYTECODE
