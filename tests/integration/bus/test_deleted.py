@@ -14,6 +14,7 @@ from tests.support.nats import nats_store, server
 from tests.support.working import until, working
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
+from gpu_autoscaler.bus.nats.link import ApiError
 from gpu_autoscaler.bus.nats.projection import NatsProjection
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.events.fact import Fact
@@ -93,22 +94,25 @@ async def test_a_deleted_consumer_is_made_again_if_the_broker_answers_late(
     """The reader gives up on the first attempt; the next reader of the process knows the position too."""
     bus, load = await connect("ender"), await connect("load")
     service = Ender()
-    call, late = bus._link.call, ["CONSUMER.INFO.JOB.ender-job-act", "CONSUMER.CREATE.JOB.ender-job-act"]
+    call, late = bus._link.call, {"CONSUMER.INFO.JOB.ender-job-act", "CONSUMER.CREATE.JOB.ender-job-act"}
 
     async def call_late(operation: str, *arguments: Any, **named: Any) -> dict[str, Any]:  # noqa: ANN401 - as the link
-        if is_deleted and operation in late:
-            late.remove(operation)
-            raise TransientError("broker did not answer in time")
-        return await call(operation, *arguments, **named)
+        is_late = operation in late
+        try:
+            if not (is_late and operation.startswith("CONSUMER.CREATE")):
+                return await call(operation, *arguments, **named)
+        except ApiError:  # the first report that there is no consumer
+            if not is_late:
+                raise
+        late.discard(operation)
+        raise TransientError("broker did not answer in time")
 
-    is_deleted = False
     monkeypatch.setattr(bus._link, "call", call_late)
     async with working(bus, service) as runner:
         await ask(load, range(COUNT))
         await until(lambda: len(service.handled) == COUNT, "all done")
         await until_settled(bus, load)
         await load._link.call("CONSUMER.DELETE.JOB.ender-job-act")
-        is_deleted = True
         await ask(load, range(COUNT, 2 * COUNT))
         await until(lambda: len(set(service.handled)) == 2 * COUNT, "the rest is done")
         await until(lambda: runner.readiness.is_ready, "ready again")
