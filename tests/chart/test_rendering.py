@@ -356,6 +356,7 @@ REFUSED = {
     "nats.authCallout.enabled=true": "nats.authCallout: issuer and seedSecret are required",
     "nats.authCallout.issuer=SAJAC": "/nats/authCallout/issuer",
     "nats.syncInterval=sometimes": "/nats/syncInterval",
+    "nats.goMemoryLimit=2Gi": "/nats/goMemoryLimit",
     "nats.tls.serverName=nats.example": "nats.tls.secretName: required by",
     "nats.tls.clientSecretName=clients": "nats.tls.secretName: required by",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
@@ -431,6 +432,14 @@ def _broker_text(*sets: str) -> str:
     text = of_kind(rendered("cluster", *sets), "ConfigMap")["gpu-autoscaler-nats"]["data"]["nats.conf"]
     assert isinstance(text, str)
     return text
+
+
+def test_the_broker_collects_its_heap_before_it_is_killed() -> None:
+    """Its soft limit is below the limit of its pod, and can be omitted."""
+    (broker,) = pods(rendered("cluster"))["gpu-autoscaler-nats"]["containers"]
+    assert (broker["resources"]["limits"]["memory"], environment(broker)["GOMEMLIMIT"]) == ("2Gi", "1600MiB")
+    (broker,) = pods(rendered("cluster", "nats.goMemoryLimit="))["gpu-autoscaler-nats"]["containers"]
+    assert "GOMEMLIMIT" not in environment(broker)
 
 
 def test_services_get_the_authority_and_their_own_certificate() -> None:

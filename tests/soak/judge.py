@@ -78,6 +78,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     judged_at: datetime
     rss_mib: Mapping[str, Level]
     disk_mib: Level
+    # Limits of heaps, where memory moves between processes: the next leader of a stream holds what the last one held.
+    rss_mib_max: Mapping[str, int] = {}
     broken: Sequence[str] = ()  # found elsewhere
 
 
@@ -101,17 +103,17 @@ def judge(evidence: Evidence) -> Verdict:
             *bill_differences(evidence),
             *work_differences(evidence.state, evidence.objects),
         ),
-        broken=(
-            *evidence.broken,
-            *_launched_once(evidence.invoice),
-            *(
-                f"memory of {name} is not level: {level.start:.0f} MiB became {level.end:.0f}"
-                for name, level in sorted(evidence.rss_mib.items())
-                if level.end > level.start * RSS_RATIO_MAX + RSS_MIB_SLACK
-            ),
-            *_disk(evidence.disk_mib),
-        ),
+        broken=(*evidence.broken, *_launched_once(evidence.invoice), *_memory(evidence), *_disk(evidence.disk_mib)),
     )
+
+
+def _memory(evidence: Evidence) -> Iterator[str]:
+    for name, level in sorted(evidence.rss_mib.items()):
+        limit_mib = evidence.rss_mib_max.get(name)
+        if limit_mib is None and level.end > level.start * RSS_RATIO_MAX + RSS_MIB_SLACK:
+            yield f"memory of {name} is not level: {level.start:.0f} MiB became {level.end:.0f}"
+        if limit_mib is not None and level.end > limit_mib * RSS_RATIO_MAX:
+            yield f"memory of {name} is {level.end:.0f} MiB, its limit is {limit_mib}"
 
 
 def _disk(level: Level) -> Iterator[str]:

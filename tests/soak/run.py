@@ -17,7 +17,7 @@ from tests.soak.judge import Evidence, Objects, judge, work_differences
 from tests.soak.measurements import Measurements, folder_mib
 from tests.soak.population import SimApi
 from tests.soak.retention import FULL_LIST_SECONDS, RESYNC_SECONDS, limits_of
-from tests.soak.system import SCRAPE_SECONDS, SNAPSHOT_SECONDS, SoakSystem
+from tests.soak.system import BROKER_MEMORY_MIB_MAX, BROKERS_COUNT, SCRAPE_SECONDS, SNAPSHOT_SECONDS, SoakSystem
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.core.state.state import ClusterState
@@ -229,6 +229,7 @@ class Soak:
             spans=await asyncio.to_thread(collector.charged, unpublished),
             judged_at=invoice.as_of,
             rss_mib={name: level for name, level in rss.items() if name != "simcluster"},
+            rss_mib_max={f"broker-{number}": BROKER_MEMORY_MIB_MAX for number in range(BROKERS_COUNT)},
             disk_mib=disk,
         )
 

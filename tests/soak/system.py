@@ -24,6 +24,7 @@ from gpu_autoscaler_services.service_spec import Role
 
 BROKERS_COUNT = 3
 SNAPSHOT_SECONDS = 30.0  # well within the shortened retention
+BROKER_MEMORY_MIB_MAX = 384  # of Go's heap in each; without a limit it doubles before it is collected
 SCRAPE_SECONDS = 60.0  # instead of 10: two cores carry no more of 1,000 exporters beside everything else
 
 Populate = Callable[[str], Awaitable[None]]  # gets the address of simcluster
@@ -39,7 +40,7 @@ class Brokers(NatsServer):
                 folder / f"server-{number}",
                 port=free_port(),
                 settings=(*settings, cluster_settings(port, ports)),
-                variables=variables,
+                variables={**variables, "GOMEMLIMIT": f"{BROKER_MEMORY_MIB_MAX}MiB"},
             )
             for number, port in enumerate(ports)
         ]

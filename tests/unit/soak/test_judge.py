@@ -86,7 +86,8 @@ GOOD = Evidence(
     charges=CHARGES,
     spans={name: _spans(charge) for name, charge in CHARGES.items()},
     judged_at=NOW,
-    rss_mib={"scaler": Level(start=200, end=230)},
+    rss_mib={"scaler": Level(start=200, end=230), "broker-0": Level(start=100, end=400)},
+    rss_mib_max={"broker-0": 384},
     disk_mib=Level(start=500, end=600),
 )
 
@@ -156,6 +157,10 @@ def test_a_disagreement_is_a_difference(evidence: Evidence, text: str) -> None:
     ("evidence", "text"),
     [
         (replace(GOOD, rss_mib={"scaler": Level(start=200, end=400)}), "memory of scaler is not level"),
+        (
+            replace(GOOD, rss_mib={"broker-0": Level(start=400, end=500)}),
+            "memory of broker-0 is 500 MiB, its limit is 384",
+        ),
         (replace(GOOD, disk_mib=Level(start=500, end=1500)), "disk is not level"),
         (replace(GOOD, invoice=[*GOOD.invoice, _line("n1")]), "action buy-n1 launched 2 instances"),
         (replace(GOOD, broken=("a notice was never answered",)), "a notice was never answered"),
