@@ -144,7 +144,7 @@ class StoreLoad:
         return Part(name="plans", mebibytes=await self.grown(), times=times, note=f"{count:,} plans in {hours:g} h")
 
     async def jobs(self) -> Part:
-        """Accept and finish the jobs of a day; they are never deleted."""
+        """Accept and finish the jobs of a day."""
         for number in range(int(JOBS_PER_DAY)):
             queued = numbered(JobQueued, CLOUD, number)
             assert isinstance(queued, JobQueued)

@@ -97,6 +97,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     span_days: Annotated[int, Meta(ge=1, le=400)] = 1
     ledger_days: Annotated[int, Meta(ge=63, le=36_500)] = 400  # of these rows; sums of spend use the last 62 days
     plan_days: Annotated[int, Meta(ge=1, le=400)] = 7
+    job_days: Annotated[int, Meta(ge=63, le=36_500)] = 400  # since their end; longer than the stream JOB
     snapshot_days: Annotated[int, Meta(ge=1, le=20)] = 7  # one an hour; recomputing older plans reads the streams
     request_days: Annotated[int, Meta(ge=1, le=400)] = 1  # of Idempotency-Keys and their answers
 

@@ -145,10 +145,17 @@ class Store(Protocol):
         ...
 
     async def delete_expired(
-        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+        self,
+        *,
+        ledger_before: datetime,
+        silent_before: datetime,
+        jobs_before: datetime,
+        plan_age: timedelta,
+        count_max: int = 200,
     ) -> int:
-        """Delete merged spans and ended instances from before `ledger_before`, and plans older than `plan_age` before
-        the last plan, at most `count_max` of each; return the largest number of deleted ones, 0 when none is left.
+        """Delete merged spans and ended instances from before `ledger_before`, jobs that finished before `jobs_before`
+        with their spend, and plans older than `plan_age` before the last plan, at most `count_max` of each; return the
+        largest number of deleted ones, 0 when none is left. The id of a deleted job can be used again.
 
         An instance without a span since `silent_before` is no longer open.
         """

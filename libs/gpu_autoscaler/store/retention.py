@@ -17,6 +17,7 @@ from gpu_autoscaler.store.operations import Operation
 from gpu_autoscaler.store.rows import document, instant, number_of
 
 PASSED_COUNT_MAX = 50  # instances that have ended keep their last span
+JOBS_PASSED_COUNT_MAX = 2000  # of the oldest jobs, to find those that ended long ago
 _OLD_SPANS = (
     "provider_id = ? AND from_at < ? AND is_confirmed = 1 AND number <> "
     "(SELECT last_number FROM charged_instances AS charged WHERE charged.provider_id = ledger.provider_id)"
@@ -43,6 +44,13 @@ RETURNING 1
 """
 _DELETE_PLANS = """
 DELETE FROM plans WHERE made_at < ? AND number IN (SELECT number FROM plans ORDER BY number LIMIT ?) RETURNING 1
+"""
+
+_DELETE_JOBS = """
+DELETE FROM jobs WHERE number IN (
+    SELECT number FROM (SELECT number, finished_at FROM jobs ORDER BY number LIMIT ?) AS oldest
+    WHERE finished_at < ? ORDER BY number LIMIT ?
+) RETURNING job_id
 """
 
 
@@ -105,19 +113,22 @@ def _sum(known: CostShare, share: CostShare) -> CostShare:
 
 
 def delete_expired(
-    ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int
+    ledger_before: datetime, silent_before: datetime, jobs_before: datetime, plan_age: timedelta, count_max: int
 ) -> Operation[int]:
     """Delete at most `count_max` rows of each table; return the largest number of deleted ones, 0 when all are.
 
-    The age of plans is counted back from the last one, as recovery from a lost stream does.
+    The age of plans is counted back from the last one, as recovery from a lost stream does. A job goes with its spend.
     """
     yield _CLOSE_SILENT, (number_of(silent_before),)
     instances = yield _DELETE_INSTANCES, (number_of(ledger_before), count_max)
     for (number,) in instances:
         yield "DELETE FROM ledger WHERE number = ?", (number,)
+    jobs = yield _DELETE_JOBS, (JOBS_PASSED_COUNT_MAX, number_of(jobs_before), count_max)
+    for (job_id,) in jobs:
+        yield "DELETE FROM charged_jobs WHERE job_id = ?", (job_id,)
     days = yield _DELETE_DAYS, (period_name("day", ledger_before), count_max)
     newest = yield "SELECT made_at FROM plans ORDER BY number DESC LIMIT 1", ()
     plans: Sequence[rows.Row] = ()
     if newest:
         plans = yield _DELETE_PLANS, (number_of(instant(newest[0][0]) - plan_age), count_max)
-    return max(len(instances), len(days), len(plans))
+    return max(len(instances), len(jobs), len(days), len(plans))

@@ -125,10 +125,17 @@ class SqlStore(ABC):
         return await self._write(retention.roll_up(after, before))
 
     async def delete_expired(
-        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+        self,
+        *,
+        ledger_before: datetime,
+        silent_before: datetime,
+        jobs_before: datetime,
+        plan_age: timedelta,
+        count_max: int = 200,
     ) -> int:
         """See Store."""
-        return await self._write(retention.delete_expired(ledger_before, silent_before, plan_age, count_max))
+        operation = retention.delete_expired(ledger_before, silent_before, jobs_before, plan_age, count_max)
+        return await self._write(operation)
 
     @abstractmethod
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:

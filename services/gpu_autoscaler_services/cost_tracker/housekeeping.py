@@ -18,11 +18,12 @@ STEPS_PER_TICK = 20
 class Housekeeping:
     """Merges old spans, then deletes what is past its retention, then returns the space."""
 
-    def __init__(self, store: Store, *, span_days: int, ledger_days: int, plan_days: int) -> None:
+    def __init__(self, store: Store, *, span_days: int, ledger_days: int, plan_days: int, job_days: int) -> None:
         self._store = store
         self._span_age = timedelta(days=span_days)
         self._ledger_age = timedelta(days=ledger_days)
         self._plan_age = timedelta(days=plan_days)
+        self._job_age = timedelta(days=job_days)
         self._after: str | None = ""  # the last instance whose spans are merged; None: all are
         self._begun_for: datetime | None = None  # spans before this instant are being merged
         self._is_done = False
@@ -37,7 +38,10 @@ class Housekeeping:
                 if self._after is not None:
                     self._after = await self._store.roll_up(before=before, after=self._after)
                 elif not await self._store.delete_expired(
-                    ledger_before=now - self._ledger_age, silent_before=now - PERIODS_KEPT, plan_age=self._plan_age
+                    ledger_before=now - self._ledger_age,
+                    silent_before=now - PERIODS_KEPT,
+                    jobs_before=now - self._job_age,
+                    plan_age=self._plan_age,
                 ):
                     await self._store.reclaim_space(now, before)
                     self._is_done = True

@@ -18,7 +18,11 @@ async def compose(context: ProcessContext) -> Composed:
         store,
         instances_without_price=context.metrics.instances_without_price,
         housekeeping=Housekeeping(
-            store, span_days=settings.span_days, ledger_days=settings.ledger_days, plan_days=settings.plan_days
+            store,
+            span_days=settings.span_days,
+            ledger_days=settings.ledger_days,
+            plan_days=settings.plan_days,
+            job_days=settings.job_days,
         ),
     )
     bus = await open_bus(context, CostTracker)

@@ -79,7 +79,11 @@ async def roll_up(store: Store, before: datetime) -> None:
 async def delete_one_of_each(store: Store) -> int:
     """Delete a row of each kind that is past its retention."""
     return await store.delete_expired(
-        ledger_before=T0 + timedelta(days=2), silent_before=T0, plan_age=timedelta(days=3), count_max=1
+        ledger_before=T0 + timedelta(days=2),
+        silent_before=T0,
+        jobs_before=T0 + timedelta(days=2),
+        plan_age=timedelta(days=3),
+        count_max=1,
     )
 
 
@@ -317,6 +321,23 @@ class StoreContract:
         await roll_up(store, T0 + timedelta(days=2))
         assert list(await store.unconfirmed_charges(10)) == [span(0), span(1), span(2)]
         assert len((await store.ledger()).rows) == 3
+
+    async def test_jobs_past_their_retention_are_deleted_with_their_spend(self, store: Store) -> None:
+        """Counted from their end, in small parts. One without an end stays; a deleted id can be used again."""
+        ends = {"old-1": 1, "open": None, "new": 3, "old-2": 1}
+        for minute, (name, days) in enumerate(ends.items()):
+            await store.accept_job(job(name), request_digest="a", accepted_at=T0)
+            await store.charge([span(minute, job_id=name)])
+            if days is not None:
+                end = T0 + timedelta(days=days)
+                await store.finish_job(JobId(name), outcome="completed", finished_at=end)
+        assert await delete_one_of_each(store) == 1
+        assert len((await store.jobs()).rows) == 3
+        while await delete_one_of_each(store):
+            pass
+        assert [row.spec.job_id for row in (await store.jobs()).rows] == ["new", "open"]
+        assert set(await store.spent_by_job()) == {"new", "open"}
+        assert await store.accept_job(job("old-1"), request_digest="b", accepted_at=T0) == "accepted"
 
     async def test_merged_spans_and_plans_past_their_retention_are_deleted(self, store: Store) -> None:
         """In small parts; the last plan is always kept, however old it is."""

@@ -48,7 +48,7 @@ async def store(tmp_path: Path) -> AsyncIterator[CountedStore]:
 
 def housekeeping(store: SqliteStore) -> Housekeeping:
     """With a day of spans in detail."""
-    return Housekeeping(store, span_days=1, ledger_days=63, plan_days=14)
+    return Housekeeping(store, span_days=1, ledger_days=63, plan_days=14, job_days=63)
 
 
 async def test_a_tick_does_a_few_steps_and_a_day_is_done_once(store: CountedStore) -> None:

@@ -214,7 +214,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.postgresql.url | quote }}}
 {{- end }}
 - {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
-{{- range $name := list "span" "ledger" "plan" "snapshot" "request" }}
+{{- range $name := list "span" "ledger" "plan" "job" "snapshot" "request" }}
 - {name: GPU_AUTOSCALER_STORE_{{ upper $name }}_DAYS, value: {{ index $values.store (printf "%sDays" $name) | int | quote }}}
 {{- end }}
 {{- end }}

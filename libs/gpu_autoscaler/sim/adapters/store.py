@@ -160,7 +160,13 @@ class MemoryStore:
         return after
 
     async def delete_expired(
-        self, *, ledger_before: datetime, silent_before: datetime, plan_age: timedelta, count_max: int = 200
+        self,
+        *,
+        ledger_before: datetime,
+        silent_before: datetime,
+        jobs_before: datetime,
+        plan_age: timedelta,
+        count_max: int = 200,
     ) -> int:
         """Charges stay: they are few in a run."""
         await self._reached()
@@ -168,11 +174,15 @@ class MemoryStore:
         days = [key for key in tables.days if key[1] < oldest][:count_max]
         newest = max((row.made_at for row in tables.plans.values()), default=silent_before)
         plans = [plan_id for plan_id, row in tables.plans.items() if row.made_at < newest - plan_age][:count_max]
+        ended = [job_id for job_id, row in tables.jobs.items() if row.finished_at and row.finished_at < jobs_before]
+        for job_id in ended[:count_max]:
+            del tables.jobs[job_id]
+            tables.spent.pop(job_id, None)
         for key in days:
             del tables.days[key]
         for plan_id in plans:
             del tables.plans[plan_id]
-        return max(len(days), len(plans))
+        return max(len(ended[:count_max]), len(days), len(plans))
 
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
         """There is no disk."""
