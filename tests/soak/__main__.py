@@ -14,7 +14,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 
 OUT = Path("out/soak.json")
 EXIT_INTERRUPTED = 130  # as shells have it for Ctrl-C
-OVERTIME_SECONDS = 300.0  # after this much more than asked for, the soak ends as failed
+OVERTIME_SECONDS = 600.0  # after this much more than asked for, the soak ends as failed
 
 
 def main(arguments: list[str] | None = None) -> int:

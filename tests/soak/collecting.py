@@ -18,7 +18,7 @@ from gpu_autoscaler.events import job, node, scaling, spot
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.runtime.snapshot_codec import Refusal, decode_label
 from gpu_autoscaler.runtime.snapshots import state_of
 from gpu_autoscaler.simcluster.instances import Invoice
@@ -31,6 +31,7 @@ from gpu_autoscaler_services.scaler.service import Scaler
 
 UNPUBLISHED_COUNT_MAX = 100_000
 READ_SECONDS_MAX = 120.0  # until the oracle has read what is stored
+RETRY_SECONDS = 1.0
 # Services that save their state: process, class, and whose snapshots they are.
 _SAVING = (("scaler", Scaler, ""), ("cost-tracker", CostTracker, CostTracker.name))
 _PROMISED = frozenset(fact for fact in FACTS if fact.__module__ in {module.__name__ for module in (job, scaling, spot)})
@@ -48,10 +49,15 @@ class Collector:
         self._current = archive.ArchivedState(oracle.folder, system.clock)
 
     async def spans(self) -> dict[str, StreamSpan]:
-        """Return what each stream stores now, once the oracle has read it."""
-        bus = await connect(self._system.nats_url)
+        """Return what each stream stores now, once the oracle has read it; a broker that was killed may be away."""
+        bus, spans = await connect(self._system.nats_url), dict[str, StreamSpan]()
         try:
-            spans = {stream: await bus.span(stream) for stream in archive.STREAMS}
+            async with asyncio.timeout(READ_SECONDS_MAX):
+                while len(spans) < len(archive.STREAMS):
+                    try:
+                        spans = {stream: await bus.span(stream) for stream in archive.STREAMS}
+                    except TransientError:
+                        await asyncio.sleep(RETRY_SECONDS)
         finally:
             await bus.close()
         await self._oracle.until({stream: span.last_sequence for stream, span in spans.items()}, READ_SECONDS_MAX)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import aiohttp
@@ -11,7 +11,11 @@ import msgspec
 from tests.soak.population import CHURN_TYPE, SimApi, job
 from tests.soak.system import SoakSystem
 
+from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.events.catalog import FACT_CATALOG
 from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, ResourceRequest
@@ -27,7 +31,7 @@ NOTICES_EVERY_SECONDS = 30.0
 STORM_EVERY_SECONDS = 120.0
 DOWN_SECONDS_MIN, DOWN_SECONDS_MAX = 2.0, 10.0  # of a broker or the database
 STORM_SECONDS = 40.0
-SEEN_SECONDS = 20.0  # until the scaler knows that the pods are gone: with the quota back it would buy for them
+SEEN_SECONDS_MAX = 120.0  # until the scaler knows that the pods are gone: with the quota back it would buy for them
 STORM_PODS_RATIO = 0.07  # of all pods: how many wait whose launches a quota of zero refuses
 NOTICES_COUNT_MAX = 5
 NOTICE_SECONDS = 120.0  # as EC2; wall time
@@ -93,7 +97,13 @@ class Disturber:
     """Carries out a schedule."""
 
     def __init__(
-        self, system: SoakSystem, api: SimApi, world: SimulatedWorld, player: Player, say: Callable[[str], None]
+        self,
+        system: SoakSystem,
+        api: SimApi,
+        world: SimulatedWorld,
+        bus: Bus,
+        player: Player,
+        say: Callable[[str], None],
     ) -> None:
         self.kills: list[str] = []
         self.failures: list[str] = []  # promises that a disturbance found broken
@@ -101,6 +111,7 @@ class Disturber:
         self._system = system
         self._api = api
         self._world = world
+        self._bus = bus
         self._player = player
         self._say = say
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,7 +199,23 @@ class Disturber:
             await self._api.create_job(manifest)
             await asyncio.sleep(event.seconds)
             await self._api.delete_job(event.name)
-            await asyncio.sleep(SEEN_SECONDS)
+            await self._until_forgotten(event.count)
         finally:
             await self._api.call("DELETE", "/admin/refusals")
         self._say("the waiting pods are deleted, quota restored")
+
+    async def _until_forgotten(self, count: int) -> None:
+        """Wait until the last plan defers fewer objects than this. Raises TimeoutError."""
+        async with asyncio.timeout(SEEN_SECONDS_MAX):
+            while True:
+                with contextlib.suppress(AutoscalerError):
+                    message = await self._bus.last_message(ScalingPlanMade.stream(), ScalingPlanMade.subject_root())
+                    fact = None if message is None else FACT_CATALOG.decode(message.payload).fact
+                    if isinstance(fact, ScalingPlanMade) and sum(_deferred_counts(fact.plan)) < count:
+                        return
+                await asyncio.sleep(TRY_SECONDS)
+
+
+def _deferred_counts(plan: Plan) -> Iterator[int]:
+    yield from (group.objects_count for group in plan.deferred_groups)
+    yield from (count for _, count in plan.deferred_unlisted)
