@@ -212,6 +212,8 @@ class MemoryConsumer:
             self._read_up_to = message.sequence
             self._pending[message.sequence] = _Pending(1, self._due(now))
             deliveries.append((message, 1))
+        else:
+            self._read_up_to = self._stream.last_sequence  # what other consumers handle is looked at once
         return deliveries
 
     def _redeliver(self, sequence: int, now: datetime) -> Message | None:
