@@ -11,7 +11,8 @@ from gpu_autoscaler.runtime.process import Compose
 from gpu_autoscaler.runtime.service import Service
 
 Role = Literal["nodes", "central"]
-Adapter = Literal["store", "policy", "kube", "cloud"]
+# `snapshots`: it reads the store at its start, if there is one.
+Adapter = Literal["store", "snapshots", "policy", "kube", "cloud"]
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,12 @@
 Each is closed when the process ends.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+
+import structlog
 
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.nats.link import NatsLink, Timeouts
@@ -14,11 +16,14 @@ from gpu_autoscaler.bus.nats.open import Tls, open_link
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.stream_limits import stream_limits
 from gpu_autoscaler.bus.streams import BusDeclaration, ConsumerSpec, StreamSpec, buckets, streams
+from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.kube.connection import Connection, from_environment, from_service_account
 from gpu_autoscaler.kube.credentials import StaticToken
 from gpu_autoscaler.kube.protocol import Cluster
+from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.config import KubeSettings, NatsSettings, Settings
 from gpu_autoscaler.runtime.digests import core_digest
@@ -29,6 +34,8 @@ from gpu_autoscaler.runtime.service import MemoryInput, Service, consumers_of
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.store.opening import is_missing, open_store
 from gpu_autoscaler.store.protocol import Store
+
+log = structlog.get_logger()
 
 
 async def open_bus(context: ProcessContext, service: type[Service]) -> NatsBus:
@@ -173,7 +180,45 @@ async def resumed_snapshots(
 ) -> Snapshots:
     """Restore the view, and the service's own memory, from the last usable snapshot; the runner continues reading from
     there."""
-    snapshots = Snapshots(
+    snapshots = _snapshots(context, service, store, bus, memory)
+    snapshots.age_max = timedelta(days=context.settings.store.snapshot_days)
+    await snapshots.resume()
+    return snapshots
+
+
+async def resume_state(
+    context: ProcessContext, service: type[Service], bus: Bus, age_min: timedelta = timedelta()
+) -> None:
+    """Restore the view from the last usable snapshot, for a service that needs the store for nothing else.
+
+    The store is open during the call, read-only. While it is missing or away, the whole streams are read. `age_min`:
+    see Snapshots.
+    """
+    try:
+        store = await command_store(context.settings)
+        if store is None:
+            log.info("no store found, whole streams are read")
+            return
+        try:
+            snapshots = _snapshots(context, service, store, bus)
+            snapshots.age_min = age_min
+            await snapshots.resume()
+        finally:
+            await store.close()
+    except (TransientError, ConfigError) as exc:
+        log.warning("snapshot not read, whole streams are read, which takes longer", error=str(exc))
+
+
+async def last_facts(context: ProcessContext, bus: Bus, facts: Sequence[type[Fact]]) -> list[Recorded]:
+    """Return the last stored fact of each type, without types that have none."""
+    history = History(bus, context.clock)
+    return [last for fact in facts if (last := await history.last(fact)) is not None]
+
+
+def _snapshots(
+    context: ProcessContext, service: type[Service], store: Store, bus: Bus, memory: MemoryInput | None = None
+) -> Snapshots:
+    return Snapshots(
         service,
         context.view,
         store,
@@ -183,9 +228,6 @@ async def resumed_snapshots(
         core_digest=core_digest(),
         memory=memory,
     )
-    snapshots.age_max = timedelta(days=context.settings.store.snapshot_days)
-    await snapshots.resume()
-    return snapshots
 
 
 def policy_file(context: ProcessContext) -> PolicyFile:

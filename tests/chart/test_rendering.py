@@ -119,30 +119,40 @@ def test_containers_are_restricted(values: str) -> None:
 STORED = {f"gpu-autoscaler-{name}" for name in ("controller", "scheduler", "cost-tracker", "gateway")}
 
 
+def reads_snapshots(name: str, pod: dict[str, Any]) -> bool:
+    """True for the services that fold; the pod watcher and the watchers on nodes (hostNetwork) do not."""
+    return name != "gpu-autoscaler-pod-watcher" and not pod.get("hostNetwork")
+
+
 @pytest.mark.parametrize("values", ["simulated", "outside"])
 def test_pods_with_the_sqlite_file_share_a_node(values: str) -> None:
-    """One file on one volume: the four pods that open it have affinity, others do not."""
-    opened = {}
+    """One file on one volume: the pods that open it have affinity, others do not."""
     for name, pod, settings in processes(rendered(values)):
         mounted = any("persistentVolumeClaim" in volume for volume in pod["volumes"])
-        assert mounted == ("podAffinity" in pod["affinity"])
+        assert mounted == ("podAffinity" in pod["affinity"]) == reads_snapshots(name, pod), name
         if mounted:
-            opened[name] = settings.store.url
-    assert opened == dict.fromkeys(STORED, "sqlite:////var/lib/gpu-autoscaler/store.db")
+            assert settings.store.url == "sqlite:////var/lib/gpu-autoscaler/store.db"
 
 
-def test_pods_with_the_database_run_anywhere() -> None:
-    """PostgreSQL: URL and password for the same four, no volume, and anti-affinity of replicas."""
-    found = rendered("cluster")
+@pytest.mark.parametrize("reader", ["", "postgresql://reader@db.example:5433/gpu"])
+def test_pods_with_the_database_run_anywhere(reader: str) -> None:
+    """PostgreSQL: URL and password, no volume, and anti-affinity of replicas. Services that only read snapshots may log
+    in as another user."""
+    login = "store.postgresql.reader"
+    found = rendered("cluster", *((f"{login}.url={reader}", f"{login}.passwordSecret=reader") if reader else ()))
     assert "gpu-autoscaler-store" not in of_kind(found, "PersistentVolumeClaim")
     opened = {}
     for name, pod, settings in processes(found):
         assert "podAffinity" not in pod["affinity"]
         seen = environment(pod["containers"][0])
+        assert ("PGPASSWORD" in seen) == reads_snapshots(name, pod), name
         if "PGPASSWORD" in seen:
             opened[name] = (settings.store.url, seen["PGPASSWORD"])
-    url = "postgresql://gpu@db.example:5433/gpu?sslmode=verify-full"
-    assert opened == dict.fromkeys(STORED, (url, "database.password"))
+    writer = ("postgresql://gpu@db.example:5433/gpu?sslmode=verify-full", "database.password")
+    readers = {name: login for name, login in opened.items() if name not in STORED}
+    assert opened == {**dict.fromkeys(STORED, writer), **readers}
+    assert {"gpu-autoscaler-announcer", "gpu-autoscaler-dcgm-ingest"} <= set(readers)
+    assert set(readers.values()) == {(reader, "reader.password") if reader else writer}
     assert "podAntiAffinity" in pods(found)["gpu-autoscaler-controller"]["affinity"]
 
 
@@ -350,6 +360,8 @@ REFUSED = {
     "store.postgresql.url=postgresql://gpu@db/gpu": "store.postgresql.passwordSecret",
     "store.postgresql.url=postgresql://gpu:secret@db/gpu": "/store/postgresql/url",
     "store.postgresql.url=mysql://db/gpu": "/store/postgresql/url",
+    "store.postgresql.reader.url=postgresql://reader@db/gpu": "store.postgresql.reader: requires store.postgresql.url",
+    "store.postgresql.reader.url=mysql://db/gpu": "/store/postgresql/reader/url",
     "nats.enabled=false": "nats.external.servers: required",
     "nats.replicas=2": "/nats/replicas",
     "nats.streamLimits.NODE=1GB": "/nats/streamLimits/NODE",
@@ -485,9 +497,10 @@ def test_network_policies_open_what_is_used() -> None:
     """A policy per process: DNS and broker for all, plus what each calls (docs/decisions.md#network-policy)."""
     policies = of_kind(rendered("cluster"), "NetworkPolicy")
     opened = {name.removeprefix("gpu-autoscaler-"): one["spec"] for name, one in policies.items()}
+    assert _ports(opened["pod-watcher"]["egress"]) == {53, 4222, 6443}
     for name in ("cost-tracker", "shadow"):
-        assert _ports(opened[name]["egress"]) == {53, 4222} | ({5433} if name == "cost-tracker" else set())
-    assert _ports(opened["dcgm-ingest"]["egress"]) == {53, 4222, 9400}
+        assert _ports(opened[name]["egress"]) == {53, 4222, 5433}
+    assert _ports(opened["dcgm-ingest"]["egress"]) == {53, 4222, 5433, 9400}
     assert _ports(opened["controller"]["egress"]) == {53, 4222, 5433, 6443, 8001, 8080, 9090}
     assert _ports(opened["scheduler"]["egress"]) == {53, 4222, 5433, 6443, 8080}
     hooks = [rule for rule in opened["scheduler"]["egress"] if {"port": 8080} in rule["ports"]]

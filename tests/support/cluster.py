@@ -15,7 +15,7 @@ from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.simcluster.cloud import Cloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
-from gpu_autoscaler.simcluster.kinds import ATTACHMENTS, BUDGETS, JOBS, NODES, PODS
+from gpu_autoscaler.simcluster.kinds import ATTACHMENTS, BUDGETS, EVENTS, JOBS, NODES, PODS
 from gpu_autoscaler.simcluster.kinds import Kind as ServedKind
 from gpu_autoscaler.simcluster.objects import set_condition
 from gpu_autoscaler.simcluster.server import start
@@ -27,6 +27,7 @@ _SERVED: dict[str, ServedKind] = {
     "jobs": JOBS,
     "budgets": BUDGETS,
     "attachments": ATTACHMENTS,
+    "events": EVENTS,
 }
 _CLUSTERS = frozenset({"nodes", "attachments"})  # of no namespace
 

@@ -3,13 +3,13 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from gpu_autoscaler_services.registry import NAMES, specs
-from gpu_autoscaler_services.service_spec import Process, ServiceSpec
+from gpu_autoscaler_services.service_spec import Adapter, Process, ServiceSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ROOT / "services/gpu_autoscaler_services"
@@ -83,7 +83,7 @@ def test_chart_runs_each_process(spec: ServiceSpec, process: Process) -> None:
     fields = chart_process(name)
     assert fields["service"] == spec.name
     assert ("role" in fields) == (process.role is not None)
-    assert {"store", "policy", "kube", "cloud"} & fields.keys() == set(process.uses)
+    assert set(get_args(Adapter)) & fields.keys() == set(process.uses)
     definition = chart_schema()["properties"]["services"]["properties"][name]["$ref"].rpartition("/")[2]
     assert definition == ("single" if process.chart_replicas is None else "process")
     values = chart_values()

@@ -76,6 +76,11 @@ class History:
         finally:
             await projection.close()
 
+    async def last(self, fact: type[Fact]) -> Recorded | None:
+        """Return the last stored fact of this type; None without one, or if it is a dead letter."""
+        message = await self._bus.last_message(fact.stream(), fact.subject_root())
+        return None if message is None else self._recorded(message)
+
     async def first_plan(self, is_sought: Callable[[ScalingPlanMade, datetime], bool]) -> ScalingPlanMade | None:
         """Return the first plan for which `is_sought`, called with the plan and its storage time, is true."""
         async for batch in self.read(ScalingPlanMade.stream(), [ScalingPlanMade]):

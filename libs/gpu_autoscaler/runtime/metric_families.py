@@ -77,7 +77,7 @@ PUBLISHING = (
 )  # fmt: skip
 RESYNCING = ("pod_watcher", "scheduler", "scaler")
 LEASED = ("scaler",)
-RESUMING = ("scheduler", "scaler", "cost_tracker", "gateway")  # from snapshots
+RESUMING = FOLDING  # from snapshots
 WITH_POLICY_FILE = (
     "spot_watcher/central", "scheduler", "scaler", "shadow", "policy_watcher", "announcer", "gateway",
 )  # fmt: skip

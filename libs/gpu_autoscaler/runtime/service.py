@@ -53,8 +53,10 @@ class Service(Protocol):
     facts, while every process folds the state.
 
     Every start folds the state from the oldest fact, unless the class declares `starts_from_snapshot: ClassVar[bool] =
-    True`: then it folds from the latest usable snapshot. This excludes FoldInput, and services that fold only some of
-    the facts that the state consists of, unless they implement MemoryInput: such a service has snapshots of its own.
+    True`: then it folds from the latest usable snapshot. Such a service folds all facts of its streams that the scaler
+    folds, because the scaler saves the snapshots. What a FoldInput keeps besides the state must then be the last fact
+    of the types in `remembers: ClassVar[tuple[type[Fact], ...]]`, which it gets at the start; or the service implements
+    MemoryInput and has snapshots of its own.
     """
 
     name: ClassVar[str]
@@ -114,7 +116,10 @@ class FoldInput(Protocol):
     """Observes the facts that are folded, for data that the state does not keep. No effects: nothing is published."""
 
     def on_folded(self, recorded: Sequence[Recorded]) -> None:
-        """Record facts of one stream, in stream order, each once, from the oldest; repeated after every start."""
+        """Record facts of one stream, in stream order, each once; repeated after every start.
+
+        From the oldest, or from the snapshot that the process started from.
+        """
         ...
 
 

@@ -87,10 +87,12 @@ class Snapshots:
     ) -> None:
         """`memory`: the service itself, if it has snapshots of its own, which contain its memory."""
         assert getattr(service, "starts_from_snapshot", False), f"{service.name} folds from the beginning"  # noqa: S101
-        assert memory or not issubclass(service, FoldInput), f"{service.name} must see every fact"  # noqa: S101
+        is_aware = memory or hasattr(service, "remembers") or not issubclass(service, FoldInput)
+        assert is_aware, f"{service.name} must see every fact"  # noqa: S101
         self._service = service
         self._memory = memory
         self.age_max = AGE_MAX  # of the snapshots that are kept
+        self.age_min = timedelta()  # of the one that is used, if one is that old: later facts are folded one by one
         self._keeper = service.name if memory else ""
         self._view = view
         self._store = store
@@ -114,7 +116,11 @@ class Snapshots:
         """
         streams = sorted({fact.stream() for fact in self._service.folds})
         self._spans = {stream: await self._streams.span(stream) for stream in streams}
-        rows = (await self._store.snapshots(self._keeper))[:TRIED_COUNT_MAX]
+        rows = await self._store.snapshots(self._keeper)
+        if self.age_min:
+            saved_max = self._clock.wall_now() - self.age_min
+            rows = sorted(rows, key=lambda row: row.saved_at > saved_max)
+        rows = rows[:TRIED_COUNT_MAX]
         if self._memory is not None:
             await self._restore_memory(self._memory, rows)
         for row in rows:

@@ -185,6 +185,8 @@ async def _translated_errors(server: str) -> AsyncIterator[None]:
     except _TRANSIENT_ERRORS as exc:
         detail = str(exc) or type(exc).__name__
         raise TransientError(f"store, {server}: {detail}; check that the server runs; retried") from exc
+    except asyncpg.InsufficientPrivilegeError as exc:
+        raise ConfigError("store", [f"{server}: {exc}; grant it to the role of store.url"]) from exc
 
 
 @asynccontextmanager

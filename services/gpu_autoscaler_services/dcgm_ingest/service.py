@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Protocol
 
 from gpu_autoscaler.dcgm.exporter_pages import Page
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.gpu import GpuNodeSampled, GpuNodeSummarized
-from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.runtime.addresses import NodeUrl
 from gpu_autoscaler.runtime.projection import StateView
@@ -31,10 +31,10 @@ class DcgmIngest:
 
     name: ClassVar[str] = "dcgm_ingest"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = (NodeObserved, NodeGone, NodeListed)
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() == "node")
     publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarized)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
-    starts_from_snapshot: ClassVar[bool] = False  # folds three fact types, which are read quickly
+    starts_from_snapshot: ClassVar[bool] = True
     tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval allowed; a tick returns when the next is due
 
     def __init__(

@@ -4,7 +4,7 @@ from gpu_autoscaler.dcgm.exporter_pages import Scraper
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.service_spec import Process, ServiceSpec
-from gpu_autoscaler_services.wiring import open_bus
+from gpu_autoscaler_services.wiring import open_bus, resume_state
 
 
 async def compose(context: ProcessContext) -> Composed:
@@ -19,7 +19,9 @@ async def compose(context: ProcessContext) -> Composed:
         scrape_seconds=sensing.dcgm_scrape_seconds,
         on_up=context.metrics.dcgm_up.set,
     )
-    return service, await open_bus(context, DcgmIngest)
+    bus = await open_bus(context, DcgmIngest)
+    await resume_state(context, DcgmIngest, bus)
+    return service, bus
 
 
-SPEC = ServiceSpec(service=DcgmIngest, compose=compose, processes=(Process(name="dcgm-ingest"),))
+SPEC = ServiceSpec(service=DcgmIngest, compose=compose, processes=(Process(name="dcgm-ingest", uses=("snapshots",)),))

@@ -25,9 +25,8 @@ from gpu_autoscaler.cloudmeta.reports import (
 )
 from gpu_autoscaler.core.state.retention import is_past_retention
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.node import NodeGone, NodeListed, NodeObserved
-from gpu_autoscaler.events.scaling import ScalingNodeDrained
 from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler.model.ids import ProviderId
@@ -35,6 +34,7 @@ from gpu_autoscaler.runtime.projection import StateView
 
 INSTANCES_WAITING_MAX = 20_000
 REPORTS_AT_ONCE_MAX = 256  # published together
+_FOLDED_DOMAINS = frozenset({"node", "spot", "scaling"})
 
 Answer = Callable[[bytes], Awaitable[None]]
 
@@ -97,19 +97,11 @@ class NodeGateway:
 
     name: ClassVar[str] = "node_gateway"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = (
-        NodeObserved,
-        NodeGone,
-        NodeListed,
-        SpotNoticeReceived,
-        SpotNoticeWithdrawn,
-        SpotRebalanceRecommended,
-        ScalingNodeDrained,
-    )
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
-    starts_from_snapshot: ClassVar[bool] = False  # folds few fact types, which are read quickly
+    starts_from_snapshot: ClassVar[bool] = True
 
     def __init__(self, view: StateView, inbox: ReportInbox, on_outcome: Callable[[str], None] = lambda _: None) -> None:
         """`on_outcome`: known, published."""

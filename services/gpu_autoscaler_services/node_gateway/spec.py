@@ -16,12 +16,13 @@ from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services.node_gateway.admission import LOGIN_LIFE_SHARE_MIN, Admission, Callout
 from gpu_autoscaler_services.node_gateway.service import NodeGateway, ReportInbox
 from gpu_autoscaler_services.service_spec import Process, Right, ServiceSpec
-from gpu_autoscaler_services.wiring import broker_addresses, connection_of, open_bus, tls_of
+from gpu_autoscaler_services.wiring import broker_addresses, connection_of, open_bus, resume_state, tls_of
 
 
 async def compose(context: ProcessContext) -> Composed:
     """Compose the service, with the auth callout if the settings name the issuer's seed."""
     bus = await open_bus(context, NodeGateway)
+    await resume_state(context, NodeGateway, bus)
     metrics = context.metrics
     inbox = ReportInbox(context.clock.now, lambda outcome: metrics.node_reports.labels(outcome).inc())
     receivers = {ALL_REPORTS: inbox.receive}
@@ -75,7 +76,7 @@ async def _running(callout: Callout) -> AsyncIterator[None]:
 SPEC = ServiceSpec(
     service=NodeGateway,
     compose=compose,
-    processes=(Process(name="node-gateway", uses=("kube",), chart_replicas=2, condition="node_watchers"),),
+    processes=(Process(name="node-gateway", uses=("snapshots", "kube"), chart_replicas=2, condition="node_watchers"),),
     rights=(  # used only with the auth callout
         Right(verbs=("create",), resource="tokenreviews", group="authentication.k8s.io"),
         Right(verbs=("get",), resource="nodes"),

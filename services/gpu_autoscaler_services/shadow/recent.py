@@ -6,7 +6,7 @@ Streams arrive in any order relative to each other, so the state may hold more o
 from collections.abc import Sequence
 
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.runtime.projection import StateView
@@ -31,7 +31,7 @@ class RecentStates:
 
     def __init__(self, view: StateView) -> None:
         self._view = view
-        self._older = self._newer = _Generation(EMPTY_STATE, Cut())
+        self._older = self._newer = _Generation(view.state, view.cut)
 
     def folded(self, recorded: Sequence[Recorded]) -> None:
         """Remember facts that were just folded into the view."""

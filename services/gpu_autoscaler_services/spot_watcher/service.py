@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import ClassVar, Protocol
 
 from gpu_autoscaler.cloudmeta.protocol import QueuedEvent
+from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.node import NodeGone, NodeInstanceObserved, NodeListed, NodeObserved
-from gpu_autoscaler.events.scaling import ScalingNodeDrained
 from gpu_autoscaler.events.spot import (
     SpotNoticeReceived,
     SpotNoticeWithdrawn,
@@ -20,6 +19,8 @@ from gpu_autoscaler.events.spot import (
 )
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
+
+_FOLDED_DOMAINS = frozenset({"node", "spot", "scaling"})
 
 
 class Watch(Protocol):
@@ -35,17 +36,7 @@ class SpotWatcher:
 
     name: ClassVar[str] = "spot_watcher"
     consumes: ClassVar[tuple[type[Fact], ...]] = ()
-    folds: ClassVar[tuple[type[Fact], ...]] = (
-        NodeObserved,
-        NodeGone,
-        NodeListed,
-        NodeInstanceObserved,
-        SpotNoticeReceived,
-        SpotNoticeWithdrawn,
-        SpotRebalanceRecommended,
-        SpotOffersSampled,
-        ScalingNodeDrained,
-    )
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         SpotNoticeReceived,
         SpotNoticeWithdrawn,
@@ -55,7 +46,7 @@ class SpotWatcher:
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     # EC2 User Guide, "Spot Instance interruption notices", recommends every 5 seconds (read 2026-11-21).
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = False  # folds few fact types, which are read quickly
+    starts_from_snapshot: ClassVar[bool] = True
 
     def __init__(self, watch: Watch, events: InterruptionQueue | None = None) -> None:
         self._watch = watch

@@ -25,6 +25,7 @@ from gpu_autoscaler_services.wiring import (
     open_bus,
     open_provider_of,
     policy_file,
+    resume_state,
     tls_of,
 )
 
@@ -55,12 +56,14 @@ async def compose(context: ProcessContext) -> Composed:
     """Compose the service for the role in `sensing.role`."""
     if context.settings.sensing.role == "node":
         return await _node_reporter(context)
+    bus = await open_bus(context, SpotWatcher)
+    await resume_state(context, SpotWatcher, bus)
     if context.settings.sensing.role == "nodes":
-        return SpotWatcher(await _metadata_poller(context)), await open_bus(context, SpotWatcher)
+        return SpotWatcher(await _metadata_poller(context)), bus
     policies = policy_file(context)
     offers = OffersPoller(context.view, (await open_provider_of(context))[0], policies.now)
     await follow_policy(context, policies, offers.use_policy)
-    return SpotWatcher(offers, _interruption_queue(context)), await open_bus(context, SpotWatcher)
+    return SpotWatcher(offers, _interruption_queue(context)), bus
 
 
 async def _metadata_poller(context: ProcessContext) -> ManagedNodesPoller:
@@ -144,10 +147,10 @@ SPEC = ServiceSpec(
             name="spot-watcher-offers",
             chart_name="spot-watcher",
             role="central",
-            uses=("policy", "kube", "cloud"),
+            uses=("snapshots", "policy", "kube", "cloud"),
             is_observer=True,
         ),
-        Process(name="spot-watcher-notices", role="nodes", uses=("cloud",)),
+        Process(name="spot-watcher-notices", role="nodes", uses=("snapshots", "cloud")),
     ),
     rights=(CLUSTER_IDENTITY,),  # role central: whose instances are listed
     rights_with_karpenter=(Right(verbs=("list",), resource="nodeoverlays", group="karpenter.sh"),),  # price overrides

@@ -1,7 +1,10 @@
 """The PostgreSQL store fulfills the contract, and its errors name the remedy."""
 
 import asyncio
+import uuid
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -17,6 +20,8 @@ from gpu_autoscaler.store.rows import document, number_of
 from gpu_autoscaler.store.schema import migrations
 
 __all__ = ["postgres", "postgres_server_url", "postgres_url"]  # fixtures
+
+OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
 
 
 @pytest.fixture
@@ -100,6 +105,33 @@ async def test_another_schema_is_refused(postgres_url: str) -> None:
     await connection.close()
     with pytest.raises(ConfigError, match=f"has schema 99, this version supports {migrations('postgres')[-1][0]}"):
         await open_by_url(postgres_url)
+
+
+READER_GRANT = "GRANT SELECT ON gpu_autoscaler_schema, schema_additions, snapshots TO {}"
+
+
+async def test_a_role_that_may_read_snapshots_suffices_for_a_start(postgres_url: str) -> None:
+    """With the rights that docs/operations.md names; what it may not read is for the operator to correct."""
+    assert READER_GRANT.removesuffix(" TO {}") in OPERATIONS.read_text(encoding="utf-8")
+    writer, role = await PostgresStore.open(postgres_url), f"reader_{uuid.uuid4().hex}"
+    await writer.save_snapshot(label=b"label", body=b"body", saved_at=T0)
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'reads'; {READER_GRANT.format(role)}")
+    url = urlsplit(postgres_url)
+    login = url._replace(netloc=f"{role}:reads@{url.netloc.rpartition('@')[2]}").geturl()
+    reader = await PostgresStore.open(login, is_read_only=True)
+    try:
+        (row,) = await reader.snapshots()
+        assert await reader.snapshot_body(row.number) == b"body"
+        with pytest.raises(ConfigError, match="permission denied for table jobs"):
+            await reader.job(job().job_id)
+        with pytest.raises(TransientError, match="read-only"):
+            await reader.delete_snapshots([row.number])
+    finally:
+        await reader.close()
+        await writer.close()
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await connection.close()
 
 
 async def test_a_reader_changes_nothing(postgres_url: str) -> None:

@@ -382,6 +382,23 @@ async def test_a_bug_in_saving_is_logged_and_affects_nothing_else() -> None:
     assert {line["event"].partition(",")[0] for line in lines} == {"snapshot failed"}
 
 
+@pytest.mark.parametrize(("minutes", "last_sequence"), [(0, 2), (5, 1), (60, 2)])
+async def test_a_service_may_start_from_an_older_snapshot(minutes: int, last_sequence: int) -> None:
+    """One that must see the facts of the last minutes; the newest if none is that old."""
+    desk = Desk()
+    await desk.live("a")
+    await desk.live("b")
+    first, body = desk.tables.snapshots[1]
+    desk.tables.snapshots[1] = (msgspec.structs.replace(first, saved_at=first.saved_at - timedelta(minutes=10)), body)
+    service = Folder()
+    snapshots = await desk.snapshots(service)
+    snapshots.age_min = timedelta(minutes=minutes)
+
+    await snapshots.resume()
+
+    assert service.view.last_sequence("JOB") == last_sequence
+
+
 async def test_a_message_set_aside_just_before_still_gets_its_letter() -> None:
     """The process that came upon it died before the dead letter was stored; its snapshot is past the message."""
     desk = Desk()
@@ -407,7 +424,7 @@ def _has_letters(desk: Desk) -> Any:  # noqa: ANN401 - an async condition
 
 
 def test_a_service_that_sees_every_fact_cannot_start_from_a_snapshot() -> None:
-    """Its memory would lack what the snapshot was folded from."""
+    """Its memory would lack what the snapshot was folded from, unless it needs only the last fact of some types."""
 
     class Rememberer(Folder):
         def on_folded(self, recorded: object) -> None: ...
@@ -418,6 +435,11 @@ def test_a_service_that_sees_every_fact_cannot_start_from_a_snapshot() -> None:
     for service in (Rememberer, Beginner):
         with pytest.raises(AssertionError):
             Snapshots(service, None, None, None, clock=None, metrics=None, core_digest="")  # type: ignore[arg-type]
+
+    class LastRememberer(Rememberer):
+        remembers: ClassVar[tuple[type[Fact], ...]] = (JobCancelRequested,)
+
+    Snapshots(LastRememberer, None, None, None, clock=None, metrics=None, core_digest="")  # type: ignore[arg-type]
 
 
 def _kept(*minutes_ago: int) -> list[SnapshotRow]:

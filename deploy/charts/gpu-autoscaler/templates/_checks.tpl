@@ -56,6 +56,9 @@
 {{- if and $store.postgresql.url (not $store.postgresql.passwordSecret) }}
 {{- fail "store.postgresql.passwordSecret: required with store.postgresql.url; set the name of a Secret with the key password" }}
 {{- end }}
+{{- if and $store.postgresql.reader.url (not (and $store.postgresql.url $store.postgresql.reader.passwordSecret)) }}
+{{- fail "store.postgresql.reader: requires store.postgresql.url, and in reader.passwordSecret the name of a Secret with the key password" }}
+{{- end }}
 {{- if not (or $store.postgresql.url $store.sqlite.enabled (include "gpu-autoscaler.isSimulated" .)) }}
 {{- fail "store.postgresql.url: required on a real cluster; set postgresql://user@host:5432/database, or set store.sqlite.enabled to store jobs and plans in one file, which binds all pods that open it to one node" }}
 {{- end }}

@@ -1,6 +1,6 @@
 {{/*
-Processes of this release as YAML: name -> service, role of the spot watcher, and whether it uses the store, the policy,
-Kubernetes and the cloud.
+Processes of this release as YAML: name -> service, role of the spot watcher, and whether it uses the store, only reads
+snapshots from it at its start, and uses the policy, Kubernetes and the cloud.
 */}}
 {{- define "gpu-autoscaler.processes" -}}
 {{- $isSimulated := include "gpu-autoscaler.isSimulated" . -}}
@@ -8,20 +8,20 @@ Kubernetes and the cloud.
 controller: {service: scaler, store: true, policy: true, kube: true, cloud: true}
 scheduler: {service: scheduler, store: true, policy: true, kube: true}
 pod-watcher: {service: pod_watcher, kube: true}
-spot-watcher: {service: spot_watcher, role: central, policy: true, kube: true, cloud: true}
+spot-watcher: {service: spot_watcher, role: central, snapshots: true, policy: true, kube: true, cloud: true}
 {{- if and .Values.autoscaling.spot.enabled .Values.autoscaling.spot.gracefulEviction }}
-spot-watcher-notices: {service: spot_watcher, role: {{ ternary "nodes" "node" $isSim }}, cloud: {{ $isSim }}, onNodes: {{ not $isSim }}}
+spot-watcher-notices: {service: spot_watcher, role: {{ ternary "nodes" "node" $isSim }}, snapshots: {{ $isSim }}, cloud: {{ $isSim }}, onNodes: {{ not $isSim }}}
 {{- if not $isSim }}
-node-gateway: {service: node_gateway, kube: {{ .Values.nats.authCallout.enabled }}}
+node-gateway: {service: node_gateway, snapshots: true, kube: {{ .Values.nats.authCallout.enabled }}}
 {{- end }}
 {{- end }}
-dcgm-ingest: {service: dcgm_ingest}
+dcgm-ingest: {service: dcgm_ingest, snapshots: true}
 {{- if .Values.policy.shadow }}
-shadow: {service: shadow, policy: true}
+shadow: {service: shadow, snapshots: true, policy: true}
 {{- end }}
 {{- if not $isSimulated }}
-announcer: {service: announcer, policy: true, kube: true}
-policy-watcher: {service: policy_watcher, policy: true, kube: true}
+announcer: {service: announcer, snapshots: true, policy: true, kube: true}
+policy-watcher: {service: policy_watcher, snapshots: true, policy: true, kube: true}
 {{- end }}
 cost-tracker: {service: cost_tracker, store: true}
 gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gateway.tokenReview (not $isSimulated) }}}
@@ -205,14 +205,18 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if $process.store }}
+{{- if or $process.store $process.snapshots }}
 {{- if include "gpu-autoscaler.isSqlite" $root }}
 - {name: GPU_AUTOSCALER_STORE_URL, value: "sqlite:////var/lib/gpu-autoscaler/store.db"}
 {{- else }}
+{{- $login := $values.store.postgresql }}
+{{- if and (not $process.store) $login.reader.url }}{{ $login = $login.reader }}{{ end }}
 - name: PGPASSWORD
-  valueFrom: {secretKeyRef: {name: {{ $values.store.postgresql.passwordSecret }}, key: password}}
-- {name: GPU_AUTOSCALER_STORE_URL, value: {{ $values.store.postgresql.url | quote }}}
+  valueFrom: {secretKeyRef: {name: {{ $login.passwordSecret }}, key: password}}
+- {name: GPU_AUTOSCALER_STORE_URL, value: {{ $login.url | quote }}}
 {{- end }}
+{{- end }}
+{{- if $process.store }}
 - {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
 {{- range $name := list "span" "ledger" "plan" "job" "snapshot" "request" }}
 - {name: GPU_AUTOSCALER_STORE_{{ upper $name }}_DAYS, value: {{ index $values.store (printf "%sDays" $name) | int | quote }}}
@@ -254,7 +258,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "gpu-autoscaler.pod" -}}
 {{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}{{ $settings := .settings }}
 {{- $hasCloudFiles := and $process.cloud (include "gpu-autoscaler.hasCloudFiles" $root) }}
-{{- $hasFile := and $process.store (include "gpu-autoscaler.isSqlite" $root) }}
+{{- $hasFile := and (or $process.store $process.snapshots) (include "gpu-autoscaler.isSqlite" $root) }}
 {{- $hasCallout := $values.nats.authCallout.enabled }}
 {{- $port := ternary ($values.sensing.hostPort | int) 8081 (not (empty $process.onNodes)) -}}
 metadata:
