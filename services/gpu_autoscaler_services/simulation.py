@@ -190,12 +190,16 @@ ROLES: Roles = {
     "dcgm_ingest": Role(
         lambda adapters: DcgmIngest(
             adapters.view, adapters.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS
-        )
+        ),
+        snapshots=snapshots_of(DcgmIngest),
+        needs_store=False,
     ),
     "notices": Role(
-        lambda adapters: SpotWatcher(ManagedNodesPoller(adapters.view, adapters.metadata, metadata_url=METADATA_URL))
+        lambda adapters: SpotWatcher(ManagedNodesPoller(adapters.view, adapters.metadata, metadata_url=METADATA_URL)),
+        snapshots=snapshots_of(SpotWatcher),
+        needs_store=False,
     ),
-    "prices": Role(prices),
+    "prices": Role(prices, snapshots=snapshots_of(SpotWatcher), needs_store=False),
     "scheduler": Role(scheduler, tick_inputs=schedule_inputs, snapshots=snapshots_of(Scheduler)),
     "scaler": Role(scaler, tick_inputs=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
     "cost_tracker": Role(

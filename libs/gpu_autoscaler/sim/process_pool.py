@@ -29,12 +29,11 @@ from gpu_autoscaler.runtime.service import (
     lanes_of,
     urgency_filter,
 )
-from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.runtime.steps import take_steps
 from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.adapters.bus import DeadLetter, SimBus
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
-from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, keep, resume
+from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, Start, keep, resume
 from gpu_autoscaler.sim.faults.injection import Faults
 from gpu_autoscaler.sim.invariants.readability import StateUnreadable, living_differences
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
@@ -100,19 +99,19 @@ class Process:
 
     # ---- life cycle
 
-    def begin(self, factory: ServiceFactory, snapshots: Snapshots | None, *, keeps: bool) -> None:
-        """Start the service, from the newest snapshot if it keeps snapshots."""
-        if snapshots is None:
+    def begin(self, factory: ServiceFactory, start: Start | None) -> None:
+        """Start the service, from the newest snapshot or, if `start` is None, from the oldest facts."""
+        if start is None:
             self.start(factory(self))
         else:
-            self._spawn(self._resume(factory, snapshots, keeps=keeps))
+            self._spawn(self._resume(factory, start))
 
-    async def _resume(self, factory: ServiceFactory, snapshots: Snapshots, *, keeps: bool) -> None:
-        await resume(snapshots, self.boundary)
-        self.seed = snapshots.lost_state
+    async def _resume(self, factory: ServiceFactory, start: Start) -> None:
+        await resume(start, self.boundary)
+        self.seed = start.snapshots.lost_state
         self.start(factory(self))
-        if keeps:
-            self._spawn(keep(snapshots, self.boundary))
+        if start.keeps:
+            self._spawn(keep(start.snapshots, self.boundary))
 
     def start(self, service: Service) -> None:
         """Read the streams, then start consumers, ticks and sources."""
@@ -487,12 +486,11 @@ class ProcessPool:
         factory: ServiceFactory,
         on_bug: BugHandler,
         *,
-        snapshots: Callable[[Process], tuple[Snapshots | None, bool]] | None = None,
+        snapshots: Callable[[Process], Start | None] = lambda _: None,
     ) -> None:
         """`roles`: the tick inputs of each role; None: every tick is called.
 
-        `snapshots`: the snapshots that a process starts from (None: it starts from the oldest facts), and whether it
-        keeps some itself.
+        `snapshots`: how a process starts from snapshots; None: it starts from the oldest facts.
         """
         self.processes: dict[str, Process] = {}
         self._loop = loop
@@ -537,8 +535,7 @@ class ProcessPool:
             tick_inputs=self._tick_inputs.get(role),
         )
         self.processes[name] = process
-        snapshots, keeps = (None, False) if self._snapshots is None else self._snapshots(process)
-        process.begin(self._factory, snapshots, keeps=keeps)
+        process.begin(self._factory, self._snapshots(process))
 
     def kill(self, name: str) -> None:
         if name in self.processes:

@@ -20,7 +20,6 @@ from gpu_autoscaler.events.scaling import ScalingDemandSampled
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.service import Service
-from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
 from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
@@ -30,7 +29,7 @@ from gpu_autoscaler.sim.actors.users import DemandReporters, Users
 from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
-from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers
+from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, Start
 from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.cluster.controllers import Workloads
@@ -279,12 +278,12 @@ class Simulation:
         bundle = self._adapter_factory.bundle(process, self.policies.file, on_refused_plan=self._on_refused_plan)
         return self._roles[process.role].compose(bundle)
 
-    def _snapshots(self, process: Process) -> tuple[Snapshots | None, bool]:
+    def _snapshots(self, process: Process) -> Start | None:
         role = self._roles[process.role]
-        if role.snapshots is None:
-            return None, False
+        if role.snapshots is None or not (role.needs_store or self.tables.snapshots):
+            return None
         bundle = self._adapter_factory.bundle(process, self.policies.file, on_refused_plan=self._on_refused_plan)
-        return role.snapshots(bundle), role.keeps_snapshots
+        return Start(role.snapshots(bundle), keeps=role.keeps_snapshots, waits=role.needs_store)
 
     def _on_bug(self, role: str, error: Exception) -> None:
         invariants: dict[type[Exception], str] = {SnapshotDiffers: PLANS_RECOMPUTABLE, StateUnreadable: STATE_READABLE}

@@ -73,6 +73,7 @@ class Role:
     tick_inputs: TickInputs | None = None  # None: every tick is called
     snapshots: Resume | None = None  # None: it starts from the oldest facts
     keeps_snapshots: bool = False
+    needs_store: bool = True  # False: it only reads snapshots at its start, and starts without them if it must
 
 
 Roles = Mapping[str, Role]

@@ -53,16 +53,26 @@ class SimStreams:
             raise TransientError("the broker is unavailable")
 
 
-async def resume(snapshots: Snapshots, boundary: CallBoundary) -> None:
-    """Resume from the newest usable snapshot; retry while store or broker is unavailable."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a process starts from snapshots."""
+
+    snapshots: Snapshots
+    keeps: bool  # it saves some itself
+    waits: bool  # for store and broker; False: it starts without a snapshot while one of them is unavailable
+
+
+async def resume(start: Start, boundary: CallBoundary) -> None:
+    """Resume from the newest usable snapshot."""
     while True:
         try:
-            await snapshots.resume()
+            await start.snapshots.resume()
         except TransientError:
-            await boundary.sleep(RETRY_SECONDS)
-        else:
-            await boundary.continue_if_alive()
-            return
+            if start.waits:
+                await boundary.sleep(RETRY_SECONDS)
+                continue
+        await boundary.continue_if_alive()
+        return
 
 
 async def keep(snapshots: Snapshots, boundary: CallBoundary) -> None:
