@@ -86,7 +86,6 @@ KNOWN_MISSES = frozenset(
         "V6 default packing at 100 %",
         "V6 default packing at 130 %",
         "V6 default least-fragments at 100 %",
-        "UPGRADE announcer",
     }
 )
 

@@ -26,6 +26,9 @@ import gpu_autoscaler_services
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.ids import FactId
+from gpu_autoscaler.runtime.config import SensingSettings
+from gpu_autoscaler_services.registry import specs
+from gpu_autoscaler_services.service_spec import Role
 
 PODS_COUNT = 200_000  # a million facts
 TAIL_RATIO = 0.1
@@ -34,8 +37,12 @@ UPGRADE_SECONDS_MAX = 60.0
 UPGRADE_PODS_COUNT = 60_000  # 300,000 facts
 NODE_VERSIONS_COUNT = 100  # of each of a thousand nodes
 TAIL_COUNT = 20_000  # facts stored while a service was stopped
-# Those that start from snapshots, and those that read the few facts that they fold.
-UPGRADED = ("scaler", "scheduler", "cost_tracker", "gateway", "dcgm_ingest", "announcer")
+# Every process; of the watcher on each node the one that polls for all. The scaler comes last: it saves a snapshot when
+# it ends, and others would read nothing after that one.
+UPGRADED = sorted(
+    ((spec.name, process.role) for spec in specs() for process in spec.processes),
+    key=lambda process: process[0] == "scaler",
+)
 
 
 def measure() -> list[Line]:
@@ -108,7 +115,7 @@ async def _measure_upgrade(folder: Path) -> tuple[str, dict[str, "Start"], "Star
         await publish_all(here.bus, _again(nodes * (TAIL_COUNT // NODES_COUNT), NODE_VERSIONS_COUNT, now))
         _change_core(here)
         await here.install()
-        starts = {name: await _started(here, name) for name in UPGRADED}
+        starts = {f"{name} {role or ''}".rstrip(): await _started(here, name, role) for name, role in UPGRADED}
         with sqlite3.connect(folder / "store.db") as store:
             store.execute("DELETE FROM snapshots")
         return stored, starts, await _started(here, "scaler")
@@ -138,8 +145,10 @@ def _change_core(here: Ground) -> None:
     here.environment["PYTHONPATH"] = str(changed)
 
 
-async def _started(here: Ground, service: str) -> "Start":
-    async with here.serving(service) as running:
+async def _started(here: Ground, service: str, role: Role | None = None) -> "Start":
+    metadata_url = f"{here.simcluster_url}/nodes/{{node_name}}"
+    sensing = SensingSettings(role=role or "central", metadata_url=metadata_url)
+    async with here.serving(service, sensing) as running:
         figures = await running.figures()
         folded = sum(value for name, value in figures.items() if name.startswith("gpu_autoscaler_facts_folded_total"))
         return Start(running.ready_seconds, running.processor_seconds(), folded)

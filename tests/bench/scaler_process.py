@@ -22,6 +22,7 @@ from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.providers.sim.capacity import SimCapacity
 from gpu_autoscaler.runtime.config import (
+    GatewaySettings,
     HttpSettings,
     KubeSettings,
     LogSettings,
@@ -99,7 +100,8 @@ class Ground:
             provider=ProviderSettings(name="sim", url=self.simcluster_url),
             store=StoreSettings(url=f"sqlite:///{(self.folder / 'store.db').absolute()}"),
             http=HttpSettings(port=free_port()),
-            policy=PolicySettings(path=str(policy)),
+            gateway=GatewaySettings(port=free_port()),
+            policy=PolicySettings(path=str(policy), shadow_path=str(policy)),
             log=LogSettings(format="json", level="warning"),
             sensing=sensing or SensingSettings(),
             instance=service,
