@@ -11,7 +11,7 @@ from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
 from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges
+from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.job_budgets import job_spends
 from gpu_autoscaler.core.queueing.scoring import is_to_be_scored

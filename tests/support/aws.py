@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
+from gpu_autoscaler.providers.aws.capacity import AwsCapacity
+from gpu_autoscaler.providers.aws.options import AwsOptions
 
 if TYPE_CHECKING:
     from gpu_autoscaler.simcloud.aws.fake import AwsFake

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.aws import TurnedClock
 
-from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
+from gpu_autoscaler.providers.azure.capacity import AzureCapacity
+from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.simcloud.azure.fake import GROUP, SUBSCRIPTION, AzureFake
 from gpu_autoscaler.simcloud.azure.market import MACHINE
 from gpu_autoscaler.simcloud.rest import serving_rest

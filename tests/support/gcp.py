@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.aws import TurnedClock
 
-from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
+from gpu_autoscaler.providers.gcp.capacity import GcpCapacity
+from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.simcloud.rest import serving_rest
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from tests.bench.peers.real import KARPENTER, NODE_CLASS
 
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.providers.karpenter import KarpenterOptions
 from gpu_autoscaler.providers.karpenter.catalog import offers_in
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 
 TYPES: list[dict[str, Any]] = [
     {

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from gpu_autoscaler.model.errors import ConfigError
 
@@ -134,6 +133,8 @@ def config_error(error: str) -> ConfigError:
 
 
 def _document(path: Path) -> _Document:
+    import yaml  # noqa: PLC0415 - slow to load, and pods have no kubeconfig
+
     try:
         return msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, _Document)
     except (OSError, yaml.YAMLError, msgspec.ValidationError) as exc:

@@ -1,19 +1,20 @@
-"""All providers by name. A new cloud adds one entry to PROVIDERS."""
+"""All providers by name. A new cloud adds one entry to PROVIDERS. A driver is loaded when it is opened."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import ConfigError, TransientError
-from gpu_autoscaler.providers.aws import AwsCapacity, AwsOptions
-from gpu_autoscaler.providers.azure import AzureCapacity, AzureOptions
-from gpu_autoscaler.providers.gcp import GcpCapacity, GcpOptions
-from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions, LimitsModeCapacity
+from gpu_autoscaler.providers.aws.options import AwsOptions
+from gpu_autoscaler.providers.azure.options import AzureOptions
+from gpu_autoscaler.providers.gcp.options import GcpOptions
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 from gpu_autoscaler.providers.preflight import Finding, error, ok
 from gpu_autoscaler.providers.protocol import CapacityProvider, wall_clock
-from gpu_autoscaler.providers.sim import SimCapacity
 
 
 class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,19 +31,35 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True):
     gcp: GcpOptions = GcpOptions()
 
 
+@runtime_checkable
+class _Checkable(Protocol):
+    """A driver that can check access and configuration."""
+
+    async def preflight(self) -> Sequence[Finding]: ...
+
+
 def _sim(options: ProviderOptions) -> CapacityProvider:
     if options.url is None:
         raise ConfigError("provider sim", ["url: is required; set it to the address of simcluster"])
-    return SimCapacity(options.url, installation=options.installation, call_seconds_max=options.call_seconds_max)
+    return _driver("sim.capacity:SimCapacity")(
+        options.url, installation=options.installation, call_seconds_max=options.call_seconds_max
+    )
+
+
+def _driver(target: str) -> Callable[..., CapacityProvider]:
+    """Load a driver's class: only the driver that is opened, as each has a client of its own."""
+    module, name = target.split(":")
+    loaded: Callable[..., CapacityProvider] = getattr(import_module(f"{__package__}.{module}"), name)
+    return loaded
 
 
 def _cloud(
-    driver: Callable[..., CapacityProvider], settings: Callable[[ProviderOptions], msgspec.Struct]
+    target: str, settings: Callable[[ProviderOptions], msgspec.Struct]
 ) -> Callable[[ProviderOptions], CapacityProvider]:
     """Return a factory of a cloud's driver with its own settings."""
 
     def open_driver(options: ProviderOptions) -> CapacityProvider:
-        return driver(
+        return _driver(target)(
             settings(options),
             installation=options.installation,
             url=options.url,
@@ -56,15 +73,18 @@ def _cloud(
 def _karpenter(options: ProviderOptions) -> CapacityProvider:
     if options.kube is None:
         raise ConfigError("provider karpenter", ["kube: is required: NodeClaims are made in a cluster"])
-    kind = LimitsModeCapacity if options.karpenter.mode == "limits" else KarpenterCapacity
-    return kind(options.karpenter, options.kube(), installation=options.installation, now=options.now)
+    is_limits = options.karpenter.mode == "limits"
+    driver = _driver(
+        "karpenter.limits_mode:LimitsModeCapacity" if is_limits else "karpenter.capacity:KarpenterCapacity"
+    )
+    return driver(options.karpenter, options.kube(), installation=options.installation, now=options.now)
 
 
 PROVIDERS: Mapping[str, Callable[[ProviderOptions], CapacityProvider]] = {
-    "aws": _cloud(AwsCapacity, lambda options: options.aws),
-    "azure": _cloud(AzureCapacity, lambda options: options.azure),
+    "aws": _cloud("aws.capacity:AwsCapacity", lambda options: options.aws),
+    "azure": _cloud("azure.capacity:AzureCapacity", lambda options: options.azure),
     "karpenter": _karpenter,
-    "gcp": _cloud(GcpCapacity, lambda options: options.gcp),
+    "gcp": _cloud("gcp.capacity:GcpCapacity", lambda options: options.gcp),
     "sim": _sim,
 }
 
@@ -80,7 +100,7 @@ async def run_preflight(name: str, options: ProviderOptions) -> Sequence[Finding
     """Return the findings of a preflight check. Raises ConfigError as `open_provider`."""
     provider = open_provider(name, options)
     try:
-        if isinstance(provider, AwsCapacity | AzureCapacity | GcpCapacity | KarpenterCapacity):
+        if isinstance(provider, _Checkable):
             return await provider.preflight()
         offers = await provider.offers()
     except TransientError as exc:

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gpu_autoscaler.core.limits.spend import SpendUse
-from gpu_autoscaler.core.provisioning.forecast_step import NO_FORECAST, ForecastGauges
+from gpu_autoscaler.core.provisioning.forecast_gauges import NO_FORECAST, ForecastGauges
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason

@@ -7,7 +7,7 @@ from datetime import datetime
 from gpu_autoscaler.core.deferred_groups import reason_counts
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.provisioning.offers import oldest_seconds
+from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState

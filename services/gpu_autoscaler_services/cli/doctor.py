@@ -14,8 +14,7 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws.preflight import needed_policy
 from gpu_autoscaler.providers.azure.preflight import needed_role
 from gpu_autoscaler.providers.gcp.permissions import role_text
-from gpu_autoscaler.providers.karpenter import KarpenterOptions
-from gpu_autoscaler.providers.karpenter.options import node_class_of, validate_options
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of, validate_options
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.registry import run_preflight
 from gpu_autoscaler.runtime.config import Settings, load_settings

@@ -14,10 +14,10 @@ from gpu_autoscaler.bus.nats.migrate import Change
 from gpu_autoscaler.bus.permissions import password_variable, server_text
 from gpu_autoscaler.bus.server import NatsServer
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.aws import AwsOptions
-from gpu_autoscaler.providers.azure import AzureOptions
-from gpu_autoscaler.providers.gcp import GcpOptions
-from gpu_autoscaler.providers.karpenter import KarpenterOptions
+from gpu_autoscaler.providers.aws.options import AwsOptions
+from gpu_autoscaler.providers.azure.options import AzureOptions
+from gpu_autoscaler.providers.gcp.options import GcpOptions
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 from gpu_autoscaler.runtime import config
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
 from gpu_autoscaler_services.local.child import Child, free_port

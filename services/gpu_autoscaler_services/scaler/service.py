@@ -18,7 +18,7 @@ from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX, replan_seconds
-from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
+from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.interruption_history import is_reclaimed
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.catalog import FACTS

@@ -10,7 +10,7 @@ from tests.support.aws import Region
 
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 from gpu_autoscaler.model.ids import ProviderId
-from gpu_autoscaler.providers.aws import AwsCapacity
+from gpu_autoscaler.providers.aws.capacity import AwsCapacity
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused
 from gpu_autoscaler.simcloud.faults import Fault

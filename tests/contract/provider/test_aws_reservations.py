@@ -9,7 +9,7 @@ from tests.contract.provider.test_aws import AwsRig, rig_of
 
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
-from gpu_autoscaler.providers.aws import AwsCapacity
+from gpu_autoscaler.providers.aws.capacity import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.aws.reservations import TARGET, Reserved
 from gpu_autoscaler.simcloud.faults import Fault

@@ -6,7 +6,7 @@ from tests.support.gcp import Project, served_project
 
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
-from gpu_autoscaler.providers.gcp import GcpCapacity
+from gpu_autoscaler.providers.gcp.capacity import GcpCapacity
 from gpu_autoscaler.providers.preflight import Finding
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.faults import Fault

@@ -23,8 +23,8 @@ from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.karpenter import KarpenterCapacity, KarpenterOptions
-from gpu_autoscaler.providers.karpenter.options import node_class_of
+from gpu_autoscaler.providers.karpenter.capacity import KarpenterCapacity
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions, node_class_of
 from gpu_autoscaler.providers.karpenter.translate import FINALIZER, OFFER, claim_of, name_of
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order, RefusalKind
 

@@ -27,8 +27,9 @@ from tests.support.kube_proxy import proxied
 
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.providers.karpenter import KarpenterOptions, LimitsModeCapacity
+from gpu_autoscaler.providers.karpenter.limits_mode import LimitsModeCapacity
 from gpu_autoscaler.providers.karpenter.node_pools import ORDERS, OWNER, WRITTEN
+from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 from gpu_autoscaler.providers.protocol import LaunchRefused, RefusalKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]

@@ -15,8 +15,8 @@ from tests.support.stories import offer
 
 from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.offers import Offer, UnavailabilityCause
-from gpu_autoscaler.providers.aws import AwsOptions
-from gpu_autoscaler.providers.gcp import GcpOptions
+from gpu_autoscaler.providers.aws.options import AwsOptions
+from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.providers.registry import ProviderOptions
 from gpu_autoscaler_services.cli.doctor_live import choose_offer, manual_command

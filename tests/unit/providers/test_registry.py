@@ -9,9 +9,9 @@ from tests.support.karpenter import options_in
 
 from gpu_autoscaler.kube.connection import Connection
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.providers.aws import AwsOptions
-from gpu_autoscaler.providers.azure import AzureOptions
-from gpu_autoscaler.providers.gcp import GcpOptions
+from gpu_autoscaler.providers.aws.options import AwsOptions
+from gpu_autoscaler.providers.azure.options import AzureOptions
+from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.providers.registry import PROVIDERS, ProviderOptions, open_provider
 
 GCP = GcpOptions(project="p", groups=("*=europe-west4-a/l4",))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpu_autoscaler.core.limits.spend import SpendUse
-from gpu_autoscaler.core.provisioning.forecast_step import NO_FORECAST, ForecastGauges
+from gpu_autoscaler.core.provisioning.forecast_gauges import NO_FORECAST, ForecastGauges
 from gpu_autoscaler.runtime.metric_families import BY_NAME, SPEND_BUDGETS_COUNT_MAX
 from gpu_autoscaler.runtime.metrics import Metrics
 

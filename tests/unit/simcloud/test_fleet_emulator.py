@@ -10,7 +10,7 @@ from tests.support.aws import Region, TurnedClock, served_region
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.aws import AwsCapacity
+from gpu_autoscaler.providers.aws.capacity import AwsCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.aws.fleet_emulator import AwsFleet
 from gpu_autoscaler.simcloud.fleet_emulator import USER_DATA, FleetEmulator

@@ -9,7 +9,7 @@ from tests.support.gcp import Project, served_project
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
-from gpu_autoscaler.providers.gcp import GcpCapacity
+from gpu_autoscaler.providers.gcp.capacity import GcpCapacity
 from gpu_autoscaler.providers.protocol import LaunchRefused, Order
 from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator
 from gpu_autoscaler.simcluster.cloud import Cloud, RefusalRule

@@ -4,25 +4,19 @@ Nodes kept as buffer are not removed, and no pod is moved to them by consolidati
 """
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
+from gpu_autoscaler.core.provisioning.forecast_gauges import is_recent
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
-from gpu_autoscaler.core.state.demand_history import (
-    DemandHistory,
-    confidence_ratio,
-    forecast_rises,
-    free_target,
-    peak_count,
-)
+from gpu_autoscaler.core.state.demand_history import confidence_ratio, forecast_rises, free_target, peak_count
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.state import ClusterState
@@ -33,12 +27,9 @@ from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
 _STEP = "prepare"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ANY_TAINTS = NodeDemands(tolerations=(Toleration(operator="Exists"),))
 # Any node with a GPU, whatever its taints.
 _ANY_GPU_NODE = Shape(resources=Resources(gpu_count=1), demands=_ANY_TAINTS)
-# Older samples are not used.
-_SAMPLE_AGE_MAX = timedelta(minutes=5)
 
 
 class _BufferTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +134,7 @@ def _forecast_targets(state: ClusterState, policy: ScalingPolicy, as_of: datetim
     if not policy.forecast.is_on:
         return
     for kind, history in sorted(state.demand_history.items()):
-        if not _is_recent(history, as_of):
+        if not is_recent(history, as_of):
             continue
         forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
         free = free_target(forecast, history.levels[-1][1], peak_count(history))
@@ -172,46 +163,4 @@ def _item(target: _BufferTarget, shape: Shape, free_count: int, draft: Draft) ->
         buy_reason=CapacityBuffer(
             demand=(target.key,), free_gpu_count=free_count, wanted_gpu_count=target.target_count
         ),
-    )
-
-
-def _is_recent(history: DemandHistory, as_of: datetime) -> bool:
-    return bool(history.levels) and as_of - (_EPOCH + timedelta(minutes=history.levels[-1][0])) <= _SAMPLE_AGE_MAX
-
-
-# ---- gauges, for displays and metrics only
-
-
-class ForecastGauges(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Forecast for the next half hour. None: no forecast, no recent samples, or no history of this hour."""
-
-    utilization_ratio: float | None = None  # forecast demand by present and booting GPUs; may exceed 1
-    confidence_ratio: float | None = None  # lowest of all GPU models; None: too few scores
-
-
-NO_FORECAST = ForecastGauges()
-
-
-def forecast_gauges(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> ForecastGauges:
-    """Return the forecast for the next half hour, of all GPU models together."""
-    if not policy.forecast.is_on:
-        return NO_FORECAST
-    demand_count: int | None = None
-    confidences: list[float | None] = []
-    for kind, history in state.demand_history.items():
-        if not _is_recent(history, as_of):
-            continue
-        forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
-        level = history.levels[-1][1]
-        if forecast is None and level:
-            return NO_FORECAST  # one missing model makes the sum meaningless
-        if forecast is not None:
-            demand_count = (demand_count or 0) + level + forecast.long_rise_count
-            confidences.append(confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast))
-    views = node_views(state, as_of)
-    gpu_count = sum(view.allocatable.gpu_count for view in views if view.is_usable or view.is_booting)
-    known = [confidence for confidence in confidences if confidence is not None]
-    return ForecastGauges(
-        utilization_ratio=None if demand_count is None or not gpu_count else demand_count / gpu_count,
-        confidence_ratio=min(known) if known and len(known) == len(confidences) else None,
     )

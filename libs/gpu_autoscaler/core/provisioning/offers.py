@@ -5,7 +5,7 @@ promised, or lacks a label, is not bought again and again for work that it canno
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, gpu_par
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
+from gpu_autoscaler.core.provisioning.price_age import is_stale, oldest_seconds
 from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailability, scopes_of
 from gpu_autoscaler.core.state.interruption_history import capacity_pool_of, rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable, shortfall
@@ -74,27 +75,6 @@ def _second(at: datetime | None, without: float) -> float:
 
 
 # ---- age of prices
-
-
-def priced_at(offer: Offer, sampled: SpotOffersSampled) -> datetime | None:
-    """Return when the price was last reported; None: there is no price."""
-    if offer.price_micro_usd_per_hour is None:
-        return None
-    return sampled.sampled_at if offer.priced_at is None else min(offer.priced_at, sampled.sampled_at)
-
-
-def oldest_seconds(sampled: SpotOffersSampled | None, as_of: datetime) -> float | None:
-    """Return the age of the oldest price; None: there is no price."""
-    if sampled is None:
-        return None
-    ages = [(as_of - at).total_seconds() for offer in sampled.offers if (at := priced_at(offer, sampled)) is not None]
-    return max(0.0, *ages) if ages else None
-
-
-def is_stale(offer: Offer, sampled: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> bool:
-    """True for a price older than the policy allows."""
-    at = priced_at(offer, sampled)
-    return at is not None and as_of - at > timedelta(seconds=policy.prices.age_seconds_max)
 
 
 def are_fresh(offers: Sequence[Offer], sampled: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> Bools:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_autoscaler.model.labels import ACTION_ID, INSTALLATION, POOL
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.aws import AwsOptions
+from gpu_autoscaler.providers.aws.options import AwsOptions
 from gpu_autoscaler.providers.aws.translate import PRICE, provider_id_of
 from gpu_autoscaler.simcloud.aws import machines
 from gpu_autoscaler.simcloud.aws.fake import AwsFake

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_autoscaler.cloudmeta.azure import provider_id_of
 from gpu_autoscaler.model.offers import CapacityType
-from gpu_autoscaler.providers.azure import AzureOptions
+from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.azure.translate import ACTION_TAG, INSTALLATION_TAG, POOL_TAG, PRICE_TAG, zone_name
 from gpu_autoscaler.simcloud.azure.fake import GROUP, SUBSCRIPTION, AzureFake
 from gpu_autoscaler.simcloud.azure.machines import Machine

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from gpu_autoscaler.providers.gcp import GcpOptions
+from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.providers.gcp.translate import (
     ACTION_ID,
     INSTALLATION,

@@ -5,7 +5,7 @@ from aiohttp import web
 
 from gpu_autoscaler.core.limits.spend import spend_snapshot_of
 from gpu_autoscaler.core.nodes.views import node_views
-from gpu_autoscaler.core.provisioning.offers import is_stale, priced_at
+from gpu_autoscaler.core.provisioning.price_age import is_stale, priced_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailability, scopes_of
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.model.observed import Instant

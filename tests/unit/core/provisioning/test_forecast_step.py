@@ -8,7 +8,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
-from gpu_autoscaler.core.provisioning.forecast_step import ForecastGauges, forecast_gauges
+from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges, forecast_gauges
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan

@@ -7,7 +7,7 @@ from tests.support.stories import HOUR, MINUTE, T0, given, job, offer, on_sale, 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.provisioning_settings import PricePolicy
-from gpu_autoscaler.core.provisioning.offers import oldest_seconds
+from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown, WatchStale
