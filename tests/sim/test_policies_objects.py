@@ -10,7 +10,7 @@ from gpu_autoscaler.sim.actors.policies import EDITS_POLICY_OBJECTS, documents_o
 from gpu_autoscaler.sim.simulation import Setting, run
 from gpu_autoscaler_services.simulation import ROLES
 
-SETTING = Setting(seed=26, hours=1.0, kinds=(EDITS_POLICY_OBJECTS,), faults_times=8.0)
+SETTING = Setting(seed=26, hours=0.5, kinds=(EDITS_POLICY_OBJECTS,), faults_times=8.0)
 
 
 def test_some_runs_have_policy_objects() -> None:

@@ -7,13 +7,13 @@ from gpu_autoscaler.sim.simulation import Result, Setting, Simulation
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery
 from gpu_autoscaler_services.simulation import ROLES
 
-LOST_AT_SECONDS = (1500.0, 3300.0)
+LOST_AT_SECONDS = (900.0, 1800.0)
 
 
 def lost_twice(seed: int) -> Result:
     """A run with two losses and no other fault."""
     simulation = Simulation(
-        Setting(seed=seed, hours=1.5, kinds=("broker_lost",), only=(("broker_lost", 1), ("broker_lost", 2))), ROLES
+        Setting(seed=seed, hours=0.75, kinds=("broker_lost",), only=(("broker_lost", 1), ("broker_lost", 2))), ROLES
     )
     for at_seconds in LOST_AT_SECONDS:
         simulation.loop.call_later(at_seconds, simulation.fault_schedule.strike, "broker_lost")
@@ -40,7 +40,7 @@ def test_a_forgotten_job_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_orphaned_instance_is_terminated() -> None:
     """It has our tags but was not ordered: reported as an orphan, terminated, and charged."""
-    simulation = Simulation(Setting(seed=2, hours=1.5, kinds=("instance_left_behind",)), ROLES)
+    simulation = Simulation(Setting(seed=2, hours=0.3, kinds=("instance_left_behind",)), ROLES)
     simulation.loop.call_later(600.0, simulation.fault_schedule.strike, "instance_left_behind")
     result = simulation.run()
     assert result.violations == ()

@@ -20,7 +20,7 @@ def test_no_gang_is_launched_partially() -> None:
     """Refused as a whole, lost and retried, killed between call and publish: each transaction has one outcome, and
     every instance was ordered.
     """
-    simulation = Simulation(Setting(seed=8, hours=1.0, kinds=KINDS, faults_times=6.0, jobs_per_hour=40.0), ROLES)
+    simulation = Simulation(Setting(seed=8, hours=0.5, kinds=KINDS, faults_times=6.0, jobs_per_hour=40.0), ROLES)
     assert simulation.run().violations == ()
     facts = [recorded.fact for recorded in simulation.bus.published]
     transactions: dict[str, set[str]] = defaultdict(set)

@@ -135,16 +135,20 @@ def test_checkpoint_requests_halve_lost_work() -> None:
 # ---- the page
 
 
+@pytest.fixture(scope="module")
+def bursts_scores() -> tuple[Score, Score]:
+    """Our scores and those of Karpenter's rules."""
+    return score(Case("bursts", OURS, seed=1, hours=0.5)), score(Case("bursts", "karpenter", seed=1, hours=0.5))
+
+
 def _rendered(report: ScoreReport) -> str:
     return page(report, "# Scores\n\nThe method.\n\nResults for seed 9 of a former run\n")
 
 
-def test_new_results_replace_those_below_the_method() -> None:
+def test_new_results_replace_those_below_the_method(bursts_scores: tuple[Score, Score]) -> None:
     """The method is kept as people wrote it; a page without results is refused."""
-    scores = score(Case("bursts", OURS, seed=1, hours=0.5)), score(Case("bursts", "karpenter", seed=1, hours=0.5))
-    report = ScoreReport(
-        seed=1, hours=0.5, rounds=(ScenarioScores(world="bursts", description="a test", scores=scores),)
-    )
+    rounds = (ScenarioScores(world="bursts", description="a test", scores=bursts_scores),)
+    report = ScoreReport(seed=1, hours=0.5, rounds=rounds)
     text = _rendered(report)
     assert text.startswith("# Scores\n\nThe method.\n\nResults for seed 1, with jobs arriving for 0.5 h")
     assert "seed 9" not in text
@@ -152,9 +156,9 @@ def test_new_results_replace_those_below_the_method() -> None:
         page(report, "# Scores\n")
 
 
-def test_the_page_shows_where_ours_is_worse() -> None:
+def test_the_page_shows_where_ours_is_worse(bursts_scores: tuple[Score, Score]) -> None:
     """Sentences and figures from the scores alone."""
-    ours, other = (score(Case("bursts", system, seed=1, hours=0.5)) for system in (OURS, "karpenter"))
+    ours, other = bursts_scores
     expensive = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
     cheap = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
     text = _rendered(ScoreReport(seed=1, hours=0.5, rounds=(expensive,)))
@@ -163,9 +167,9 @@ def test_the_page_shows_where_ours_is_worse() -> None:
     assert "better in cost (10 to 20)" in _rendered(ScoreReport(seed=1, hours=0.5, rounds=(cheap,)))
 
 
-def test_the_page_shows_what_the_higher_cost_buys() -> None:
+def test_the_page_shows_what_the_higher_cost_buys(bursts_scores: tuple[Score, Score]) -> None:
     """Twelve jobs that wait five minutes less are an hour; without a gain, that is reported."""
-    other = score(Case("bursts", "karpenter", seed=1, hours=0.5))
+    _, other = bursts_scores
     waiting = replace(other.waiting[ALL], count=12, mean_seconds=600.0)
     slow = replace(other, cost_usd=10.0, waiting={ALL: waiting}, evicted_count=3, lost_gpu_hours=1.5, storm_ratio=0.9)
     quick = replace(slow, system=OURS, cost_usd=12.0, evicted_count=0, lost_gpu_hours=0.0, storm_ratio=0.5)
