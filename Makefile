@@ -36,8 +36,8 @@ demo: $(VENV)/$(if $(CLOUD),.dev,.local) ## Run the demo on this machine and rep
 up: $(VENV)/.local ## Start every service as a process and keep running
 	@$(BIN)/gpu-autoscaler up $(ARGS)
 
-test: $(VENV)/.dev ## Run every test but the sweeps, as far as this machine supports it; list the skipped ones
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not sweep" $(ARGS)
+test: $(VENV)/.dev ## Run every test but the sweeps and those of `make check`, as far as this machine supports it; list the skipped ones
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder --ignore tests/tidy -m "not sweep" $(ARGS)
 
 sweep: $(VENV)/.dev ## Run the tests that `make test` leaves out: stories on every cloud and with every process killed, seeds, planted bugs
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m sweep $(ARGS)

@@ -1,5 +1,6 @@
 """Fixtures and plugins of all tests."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,13 @@ from tests.support.claims import Plugin
 def pytest_configure(config: pytest.Config) -> None:
     """Compare the cloud calls that tests declare with those they make (`tests/support/claims.py`)."""
     config.pluginmanager.register(Plugin(config), "claims")
+    gc.disable()  # until all tests are collected
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections: they stay until the end, and are most objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

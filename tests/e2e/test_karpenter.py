@@ -123,25 +123,13 @@ async def finished(kube: KubeHttp, name: str) -> None:
 
 
 async def test_pending_pods_get_claims_and_idle_nodes_are_removed(tmp_path: Path) -> None:
-    """Unschedulable -> NodeClaims of ours -> nodes -> Running -> idle -> no instance, no node."""
-    async with bought_by_karpenter(tmp_path) as (_, kube):
-        await play(kube)
+    """Unschedulable -> NodeClaims of ours -> nodes -> Running -> idle -> no instance, no node.
 
-
-async def test_a_node_pool_without_gpus_launches_nothing(tmp_path: Path) -> None:
-    """As `doctor` recommends: the limit keeps Karpenter from launching nodes for the same pods."""
-    async with bought_by_karpenter(tmp_path, limits={"nvidia.com/gpu": "0"}) as (_, kube):
-        await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
-        await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
-        claims = (await kube.read(CLAIMS))["items"]
-        assert len(claims) == 2
-        assert all("gpu-autoscaler.io/action-id" in claim["metadata"]["labels"] for claim in claims)
-
-
-async def test_the_permissions_of_the_chart_suffice(tmp_path: Path) -> None:
-    """The same scenario with each service under its own account: no refusal, and only the scaler creates claims."""
+    Karpenter has a NodePool of its own, whose limit keeps it from launching nodes for the same pods, as `doctor`
+    recommends. Each service has its account of the chart: no call is refused, and only the scaler creates claims.
+    """
     tool("helm")
-    async with bought_by_karpenter(tmp_path, has_accounts=True) as (_, kube):
+    async with bought_by_karpenter(tmp_path, has_accounts=True, limits={GPU: "0"}) as (_, kube):
         await play(kube)
     told = {service.name: seen(tmp_path, service.name) for service in services()}
     assert {name for name, each in told.items() if each.refused} == set()
@@ -198,7 +186,7 @@ def is_refused_by_name(record: Record) -> bool:
 
 
 async def play(kube: KubeHttp) -> None:
-    """Two pods of a user, and their end."""
+    """Two pods of a user, and their end: a claim and a node for each, all of them ours."""
     await kube.made(JOBS, gpu_job("train", gpus=4, count=2))
     await kube.until(PODS, lambda answer: len(placed(answer)) == 2, SECONDS_MAX)
     claims = (await kube.read(CLAIMS))["items"]

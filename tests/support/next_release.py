@@ -44,7 +44,7 @@ _MIGRATION = "ALTER TABLE jobs ADD COLUMN note TEXT;\nCREATE INDEX jobs_by_note 
 def next_release(folder: Path) -> Path:
     """Write the code of the next release; the folder is a PYTHONPATH."""
     for package in ("libs/gpu_autoscaler", "services/gpu_autoscaler_services"):
-        shutil.copytree(ROOT / package, folder / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / Path(package).name)  # with compiled files
     with (folder / "gpu_autoscaler/bus/streams.py").open("a") as module:
         module.write(_STREAMS)
     with (folder / "gpu_autoscaler_services/scheduler/service.py").open("a") as module:

@@ -146,8 +146,9 @@ async def rig(cluster: Cluster) -> AsyncIterator[LimitsRig]:
 class TestKarpenterLimitsMode(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
+    @pytest.mark.sweep  # the code is that of claims of our own
     async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
-        """By the same code as claims of our own; over two pages."""
+        """Over two pages."""
         await rig.stock(await order(rig), 600)
         assert len({instance.provider_id for instance in await rig.ours.instances(OURS)}) == 600
 
