@@ -19,6 +19,7 @@ from gpu_autoscaler.core.state.queries import queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.runtime.config import StoreSettings
 from gpu_autoscaler.runtime.digests import core_digest, policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
@@ -27,6 +28,7 @@ from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.adapters.assembly import AdapterBundle, Resume, Role, Roles
 from gpu_autoscaler.sim.adapters.provider import EXPORTER_URL, METADATA_URL
 from gpu_autoscaler.sim.tick_inputs import plan_inputs, queue_inputs
+from gpu_autoscaler_services.cost_tracker.housekeeping import Housekeeping
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
 from gpu_autoscaler_services.dcgm_ingest.service import DcgmIngest
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
@@ -59,6 +61,7 @@ _SPENT_BY = (
 _spent_cache: IdentityCache[tuple[tuple[object, ...], bool]] = IdentityCache(4)  # with its inputs
 
 _core_digest = core_digest()
+_retention = StoreSettings()
 _metrics = Metrics("simulation")  # never exported; created once, as creating gauges is slow
 
 
@@ -95,10 +98,10 @@ def scaler(adapters: AdapterBundle) -> Service:
         adapters.policy,
         Executor(
             purchases,
-            Drains(adapters.view, adapters.kube, adapters.clock),
+            Drains(adapters.view, adapters.kube, adapters.clock, adapters.hooks),
             adapters.store,
             Finalizers(adapters.kube),
-            CheckpointNotices(adapters.kube),
+            CheckpointNotices(adapters.kube, adapters.hooks),
             OrphanedNodes(adapters.kube, adapters.provider),
         ),
         DecisionRecovery(adapters.store, adapters.policy),
@@ -173,15 +176,33 @@ def _waiting_for(
 
 
 def snapshots_of(service: type[Service]) -> Resume:
-    """Return how a service resumes from snapshots."""
-    return lambda adapters: Snapshots(
+    """Return how a service resumes from snapshots: of the scaler, or with a memory its own."""
+    return lambda adapters, memory: Snapshots(
         service,
         adapters.view,
-        adapters.store,
-        adapters.streams,
+        adapters.store if memory is None else adapters.store_apart,
+        adapters.streams if memory is None else adapters.streams_apart,
         clock=adapters.clock,
         metrics=_metrics,
         core_digest=_core_digest,
+        memory=memory,
+    )
+
+
+def cost_tracker(adapters: AdapterBundle) -> Service:
+    """Charges instances, and keeps the store from growing."""
+    housekeeping = Housekeeping(
+        adapters.store_apart,
+        span_days=_retention.span_days,
+        ledger_days=_retention.ledger_days,
+        plan_days=_retention.plan_days,
+        job_days=_retention.job_days,
+    )
+    return CostTracker(
+        adapters.view,
+        adapters.store,
+        instances_without_price=_metrics.instances_without_price,
+        housekeeping=housekeeping,
     )
 
 
@@ -202,9 +223,5 @@ ROLES: Roles = {
     "prices": Role(prices, snapshots=snapshots_of(SpotWatcher), needs_store=False),
     "scheduler": Role(scheduler, tick_inputs=schedule_inputs, snapshots=snapshots_of(Scheduler)),
     "scaler": Role(scaler, tick_inputs=scaler_inputs, snapshots=snapshots_of(Scaler), keeps_snapshots=True),
-    "cost_tracker": Role(
-        lambda adapters: CostTracker(
-            adapters.view, adapters.store, instances_without_price=_metrics.instances_without_price
-        )
-    ),
+    "cost_tracker": Role(cost_tracker, snapshots=snapshots_of(CostTracker), keeps_snapshots=True, has_memory=True),
 }

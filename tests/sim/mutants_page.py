@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests.sim.hunting import Found
+from tests.sim.hunting import Find, Found
+from tests.sim.planted_effects import SHOWN_BY_TESTS
+from tests.sim.planted_tested import TESTED
 from tests.sim.planting import Planted
 
 PROMISES = {
@@ -15,6 +17,61 @@ PROMISES = {
     7: "After a loss of the broker the state is rebuilt",
     8: "A fleet with all-zero telemetry is a telemetry fault",
     9: "Everything alive can be read from the streams",
+    10: "The store keeps what its retention says",
+}
+# What once broke, or would have, in a month at a thousand nodes; and the bugs that stand for it.
+FAILURES_SWEPT: Mapping[str, tuple[str, ...]] = {
+    "What is alive leaves its stream": (
+        "unchanged pods and nodes are not published again",
+        "open purchases are not published again",
+        "the limit by size is ignored",
+    ),
+    "A restarted service knows less than before": (
+        "a restarted cost tracker has no memory",
+        "a bill is opened from its launch alone",
+        "the last list of pods is not published again",
+    ),
+    "A charge is forgotten and counted again; a doubtful ledger forces removals": (
+        "a hard limit is enforced on a doubtful ledger",
+        "the charge of a living instance is forgotten",
+    ),
+    "A quiet month stops planning": ("a plan whose parent was discarded is stale for ever",),
+    "One wrong clock hides all notices": ("a clock that is hours ahead is believed",),
+    "The store only grows": (
+        "old spans are not merged",
+        "housekeeping is done once, when the process has started",
+        "expired plans are not deleted",
+    ),
+    "Work that waits makes a plan too large": (
+        "a group of deferred objects replaces an earlier one of the same reason",
+    ),
+    "A plan that the plan check refuses stops everything": ("a plan that the plan check refuses stops every decision",),
+    "Launches delay drains": (
+        "a drain that waits keeps later drains waiting",
+        "launches share consumer and slots with drains",
+        "a launch keeps its slot while it waits for the rate limit",
+    ),
+    "A storm of notices is handled node by node": (
+        "the nodes of a plan begin one after the other, each after its hooks",
+        "the facts of a plan are published when its last node has begun",
+    ),
+}
+FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
+    "Discarded messages are skipped silently": ("discarded messages are skipped silently",),
+    "A long plan loses the lease": ("plans are made on the event loop",),
+    "One event looks at every object": ("an event of a related object looks at all pods",),
+    "The watchers of a thousand nodes are too heavy, or may speak for each other": (
+        "a watcher's login is for every instance",
+        "a watcher at rest repeats its report",
+        "all watchers return to the broker at once",
+    ),
+    "A buffer is limited in number, not in bytes": ("recent facts are limited in number alone",),
+    "Nothing stops removals by force": (
+        "the brake never trips",
+        "a tripped brake is forgotten",
+        "removals of earlier plans do not count for the brake",
+        "the loss of a stream releases the brake",
+    ),
 }
 _HEAD = """# Planted bugs
 
@@ -33,7 +90,35 @@ an invariant is violated or the end is not quiescent. An exception does not coun
 
 def page(bugs: Sequence[Planted], known: Mapping[str, Found]) -> str:
     """Return the page."""
-    return "\n".join((_HEAD, *_sums(bugs, known), *_tables(bugs, known)))
+    return "\n".join((_HEAD, *_sums(bugs, known), *_failures(known), *_tables(bugs, known)))
+
+
+def tests_of_bugs() -> Mapping[str, str]:
+    """Return the test that finds each bug which tests are to find, by the bug's name."""
+    return {bug.name: test for test, bug in TESTED.items()} | {shown.bug.name: shown.test for shown in SHOWN_BY_TESTS}
+
+
+def _failures(known: Mapping[str, Found]) -> Iterator[str]:
+    tests = tests_of_bugs()
+    yield "## Failures of long and large runs"
+    yield ""
+    yield "At least one bug is planted for each failure. The sweep finds what simulated runs can show; the named test"
+    yield "finds the others. The profiles of the sweep are in `tests/sim/searching.py`."
+    yield ""
+    yield "| failure | bug | the sweep finds it in (profile, seed, hours), by | a test finds it |"
+    yield "| --- | --- | --- | --- |"
+    for failure, names in {**FAILURES_SWEPT, **FAILURES_TESTED}.items():
+        for name in names:
+            found = known.get(name)
+            find = None if found is None else found.by_monitor
+            swept = "-" if find is None else f"{_place(find)}: {find.promise}"
+            test = f"`{tests[name].removeprefix('tests/')}`" if name in tests else "-"
+            yield f"| {failure} | {name} | {swept} | {test} |"
+    yield ""
+
+
+def _place(find: Find) -> str:
+    return f"{find.place.profile}, {find.place.seed}, {find.place.hours:g}"
 
 
 def _sums(bugs: Sequence[Planted], known: Mapping[str, Found]) -> Iterator[str]:
@@ -60,6 +145,5 @@ def _row(bug: Planted, found: Found | None) -> str:
     if found is None or found.by_all is None:
         return f"| {bug.name} | {where} | not found | - | - | - |"
     find = found.by_monitor or found.by_all
-    place = f"{find.place.profile}, {find.place.seed}, {find.place.hours:g}"
     alone = "-" if found.by_monitor is None else found.by_monitor.promise
-    return f"| {bug.name} | {where} | {found.by_all.promise} | {alone} | {place} | {found.by_all.seeds_count} |"
+    return f"| {bug.name} | {where} | {found.by_all.promise} | {alone} | {_place(find)} | {found.by_all.seeds_count} |"

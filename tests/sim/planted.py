@@ -7,6 +7,7 @@ Each change quotes its text exactly; `test_planted.py` names the bugs whose text
 from tests.sim.planted_effects import EFFECTS
 from tests.sim.planted_later import LATER
 from tests.sim.planted_launches import LAUNCHES
+from tests.sim.planted_ledger import LEDGER
 from tests.sim.planted_limits import LIMITS
 from tests.sim.planted_retention import RETENTION
 from tests.sim.planted_seen import OBSERVED
@@ -292,5 +293,6 @@ _RECORDS = (
 )
 
 PLANTED = (
-    *_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION, *EFFECTS
+    *_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION, *EFFECTS,
+    *LEDGER,
 )  # fmt: skip

@@ -55,6 +55,38 @@ _QUIET_MONTHS = (
     ),
 )
 
+_MISPRICED = """def _mispriced(made: Plan, as_of: datetime) -> Plan:
+    if as_of.hour or not 5 <= as_of.minute < 20:
+        return made
+    change = msgspec.structs.replace
+    wrong = [change(entry, offer=change(entry.offer, price_micro_usd_per_hour=1))
+             if hasattr(entry, "offer") and str(entry.action_id)[0] < "8" else entry
+             for entry in made.decisions]
+    return change(made, decisions=tuple(wrong))
+
+"""
+# 4: what the plan check refuses stops neither drains nor other purchases
+_REFUSALS = (
+    Planted(
+        "a plan that the plan check refuses stops every decision",
+        4,
+        f"{_CORE}/checked_plan.py",
+        "        for violation in refused:\n            _reject(",
+        "        return CheckedPlan(plan=None, violations=tuple(violations))\n"
+        "        for violation in refused:\n            _reject(",
+        "refused purchases",
+        # And a planner that sets wrong prices in the first minutes, for some of the work.
+        also=(
+            (
+                f"{_CORE}/checked_plan.py",
+                "    made = plan(state, policy, as_of)\n    for",
+                "    made = _mispriced(plan(state, policy, as_of), as_of)\n    for",
+            ),
+            (f"{_CORE}/checked_plan.py", "def recomputed_plan(", f"{_MISPRICED}\n\ndef recomputed_plan("),
+        ),
+    ),
+)
+
 # 8: a fleet with all-zero telemetry is a telemetry fault
 _SENSORS = (
     Planted(
@@ -152,4 +184,4 @@ _DISRUPTION = (
     ),
 )
 
-LATER = (*_LOSSES, *_QUIET_MONTHS, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_DISRUPTION)
+LATER = (*_REFUSALS, *_LOSSES, *_QUIET_MONTHS, *_SENSORS, *_SNAPSHOTS, *_PARTS, *_DISRUPTION)

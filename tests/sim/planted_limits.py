@@ -13,10 +13,6 @@ def _has_spend_limit(policy: ScalingPolicy) -> bool:
     return policy.limits.spend.day_micro_usd_max is not None or policy.limits.spend.month_micro_usd_max is not None
 
 
-def _shares_gpus(policy: ScalingPolicy) -> bool:
-    return any(pool.sharing is not None for pool in policy.pools)
-
-
 # 5: no purchase exceeds a spend limit, and a job ends with its budget
 _SPEND = (
     Planted(
@@ -67,16 +63,6 @@ _SPEND = (
 
 # 2: nothing is bought twice, headroom and refused orders included, and nothing for work that a limit defers
 _AHEAD = (
-    Planted(
-        "a gang dropped for a limit keeps its place on a node of other work",
-        2,
-        f"{_CORE}/limits/limits.py",
-        "    withdrawn = {key: lost[owner] for key, owner in owners.items() if owner in lost}\n",
-        "    withdrawn: dict[str, DeferReason] = {}\n",
-        # Where gangs share nodes, and a small budget is left.
-        where=lambda policy: policy.limits.spend.day_micro_usd_max == 30_000_000 and _shares_gpus(policy),
-        hours=3.5,
-    ),
     Planted(
         "booting headroom is bought again",
         2,

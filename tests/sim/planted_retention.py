@@ -58,7 +58,7 @@ RETENTION = (
         "libs/gpu_autoscaler/runtime/resync.py",
         "if is_old or (span.is_half_full and position.sequence < middle):",
         "if is_old:",
-        _PROFILE,
+        "overflowing streams",
         hours=2.0,
     ),
     Planted(

@@ -44,6 +44,14 @@ TESTED: Mapping[str, Planted] = {
         ", brake=newest[0].fact.plan.brake)\n",
         ")\n",
     ),
+    # It needs a gang that shares its node with other work, and a budget that pays for exactly one of them.
+    "tests/unit/core/limits/test_limits_purchases.py::test_a_gang_dropped_for_a_budget_is_bought_for_nowhere": Planted(
+        "a gang dropped for a limit keeps its place on a node of other work",
+        2,
+        f"{_CORE}/limits/limits.py",
+        "    withdrawn = {key: lost[owner] for key, owner in owners.items() if owner in lost}\n",
+        "    withdrawn: dict[str, DeferReason] = {}\n",
+    ),
     f"{_SPEND}::test_nothing_is_forced_while_the_ledger_is_behind": Planted(
         "a hard limit is enforced on a doubtful ledger",
         5,
@@ -100,6 +108,14 @@ TESTED: Mapping[str, Planted] = {
         "libs/gpu_autoscaler/runtime/compute.py",
         "        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)\n",
         "        return function(*args)\n",
+    ),
+    "tests/contract/bus/test_memory.py::TestMemoryBus::"
+    "test_a_reader_notices_what_was_discarded_before_it_read_it": Planted(
+        "discarded messages are skipped silently",
+        9,
+        "libs/gpu_autoscaler/bus/protocol.py",
+        "    if 0 < read_up_to < first_sequence - 1:\n",
+        "    if False:\n",
     ),
     "tests/services/pod_watcher/test_related_objects.py::"
     "test_an_event_looks_only_at_pods_that_it_may_change[group]": Planted(

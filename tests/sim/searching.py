@@ -25,6 +25,7 @@ class FaultProfile(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] | None = None  # None: chosen by the seed
     faults_times: float = 1.0
     jobs_per_hour: float | None = None  # None: chosen by the seed
+    expects_refusals: bool = False  # by the plan check; for bugs in what follows them
     quiet_days: int = 0  # skipped at rest, before more work comes
 
 
@@ -55,6 +56,16 @@ PROFILES: Mapping[str, FaultProfile] = {
     "operators": FaultProfile(("node_cordoned", "budget_tightened", "operator_marks_node", "pod_vanished"), 10.0),
     "quiet months": FaultProfile(("plans_discarded",), 6.0, jobs_per_hour=20.0),
     "a month without work": FaultProfile((), jobs_per_hour=20.0, quiet_days=35),
+    "ledger behind": FaultProfile(
+        ("cost_tracker_away", "operator_lowers_money", "service_killed"), 6.0, jobs_per_hour=40.0
+    ),
+    "silent hooks": FaultProfile(
+        ("hooks_silent", "storm_of_type", "storm_in_zone", "notice_120"), 12.0, jobs_per_hour=60.0
+    ),
+    "cost tracker restarts": FaultProfile(("service_killed", "retention_short"), 20.0, jobs_per_hour=30.0),
+    "refused purchases": FaultProfile(
+        ("notice_120", "notice_30"), 40.0, jobs_per_hour=30.0, expects_refusals=True
+    ),
     "overrides": FaultProfile(("operator_overrules", "operator_freezes"), 6.0, jobs_per_hour=40.0),
     "many overrides": FaultProfile(("operator_overrules",), 25.0, jobs_per_hour=40.0),
     "launches": FaultProfile(
@@ -87,6 +98,7 @@ PROFILES: Mapping[str, FaultProfile] = {
     "API outages": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
     "delayed launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
     "short retention": FaultProfile(("retention_short", "service_killed", "snapshot_corrupt"), 8.0),
+    "overflowing streams": FaultProfile(("streams_overflow", "service_killed", "snapshot_corrupt"), 8.0),
     "clocks": FaultProfile(("clock_far_ahead", "notice_120", "notice_30"), 8.0),
     "messages": FaultProfile(
         ("message_delayed", "message_repeated", "streams_overtaking", "list_stale", "watch_broken",
@@ -117,6 +129,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
             faults_times=profile.faults_times,
             jobs_per_hour=profile.jobs_per_hour,
             quiet_days=profile.quiet_days,
+            expects_refusals=profile.expects_refusals,
         )
 
 

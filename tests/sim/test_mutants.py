@@ -20,7 +20,7 @@ from tests.sim.hunting import (
     plant,
 )
 from tests.sim.mutants import FOUND_BY, PAGE
-from tests.sim.mutants_page import PROMISES, page
+from tests.sim.mutants_page import FAILURES_SWEPT, FAILURES_TESTED, PROMISES, page, tests_of_bugs
 from tests.sim.planted import PLANTED
 from tests.sim.planting import Planted
 from tests.sim.searching import Place
@@ -95,6 +95,19 @@ def test_every_promise_is_attacked() -> None:
     """Each promise has bugs; names are unique."""
     assert {bug.promise for bug in PLANTED} == set(PROMISES)
     assert len({bug.name for bug in PLANTED}) == len(PLANTED) >= 25
+
+
+@pytest.mark.parametrize("failure", FAILURES_SWEPT)
+def test_the_sweep_finds_a_bug_of_each_failure(failure: str) -> None:
+    """By an invariant, with the plan check disabled; the page says where."""
+    found = (KNOWN.get(name) for name in FAILURES_SWEPT[failure])
+    assert any(entry is not None and entry.by_monitor is not None for entry in found)
+
+
+@pytest.mark.parametrize("failure", FAILURES_TESTED)
+def test_a_test_finds_each_bug_that_no_run_shows(failure: str) -> None:
+    """`test_planted_tested.py` plants it; the named test fails."""
+    assert set(FAILURES_TESTED[failure]) <= tests_of_bugs().keys()
 
 
 def test_a_bug_is_hunted_under_suitable_policies() -> None:

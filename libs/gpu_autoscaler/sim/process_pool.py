@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from gpu_autoscaler.bus.memory_broker import MemoryConsumer
 from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for, lane_durable
@@ -19,6 +19,7 @@ from gpu_autoscaler.runtime.resync import Resync
 from gpu_autoscaler.runtime.service import (
     FactInput,
     FoldInput,
+    MemoryInput,
     Outcome,
     Outputs,
     ResyncInput,
@@ -34,7 +35,7 @@ from gpu_autoscaler.runtime.urgency import Urgency
 from gpu_autoscaler.sim.adapters.bus import DeadLetter, SimBus
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
 from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, Start, keep, resume
-from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.faults.injection import SNAPSHOT_FAULTS, Faults
 from gpu_autoscaler.sim.invariants.readability import StateUnreadable, living_differences
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
 
@@ -67,6 +68,7 @@ class Process:
         self.view = StateView()
         self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
         self.boundary = CallBoundary(loop, faults, self)
+        self.boundary_apart = CallBoundary(loop, faults.apart("snapshots", SNAPSHOT_FAULTS), self)
         self.delayed_until: dict[str, float] = {}  # by stream: no fact of it arrives earlier
         self._loop = loop
         self._faults = faults
@@ -107,11 +109,14 @@ class Process:
             self._spawn(self._resume(factory, start))
 
     async def _resume(self, factory: ServiceFactory, start: Start) -> None:
-        await resume(start, self.boundary)
-        self.seed = start.snapshots.lost_state
-        self.start(factory(self))
+        service = factory(self) if start.has_memory else None
+        snapshots = start.snapshots(cast("MemoryInput | None", service))
+        boundary = self.boundary_apart if start.has_memory else self.boundary
+        await resume(snapshots, boundary, waits=start.waits)
+        self.seed = snapshots.lost_state
+        self.start(service or factory(self))
         if start.keeps:
-            self._spawn(keep(start.snapshots, self.boundary))
+            self._spawn(keep(snapshots, boundary))
 
     def start(self, service: Service) -> None:
         """Read the streams, then start consumers, ticks and sources."""
@@ -121,9 +126,10 @@ class Process:
         self._is_urgent = urgency_filter(service)
         self._streams = frozenset(fact.stream() for fact in service.folds)
         self._concurrency = getattr(service, "concurrency_max", 1)
+        places = dict(self.view.cut.last_sequences)
         self._catch_up(service)
         if self._fold_input is not None:
-            self._fold_input.on_folded(self.bus.since({}, self._folds))
+            self._fold_input.on_folded(self.bus.since(places, self._folds))
         lanes = lanes_of(service)
         for spec in consumers_for(service.name, service.consumes, lanes):
             if not spec.lanes:  # else it delivers nothing to this version
@@ -510,10 +516,12 @@ class ProcessPool:
             role = faults.choose("clock_far_ahead", [role for role in OBSERVING_ROLES if role in self._skew])
             self._skew[role] += FAR_AHEAD_SECONDS
         self._ended: list[Process] = []
+        self._stopped: set[str] = set()  # roles of which no process starts
         bus.listen(self._on_fact)
 
-    def begin(self) -> None:
-        for role in self._skew:
+    def begin(self, first: Collection[str] = ()) -> None:
+        """Start every role; `first`: those that take a step longer, which the order of facts then does not show."""
+        for role in sorted(self._skew, key=lambda role: role not in first):
             self.start(role)
 
     def start(self, role: str, *, instance: str | None = None) -> None:
@@ -522,6 +530,8 @@ class ProcessPool:
             self._loop.call_later(1.0, lambda: self.start(role, instance=instance))
             return
         name = instance or role
+        if role in self._stopped:
+            return
         if name in self.processes:  # the additional one is running
             return
         process = Process(
@@ -540,6 +550,17 @@ class ProcessPool:
     def kill(self, name: str) -> None:
         if name in self.processes:
             self.processes[name].kill()
+
+    def stop(self, role: str) -> None:
+        """Kill the role; it is not restarted before `resume`."""
+        self._stopped.add(role)
+        self.kill(role)
+
+    def resume(self, role: str) -> None:
+        """Start the role again if it was stopped."""
+        if role in self._stopped:
+            self._stopped.remove(role)
+            self.start(role)
 
     def restart(self, roles: Collection[str]) -> None:
         """Restart every process of these roles, like a rollout."""

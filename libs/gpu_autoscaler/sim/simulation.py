@@ -6,13 +6,16 @@ import hashlib
 import itertools
 import math
 import random
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from gpu_autoscaler.bus.streams import StreamLimits
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
@@ -27,7 +30,7 @@ from gpu_autoscaler.sim.actors.policies import PolicyObjects, policies_of, shari
 from gpu_autoscaler.sim.actors.services import Services
 from gpu_autoscaler.sim.actors.users import DemandReporters, Users
 from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
-from gpu_autoscaler.sim.adapters.bus import SimBus
+from gpu_autoscaler.sim.adapters.bus import OVERFLOWING_LIMITS, SHORT_LIMITS, SimBus
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue
 from gpu_autoscaler.sim.adapters.snapshots import SnapshotDiffers, Start
 from gpu_autoscaler.sim.adapters.store import Tables
@@ -39,6 +42,7 @@ from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
 from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
 from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE, SKIPPED_TICKS_CHANGE_NOTHING, STATE_READABLE
+from gpu_autoscaler.sim.invariants.bookkeeping import BookkeepingInvariant
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
@@ -89,6 +93,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     is_coded: bool = False  # encode and decode each fact on its way
     record_path: str | None = None  # write all facts to this file, an envelope as JSON per line
     quiet_days: int = 0  # skipped at rest, a day at a time; then more work comes
+    expects_refusals: bool = False  # a plan that the check refuses breaks no promise: what then happens is judged
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -131,7 +136,7 @@ class Simulation:
         kinds = large_clusters.kinds_of(setting.seed) if setting.is_large and setting.kinds is None else setting.kinds
         self.faults = Faults(setting.seed, kinds=kinds, only=setting.only, times=setting.faults_times)
         self.faults.clock = self.loop.time
-        self.bus = SimBus(self.loop, is_coded=setting.is_coded, discards=self.faults.strikes("retention_short"))
+        self.bus = SimBus(self.loop, is_coded=setting.is_coded, limits=self._stream_limits())
         self.cluster = Kubernetes(self.loop.now)
         self.workloads = Workloads(self.cluster, self.loop, self._rng("workloads"))
         self._replica_sets = ReplicaSets(self.workloads)
@@ -149,7 +154,7 @@ class Simulation:
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._adapter_factory = AdapterFactory(
             self.identity, self.workloads, self._replica_sets, self.cloud, self.monitor, self.tables,
-            interruption_queue=self.interruption_queue,
+            interruption_queue=self.interruption_queue, has_silent_hooks=self.faults.strikes("hooks_silent"),
         )  # fmt: skip
         self.store_faults, self.watch_faults = self._adapter_factory.store_faults, self._adapter_factory.watch_faults
         tick_inputs = tick_inputs_of_roles(roles, lambda: self.policies.file, skips_ticks=setting.skips_ticks)
@@ -160,13 +165,9 @@ class Simulation:
         if setting.is_large and not jobs_per_hour:
             jobs_per_hour = large_clusters.JOBS_PER_HOUR
         self.users = Users(
-            self.loop,
-            self.bus,
-            self.faults,
-            self._rng("users"),
-            jobs_per_hour=jobs_per_hour,
-            wants_fractions=sharing is not None,
-        )
+            self.loop, self.bus, self.faults, self._rng("users"),
+            jobs_per_hour=jobs_per_hour, wants_fractions=sharing is not None,
+        )  # fmt: skip
         storage = VolumeController(self.workloads, self._rng("storage")) if has_volumes(setting.seed) else None
         rngs = (self._rng("serving"), self._rng("company"))
         self.services = Services(
@@ -175,9 +176,12 @@ class Simulation:
         self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
         self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
         ResumingOperators(self.loop, self.bus, self._rng("resumes"))
-        self.reason_coverage = ReasonCoverage(self.loop, self._scheduler_state, lambda: self.policies.now)
+        self.reason_coverage = ReasonCoverage(
+            self.loop, partial(self._state_of, "scheduler"), lambda: self.policies.now
+        )
         self.bus.listen(self.reason_coverage.on_fact)
         self._add_recovery_invariant()
+        self._bookkeeping = self._new_bookkeeping_invariant()
         self.policy_objects = PolicyObjects(self.loop, self.bus, self.policies, self.faults)
         self._liveness = LivenessInvariant(self, self.monitor.report)
         self._job_budgets = JobBudgetsInvariant(
@@ -192,13 +196,14 @@ class Simulation:
             if self.setting.is_large and self.policies.now.forecast.is_on:
                 publish_demand_history(self.bus, self._rng("yesterday"))
             self.policy_objects.publish()
-            self.process_pool.begin()
+            self.process_pool.begin([name for name, role in self._roles.items() if role.has_memory])
             self.users.begin()
             self.services.begin()
             self._demand_reporters.begin()
             self.reason_coverage.begin()
             self._operators.begin()
             self._liveness.begin()
+            self._bookkeeping.begin()
             self._job_budgets.begin()
             self.fault_schedule.begin()
             self._advance(min(self.setting.hours, self._ends_at_hours) * 3600.0)
@@ -222,6 +227,7 @@ class Simulation:
             self._advance(60.0)
         if self._continues():
             quiescence.judge()
+            self._bookkeeping.judge()
 
     def _skip_quiet_days(self) -> None:
         """Let days pass in which nothing happens but what services do at rest; then bring more work."""
@@ -239,6 +245,10 @@ class Simulation:
 
     # ---- parts
 
+    def _stream_limits(self) -> Mapping[str, StreamLimits] | None:
+        limits = SHORT_LIMITS if self.faults.strikes("retention_short") else None
+        return OVERFLOWING_LIMITS if self.faults.strikes("streams_overflow") else limits
+
     def _new_monitor(self) -> InvariantMonitor:
         monitor = InvariantMonitor(
             self.loop,
@@ -251,6 +261,20 @@ class Simulation:
         self.bus.listen(monitor.on_fact)
         self.interruption_queue.deleted_listeners.append(monitor.message_deleted)
         return monitor
+
+    def _new_bookkeeping_invariant(self) -> BookkeepingInvariant:
+        bookkeeping = BookkeepingInvariant(
+            self.loop,
+            self.cluster,
+            self.cloud,
+            self.tables,
+            self.monitor.report,
+            partial(self._state_of, "scaler"),
+            calm_since=self.faults.disturbed_until,
+        )
+        self.bus.listen(bookkeeping.on_fact)
+        self.monitor.lost_listeners.append(bookkeeping.streams_lost)
+        return bookkeeping
 
     def _add_recovery_invariant(self) -> None:
         recovery = RecoveryInvariant(
@@ -270,8 +294,8 @@ class Simulation:
         """Return a generator of its own. These strings are part of each seed's meaning."""
         return random.Random(f"{self.setting.seed}/{of}")
 
-    def _scheduler_state(self) -> ClusterState | None:
-        process = self.process_pool.processes.get("scheduler")
+    def _state_of(self, name: str) -> ClusterState | None:
+        process = self.process_pool.processes.get(name)
         return None if process is None else process.view.state
 
     def _compose(self, process: Process) -> Service:
@@ -283,14 +307,20 @@ class Simulation:
         if role.snapshots is None or not (role.needs_store or self.tables.snapshots):
             return None
         bundle = self._adapter_factory.bundle(process, self.policies.file, on_refused_plan=self._on_refused_plan)
-        return Start(role.snapshots(bundle), keeps=role.keeps_snapshots, waits=role.needs_store)
+        return Start(
+            partial(role.snapshots, bundle),
+            keeps=role.keeps_snapshots,
+            waits=role.needs_store,
+            has_memory=role.has_memory,
+        )
 
     def _on_bug(self, role: str, error: Exception) -> None:
         invariants: dict[type[Exception], str] = {SnapshotDiffers: PLANS_RECOMPUTABLE, StateUnreadable: STATE_READABLE}
         self.monitor.report(invariants.get(type(error), BUG), f"{role}: {error!r}")
 
     def _on_refused_plan(self) -> None:
-        self.monitor.report(PLAN_CHECK, "the plan check refused a plan")
+        if not self.setting.expects_refusals:
+            self.monitor.report(PLAN_CHECK, "the plan check refused a plan")
 
     @property
     def _ends_at_hours(self) -> float:

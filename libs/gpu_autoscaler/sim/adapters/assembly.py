@@ -12,14 +12,15 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
+from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import Cluster, KubeApi
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
-from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.service import MemoryInput, Service
 from gpu_autoscaler.runtime.snapshots import Snapshots, Streams
 from gpu_autoscaler.sim.adapters.interruption_queue import InterruptionQueue, SimInterruptionQueue
-from gpu_autoscaler.sim.adapters.kube_api import SimKube, WatchFaults
+from gpu_autoscaler.sim.adapters.kube_api import SilentHooks, SimKube, WatchFaults
 from gpu_autoscaler.sim.adapters.provider import SimExporters, SimMetadata, SimProvider, SimStore, StoreFaults
 from gpu_autoscaler.sim.adapters.snapshots import SimStreams
 from gpu_autoscaler.sim.adapters.store import Tables
@@ -50,16 +51,19 @@ class AdapterBundle:
     kube: KubeApi
     provider: CapacityProvider
     store: Store
+    store_apart: Store  # the same one; faults of its calls have random numbers of their own
     metadata: Callable[[str], InstanceMetadata]
     interruption_queue: EventQueue | None  # the cloud's interruption queue; None: the cloud has none
     exporters: Exporters
     streams: Streams
+    streams_apart: Streams  # as `store_apart`
+    hooks: CheckpointHooks | None  # None: no pod has one
     seed: ClusterState  # the last snapshot state of streams that were lost
     on_refused_plan: Callable[[], None]  # the plan check found a violation, which must never happen
 
 
 Compose = Callable[[AdapterBundle], Service]
-Resume = Callable[[AdapterBundle], Snapshots]
+Resume = Callable[[AdapterBundle, MemoryInput | None], Snapshots]
 # What a tick's outcome depends on besides the service's own memory. If it equals that of the last tick, which published
 # nothing, the tick is skipped.
 TickInputs = Callable[[StateView, ScalingPolicy, datetime], Hashable]
@@ -74,6 +78,7 @@ class Role:
     snapshots: Resume | None = None  # None: it starts from the oldest facts
     keeps_snapshots: bool = False
     needs_store: bool = True  # False: it only reads snapshots at its start, and starts without them if it must
+    has_memory: bool = False  # its snapshots are its own, and have its memory
 
 
 Roles = Mapping[str, Role]
@@ -91,10 +96,12 @@ class AdapterFactory:
     tables: Tables = field(default_factory=Tables)
     store_faults: StoreFaults = field(default_factory=StoreFaults)
     watch_faults: WatchFaults = field(default_factory=WatchFaults)
+    has_silent_hooks: bool = False
     interruption_queue: InterruptionQueue | None = None  # None: the cloud has no queue, and metadata responds
 
     def bundle(self, process: Process, policy: ScalingPolicy, *, on_refused_plan: Callable[[], None]) -> AdapterBundle:
         boundary = process.boundary
+        boundary_apart = process.boundary_apart
         is_closed = self.interruption_queue is not None and self.interruption_queue.is_metadata_closed
         return AdapterBundle(
             view=process.view,
@@ -114,12 +121,15 @@ class AdapterFactory:
                 boundary, self.cloud, self.observer, lambda: process.view.last_sequence(ScalingLaunchRefused.stream())
             ),
             store=SimStore(boundary, self.tables, self.store_faults),
+            store_apart=SimStore(boundary_apart, self.tables, self.store_faults),
             metadata=lambda address: SimMetadata(boundary, self.cloud, address, is_closed=is_closed),
             interruption_queue=None
             if self.interruption_queue is None or not self.interruption_queue.is_open
             else SimInterruptionQueue(boundary, self.interruption_queue),
             exporters=SimExporters(boundary, self.cloud),
             streams=SimStreams(boundary, process.bus),
+            streams_apart=SimStreams(boundary_apart, process.bus),
+            hooks=SilentHooks(boundary) if self.has_silent_hooks else None,
             seed=process.seed,
             on_refused_plan=on_refused_plan,
         )

@@ -32,6 +32,11 @@ SHORT_LIMITS: Mapping[str, StreamLimits] = {
         for name in ("JOB", "SPOT", "SCALING", "POLICY")
     },
 }
+# Only the sizes are short: several times what is alive, and a fraction of what a run publishes.
+OVERFLOWING_LIMITS: Mapping[str, StreamLimits] = {
+    name: StreamLimits(max_age_seconds=30 * 86400, max_bytes=count * len(_PAYLOAD))
+    for name, count in (("NODE", 600), ("POD", 400), ("JOB", 300), ("SPOT", 100), ("SCALING", 300), ("POLICY", 300))
+}
 
 
 class DeadLetter:
@@ -48,10 +53,13 @@ class DeadLetter:
 class SimBus:
     """All published facts in order, and their listeners."""
 
-    def __init__(self, loop: VirtualLoop, *, is_coded: bool = False, discards: bool = False) -> None:
-        """`discards`: streams reach their limits within the run, see SHORT_LIMITS."""
+    def __init__(
+        self, loop: VirtualLoop, *, is_coded: bool = False, limits: Mapping[str, StreamLimits] | None = None
+    ) -> None:
+        """`limits`: streams reach them within the run, such as SHORT_LIMITS; None: the declared ones."""
         self.facts: dict[str, list[Recorded]] = {spec.name: [] for spec in streams()}  # discarded ones included
-        self.discards = discards
+        self.discards = limits is not None
+        self._limits = limits
         self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
         self.published: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
@@ -64,7 +72,7 @@ class SimBus:
 
     def _new_broker(self) -> MemoryBroker:
         broker = MemoryBroker()
-        for spec in streams(SHORT_LIMITS if self.discards else None):
+        for spec in streams(self._limits):
             broker.make_stream(spec, self._loop.now())
         return broker
 

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from gpu_autoscaler.kube.checkpoint_hooks import SECONDS_MAX, CheckpointHooks
 from gpu_autoscaler.kube.protocol import (
     JOBS,
     NODES,
@@ -25,6 +27,7 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
 )
 from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.sim.adapters.call_boundary import CallBoundary
@@ -40,6 +43,26 @@ BOOKMARK_SECONDS = 60.0  # the API server's own interval (KEP-956, read 2026-11-
 STALE_SECONDS = 20.0  # entries of the history that a stale list lacks at most
 CALL_SECONDS = RETRIED_SECONDS = 5.0  # while it is unavailable: timeout of a call, wait between two lists
 BROKEN_SECONDS = (1.0, 60.0)  # until a broken watch is noticed and reopened
+
+
+class SilentHooks(CheckpointHooks):
+    """Checkpoint hooks of one process: every pod has one, and none answers in time."""
+
+    def __init__(self, boundary: CallBoundary) -> None:
+        super().__init__()
+        self._boundary = boundary
+
+    def notify(self, pods: Sequence[core.Pod], deadline_at: datetime) -> None:
+        super().notify([_with_hook(pod) for pod in pods], deadline_at)
+
+    async def _post(self, name: str, url: str, deadline_at: datetime) -> None:  # noqa: ARG002 - nobody reads it
+        await self._boundary.sleep(SECONDS_MAX)
+
+
+def _with_hook(pod: core.Pod) -> core.Pod:
+    annotations = {**pod.metadata.annotations, labels.CHECKPOINT_HOOK: ":8080/checkpoint"}
+    metadata, status = replace(pod.metadata, annotations=annotations), replace(pod.status, pod_ip="10.0.0.1")
+    return replace(pod, metadata=metadata, status=status)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from gpu_autoscaler.bus.protocol import Message, StreamSpan
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import TransientError
+from gpu_autoscaler.runtime.service import MemoryInput
 from gpu_autoscaler.runtime.snapshot_codec import FORMAT_VERSION
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.sim.adapters.bus import SimBus
@@ -57,18 +58,19 @@ class SimStreams:
 class Start:
     """How a process starts from snapshots."""
 
-    snapshots: Snapshots
+    snapshots: Callable[[MemoryInput | None], Snapshots]  # with the memory that they have besides the state
     keeps: bool  # it saves some itself
     waits: bool  # for store and broker; False: it starts without a snapshot while one of them is unavailable
+    has_memory: bool = False  # the service itself is that memory
 
 
-async def resume(start: Start, boundary: CallBoundary) -> None:
+async def resume(snapshots: Snapshots, boundary: CallBoundary, *, waits: bool) -> None:
     """Resume from the newest usable snapshot."""
     while True:
         try:
-            await start.snapshots.resume()
+            await snapshots.resume()
         except TransientError:
-            if start.waits:
+            if waits:
                 await boundary.sleep(RETRY_SECONDS)
                 continue
         await boundary.continue_if_alive()

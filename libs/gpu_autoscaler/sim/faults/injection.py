@@ -7,6 +7,7 @@ except through the run itself. This is what makes shrinking possible.
 
 import random
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 
 import msgspec
 
@@ -29,6 +30,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 PROCESS = "process"  # the process that it strikes
+SNAPSHOT_FAULTS = ("snapshot_corrupt", "snapshot_of_old_version", "snapshot_of_other_stream")
 BROKER, KUBERNETES, CLOUD, STORE = "broker", "kubernetes", "cloud", "store"
 RECORD = "record"  # everything in the broker
 
@@ -44,6 +46,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("broker_lost", per_hour=0.05, place=RECORD),
         # Streams discard by age and size while what they tell of still lives.
         Kind("retention_short", ratio=1.0, is_newer=True, share_max=0.25),
+        Kind("streams_overflow", ratio=1.0, is_newer=True, share_max=0.1),  # by size alone
         Kind("plans_discarded", per_hour=2.0, is_newer=True),  # every stored plan, as after a quiet month
         # processes
         Kind("service_killed", per_hour=0.25, place=PROCESS),
@@ -54,6 +57,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("clocks_differ", ratio=0.7),
         # The clock of a node, or of the pod watcher's host, is hours ahead (a hardware clock in local time).
         Kind("clock_far_ahead", ratio=0.5, is_newer=True, share_max=0.25),
+        # The ledger falls behind by minutes or hours, while the cloud charges on.
+        Kind("cost_tracker_away", per_hour=0.2, place="cost_tracker", is_newer=True, share_max=0.1),
         # Kubernetes
         Kind("list_stale", ratio=0.2, place=PROCESS),
         Kind("watch_broken", per_hour=0.3, place=KUBERNETES),
@@ -96,6 +101,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("price_jumping", per_hour=0.2),
         Kind("price_missing", per_hour=0.15, place=CLOUD),
         Kind("instance_left_behind", per_hour=0.06),
+        # Every pod has a checkpoint hook that answers nobody in time.
+        Kind("hooks_silent", ratio=1.0, is_newer=True, share_max=0.25),
         # telemetry
         Kind("telemetry_silent", per_hour=0.2),
         Kind("telemetry_frozen", per_hour=0.2),
@@ -143,19 +150,38 @@ class Faults:
         self.kinds = frozenset(kinds_of_seed(seed) if kinds is None else kinds)
         self.counts: dict[str, int] = {}
         self.happened: list[Occurrence] = []
-        self.is_over = False
         self.clock: Callable[[], float] = float  # the simulation's clock, once it exists
         self._disturbed_until: dict[str, float] = {}  # by place, in seconds of the loop
         self._only = None if only is None else frozenset(only)
         self._times = times
         self._numbers: dict[str, int] = {}
-        self._random = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
+        self.random_by_kind = {name: random.Random(f"{seed}/{name}") for name in sorted(KINDS)}
+        self._seed = seed
+        self._ends: list[float] = []  # when faults ended; one list for all that draw apart
+        self._apart: dict[str, Faults] = {}
+
+    def apart(self, of: str, kinds: Collection[str]) -> "Faults":
+        """Return these kinds of the faults with random numbers of their own: what draws them changes no other draw."""
+        if of not in self._apart:
+            self._apart[of] = faults = copy(self)
+            faults.kinds = self.kinds.intersection(kinds)
+            faults.random_by_kind = {name: random.Random(f"{self._seed}/{of}/{name}") for name in kinds}
+        return self._apart[of]
+
+    @property
+    def is_over(self) -> bool:
+        """True once no fault strikes any more."""
+        return bool(self._ends)
+
+    def end(self) -> None:
+        """No fault strikes from now on."""
+        self._ends.append(self.clock())
 
     def strikes(self, name: str, role: str = "") -> bool:
         """True if this opportunity fails; counted. `role`: of the process that it would strike."""
         if self.is_over or name not in self.kinds:
             return False
-        return self._random[name].random() < KINDS[name].ratio * self._times and self.happens(name, role)
+        return self.random_by_kind[name].random() < KINDS[name].ratio * self._times and self.happens(name, role)
 
     def happens(self, name: str, role: str = "") -> bool:
         """Count an occurrence; False if it is left out."""
@@ -177,17 +203,17 @@ class Faults:
         return max((self._disturbed_until.get(place, 0.0) for place in places or self._disturbed_until), default=0.0)
 
     def seconds(self, name: str, least: float, most: float) -> float:
-        return self._random[name].uniform(least, most)
+        return self.random_by_kind[name].uniform(least, most)
 
     def choose(self, name: str, among: list[str]) -> str:
-        return self._random[name].choice(among)
+        return self.random_by_kind[name].choice(among)
 
     def next_in_seconds(self, name: str) -> float | None:
         """Return the seconds to the next fault of a scheduled kind; None: the kind is off or not scheduled."""
         per_hour = KINDS[name].per_hour
         if name not in self.kinds or per_hour <= 0:
             return None
-        return self._random[name].expovariate(per_hour * self._times / 3600.0)
+        return self.random_by_kind[name].expovariate(per_hour * self._times / 3600.0)
 
 
 def kinds_of_seed(seed: int) -> frozenset[str]:

@@ -31,6 +31,8 @@ AWAY_SECONDS = (20.0, 300.0)
 QUIET = timedelta(seconds=120)  # without a plan, before the stream discards all of them
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
+COST_TRACKER = "cost_tracker"
+LEDGER_BEHIND_SECONDS = (1200.0, 30000.0)  # some longer than the state keeps what has ended
 ANOMALY_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # clouds withdraw notices early
@@ -94,6 +96,7 @@ class FaultSchedule:
             "broker_lost": self._lose_everything,
             "instance_left_behind": self._leave_behind,
             "service_killed": self._kill,
+            "cost_tracker_away": self._stop_cost_tracker,
             "two_scalers": self._start_second_scaler,
             "watch_broken": self._break_watches,
             "watch_history_lost": self._lose_history,
@@ -134,7 +137,7 @@ class FaultSchedule:
 
     def end(self) -> None:
         """End all faults and repair everything."""
-        self._faults.is_over = True
+        self._faults.end()
         self._return_broker()
         self._store.is_full = False
         self._watches.is_away = False
@@ -142,6 +145,7 @@ class FaultSchedule:
         self._cloud.sold_out.clear()
         self._cloud.set_quota("full")
         self._cloud.launch_delayed()
+        self._process_pool.resume(COST_TRACKER)
         self._policies.freeze(is_frozen=False)
         self._policies.lift_spend_limits()
         self._overriding_operators.end()
@@ -230,6 +234,12 @@ class FaultSchedule:
         self._process_pool.start("scaler", instance="scaler-2")
         seconds = self._faults.seconds("two_scalers", *SECOND_SCALER_SECONDS)
         self._loop.call_later(seconds, self._process_pool.kill, "scaler-2")
+
+    def _stop_cost_tracker(self) -> None:
+        self._process_pool.stop(COST_TRACKER)
+        seconds = self._faults.seconds("cost_tracker_away", *LEDGER_BEHIND_SECONDS)
+        self._faults.disturb(seconds + 60.0, COST_TRACKER)
+        self._loop.call_later(seconds, self._process_pool.resume, COST_TRACKER)
 
     def _fill_store(self) -> None:
         self._store.is_full = True

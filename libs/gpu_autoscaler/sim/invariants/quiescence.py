@@ -230,7 +230,7 @@ class Quiescence:
     def _judge_bill(self) -> None:
         report = self._run.monitor.report
         charged: Counter[str] = Counter()
-        for span in self._run.tables.ledger.values():
+        for span in (*self._run.tables.days.values(), *self._run.tables.ledger.values()):
             charged[span.provider_id] += span.total_micro_usd
             allocated = sum(share.allocated_micro_usd for share in span.shares)
             used = sum(share.used_micro_usd or 0 for share in span.shares)
