@@ -32,10 +32,11 @@ SHORT_LIMITS: Mapping[str, StreamLimits] = {
         for name in ("JOB", "SPOT", "SCALING", "POLICY")
     },
 }
-# Only the sizes are short: several times what is alive, and a fraction of what a run publishes.
+# Only the sizes are short: several times what is alive, and a fraction of what a run publishes. Orders to do something
+# stay for longer than that takes: a stream that discards a plan within a minute loses drains that take two.
 OVERFLOWING_LIMITS: Mapping[str, StreamLimits] = {
     name: StreamLimits(max_age_seconds=30 * 86400, max_bytes=count * len(_PAYLOAD))
-    for name, count in (("NODE", 600), ("POD", 400), ("JOB", 300), ("SPOT", 100), ("SCALING", 300), ("POLICY", 300))
+    for name, count in (("NODE", 600), ("POD", 400), ("JOB", 3000), ("SPOT", 100), ("SCALING", 3000), ("POLICY", 300))
 }
 
 
