@@ -93,13 +93,13 @@ def page(bugs: Sequence[Planted], known: Mapping[str, Found]) -> str:
     return "\n".join((_HEAD, *_sums(bugs, known), *_failures(known), *_tables(bugs, known)))
 
 
-def tests_of_bugs() -> Mapping[str, str]:
+def named_tests() -> Mapping[str, str]:
     """Return the test that finds each bug which tests are to find, by the bug's name."""
     return {bug.name: test for test, bug in TESTED.items()} | {shown.bug.name: shown.test for shown in SHOWN_BY_TESTS}
 
 
 def _failures(known: Mapping[str, Found]) -> Iterator[str]:
-    tests = tests_of_bugs()
+    tests = named_tests()
     yield "## Failures of long and large runs"
     yield ""
     yield "At least one bug is planted for each failure. The sweep finds what simulated runs can show; the named test"

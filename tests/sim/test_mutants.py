@@ -20,7 +20,7 @@ from tests.sim.hunting import (
     plant,
 )
 from tests.sim.mutants import FOUND_BY, PAGE
-from tests.sim.mutants_page import FAILURES_SWEPT, FAILURES_TESTED, PROMISES, page, tests_of_bugs
+from tests.sim.mutants_page import FAILURES_SWEPT, FAILURES_TESTED, PROMISES, named_tests, page
 from tests.sim.planted import PLANTED
 from tests.sim.planting import Planted
 from tests.sim.searching import Place
@@ -107,7 +107,7 @@ def test_the_sweep_finds_a_bug_of_each_failure(failure: str) -> None:
 @pytest.mark.parametrize("failure", FAILURES_TESTED)
 def test_a_test_finds_each_bug_that_no_run_shows(failure: str) -> None:
     """`test_planted_tested.py` plants it; the named test fails."""
-    assert set(FAILURES_TESTED[failure]) <= tests_of_bugs().keys()
+    assert set(FAILURES_TESTED[failure]) <= named_tests().keys()
 
 
 def test_a_bug_is_hunted_under_suitable_policies() -> None:

@@ -8,7 +8,7 @@ from gpu_autoscaler.sim.simulation import Setting, Simulation
 from gpu_autoscaler_services.simulation import ROLES
 
 SHORT = Setting(
-    seed=1, hours=2.0, kinds=("retention_short", "service_killed", "snapshot_corrupt"), faults_times=8.0,
+    seed=2, hours=2.0, kinds=("retention_short", "service_killed", "snapshot_corrupt"), faults_times=8.0,
 )  # fmt: skip
 
 

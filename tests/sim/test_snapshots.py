@@ -22,4 +22,4 @@ def test_a_start_uses_a_snapshot_and_discards_corrupted_ones() -> None:
     assert result.violations == ()
     assert {"corrupt", "format_changed", "stream_changed"} <= {entry.get("reason") for entry in logs}
     assert "state restored from snapshot" in {entry["event"] for entry in logs}
-    assert {"scaler", "scheduler", "prices", "notices", "dcgm_ingest"} == set(RESTARTED)
+    assert {"scaler", "scheduler", "cost_tracker", "prices", "notices", "dcgm_ingest"} == set(RESTARTED)

@@ -88,13 +88,18 @@ class Gaps:
         self._last = now
 
 
-async def eager(urls: Sequence[str], gaps: Gaps) -> None:
-    """The broker's own outage: somebody who tries again all the time, over several connections."""
+async def eager(urls: Sequence[str], gaps: Gaps, stop: asyncio.Event) -> None:
+    """The broker's own outage: somebody who tries again all the time, over several connections.
+
+    Ends by `stop`: the client may lose a cancellation that comes with an answer.
+    """
     clients = [Client() for _ in urls]
     for client, url in zip(clients, urls, strict=True):
         await client.connect(url, max_reconnect_attempts=-1, error_cb=_ignore)
     try:
         for number in itertools.count():
+            if stop.is_set():
+                break
             for client in clients:
                 with contextlib.suppress(Exception):
                     await client.jetstream(timeout=0.1).publish(
@@ -119,7 +124,8 @@ async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_ki
         async with working(bus, service) as runner:
             broker, ours, effects = Gaps(), Gaps(), Gaps()
             outages: list[tuple[float, float, float]] = []  # seconds: the broker's own, of our publisher, of effects
-            probing = asyncio.create_task(eager(cluster.urls, broker))
+            stop = asyncio.Event()
+            probing = asyncio.create_task(eager(cluster.urls, broker, stop))
             confirmed: dict[str, int] = {}
 
             async def publish() -> None:
@@ -159,9 +165,9 @@ async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_ki
             await until(lambda: len(service.view.state.jobs) == COUNT, "all folded")
             await until(lambda: len(set(service.handled)) == COUNT, "all handled")
             await until(lambda: runner.readiness.is_ready, "ready again")
-            for task in (probing, watching):
-                task.cancel()
-            await asyncio.gather(probing, watching, return_exceptions=True)
+            stop.set()
+            watching.cancel()
+            await asyncio.wait_for(asyncio.gather(probing, watching, return_exceptions=True), RECOVERY_SECONDS_MAX)
 
         for own, publisher, effect in outages:
             assert max(publisher, effect) <= own + ADDED_SECONDS_MAX, f"(broker, publisher, effects): {outages}"
