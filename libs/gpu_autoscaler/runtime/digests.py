@@ -47,7 +47,7 @@ _FIRST_FIELDS = frozenset(
 def core_digest() -> str:
     """Return 32 hex digits over the code of everything that decides; equal code, equal digest, on any machine.
 
-    Computed once per process, in about a third of a second. See `code_digest`.
+    Computed once per process: it parses every file of the core. See `code_digest`.
     """
     root = Path(gpu_autoscaler.__file__).parent
     paths = sorted(path for folder in _SOURCES for path in (root / folder).rglob("*.py"))

@@ -50,6 +50,15 @@ class LastCharge(msgspec.Struct, frozen=True, kw_only=True):
     total_micro_usd: int  # of all spans
 
 
+class Expiry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is past its retention."""
+
+    ledger_before: Instant  # merged spans, and instances that ended before
+    silent_before: Instant  # an instance without a span since then is no longer open
+    jobs_before: Instant  # jobs that finished before
+    plan_age: timedelta  # plans this much older than the last one
+
+
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A REST request with an Idempotency-Key, and its answer once there is one."""
 
@@ -144,21 +153,9 @@ class Store(Protocol):
         """
         ...
 
-    async def delete_expired(
-        self,
-        *,
-        ledger_before: datetime,
-        silent_before: datetime,
-        jobs_before: datetime,
-        plan_age: timedelta,
-        count_max: int = 200,
-    ) -> int:
-        """Delete merged spans and ended instances from before `ledger_before`, jobs that finished before `jobs_before`
-        with their spend, and plans older than `plan_age` before the last plan, at most `count_max` of each; return the
-        largest number of deleted ones, 0 when none is left. The id of a deleted job can be used again.
-
-        An instance without a span since `silent_before` is no longer open.
-        """
+    async def delete_expired(self, expiry: Expiry, *, count_max: int = 200) -> int:
+        """Delete what has expired, at most `count_max` rows of each kind; return the largest number of deleted ones, 0
+        when none is left. A job goes with its spend, and its id can be used again."""
         ...
 
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:

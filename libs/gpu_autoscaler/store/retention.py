@@ -14,6 +14,7 @@ from gpu_autoscaler.core.state.ledger import period_name, period_start
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.store import rows
 from gpu_autoscaler.store.operations import Operation
+from gpu_autoscaler.store.protocol import Expiry
 from gpu_autoscaler.store.rows import document, instant, number_of
 
 PASSED_COUNT_MAX = 50  # instances that have ended keep their last span
@@ -112,23 +113,21 @@ def _sum(known: CostShare, share: CostShare) -> CostShare:
     return replace(known, allocated_micro_usd=allocated, used_micro_usd=used)
 
 
-def delete_expired(
-    ledger_before: datetime, silent_before: datetime, jobs_before: datetime, plan_age: timedelta, count_max: int
-) -> Operation[int]:
+def delete_expired(expiry: Expiry, count_max: int) -> Operation[int]:
     """Delete at most `count_max` rows of each table; return the largest number of deleted ones, 0 when all are.
 
     The age of plans is counted back from the last one, as recovery from a lost stream does. A job goes with its spend.
     """
-    yield _CLOSE_SILENT, (number_of(silent_before),)
-    instances = yield _DELETE_INSTANCES, (number_of(ledger_before), count_max)
+    yield _CLOSE_SILENT, (number_of(expiry.silent_before),)
+    instances = yield _DELETE_INSTANCES, (number_of(expiry.ledger_before), count_max)
     for (number,) in instances:
         yield "DELETE FROM ledger WHERE number = ?", (number,)
-    jobs = yield _DELETE_JOBS, (JOBS_PASSED_COUNT_MAX, number_of(jobs_before), count_max)
+    jobs = yield _DELETE_JOBS, (JOBS_PASSED_COUNT_MAX, number_of(expiry.jobs_before), count_max)
     for (job_id,) in jobs:
         yield "DELETE FROM charged_jobs WHERE job_id = ?", (job_id,)
-    days = yield _DELETE_DAYS, (period_name("day", ledger_before), count_max)
+    days = yield _DELETE_DAYS, (period_name("day", expiry.ledger_before), count_max)
     newest = yield "SELECT made_at FROM plans ORDER BY number DESC LIMIT 1", ()
     plans: Sequence[rows.Row] = ()
     if newest:
-        plans = yield _DELETE_PLANS, (number_of(instant(newest[0][0]) - plan_age), count_max)
+        plans = yield _DELETE_PLANS, (number_of(instant(newest[0][0]) - expiry.plan_age), count_max)
     return max(len(instances), len(jobs), len(days), len(plans))

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from gpu_autoscaler.store.operations import Operation, execute
 from gpu_autoscaler.store.protocol import (
     PAGE_COUNT_MAX,
     Acceptance,
+    Expiry,
     JobOutcome,
     JobRow,
     LastCharge,
@@ -124,18 +125,9 @@ class SqlStore(ABC):
         """See Store."""
         return await self._write(retention.roll_up(after, before))
 
-    async def delete_expired(
-        self,
-        *,
-        ledger_before: datetime,
-        silent_before: datetime,
-        jobs_before: datetime,
-        plan_age: timedelta,
-        count_max: int = 200,
-    ) -> int:
+    async def delete_expired(self, expiry: Expiry, *, count_max: int = 200) -> int:
         """See Store."""
-        operation = retention.delete_expired(ledger_before, silent_before, jobs_before, plan_age, count_max)
-        return await self._write(operation)
+        return await self._write(retention.delete_expired(expiry, count_max))
 
     @abstractmethod
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:

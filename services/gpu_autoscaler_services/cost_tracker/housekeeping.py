@@ -6,7 +6,7 @@ import structlog
 
 from gpu_autoscaler.core.state.ledger import PERIODS_KEPT, period_start
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler.store.protocol import Expiry, Store
 
 log = structlog.get_logger()
 
@@ -37,15 +37,18 @@ class Housekeeping:
             for _ in range(0 if self._is_done else STEPS_PER_TICK):
                 if self._after is not None:
                     self._after = await self._store.roll_up(before=before, after=self._after)
-                elif not await self._store.delete_expired(
-                    ledger_before=now - self._ledger_age,
-                    silent_before=now - PERIODS_KEPT,
-                    jobs_before=now - self._job_age,
-                    plan_age=self._plan_age,
-                ):
+                elif not await self._store.delete_expired(self._expiry(now)):
                     await self._store.reclaim_space(now, before)
                     self._is_done = True
                     log.info("store rolled up", before=before.isoformat())
                     return
         except TransientError as exc:
             log.warning("store not rolled up, retried at the next tick", error=str(exc))
+
+    def _expiry(self, now: datetime) -> Expiry:
+        return Expiry(
+            ledger_before=now - self._ledger_age,
+            silent_before=now - PERIODS_KEPT,
+            jobs_before=now - self._job_age,
+            plan_age=self._plan_age,
+        )

@@ -14,7 +14,7 @@ from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler.store.protocol import Expiry, Store
 
 T0 = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -78,13 +78,9 @@ async def roll_up(store: Store, before: datetime) -> None:
 
 async def delete_one_of_each(store: Store) -> int:
     """Delete a row of each kind that is past its retention."""
-    return await store.delete_expired(
-        ledger_before=T0 + timedelta(days=2),
-        silent_before=T0,
-        jobs_before=T0 + timedelta(days=2),
-        plan_age=timedelta(days=3),
-        count_max=1,
-    )
+    end = T0 + timedelta(days=2)
+    expiry = Expiry(ledger_before=end, silent_before=T0, jobs_before=end, plan_age=timedelta(days=3))
+    return await store.delete_expired(expiry, count_max=1)
 
 
 def plan(name: str) -> ScalingPlanMade:

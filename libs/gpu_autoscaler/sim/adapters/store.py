@@ -1,7 +1,7 @@
 """A store in memory: the contract of the real ones, without threads or files."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store.protocol import (
     PAGE_COUNT_MAX,
     Acceptance,
+    Expiry,
     JobOutcome,
     JobRow,
     LastCharge,
@@ -159,22 +160,16 @@ class MemoryStore:
         tables.ledger = {key: span for key, span in tables.ledger.items() if key not in taken}
         return after
 
-    async def delete_expired(
-        self,
-        *,
-        ledger_before: datetime,
-        silent_before: datetime,
-        jobs_before: datetime,
-        plan_age: timedelta,
-        count_max: int = 200,
-    ) -> int:
+    async def delete_expired(self, expiry: Expiry, *, count_max: int = 200) -> int:
         """Charges stay: they are few in a run."""
         await self._reached()
-        tables, oldest = self._tables, period_name("day", ledger_before)
+        tables, oldest = self._tables, period_name("day", expiry.ledger_before)
         days = [key for key in tables.days if key[1] < oldest][:count_max]
-        newest = max((row.made_at for row in tables.plans.values()), default=silent_before)
-        plans = [plan_id for plan_id, row in tables.plans.items() if row.made_at < newest - plan_age][:count_max]
-        ended = [job_id for job_id, row in tables.jobs.items() if row.finished_at and row.finished_at < jobs_before]
+        newest = max((row.made_at for row in tables.plans.values()), default=expiry.silent_before)
+        plans = [plan_id for plan_id, row in tables.plans.items() if row.made_at < newest - expiry.plan_age][:count_max]
+        ended = [
+            job_id for job_id, row in tables.jobs.items() if row.finished_at and row.finished_at < expiry.jobs_before
+        ]
         for job_id in ended[:count_max]:
             del tables.jobs[job_id]
             tables.spent.pop(job_id, None)
@@ -182,7 +177,7 @@ class MemoryStore:
             del tables.days[key]
         for plan_id in plans:
             del tables.plans[plan_id]
-        return max(len(ended[:count_max]), len(days), len(plans))
+        return max(len(ended), len(days), len(plans))
 
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
         """There is no disk."""
