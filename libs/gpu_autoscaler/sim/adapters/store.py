@@ -167,10 +167,10 @@ class MemoryStore:
         days = [key for key in tables.days if key[1] < oldest][:count_max]
         newest = max((row.made_at for row in tables.plans.values()), default=expiry.silent_before)
         plans = [plan_id for plan_id, row in tables.plans.items() if row.made_at < newest - expiry.plan_age][:count_max]
-        ended = [
-            job_id for job_id, row in tables.jobs.items() if row.finished_at and row.finished_at < expiry.jobs_before
-        ]
-        for job_id in ended[:count_max]:
+        limit = expiry.jobs_before
+        ended = [job_id for job_id, row in tables.jobs.items() if row.finished_at and row.finished_at < limit]
+        ended = ended[:count_max]
+        for job_id in ended:
             del tables.jobs[job_id]
             tables.spent.pop(job_id, None)
         for key in days:
