@@ -3,14 +3,18 @@
 import gc
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import structlog
 from tests.support.claims import Plugin
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compare the cloud calls that tests declare with those they make (`tests/support/claims.py`)."""
+    """Compare the cloud calls that tests declare with those they make (`tests/support/claims.py`); time no example."""
     config.pluginmanager.register(Plugin(config), "claims")
+    # A busy machine is no defect of the code; how long something takes is measured by `make bench`.
+    hypothesis.settings.register_profile("no deadline", deadline=None)
+    hypothesis.settings.load_profile("no deadline")
     gc.disable()  # until all tests are collected
 
 

@@ -129,7 +129,7 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         }:
             yield Violation(f"{offer.key} is bought without the labels and taints of pool {pool.name}", decision)
         if is_unavailable(offer, plan, state):
-            yield f"{offer.key} is bought, but was refused and must not be requested yet"
+            yield Violation(f"{offer.key} is bought, but was refused and must not be requested yet", decision)
 
 
 def _barred_offer(decision: BuyNode) -> Iterator[str]:
@@ -229,10 +229,12 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         if not mine:
             continue
         if nodes_max is not None and count.nodes[owner] > nodes_max:
-            yield f"{where} would have {count.nodes[owner]} nodes of at most {nodes_max}, including orders in flight"
-        buys_gpus = any(purchase.offer.resources.gpu_count for purchase in mine)
-        if gpus_max is not None and buys_gpus and count.gpus[owner] > gpus_max:
-            yield f"{where} would have {count.gpus[owner]} GPUs of at most {gpus_max}, including orders in flight"
+            what = f"{count.nodes[owner]} nodes of at most {nodes_max}"
+            yield Violation(f"{where} would have {what}, including orders in flight", *mine)
+        with_gpus = [purchase for purchase in mine if purchase.offer.resources.gpu_count]
+        if gpus_max is not None and with_gpus and count.gpus[owner] > gpus_max:
+            what = f"{count.gpus[owner]} GPUs of at most {gpus_max}"
+            yield Violation(f"{where} would have {what}, including orders in flight", *with_gpus)
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:
         yield Violation(f"the fleet would cost {price} micro-dollars an hour of at most {price_max}", *bought)

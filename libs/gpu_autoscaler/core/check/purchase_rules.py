@@ -159,7 +159,8 @@ def is_unavailable(offer: Offer, plan: Plan, state: ClusterState) -> bool:
                 for instance in state.instances.values()
                 if instance.terminated_at is not None and instance.terminated_at > refused.refused_at
             )
-            return not any(ends)  # else something that counted against it may have ended
+            if not any(ends):  # else something that counted against it may have ended
+                return True
     return False
 
 

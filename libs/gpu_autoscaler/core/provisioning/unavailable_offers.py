@@ -121,22 +121,26 @@ def _unavailability(
     sold_at: Mapping[str, datetime],
     freed_at: datetime | None,
 ) -> Unavailability | None:
-    last_at = max(tries)
-    last = tries[last_at]
-    since = sold_at.get(last.offer.key) if scope[0] == "offer" else None
+    since = sold_at.get(next(iter(tries.values())).offer.key) if scope[0] == "offer" else None
     # A launch by the same plan does not reset the count: it took the last capacity.
-    count = sum(1 for at in tries if since is None or at >= since)
-    if count == 0 or (freed_at is not None and freed_at > last.refused_at):
+    counted = [
+        refused
+        for at, refused in tries.items()
+        if (since is None or at >= since) and (freed_at is None or freed_at <= refused.refused_at)
+    ]
+    if not counted:
         return None
+    # Not that of the last plan: the cloud may answer an earlier one later.
+    last = max(counted, key=lambda refused: refused.refused_at)
     wait = last.retry_at - last.refused_at
     if scope[0] != "region" and wait < _WAIT_MAX:
-        wait = min(wait * 2 ** min(count - 1, _DOUBLINGS_COUNT_MAX), _WAIT_MAX)
+        wait = min(wait * 2 ** min(len(counted) - 1, _DOUBLINGS_COUNT_MAX), _WAIT_MAX)
     return Unavailability(
         scope=scope[0],
         name=scope[1],
-        until=last.refused_at + wait,
+        until=max(last.refused_at + wait, *(refused.retry_at for refused in counted)),
         refused_at=last.refused_at,
-        tries_count=count,
+        tries_count=len(counted),
         code=last.code,
         message=last.message,
     )

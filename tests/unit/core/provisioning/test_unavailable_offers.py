@@ -4,6 +4,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from hypothesis import given as given_random
+from hypothesis import settings
+from hypothesis.strategies import integers, lists, sampled_from, tuples
 from tests.support.stories import (
     MINUTE,
     T0,
@@ -21,18 +24,41 @@ from tests.support.stories import (
 from tests.unit.core.provisioning.test_scale_up import held, purchases
 
 from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.check.purchase_rules import is_unavailable
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.provisioning.unavailable_offers import Unavailability, active_unavailability
+from gpu_autoscaler.core.provisioning.unavailable_offers import Unavailability, active_unavailability, scopes_of
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
-from gpu_autoscaler.model.offers import Offer, UnavailabilityCause
+from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 from gpu_autoscaler.model.reasons.defer import OffersUnavailable
 
+OFFERS = (
+    offer(),
+    offer(zone="zone-b"),
+    offer(capacity_type=CapacityType.ON_DEMAND),
+    offer("g5.48xlarge", usd_per_hour=16.0),
+)
+MINUTES = integers(0, 4)
+# Minutes of the plan, to its answer and to the next try; sold or refused, of what.
+TRIES = tuples(MINUTES, MINUTES, integers(1, 6), sampled_from(["sold", "refused", "refused"]), sampled_from(OFFERS))
+EMPTY_PLAN = plan(given(), policy(), T0)
 
-def refused(name: str, at: datetime, *, scope: str = "offer", of: Offer | None = None) -> Story:
-    """An order of this instant that the cloud refused, to retry after three minutes."""
-    story = bought(purchase(name, of, at=at), at=at, is_refused=True)
+
+def refused(
+    name: str,
+    at: datetime,
+    *,
+    scope: str = "offer",
+    of: Offer | None = None,
+    after: timedelta = timedelta(),
+    wait: timedelta = 3 * MINUTE,
+) -> Story:
+    """An order of this instant that the cloud refused after some time, to retry after the wait."""
+    story, refused_at = bought(purchase(name, of, at=at), at=at, is_refused=True), at + after
     return tuple(
-        TimedFact(msgspec.structs.replace(each.fact, scope=scope), each.at)
+        TimedFact(
+            msgspec.structs.replace(each.fact, scope=scope, refused_at=refused_at, retry_at=refused_at + wait),
+            refused_at,
+        )
         if isinstance(each.fact, ScalingLaunchRefused)
         else each
         for each in story
@@ -69,6 +95,41 @@ def test_a_launch_resets_the_back_off() -> None:
     stories = (refused("a", T0), refused("b", T0 + 5 * MINUTE), sold, refused("c", T0 + 20 * MINUTE))
 
     assert the_one(*stories, as_of=T0 + 20 * MINUTE).until == T0 + 23 * MINUTE
+
+
+def test_a_slow_refusal_of_an_earlier_plan_counts_from_its_answer() -> None:
+    """It is the cloud's latest word, although a later plan was refused before it."""
+    slow, quick = refused("slow", T0, after=MINUTE), refused("quick", T0 + MINUTE / 2)
+
+    assert the_one(slow, quick, as_of=T0 + MINUTE).until == T0 + 7 * MINUTE
+
+
+@settings(max_examples=300)
+@given_random(
+    tries=lists(TRIES, min_size=2, max_size=4),
+    scope=sampled_from(["offer", "zone", "region"]),
+    ends=lists(MINUTES, max_size=1),
+    now=integers(4, 10),
+)
+def test_what_the_plan_check_refuses_is_not_requested(
+    tries: list[tuple[int, int, int, str, Offer]], scope: str, ends: list[int], now: int
+) -> None:
+    """For any offers, waits and answer times; the check has rules of its own."""
+    as_of, stories = T0 + now * MINUTE, []
+    for number, (planned, after, wait, answer, asked) in enumerate(tries):
+        name, at = f"o{number}", T0 + planned * MINUTE
+        if answer == "sold":
+            stories.append(bought(purchase(name, asked, at=at), at=at))
+        else:
+            stories.append(refused(name, at, scope=scope, of=asked, after=after * MINUTE, wait=wait * MINUTE))
+    for minute in ends:
+        (seen, *_) = instance(purchase("ended"), state="terminated", at=T0 - timedelta(hours=1))
+        stories.append((TimedFact(msgspec.structs.replace(seen.fact, terminated_at=T0 + minute * MINUTE), as_of),))
+    state = given(*stories, as_of=as_of)
+    unavailable, now_plan = active_unavailability(state, as_of), msgspec.structs.replace(EMPTY_PLAN, as_of=as_of)
+
+    for each in OFFERS:
+        assert not is_unavailable(each, now_plan, state) or set(scopes_of(each)) & set(unavailable)
 
 
 def test_a_quota_applies_to_its_family_and_capacity_type_in_the_region() -> None:
