@@ -44,6 +44,7 @@ async def open_bus(context: ProcessContext, service: type[Service]) -> NatsBus:
         context.settings.nats, name=service.name, consumers=consumers_of(service), on_closed=context.lost.set
     )
     context.closing.push_async_callback(bus.close)
+    context.metrics.is_bus_parser_stock.set(bus.is_parser_stock)
     await bus.ensure()
     return bus
 

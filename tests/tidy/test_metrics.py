@@ -74,7 +74,8 @@ def test_every_family_is_exported_by_some_process() -> None:
 def test_a_family_about_the_cluster_has_one_owner() -> None:
     """Only families about the process itself are exported by several services."""
     about_the_process = {
-        "build_info", "ready", "bus_connected", "loop_restarts", "ticks", "facts_handled", "handle_seconds",
+        "build_info", "ready", "bus_connected",
+            "bus_stock_parser", "loop_restarts", "ticks", "facts_handled", "handle_seconds",
         "facts_published", "facts_resynced", "facts_folded", "facts_dated_ahead", "consumer_lag", "dead_letters",
         "snapshots", "snapshots_refused", "policy_changes", "policy_file_errors",
     }  # fmt: skip

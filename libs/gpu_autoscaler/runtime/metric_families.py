@@ -156,6 +156,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("build_info", EVERY, "Always 1; the labels carry service and versions.", "service", "version", "python"),
     _gauge("ready", EVERY, "1 while /readyz reports ready."),
     _gauge("bus_connected", EVERY, "1 while connected to the broker."),
+    _gauge("bus_stock_parser", EVERY, "1 if the installed nats-py forces its own, slower parser on long reads."),
     _gauge("leader", LEASED, "1 while this process is the active replica of its service."),
     _counter(
         "loop_restarts",

@@ -104,6 +104,7 @@ class Metrics:
         self.is_ready = self._gauge("ready")
         self.is_leader = self._gauge("leader")
         self.is_bus_connected = self._gauge("bus_connected")
+        self.is_bus_parser_stock = self._gauge("bus_stock_parser")
         self.facts_handled = self._counter("facts_handled")
         self.facts_published = self._counter("facts_published")
         self.facts_resynced = self._counter("facts_resynced")

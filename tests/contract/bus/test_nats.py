@@ -10,6 +10,7 @@ from tests.contract.bus.desk import Desk
 from tests.contract.bus.leases import LeaseContract
 from tests.support.nats import nats_url
 
+from gpu_autoscaler.bus.nats import clients
 from gpu_autoscaler.bus.nats.bus import NatsBus
 from gpu_autoscaler.bus.nats.link import Timeouts
 from gpu_autoscaler.bus.protocol import Bus
@@ -46,3 +47,18 @@ class TestNatsBus(BusContract, DeadLetterContract, LeaseContract):
             if name not in there and name in {info.config.name for info in await manager.streams_info()}:
                 await manager.delete_stream(name)
         await client.close()
+
+
+class TestStockNatsBus(TestNatsBus):
+    """The same with the parser of nats-py itself, as with a version that ours does not fit."""
+
+    @pytest.fixture(autouse=True)
+    def another_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our parser lacks a name."""
+        monkeypatch.setattr(clients, "missing_names", lambda: ("Client._ps",))
+
+    async def test_it_is_reported(self, desk: Desk) -> None:
+        """The metric `bus_stock_parser` is set by it."""
+        bus = await desk.bus()
+        assert isinstance(bus, NatsBus)
+        assert bus.is_parser_stock

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.bus.differences import Difference, refuse_differences
+from gpu_autoscaler.bus.nats.clients import StockWire
 from gpu_autoscaler.bus.nats.consume import CONSUMER_EXISTS, NO_CONSUMER, ConsumerPosition, NatsEffectConsumer
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink, Timeouts
 from gpu_autoscaler.bus.nats.open import Tls, open_link
@@ -63,6 +64,11 @@ class NatsBus(Bus):
     def is_connected(self) -> bool:
         """True while the broker answers, as far as known."""
         return self._link.is_up
+
+    @property
+    def is_parser_stock(self) -> bool:
+        """True if this version of nats-py does not let our parser replace its own."""
+        return isinstance(self._link.wire, StockWire)
 
     @property
     def failure(self) -> str | None:

@@ -15,14 +15,8 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from gpu_autoscaler.bus.nats.wire import (
-    Frame,
-    FrameReceiver,
-    TlsMissing,
-    chunks_count,
-    subscribe_frames,
-    write_commands,
-)
+from gpu_autoscaler.bus.nats.clients import TlsMissing, Wire
+from gpu_autoscaler.bus.nats.wire import Command, Frame, FrameReceiver
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 
@@ -75,8 +69,9 @@ class ApiError(PermanentError):
 class NatsLink:
     """A connection that reconnects without a limit. Create with `open.py: open_link`."""
 
-    def __init__(self, client: Client, timeouts: Timeouts, on_closed: Callable[[], None] | None) -> None:
-        self.client = client
+    def __init__(self, wire: Wire, timeouts: Timeouts, on_closed: Callable[[], None] | None) -> None:
+        self.wire = wire
+        self.client = wire.client
         self.timeouts = timeouts
         self.listeners: set[Callable[[], None]] = set()  # called when the connection breaks
         self._up = asyncio.Event()
@@ -119,11 +114,11 @@ class NatsLink:
     async def is_unresponsive(self, has_arrived: Callable[[], bool]) -> bool:
         """Check again for an overdue answer, which may have arrived without being read yet."""
         for _ in range(RECHECKS_COUNT_MAX):
-            chunks_before = chunks_count(self.client)
+            reads_before = self.wire.reads_count
             await asyncio.sleep(RECHECK_SECONDS)
             if has_arrived():
                 return False
-            if chunks_count(self.client) == chunks_before:
+            if self.wire.reads_count == reads_before:
                 return True
         return True
 
@@ -137,7 +132,7 @@ class NatsLink:
 
     async def _verify(self) -> None:
         # By a message to ourselves. The client's own ping, canceled before its pong, would end the client's reading.
-        connection, chunks_before = self.connections_count, chunks_count(self.client)
+        connection, reads_before = self.connections_count, self.wire.reads_count
         subject, arrival = self._expect_answer()
         with contextlib.suppress(TimeoutError, TransientError):
             async with asyncio.timeout(VERIFY_SECONDS_MAX):
@@ -145,7 +140,7 @@ class NatsLink:
                     await asyncio.sleep(RECONNECT_SECONDS)
                 await asyncio.shield(arrival)
         # While data arrives the connection works and this process is slow; breaking it would lose data in flight.
-        if not await self.is_unresponsive(arrival.done) or chunks_count(self.client) != chunks_before:
+        if not await self.is_unresponsive(arrival.done) or self.wire.reads_count != reads_before:
             arrival.cancel()
             return
         if not self._closing and self.is_up and self.connections_count == connection:
@@ -162,7 +157,7 @@ class NatsLink:
         """Called by the client after each connect and reconnect."""
         if not self._inbox:
             self._inbox = self.client.new_inbox()
-            await subscribe_frames(self.client, f"{self._inbox}.*", self)
+            await self.wire.subscribe(f"{self._inbox}.*", self)
         else:
             _log.warning("broker reconnected", server=self._server())
         self.connections_count += 1
@@ -259,16 +254,16 @@ class NatsLink:
         with self._require_connection():
             await self.client.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
 
-    async def send_all(self, commands: list[bytes]) -> None:
-        """Send many messages (`wire.py: command`) at once. Raises TransientError when the broker is away."""
+    async def send_all(self, commands: Sequence[Command]) -> None:
+        """Send many messages at once. Raises TransientError when the broker is away."""
         with self._require_connection():
-            await write_commands(self.client, commands)
+            await self.wire.write(commands)
 
     async def subscribe(self, receiver: FrameReceiver) -> str:
         """Return an inbox whose messages, `<inbox>.<token>`, go to `receiver`, also after a reconnect."""
         with self._require_connection():
             inbox = self.client.new_inbox()
-            await subscribe_frames(self.client, f"{inbox}.*", receiver)
+            await self.wire.subscribe(f"{inbox}.*", receiver)
         return inbox
 
     @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import nats.errors
 
+from gpu_autoscaler.bus.nats.clients import open_wire
 from gpu_autoscaler.bus.nats.link import RECONNECT_SECONDS, UNSENT_BYTES_MAX, ApiError, NatsLink, NoResponders, Timeouts
-from gpu_autoscaler.bus.nats.wire import frame_client
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
@@ -77,8 +77,8 @@ async def open_link(
         error = f"nats.url: {', '.join(others)} is no NATS address; use {' or '.join(SCHEMES)}"
         raise ConfigError("broker", [error])
     tls = tls_for(servers, tls)
-    client = frame_client(requires_tls=refuses_plain(servers, tls))
-    link = NatsLink(client, timeouts, on_closed)
+    wire = open_wire(requires_tls=refuses_plain(servers, tls))
+    client, link = wire.client, NatsLink(wire, timeouts, on_closed)
     options: dict[str, Any] = {
         "servers": list(servers),
         "name": name,
@@ -174,4 +174,4 @@ async def _inspect(link: NatsLink, addresses: str) -> None:
 
 
 def _has_jetstream(link: NatsLink) -> bool:
-    return bool(link.client._server_info.get("jetstream"))  # noqa: SLF001 - not public
+    return bool(getattr(link.client, "_server_info", {}).get("jetstream"))  # not public

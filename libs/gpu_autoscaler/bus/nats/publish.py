@@ -9,7 +9,7 @@ import structlog
 
 from gpu_autoscaler.bus.nats.link import NO_RESPONDERS, NatsLink, NoResponders
 from gpu_autoscaler.bus.nats.read import MESSAGE_ID, stored_message
-from gpu_autoscaler.bus.nats.wire import Frame, command, header_block, is_header, is_subject
+from gpu_autoscaler.bus.nats.wire import Command, Frame, header_block, is_header, is_subject
 from gpu_autoscaler.bus.protocol import Ack, Publication
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX, BusDeclaration
 from gpu_autoscaler.model.errors import (
@@ -170,7 +170,7 @@ class NatsPublisher:
 
     async def _send(self, batch: _Batch, pending: deque[int]) -> None:
         """Write the next messages at once. Raises TransientError when the broker is away."""
-        commands: list[bytes] = []
+        commands: list[Command] = []
         while pending and len(commands) < WRITE_COUNT_MAX and batch.has_capacity:
             number = pending.popleft()
             publication = batch.publications[number]
@@ -179,7 +179,7 @@ class NatsPublisher:
             self._waiting[token] = (batch, number)
             batch.add(number, token)
             reply = f"{self._inbox}.{self._number}"
-            commands.append(command(publication.subject, reply, self._headers(publication), publication.payload))
+            commands.append(Command(publication.subject, reply, self._headers(publication), publication.payload))
         await self._link.send_all(commands)
 
     async def _wait_for_answers(self, batch: _Batch, connection: int) -> None:

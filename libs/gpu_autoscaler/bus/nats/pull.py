@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription
 from gpu_autoscaler.bus.differences import NANOSECONDS
 from gpu_autoscaler.bus.nats.link import NO_RESPONDERS, NatsLink
 from gpu_autoscaler.bus.nats.read import sent_count
-from gpu_autoscaler.bus.nats.wire import Frame, subscribe_frames, unsubscribe_frames
+from gpu_autoscaler.bus.nats.wire import Frame
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.model.errors import TransientError
 
@@ -48,7 +48,7 @@ class Pull:
     async def open(self) -> None:
         """Subscribe to deliveries."""
         self._link.listeners.add(self.wake)
-        self._subscription = await subscribe_frames(self._link.client, f"{self._inbox}.*", self)
+        self._subscription = await self._link.wire.subscribe(f"{self._inbox}.*", self)
 
     @property
     def waiting_count(self) -> int:
@@ -151,7 +151,7 @@ class Pull:
         self._link.listeners.discard(self.wake)
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await unsubscribe_frames(self._link.client, subscription)
+            await self._link.wire.unsubscribe(subscription)
         left, self._frames = self._frames, []
         self.wake()
         return left

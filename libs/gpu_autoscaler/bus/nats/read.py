@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from gpu_autoscaler.bus.nats.link import ApiError, NatsLink
-from gpu_autoscaler.bus.nats.wire import Frame
+from gpu_autoscaler.bus.nats.wire import Frame, parse_headers
 from gpu_autoscaler.bus.protocol import Message, microseconds_of
 from gpu_autoscaler.model.errors import PermanentError
 
@@ -69,7 +69,7 @@ def _message(received: Frame, stream: str, sequence: int, stored_microseconds: i
         message_id: str | None = headers[len(_ID_FIRST) : -4].strip().decode("utf-8", "replace")
         own: Mapping[str, str] = _NOTHING
     else:
-        parsed = _parse_headers(headers)
+        parsed = parse_headers(headers)
         message_id, own = parsed.get(MESSAGE_ID), _sender_headers(parsed)
     return Message(
         subject=received.subject.decode(),
@@ -84,7 +84,7 @@ def _message(received: Frame, stream: str, sequence: int, stored_microseconds: i
 
 def sent_count(heartbeat: Frame) -> int:
     """Return the consumer's count of sent messages. Source: nats-server 2.15, as seen on the wire (2026-11-21)."""
-    return int(_parse_headers(heartbeat.headers).get(LAST_SENT, 0))
+    return int(parse_headers(heartbeat.headers).get(LAST_SENT, 0))
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +116,7 @@ async def stored_message(
             raise PermanentError(f"stream {stream} does not exist; create it with `ensure`") from exc
         raise PermanentError(f"reading stream {stream} refused by the broker: {exc}") from exc
     raw = msgspec.convert(answer["message"], _Raw)
-    headers = _parse_headers(base64.b64decode(raw.hdrs))
+    headers = parse_headers(base64.b64decode(raw.hdrs))
     return Message(
         subject=raw.subject,
         payload=raw.data,
@@ -126,13 +126,3 @@ async def stored_message(
         stored_microseconds=microseconds_of(raw.time),
         headers=_sender_headers(headers),
     )
-
-
-def _parse_headers(block: bytes) -> dict[str, str]:
-    """Read `NATS/1.0`, then a `Key: value` a line. Source: NATS ADR-4, "Message Headers" (read 2026-11-21)."""
-    headers = {}
-    for line in block.split(b"\r\n")[1:]:
-        name, separator, value = line.partition(b":")
-        if separator:
-            headers[name.strip().decode("ascii", "replace")] = value.strip().decode("utf-8", "replace")
-    return headers

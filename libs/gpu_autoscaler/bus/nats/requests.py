@@ -17,9 +17,9 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from gpu_autoscaler.bus.nats.clients import plain_client
 from gpu_autoscaler.bus.nats.link import CLOSE_SECONDS_MAX, RECONNECT_SECONDS, abort
 from gpu_autoscaler.bus.nats.open import Tls, refuses_plain, tls_for
-from gpu_autoscaler.bus.nats.wire import plain_client
 from gpu_autoscaler.model.errors import ConfigError, TransientError
 
 CONNECT_SECONDS_MAX = 10.0  # longer than the server waits for an auth callout

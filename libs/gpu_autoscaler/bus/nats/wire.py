@@ -2,20 +2,18 @@
 
 nats-py creates an object, a dictionary of headers, a queue entry and a task switch per message, which dominated long
 reads. On subjects with many messages a FrameReceiver gets the raw frames instead, all frames of one read at once.
-Everything else is passed on to nats-py, frame by frame.
+Everything else is passed on to nats-py, frame by frame. `clients.py` decides whether this parser can be used.
 Source of the protocol: NATS documentation, "NATS Protocol / Client Protocol" (read 2026-11-21).
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.errors import Error, ProtocolError
+from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 _LINE_END = b"\r\n"
@@ -148,67 +146,6 @@ def _frame(words: list[bytes], chunk: bytes, start: int, stop: int) -> Frame:
     return Frame(words[1], words[3] if len(words) == 6 else b"", chunk[start:body], chunk[body:stop])
 
 
-class TlsMissing(Error):
-    """The server does not encrypt; the client would go on in plain text, with its password."""
-
-    def __str__(self) -> str:
-        return "the server does not offer TLS"
-
-
-class _TlsClient(Client):
-    """A client that sends nothing to a server without TLS."""
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 - as in nats-py
-        if initial_connection and not info.get("tls_required"):
-            raise TlsMissing
-        await super()._process_info(info, initial_connection)
-
-
-def plain_client(*, requires_tls: bool) -> Client:
-    """Return a client that refuses a server without TLS if `requires_tls`."""
-    return _TlsClient() if requires_tls else Client()
-
-
-def frame_client(*, requires_tls: bool = False) -> Client:
-    """Return a client that `subscribe_frames` works with."""
-    client = plain_client(requires_tls=requires_tls)
-    client._ps = FrameParser(client)  # noqa: SLF001 - the only private access; guarded by tests/unit/bus/nats/test_wire.py
-    return client
-
-
-def _parser(client: Client) -> FrameParser:
-    parser = client._ps  # noqa: SLF001
-    assert isinstance(parser, FrameParser), "create the client with `frame_client`"  # noqa: S101 - a bug
-    return parser
-
-
-def chunks_count(client: Client) -> int:
-    """Return the number of reads from the broker so far: while it grows, the connection works."""
-    return _parser(client).chunks_count
-
-
-async def subscribe_frames(client: Client, subject: str, receiver: FrameReceiver) -> Subscription:
-    """Subscribe, also after each reconnect; frames go to `receiver` until `unsubscribe_frames`."""
-    subscription = await client.subscribe(subject, cb=_ignore)
-    _parser(client).receivers[_number(subscription)] = receiver
-    return subscription
-
-
-async def unsubscribe_frames(client: Client, subscription: Subscription) -> None:
-    """Unsubscribe; frames in flight are dropped."""
-    _parser(client).receivers.pop(_number(subscription), None)
-    if not client.is_closed:
-        await subscription.unsubscribe()
-
-
-def _number(subscription: Subscription) -> bytes:
-    return b"%d" % subscription._id  # noqa: SLF001 - not public
-
-
-async def _ignore(_: Msg) -> None:
-    """Drop messages that arrive before the receiver is registered: nothing was requested yet."""
-
-
 def is_subject(subject: str) -> bool:
     """True for a subject without blanks and line ends, which would break a command."""
     return bool(subject) and _BLANK.search(subject) is None
@@ -219,22 +156,36 @@ def is_header(name: str) -> bool:
     return _HEADER_NAME.fullmatch(name) is not None
 
 
-def header_block(headers: Mapping[str, str]) -> bytes:
+def header_block(headers: Mapping[str, str], status: str = "") -> bytes:
     """Encode headers; a line end within a value, which would start another header, becomes a blank."""
     lines = "".join(f"{name}: {_LINE_ENDS.sub(' ', value.strip())}\r\n" for name, value in headers.items())
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
+    return f"NATS/1.0{status}\r\n{lines}\r\n".encode()
 
 
-def command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
-    """Encode a message. `headers` is a whole block or empty; the caller validates subject and headers."""
+def parse_headers(block: bytes) -> dict[str, str]:
+    """Read `NATS/1.0`, then a `Key: value` a line. Source: NATS ADR-4, "Message Headers" (read 2026-11-21)."""
+    headers = {}
+    for line in block.split(b"\r\n")[1:]:
+        name, separator, value = line.partition(b":")
+        if separator:
+            headers[name.strip().decode("ascii", "replace")] = value.strip().decode("utf-8", "replace")
+    return headers
+
+
+class Command(NamedTuple):
+    """A message to send. `headers` is a whole block or empty; the caller validates subject and headers."""
+
+    subject: str
+    reply: str
+    headers: bytes
+    payload: bytes
+
+
+def encoded(command: Command) -> bytes:
+    """Encode a message."""
+    subject, reply, headers, payload = command
     if not headers:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
         subject.encode(), reply.encode(), len(headers), len(headers) + len(payload), headers, payload,
     )  # fmt: skip
-
-
-async def write_commands(client: Client, commands: list[bytes]) -> None:
-    """Write commands at once, behind the pending writes of nats-py."""
-    await client._send_command(b"".join(commands))  # noqa: SLF001 - `publish` sends a single message
-    await client._flush_pending()  # noqa: SLF001
