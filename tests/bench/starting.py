@@ -39,7 +39,6 @@ class Pods:
     publishes: ClassVar[tuple[type[Fact], ...]] = ()
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
-    starts_from_snapshot: ClassVar[bool] = True
 
 
 def measure() -> list[Line]:

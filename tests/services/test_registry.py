@@ -6,18 +6,10 @@ from gpu_autoscaler.runtime.service import FoldInput, MemoryInput, Service
 from gpu_autoscaler_services.registry import services
 from gpu_autoscaler_services.scaler.service import Scaler
 
-FOLDING = tuple(service for service in services() if service.folds)
-
-
-@pytest.mark.parametrize("service", FOLDING, ids=lambda service: service.name)
-def test_each_folding_service_starts_from_a_snapshot(service: type[Service]) -> None:
-    """None reads history after an upgrade. A service that needs history declares so, and why it must."""
-    assert getattr(service, "starts_from_snapshot", None) is True
-
 
 @pytest.mark.parametrize(
     "service",
-    [service for service in FOLDING if not issubclass(service, MemoryInput)],  # has its own
+    [service for service in services() if service.folds and not issubclass(service, MemoryInput)],  # has its own
     ids=lambda service: service.name,
 )
 def test_services_with_snapshot_fold_streams_as_the_scaler(service: type[Service]) -> None:

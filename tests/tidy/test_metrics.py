@@ -33,7 +33,6 @@ GROUPS = {
     "RESYNCING": _names(spec for spec in specs() if hasattr(spec.service, "resyncs")),
     "TICKING": _names(spec for spec in specs() if spec.service.tick_seconds is not None),
     "LEASED": _names(spec for spec in specs() if spec.has_lease),
-    "RESUMING": _names(spec for spec in specs() if getattr(spec.service, "starts_from_snapshot", False)),
     "WITH_POLICY_FILE": {
         spec.name if len(spec.processes) == 1 else f"{spec.name}/{process.role}"
         for spec in specs()

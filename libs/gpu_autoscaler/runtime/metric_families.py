@@ -77,7 +77,6 @@ PUBLISHING = (
 )  # fmt: skip
 RESYNCING = ("pod_watcher", "scheduler", "scaler")
 LEASED = ("scaler",)
-RESUMING = FOLDING  # from snapshots
 WITH_POLICY_FILE = (
     "spot_watcher/central", "scheduler", "scaler", "shadow", "policy_watcher", "announcer", "gateway",
 )  # fmt: skip
@@ -202,8 +201,8 @@ FAMILIES: tuple[Family, ...] = (
         "node_logins", NODE_GATEWAY, "Logins of node watchers, by outcome.", "outcome", values=NODE_LOGIN_OUTCOMES
     ),
     # ---- snapshots and policy
-    _counter("snapshots", RESUMING, "Snapshots of the state, by outcome.", "outcome", values=SNAPSHOT_OUTCOMES),
-    _counter("snapshots_refused", RESUMING, "Snapshots unusable at a start.", "reason"),
+    _counter("snapshots", FOLDING, "Snapshots of the state, by outcome.", "outcome", values=SNAPSHOT_OUTCOMES),
+    _counter("snapshots_refused", FOLDING, "Snapshots unusable at a start.", "reason"),
     _counter("policy_changes", WITH_POLICY_FILE, "Policy changes applied since the start."),
     _gauge(
         "policy_file_errors", WITH_POLICY_FILE,

@@ -52,9 +52,8 @@ class Service(Protocol):
     A service with a `lease` (`runtime/lease.py`) has one active process at a time: only the holder ticks and handles
     facts, while every process folds the state.
 
-    Every start folds the state from the oldest fact, unless the class declares `starts_from_snapshot: ClassVar[bool] =
-    True`: then it folds from the latest usable snapshot. Such a service folds all facts of its streams that the scaler
-    folds, because the scaler saves the snapshots. What a FoldInput keeps besides the state must then be the last fact
+    Every start folds the state from the latest usable snapshot. A service folds all facts of its streams that the
+    scaler folds, because the scaler saves the snapshots. What a FoldInput keeps besides the state must be the last fact
     of the types in `remembers: ClassVar[tuple[type[Fact], ...]]`, which it gets at the start; or the service implements
     MemoryInput and has snapshots of its own.
     """

@@ -1,4 +1,4 @@
-"""Snapshots of the folded state: one process saves them; services with `starts_from_snapshot` start from the latest.
+"""Snapshots of the folded state: one process saves them; every service that folds starts from the latest.
 A service with a memory of its own (`MemoryInput`) saves and reads its own snapshots.
 
 A snapshot is used only if the streams continue exactly where it ends. Otherwise it is refused with a reason, which is
@@ -86,7 +86,6 @@ class Snapshots:
         memory: MemoryInput | None = None,
     ) -> None:
         """`memory`: the service itself, if it has snapshots of its own, which contain its memory."""
-        assert getattr(service, "starts_from_snapshot", False), f"{service.name} folds from the beginning"  # noqa: S101
         is_aware = memory or hasattr(service, "remembers") or not issubclass(service, FoldInput)
         assert is_aware, f"{service.name} must see every fact"  # noqa: S101
         self._service = service

@@ -55,7 +55,6 @@ class Announcer:
         ScalingDrainCancelled,
     )
     tick_seconds: ClassVar[float | None] = TICK_SECONDS
-    starts_from_snapshot: ClassVar[bool] = True
     remembers: ClassVar[tuple[type[Fact], ...]] = (ScalingPlanMade,)  # the latest plan is not part of the state
 
     def __init__(self, view: StateView, policy: ScalingPolicy, events: Events) -> None:

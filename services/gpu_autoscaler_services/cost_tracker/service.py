@@ -101,7 +101,6 @@ class CostTracker:
     publishes: ClassVar[tuple[type[Fact], ...]] = (CostAccrued, CostBudgetCrossed, CostLedgerReported)
     urgent: ClassVar[tuple[type[Fact], ...]] = (ScalingNodeTerminated,)
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = True  # its own, with its memory: bills outlive the state's instances
 
     def __init__(
         self,

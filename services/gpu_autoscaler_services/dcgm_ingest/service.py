@@ -34,7 +34,6 @@ class DcgmIngest:
     folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() == "node")
     publishes: ClassVar[tuple[type[Fact], ...]] = (GpuNodeSampled, GpuNodeSummarized)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
-    starts_from_snapshot: ClassVar[bool] = True
     tick_seconds: ClassVar[float | None] = 1.0  # the shortest interval allowed; a tick returns when the next is due
 
     def __init__(

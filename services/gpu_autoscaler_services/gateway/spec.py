@@ -43,7 +43,6 @@ class Gateway:
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
-    starts_from_snapshot: ClassVar[bool] = True  # tail and ledger read their streams separately
 
     def __init__(self, store: Store, request_age_max: timedelta) -> None:
         self._store = store

@@ -101,7 +101,6 @@ class NodeGateway:
     publishes: ClassVar[tuple[type[Fact], ...]] = (SpotNoticeReceived, SpotNoticeWithdrawn, SpotRebalanceRecommended)
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
-    starts_from_snapshot: ClassVar[bool] = True
 
     def __init__(self, view: StateView, inbox: ReportInbox, on_outcome: Callable[[str], None] = lambda _: None) -> None:
         """`on_outcome`: known, published."""

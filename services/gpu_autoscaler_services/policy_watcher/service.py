@@ -67,7 +67,6 @@ class PolicyWatcher:
     publishes: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)
     urgent: ClassVar[tuple[type[Fact], ...]] = (PolicyDocumentsAccepted,)  # then the status is due
     tick_seconds: ClassVar[float | None] = 2.0
-    starts_from_snapshot: ClassVar[bool] = True
 
     def __init__(
         self,

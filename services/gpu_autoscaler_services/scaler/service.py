@@ -173,7 +173,6 @@ class Scaler:
         ScalingLaunchRefused,
     )
     tick_seconds: ClassVar[float | None] = _TICK_SECONDS
-    starts_from_snapshot: ClassVar[bool] = True
     lanes: ClassVar[tuple[Lane, ...]] = LANES
 
     def __init__(

@@ -87,7 +87,6 @@ class Scheduler:
     resyncs: ClassVar[tuple[type[Fact], ...]] = (JobResynced,)
     urgent: ClassVar[tuple[type[Fact], ...]] = (JobQueued, JobPreempted, JobFinished, NodeObserved, PodGone)
     tick_seconds: ClassVar[float | None] = 2.0
-    starts_from_snapshot: ClassVar[bool] = True
     concurrency_max: ClassVar[int] = 8  # one slow call to Kubernetes must not delay the queue
 
     def __init__(

@@ -98,7 +98,6 @@ class Shadow:
         ShadowPlanMade,  # the next one waits until the last is stored
     )
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = True
     remembers: ClassVar[tuple[type[Fact], ...]] = (ShadowPlanMade,)  # its own chain is no part of the state
 
     def __init__(self, view: StateView, real: ScalingPolicy, shadow: ScalingPolicy, digests: Digests) -> None:

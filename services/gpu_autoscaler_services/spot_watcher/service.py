@@ -46,7 +46,6 @@ class SpotWatcher:
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     # EC2 User Guide, "Spot Instance interruption notices", recommends every 5 seconds (read 2026-11-21).
     tick_seconds: ClassVar[float | None] = 5.0
-    starts_from_snapshot: ClassVar[bool] = True
 
     def __init__(self, watch: Watch, events: InterruptionQueue | None = None) -> None:
         self._watch = watch
