@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.alerts.cases import CASES, Case, Series
 from tests.alerts.programs import ALERT_TOOLS
-from tests.chart.charting import CHART, VALUES, Json, helm, objects, of_kind
+from tests.chart.charting import CHART, SECRETS, VALUES, Json, helm, objects, of_kind
 
 from gpu_autoscaler.runtime.metric_families import FAMILIES
 from gpu_autoscaler_services.cli.main import app
@@ -39,7 +39,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 def chart(release: str) -> tuple[Json, ...]:
     """Return the objects of the chart for this release."""
     namespace, values = RELEASES[release]
-    chosen = () if values is None else ("--values", str(VALUES[values]))
+    chosen = ("--values", str(SECRETS), "--values", str(VALUES[values or "simulated"]))
     result = helm("template", release, str(CHART), "--namespace", namespace, *chosen, "--set", ENABLED)
     assert result.returncode == 0, result.stderr
     return tuple(objects(result.stdout))

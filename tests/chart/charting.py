@@ -14,6 +14,7 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "charts" / "gpu-autoscaler"
 VALUES = {path.stem: path for path in sorted((Path(__file__).parent / "values").glob("*.yaml"))}
+SECRETS = Path(__file__).parent / "secrets.yaml"  # names that the chart requires without a cluster
 RELEASE, NAMESPACE = "gpu-autoscaler", "gpu-autoscaler-system"
 
 
@@ -32,16 +33,17 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def template(values: str | None = None, *sets: str) -> subprocess.CompletedProcess[str]:
-    """Render the chart with a file of `tests/chart/values` and with single values, as `a.b=c`."""
-    chosen = [] if values is None else ["--values", str(VALUES[values])]
+def template(values: str | None = None, *sets: str, files: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
+    """Render the chart with a file of `tests/chart/values`, the simulation by default, with further files, and with
+    single values, as `a.b=c`."""
+    chosen = [part for path in (SECRETS, VALUES[values or "simulated"], *files) for part in ("--values", str(path))]
     further = [part for one in sets for part in ("--set", one)]
     return helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--include-crds", *chosen, *further)
 
 
-def rendered(values: str | None = None, *sets: str) -> list[Json]:
+def rendered(values: str | None = None, *sets: str, files: Sequence[Path] = ()) -> list[Json]:
     """Return the objects of the chart; it must render."""
-    told = template(values, *sets)
+    told = template(values, *sets, files=files)
     assert told.returncode == 0, told.stderr
     return objects(told.stdout)
 

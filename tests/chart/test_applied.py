@@ -11,12 +11,15 @@ from tests.chart.published import write_schemas
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.support.kube_objects import node
 
+from gpu_autoscaler_services.permissions import fresh_secret, users
+
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 
 NAMESPACES = (NAMESPACE, "gpu-jobs", "monitoring", "gpu-operator")
 INSTALL_SECONDS_MAX = "120s"
 # The machines run no container: the jobs of the chart end after a second.
 ENDING = ("--set-string", r"services.migrate.podAnnotations.simcluster\.gpu-autoscaler\.io/run-seconds=1")
+SIMULATED = ("--values", str(VALUES["simulated"]))
 EARLIER = ROOT / "tests" / "upgrade" / "2026-11-23-chart.tgz"
 
 
@@ -99,9 +102,21 @@ def test_the_server_accepts_a_dry_run(plane: ControlPlane, values: str) -> None:
     assert len(told.splitlines()) == len(objects(text))
 
 
+def documented_command() -> list[str]:
+    """Return the arguments of Helm in the README of the chart, with the path of the chart."""
+    lines = (CHART / "README.md").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.strip().startswith("helm upgrade --install")]
+    return [str(CHART) if word == "deploy/charts/gpu-autoscaler" else word for word in line.split()[1:]]
+
+
 def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
     """It becomes ready on real controllers; an upgrade keeps passwords; accepted jobs are kept after removal."""
-    notes = upgrade(plane)
+    command = documented_command()
+    refused = helm(*command[: command.index("-f")], "--kubeconfig", str(plane.kubeconfig()))
+    assert "autoscaling.provider, image.repository: required" in refused.stderr
+    assert json.loads(on(plane, "list", "--all", "--output", "json").stdout) == [], "nothing was installed"
+    command[command.index("-f") + 1] = str(VALUES["simulated"])
+    notes = on(plane, *command, *ENDING, "--wait", "--timeout", INSTALL_SECONDS_MAX).stdout
     assert "SIMULATED" in notes
     assert "uninstall` does not remove the nodes" in notes
     scoped = ("--namespace", NAMESPACE, "--output", "json")
@@ -109,6 +124,11 @@ def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
     store = {pod["spec"]["nodeName"] for pod in pods if "gpu-autoscaler.io/store" in pod["metadata"]["labels"]}
     assert len(store) == 1, "who opens the store runs on one node"
     before = json.loads(plane.kubectl("get", "secret", "gpu-autoscaler-nats-users", *scoped))["data"]
+    assert set(before) == {*users(), "route"}
+    assert len(set(before.values())) == len(before), "a random password for each user"
+    own = (*SIMULATED, "--set", "nats.passwordsSecret=gpu-autoscaler-nats-users")
+    deleting = helm("upgrade", RELEASE, str(CHART), *own, "--kubeconfig", str(plane.kubeconfig()), *scoped[:2])
+    assert "belongs to this release, which would delete it" in deleting.stderr
 
     file = "nats.replicas=1,store.postgresql.url=,store.sqlite.enabled=true"
     upgrade(plane, "--values", str(VALUES["cluster"]), "--set", file)
@@ -125,7 +145,7 @@ def test_it_is_installed_upgraded_and_removed(plane: ControlPlane) -> None:
     kept = {one["metadata"]["name"] for one in claims}
     assert kept == {"gpu-autoscaler-store", "data-gpu-autoscaler-nats-0"}
     assert plane.kubectl("get", "nodes", "--output", "name").count("machine-") == 3
-    upgrade(plane)  # uses the kept data again
+    upgrade(plane, *SIMULATED)  # uses the kept data again
     on(plane, "uninstall", RELEASE, "--wait", "--timeout", INSTALL_SECONDS_MAX)
 
 
@@ -148,8 +168,13 @@ def test_an_earlier_chart_is_upgraded_and_rolled_back(plane: ControlPlane) -> No
 
 
 def test_it_is_installed_with_three_brokers_and_a_database(plane: ControlPlane) -> None:
-    """A machine per broker server, services on several machines; only the broker has volumes."""
-    upgrade(plane, "--values", str(VALUES["cluster"]))
+    """A machine per broker server, services on several machines, passwords of our own; only the broker has volumes."""
+    secret = "gpu-autoscaler-passwords"
+    plane.kubectl("create", "--namespace", NAMESPACE, "--filename", "-", text=json.dumps(fresh_secret(secret)))
+    upgrade(plane, "--values", str(VALUES["cluster"]), "--set", f"nats.passwordsSecret={secret}")
+    names = plane.kubectl("get", "secrets", "--namespace", NAMESPACE, "--output", "name").split()
+    assert f"secret/{secret}" in names
+    assert "secret/gpu-autoscaler-nats-users" not in names
     pods = json.loads(plane.kubectl("get", "pods", "--namespace", NAMESPACE, "--output", "json"))["items"]
     where: dict[str, set[str]] = {}
     for pod in pods:

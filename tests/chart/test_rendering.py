@@ -18,7 +18,7 @@ from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
-from gpu_autoscaler_services.permissions import users, users_file
+from gpu_autoscaler_services.permissions import fresh_secret, users, users_file
 from gpu_autoscaler_services.registry import services
 
 SERVE = ["python", "-m", "gpu_autoscaler_services.serve"]
@@ -261,7 +261,7 @@ def test_karpenter_permissions_are_minimal(tmp_path: Path) -> None:
 
 
 def test_default_values_are_the_default_policy(tmp_path: Path) -> None:
-    """The chart's defaults equal those of the code."""
+    """The defaults of the chart equal those of the code."""
     assert policy_of(rendered(), tmp_path) == DEFAULT_POLICY
 
 
@@ -403,7 +403,7 @@ def test_the_broker_takes_its_configuration(tmp_path: Path) -> None:
             (tmp_path / name).write_text(text, encoding="utf-8")
         (container,) = pods(found)["gpu-autoscaler-nats"]["containers"]
         given = environment(container)
-        assert set(of_kind(found, "Secret")["gpu-autoscaler-nats-users"]["data"]) == {*users(), "route"}
+        assert {given[key].partition(".")[2] for key in given if key.startswith("NATS_PASSWORD_")} == set(passwords)
         assert len([key for key in given if key.startswith("NATS_PASSWORD_")]) == len(passwords)
         told = subprocess.run(
             [str(find_binary()), "-c", str(tmp_path / "nats.conf"), "-t"],
@@ -471,12 +471,40 @@ def test_services_get_the_authority_and_their_own_certificate() -> None:
     )
 
 
-def test_passwords_differ() -> None:
-    """Each broker user has a random password."""
-    made = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
-    again = of_kind(rendered(), "Secret")["gpu-autoscaler-nats-users"]["data"]
-    assert len(set(made.values())) == len(made)
-    assert not set(made.values()) & set(again.values())
+@pytest.mark.parametrize("values", VALUES)
+def test_two_renderings_are_equal(values: str) -> None:
+    """Without the cluster as well: Argo CD would otherwise write new passwords at each render."""
+    first, second = template(values), template(values)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+
+
+def test_the_printed_secret_has_a_password_for_each_user() -> None:
+    """And the token of the gateway; all are random."""
+    secret = fresh_secret("broker-users")
+    assert {*users(), "route", "tokens"} == set(secret["stringData"])
+    assert len(set(secret["stringData"].values())) == len(secret["stringData"])
+    assert not set(secret["stringData"].values()) & set(fresh_secret("broker-users")["stringData"].values())
+
+
+@pytest.mark.parametrize("value", ["nats.passwordsSecret", "gateway.tokensSecret"])
+def test_passwords_are_not_generated_without_the_cluster(value: str) -> None:
+    """The chart could not read those that it generated before, so it names the value and the command."""
+    result = template("simulated", f"{value}=")
+    assert result.returncode != 0
+    assert f"{value}: rendered without the cluster, the chart would write another password each time" in result.stderr
+    assert "python -m gpu_autoscaler_services.permissions --secret NAME" in result.stderr
+
+
+def test_provider_and_image_are_required() -> None:
+    """Without values nothing is installed, and the chart names both; with one of them, the other."""
+    values = {"autoscaling.provider": "sim", "image.repository": "registry.example/gpu-autoscaler"}
+    for given in (), ("autoscaling.provider",), ("image.repository",):
+        sets = [part for name in given for part in ("--set", f"{name}={values[name]}")]
+        result = helm("template", "gpu-autoscaler", str(CHART), *sets)
+        missing = ", ".join(name for name in values if name not in given)
+        assert result.returncode != 0
+        assert f"{missing}: required; in the file of `helm upgrade --install ... -f values.yaml` set" in result.stderr
 
 
 def test_the_sdks_default_service_exists() -> None:

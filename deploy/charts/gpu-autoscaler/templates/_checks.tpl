@@ -1,6 +1,12 @@
 {{/* Checks that the JSON schema cannot express. */}}
 {{- define "gpu-autoscaler.checks" -}}
 {{- $code := include "gpu-autoscaler.code" . | fromYaml }}
+{{- $missing := list }}
+{{- if not .Values.autoscaling.provider }}{{ $missing = append $missing "autoscaling.provider" }}{{ end }}
+{{- if not .Values.image.repository }}{{ $missing = append $missing "image.repository" }}{{ end }}
+{{- if $missing }}
+{{- fail (printf "%s: required; in the file of `helm upgrade --install ... -f values.yaml` set autoscaling.provider to one of %s (sim is a simulated cluster), and image.repository to the image in your registry" (join ", " $missing) (join ", " $code.providers)) }}
+{{- end }}
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: no driver for %s in this version; choose one of %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}
@@ -75,6 +81,22 @@
 {{- end }}
 {{- if and (not .Values.nats.enabled) (not .Values.nats.passwordsSecret) }}
 {{- fail "nats.passwordsSecret: required with an external broker; set the name of a Secret with a password for each user of files/users.conf" }}
+{{- end }}
+{{- $generated := printf "%s-nats-users" (include "gpu-autoscaler.fullname" .) }}
+{{- if eq .Values.nats.passwordsSecret $generated }}
+{{- $owner := ((lookup "v1" "Secret" .Release.Namespace $generated).metadata | default dict).annotations | default dict }}
+{{- if eq (get $owner "meta.helm.sh/release-name") .Release.Name }}
+{{- fail (printf "nats.passwordsSecret: Secret %s belongs to this release, which would delete it; copy it under another name, and set that" $generated) }}
+{{- end }}
+{{- end }}
+{{- if not (lookup "v1" "Namespace" "" "kube-system") }}
+{{- $secret := "rendered without the cluster, the chart would write another password each time; create a Secret once by python -m gpu_autoscaler_services.permissions --secret NAME | kubectl create -f -, and set its name" }}
+{{- if and .Values.nats.enabled (not .Values.nats.passwordsSecret) }}
+{{- fail (printf "nats.passwordsSecret: %s" $secret) }}
+{{- end }}
+{{- if and (include "gpu-autoscaler.isSimulated" .) (not .Values.gateway.tokensSecret) }}
+{{- fail (printf "gateway.tokensSecret: %s" $secret) }}
+{{- end }}
 {{- end }}
 {{- with .Values.nats.authCallout }}
 {{- if and .enabled (not (and .issuer .seedSecret)) }}
