@@ -65,7 +65,7 @@ schemas: $(VENV)/.dev ## Generate schemas/, the default policy, the CRD, the pag
 	$(BIN)/python -m gpu_autoscaler.contracts.reasons_page > docs/reference/reasons.md
 	$(BIN)/python -m gpu_autoscaler.contracts.metrics_page > docs/reference/metrics.md
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
-	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler/files
+	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler
 
 secrets: $(VENV)/.local ## Write .env: the gateway token and a password for each NATS user
 	$(BIN)/python -m gpu_autoscaler_services.permissions --secrets .env

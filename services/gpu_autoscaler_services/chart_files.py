@@ -1,4 +1,5 @@
-"""Files of the Helm chart generated from the code: `deploy/charts/gpu-autoscaler/files`, by `make schemas`."""
+"""Parts of the Helm chart generated from the code, by `make schemas`: its folder `files`, and in values.schema.json the
+schemas of `settings` and `policy`."""
 
 import argparse
 from pathlib import Path
@@ -7,6 +8,7 @@ from gpu_autoscaler.bus.permissions import CALLOUT_SECONDS_MAX, password_variabl
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.contracts.schemas import to_yaml
 from gpu_autoscaler.providers.registry import PROVIDERS
+from gpu_autoscaler_services.chart_settings import REFUSED_SETTINGS, values_schema
 from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
 from gpu_autoscaler_services.permissions import users, users_file
 from gpu_autoscaler_services.registry import specs
@@ -22,6 +24,7 @@ def chart_files() -> dict[str, str]:
             "tokenAudience": AUDIENCE,
             "passwordVariables": {user: password_variable(user) for user in users()},
         },
+        "refusedSettings": REFUSED_SETTINGS,
         "rights": {
             spec.name: {
                 "everywhere": spec.rules(is_for_jobs=False),
@@ -38,11 +41,12 @@ def chart_files() -> dict[str, str]:
 def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="of the chart")
     folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in chart_files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / "files" / name).write_text(text, encoding="utf-8")
+    schema = folder / "values.schema.json"
+    schema.write_text(values_schema(schema.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,10 @@ def _chart() -> Iterator[str]:
             yield from walk(value, f"{prefix}{name}.")
             yield from walk(value.get("items", {}), f"{prefix}{name}[].")
 
-    yield from walk(json.loads((_CHART / "values.schema.json").read_text()), "")
+    document = json.loads((_CHART / "values.schema.json").read_text())
+    yield from walk(document, "")
+    for name, struct in (("policy", "ScalingPolicy"), ("settings", "Settings")):  # keys below are those of the code
+        yield from (f"chart {name}.{key}" for key in document["definitions"][struct]["properties"])
 
 
 def _policy_object() -> Iterator[str]:

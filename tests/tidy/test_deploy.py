@@ -18,6 +18,7 @@ from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.chart_files import chart_files
+from gpu_autoscaler_services.chart_settings import values_schema
 from gpu_autoscaler_services.local.system import PROCESSES
 from gpu_autoscaler_services.permissions import users, users_file
 
@@ -133,6 +134,8 @@ def test_the_chart_knows_what_the_code_knows() -> None:
     """`make schemas` leaves no difference in the chart files that are generated from the code."""
     folder = ROOT / "deploy/charts/gpu-autoscaler/files"
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == chart_files()
+    schema = (folder.parent / "values.schema.json").read_text(encoding="utf-8")
+    assert values_schema(schema) == schema, "run `make schemas`"
 
 
 def _copied() -> Iterator[str]:

@@ -7,6 +7,18 @@
 {{- if $missing }}
 {{- fail (printf "%s: required; in the file of `helm upgrade --install ... -f values.yaml` set autoscaling.provider to one of %s (sim is a simulated cluster), and image.repository to the image in your registry" (join ", " $missing) (join ", " $code.providers)) }}
 {{- end }}
+{{- range $section, $fields := .Values.settings }}
+{{- $paths := list $section }}
+{{- if kindIs "map" $fields }}
+{{- $paths = list }}
+{{- range $key, $_ := $fields }}{{ $paths = append $paths (printf "%s.%s" $section $key) }}{{ end }}
+{{- end }}
+{{- range $path := $paths }}
+{{- with get $code.refusedSettings $path }}
+{{- fail (printf "settings.%s: refused: %s" $path .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: no driver for %s in this version; choose one of %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}
@@ -79,8 +91,15 @@
 {{- if and (not .Values.nats.enabled) (not .Values.nats.external.servers) }}
 {{- fail "nats.external.servers: required if nats.enabled is false; set host:port of your NATS servers, or set nats.enabled" }}
 {{- end }}
-{{- if and (not .Values.nats.enabled) (not .Values.nats.passwordsSecret) }}
-{{- fail "nats.passwordsSecret: required with an external broker; set the name of a Secret with a password for each user of files/users.conf" }}
+{{- $hasCredentials := include "gpu-autoscaler.natsCredentials" . }}
+{{- if and $hasCredentials .Values.nats.enabled }}
+{{- fail "settings.nats.credentials_path: requires nats.enabled=false; the broker of this release accepts passwords and, with nats.authCallout, tokens" }}
+{{- end }}
+{{- if and $hasCredentials .Values.nats.authCallout.enabled }}
+{{- fail "settings.nats.credentials_path: excludes nats.authCallout; remove one of them" }}
+{{- end }}
+{{- if and (not .Values.nats.enabled) (not .Values.nats.passwordsSecret) (not $hasCredentials) }}
+{{- fail "nats.passwordsSecret: required with an external broker; set the name of a Secret with a password for each user of files/users.conf, or settings.nats.credentials_path" }}
 {{- end }}
 {{- $generated := printf "%s-nats-users" (include "gpu-autoscaler.fullname" .) }}
 {{- if eq .Values.nats.passwordsSecret $generated }}

@@ -65,6 +65,26 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- $users }}
 {{- end }}
 
+{{/* "true" if services log in with a credentials file instead of a password. */}}
+{{- define "gpu-autoscaler.natsCredentials" -}}
+{{- if ((.Values.settings | default dict).nats | default dict).credentials_path }}true{{ end }}
+{{- end }}
+
+{{/* A value in TOML, maps and lists on one line. YAML knows no integers here: whole numbers are written without a point. */}}
+{{- define "gpu-autoscaler.literal" -}}
+{{- if kindIs "map" . }}
+{{- $items := list }}
+{{- range $key, $item := . }}{{ if not (kindIs "invalid" $item) }}{{ $items = append $items (printf "%s = %s" (toJson $key) (include "gpu-autoscaler.literal" $item)) }}{{ end }}{{ end -}}
+{ {{- join ", " $items -}} }
+{{- else if kindIs "slice" . }}
+{{- $items := list }}
+{{- range . }}{{ $items = append $items (include "gpu-autoscaler.literal" .) }}{{ end -}}
+[{{ join ", " $items }}]
+{{- else if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}
+{{- else }}{{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "gpu-autoscaler.passwordsSecret" -}}
 {{ .Values.nats.passwordsSecret | default (printf "%s-nats-users" (include "gpu-autoscaler.fullname" .)) }}
 {{- end }}

@@ -27,14 +27,52 @@ cost-tracker: {service: cost_tracker, store: true}
 gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gateway.tokenReview (not $isSimulated) }}}
 {{- end }}
 
+{{/*
+Environment of a process: what the chart computes, `settings` of the values, and extraEnv of the service. A variable has one
+source.
+*/}}
 {{- define "gpu-autoscaler.env" -}}
+{{- $variables := include "gpu-autoscaler.computedEnv" . | fromYamlArray }}
+{{- $sources := dict }}
+{{- range $variables }}{{ $_ := set $sources .name "the chart" }}{{ end }}
+{{- range include "gpu-autoscaler.settingsEnv" .root.Values.settings | fromYamlArray }}
+{{- if hasKey $sources .name }}
+{{- fail (printf "settings.%s: the chart sets it in pods of %s; remove it" .setting $.name) }}
+{{- end }}
+{{- $_ := set $sources .name "settings" }}
+{{- $variables = append $variables (omit . "setting") }}
+{{- end }}
+{{- range $variable := .settings.extraEnv }}
+{{- with get $sources $variable.name }}
+{{- fail (printf "services.%s.extraEnv: %s is set by %s; remove it from extraEnv" $.name $variable.name .) }}
+{{- end }}
+{{- $_ := set $sources $variable.name "extraEnv" }}
+{{- $variables = append $variables $variable }}
+{{- end }}
+{{- toYaml $variables }}
+{{- end }}
+
+{{/* The settings under `settings`: setting, and the environment variable of runtime/config.py. */}}
+{{- define "gpu-autoscaler.settingsEnv" -}}
+{{- range $section, $fields := . }}
+{{- range $key, $value := $fields }}
+{{- if kindIs "slice" $value }}{{ $value = join "," $value }}{{ end }}
+{{- if not (kindIs "string" $value) }}{{ $value = include "gpu-autoscaler.literal" $value }}{{ end }}
+- {setting: {{ $section }}.{{ $key }}, name: GPU_AUTOSCALER_{{ upper $section }}_{{ upper $key }}, value: {{ toJson $value }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-autoscaler.computedEnv" -}}
 {{- $root := .root }}{{ $values := .root.Values }}{{ $process := .process }}
 {{- $isSimulated := include "gpu-autoscaler.isSimulated" $root -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 {{- $user := ternary "node_watcher" $process.service (not (empty $process.onNodes)) }}
 {{- $hasToken := and $process.onNodes $values.nats.authCallout.enabled }}
-{{- if $hasToken }}
+{{- $hasCredentials := include "gpu-autoscaler.natsCredentials" $root }}
+{{- if $hasCredentials }}
+{{- else if $hasToken }}
 - {name: GPU_AUTOSCALER_NATS_TOKEN_PATH, value: /var/run/secrets/gpu-autoscaler/token}
 {{- else }}
 - name: NATS_PASSWORD
@@ -42,7 +80,7 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 {{- end }}
 - {name: GPU_AUTOSCALER_INSTANCE, value: $(POD_NAME)}
 - name: GPU_AUTOSCALER_NATS_URL
-  value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "login" (ternary "" (printf "%s:$(NATS_PASSWORD)@" $user) (not (empty $hasToken)))) | quote }}
+  value: {{ include "gpu-autoscaler.natsUrl" (dict "root" $root "login" (ternary "" (printf "%s:$(NATS_PASSWORD)@" $user) (or $hasToken $hasCredentials | empty | not))) | quote }}
 - {name: GPU_AUTOSCALER_NATS_REPLICAS_COUNT, value: {{ ternary $values.nats.replicas $values.nats.external.replicas $values.nats.enabled | int | quote }}}
 {{- with $values.nats.streamLimits }}
 {{- $limits := list }}
@@ -61,7 +99,6 @@ gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gate
 - {name: GPU_AUTOSCALER_NATS_TLS_SERVER_NAME, value: {{ .serverName | quote }}}
 {{- end }}
 {{- end }}
-- {name: GPU_AUTOSCALER_LOG_FORMAT, value: json}
 - {name: GPU_AUTOSCALER_LOG_LEVEL, value: {{ .settings.logLevel }}}
 {{- if $process.onNodes }}
 - name: HOST_IP
@@ -268,6 +305,9 @@ metadata:
     {{- if $hasFile }}
     gpu-autoscaler.io/store: {{ $root.Release.Name }}
     {{- end }}
+    {{- with $settings.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- with $settings.podAnnotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -375,6 +415,9 @@ spec:
         {{- if $values.nats.tls.secretName }}
         - {name: nats-tls, mountPath: /etc/gpu-autoscaler-nats, readOnly: true}
         {{- end }}
+        {{- with $settings.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - {name: scratch, emptyDir: {sizeLimit: 64Mi}}
     {{- if and $process.onNodes $hasCallout }}
@@ -406,5 +449,8 @@ spec:
           - secret: {name: {{ .clientSecretName }}, items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]}
           {{- end }}
     {{- end }}
+    {{- end }}
+    {{- with $settings.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
