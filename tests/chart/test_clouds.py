@@ -1,14 +1,86 @@
 """Cloud values of the chart: settings and files of the services that call the cloud."""
 
 import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from tests.chart.charting import of_kind, rendered, template
+import pytest
+from tests.chart.charting import CHART, RELEASE, SECRETS, Json, helm, objects, of_kind, rendered, template
 from tests.chart.test_rendering import processes
 
 from gpu_autoscaler.providers.aws.advisor import bands_of
-from gpu_autoscaler.providers.aws.options import validate_options
+from gpu_autoscaler.providers.aws.options import validate_options as validate_aws
+from gpu_autoscaler.providers.azure.options import validate_options as validate_azure
+from gpu_autoscaler.providers.gcp.options import validate_options as validate_gcp
+from gpu_autoscaler.providers.karpenter.options import validate_options as validate_karpenter
+
+STORE = {"store": {"postgresql": {"url": "postgresql://gpu@db.example/gpu"}}}
+# What the files in `examples` leave empty: values in the order in which the chart asks for them.
+FILLED: dict[str, list[tuple[str, Json]]] = {
+    "simulated": [],
+    "aws": [
+        ("autoscaling.aws.region", {"autoscaling": {"aws": {"region": "eu-west-1"}}}),
+        ("autoscaling.aws.launchTemplate", {"autoscaling": {"aws": {"launchTemplate": "g", "subnets": ["subnet-1"]}}}),
+        ("store.postgresql.url", STORE),
+    ],
+    "gcp": [
+        ("autoscaling.gcp.projectID", {"autoscaling": {"gcp": {"projectID": "p"}}}),
+        ("autoscaling.gcp.instanceGroups", {"autoscaling": {"gcp": {"instanceGroups": {"*": "europe-west4-a/l4"}}}}),
+        ("store.postgresql.url", STORE),
+    ],
+    "azure": [
+        ("subscriptionID, resourceGroup and region", {"autoscaling": {"azure": {
+            "subscriptionID": "s", "resourceGroup": "g", "region": "westeurope"
+        }}}),
+        ("autoscaling.azure.vmScaleSets", {"autoscaling": {"azure": {"vmScaleSets": {"default": "gpu-t4"}}}}),
+        ("store.postgresql.url", STORE),
+    ],
+    "karpenter": [
+        ("autoscaling.karpenter.nodeClass", {"autoscaling": {"karpenter": {
+            "nodeClass": "karpenter.k8s.aws/EC2NodeClass/gpu"
+        }}}),
+        ("autoscaling.karpenter.offers", {"autoscaling": {"karpenter": {"offers": [
+            {"instance_type": "g5.xlarge", "zones": ["a"], "resources": {"cpu": "4"}, "usd_per_hour": {"spot": 0.4}}
+        ]}}}),
+        ("store.postgresql.url", STORE),
+    ],
+}  # fmt: skip
+VALIDATED: dict[str, Callable[[Any], None]] = {
+    "aws": validate_aws,
+    "gcp": validate_gcp,
+    "azure": validate_azure,
+    "karpenter": validate_karpenter,
+}
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "examples").iterdir()), ids=lambda path: path.stem)
+def test_an_example_asks_for_what_it_leaves_empty(path: Path, tmp_path: Path) -> None:
+    """One value after another, the image first; then it renders, and the driver accepts its settings."""
+    provider = "sim" if path.stem == "simulated" else path.stem
+    asked = [("image.repository", {"image": {"repository": "registry.example/gpu-autoscaler"}}), *FILLED[path.stem]]
+    files = [SECRETS, path]
+    for number, (value, filled) in enumerate(asked):
+        result = helm("template", RELEASE, str(CHART), *chain(files))
+        assert result.returncode != 0
+        assert value in result.stderr
+        files.append(tmp_path / f"{number}.yaml")
+        files[-1].write_text(json.dumps(filled), encoding="utf-8")
+    result = helm("template", RELEASE, str(CHART), *chain(files))
+    assert result.returncode == 0, result.stderr
+    called = [settings for _, _, settings in processes(objects(result.stdout)) if settings.sensing.role != "node"]
+    callers = [settings for settings in called if settings.provider.name == provider]
+    assert len(callers) >= 2
+    for settings in callers:
+        if provider in VALIDATED:
+            VALIDATED[provider](getattr(settings, provider))
+
+
+def chain(files: list[Path]) -> Iterator[str]:
+    """Yield the arguments that name the files of values."""
+    for path in files:
+        yield from ("--values", str(path))
 
 
 def test_gcp_values_become_settings() -> None:
@@ -39,7 +111,7 @@ def test_aws_spot_values_become_settings(tmp_path: Path) -> None:
     told = {name: settings.aws for name, _, settings in processes(found) if name in callers}
     assert told.keys() == callers
     for one in told.values():
-        validate_options(one)
+        validate_aws(one)
         assert (one.spot_ceilings, one.placement_score_count) == (("g5.*=0.6", "p5.48xlarge=40"), 8)
         assert one.spot_advisor_path == "/etc/gpu-autoscaler-cloud/spot-advisor.json"
     path = tmp_path / "spot-advisor.json"

@@ -220,7 +220,7 @@ def test_without_the_auth_callout_node_watchers_share_a_password() -> None:
 
 
 CLOUDS = {
-    "aws": ("aws.region=eu-west-1",),
+    "aws": ("aws.region=eu-west-1", "aws.autoScalingGroups.a=g"),
     "gcp": ("gcp.projectID=p", "gcp.instanceGroups.a=europe-west4-a/g"),
     "azure": ("azure.subscriptionID=s", "azure.resourceGroup=g", "azure.region=westeurope", "azure.vmScaleSets.a=v"),
 }

@@ -5,7 +5,7 @@
 {{- if not .Values.autoscaling.provider }}{{ $missing = append $missing "autoscaling.provider" }}{{ end }}
 {{- if not .Values.image.repository }}{{ $missing = append $missing "image.repository" }}{{ end }}
 {{- if $missing }}
-{{- fail (printf "%s: required; in the file of `helm upgrade --install ... -f values.yaml` set autoscaling.provider to one of %s (sim is a simulated cluster), and image.repository to the image in your registry" (join ", " $missing) (join ", " $code.providers)) }}
+{{- fail (printf "%s: required; in the file of `helm upgrade --install ... -f values.yaml` set autoscaling.provider to one of %s (sim is a simulated cluster), and image.repository to the image in your registry; the chart's folder examples has a file for each provider" (join ", " $missing) (join ", " $code.providers)) }}
 {{- end }}
 {{- range $section, $fields := .Values.settings }}
 {{- $paths := list $section }}
@@ -22,8 +22,15 @@
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: no driver for %s in this version; choose one of %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}
-{{- if and (eq .Values.autoscaling.provider "aws") (not .Values.autoscaling.aws.region) }}
+{{- if eq .Values.autoscaling.provider "aws" }}
+{{- with .Values.autoscaling.aws }}
+{{- if not .region }}
 {{- fail "autoscaling.aws.region: required; set the region of the cluster, e.g. eu-west-1" }}
+{{- end }}
+{{- if not (or .autoScalingGroups .desiredCapacityGroups (and .launchTemplate .subnets)) }}
+{{- fail "autoscaling.aws.launchTemplate, subnets: required without autoScalingGroups; set the launch template of your GPU nodes and ids of subnets, one per zone" }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if eq .Values.autoscaling.provider "karpenter" }}
 {{- if not .Values.autoscaling.karpenter.nodeClass }}
