@@ -15,7 +15,7 @@ from gpu_autoscaler.store.protocol import LastCharge
 
 
 def no_resync() -> None:
-    """Let streams discard facts about living objects, as before docs/adr/0005-resync.md."""
+    """Let streams discard facts about living objects, as before docs/designs/005-resync.md."""
 
     async def never(*_: Any) -> None:  # noqa: ANN401 - the arguments of what it replaces
         await asyncio.Event().wait()

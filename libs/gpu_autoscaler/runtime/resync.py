@@ -1,4 +1,4 @@
-"""Publishes the current value of everything alive again before its stream discards it (docs/adr/0005-resync.md).
+"""Publishes the current value of everything alive again before its stream discards it (docs/designs/005-resync.md).
 
 Streams are logs with an end: whatever is alive must be readable from them at any time, although a fact that does not
 change is published once. Facts in the older half of a stream that fills up, by age or by size, are published again.
