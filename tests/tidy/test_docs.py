@@ -40,7 +40,15 @@ def _defined(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/DESIGN.md", "docs/operations.md", "docs/replay.md", "docs/simulation.md", "CONTRIBUTING.md"]
+    "document",
+    [
+        "docs/DESIGN.md",
+        "docs/architecture/walks.md",
+        "docs/operations.md",
+        "docs/replay.md",
+        "docs/simulation.md",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_what_the_notes_name_is_there(document: str) -> None:
     """Every file, and every function or class that is named with its file."""
