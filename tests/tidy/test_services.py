@@ -1,4 +1,4 @@
-"""Each registered service is in the compose file, chart, README and import contract as its ServiceSpec declares."""
+"""Each service is in the compose file, chart, architecture page and import contract as its ServiceSpec declares."""
 
 import re
 import tomllib
@@ -58,9 +58,9 @@ def test_all_services_are_in_the_independence_contract() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_readme_names_each_service(name: str) -> None:
+def test_architecture_names_each_service(name: str) -> None:
     """A reader finds it in the overview."""
-    assert re.search(rf"\b{name}\b", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert re.search(rf"\b{name}\b", (ROOT / "docs/DESIGN.md").read_text(encoding="utf-8"))
 
 
 @BY_PROCESS
