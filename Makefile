@@ -10,7 +10,7 @@ TIMES ?= 20
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test sweep flaky check format schemas secrets bench soak peers controlplane chart sim score sim-mutants lock clean
+.PHONY: help demo up test sweep flaky check docs format schemas secrets bench soak peers controlplane chart sim score sim-mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -45,7 +45,7 @@ sweep: $(VENV)/.dev ## Run the tests that `make test` leaves out: stories on eve
 flaky: $(VENV)/.dev ## Repeat TEST=file::name TIMES times with several at once, and report how often it failed
 	$(BIN)/python -m tests.support.repeating --times $(TIMES) $(TEST)
 
-check: $(VENV)/.dev ## Check format, lint, spelling, types, layers, generated files and project rules
+check: $(VENV)/.dev ## Check format, lint, spelling, types, layers, generated files, project rules and the site of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
@@ -53,6 +53,10 @@ check: $(VENV)/.dev ## Check format, lint, spelling, types, layers, generated fi
 	$(BIN)/lint-imports
 	$(BIN)/python -m gpu_autoscaler_services.contracts --check
 	$(BIN)/pytest -q tests/tidy
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/.dev ## Build the pages as a site with search into out/site; warnings, broken links and pages outside of the navigation fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.dev ## Format the code and apply lint fixes
 	$(BIN)/ruff format .
