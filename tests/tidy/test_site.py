@@ -137,6 +137,18 @@ def test_a_broken_page_fails_the_build(checkout: Path) -> None:
         assert complaint in built.stderr
 
 
+def test_designs_have_one_form_and_one_numbering() -> None:
+    """Numbers without a gap, in the title as well; context, options with the chosen one, decision, consequences."""
+    designs = sorted((ROOT / "docs/designs").iterdir())
+    for number, path in enumerate(designs, 1):
+        text = path.read_text(encoding="utf-8")
+        assert path.name.startswith(f"{number:03}-")
+        assert text.startswith(f"# {number}. ")
+        assert re.findall(r"(?m)^## (.+)$", text) == ["Context", "Options", "Decision", "Consequences"]
+        assert text.count("(chosen)") == 1
+    assert len(designs) >= 7
+
+
 def test_links_lead_to_pages_or_become_text() -> None:
     """From a page of `docs/` and from one outside; code stays as it is."""
     text, missing = rewrite_links(
