@@ -47,6 +47,7 @@ def _defined(path: Path) -> set[str]:
         "docs/operations.md",
         "docs/replay.md",
         "docs/simulation.md",
+        "docs/testing.md",
         "CONTRIBUTING.md",
     ],
 )
