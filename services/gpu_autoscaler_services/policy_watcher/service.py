@@ -208,7 +208,7 @@ class PolicyWatcher:
         """Write changed statuses, and an Event for each new result. Failures are retried with the next tick."""
         active = {document.uid: document for document in self._active()}
         self._written = {uid: written for uid, written in self._written.items() if uid in self._objects}
-        for uid, policy in self._objects.items():
+        for uid, policy in tuple(self._objects.items()):  # the watch changes them during writes
             before = self._written[uid][0] if uid in self._written else status_of(policy)
             generation, why = policy.metadata.generation, refused.get(uid, ())
             status = policy_status(

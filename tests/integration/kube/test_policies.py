@@ -14,6 +14,7 @@ from tests.support.kube_policies import defined, policy
 from tests.support.stories import TimedFact, node, record
 from tests.support.stories import policy as policy_file
 
+from gpu_autoscaler.core.explain.kube_events import Announcement
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
@@ -21,6 +22,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.event_recorder import EventRecorder
+from gpu_autoscaler.kube.protocol import Changed
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -33,22 +35,52 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 FILE = policy_file(nodes_count_max=40, pools=(NodePool(name="of-the-file"),))
 
 
+class Events:
+    """Writes Events to the API server, unless a test delays them."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self._recorder = EventRecorder(kube)
+        self.allowed = asyncio.Event()
+        self.allowed.set()
+
+    async def record(self, announcement: Announcement, now: datetime) -> None:
+        """Write the Event once it may be written."""
+        await self.allowed.wait()
+        await self._recorder.record(announcement, now)
+
+
 class Running:
     """The service on its watch, ticking; its facts are folded, as if the broker delivered them."""
 
     def __init__(self, kube: KubeClient, told: list[str]) -> None:
         self.view = StateView()
         self.facts: list[TimedFact] = []  # all facts, ours and those of others
-        self.service = PolicyWatcher(self.view, FILE, kube, EventRecorder(kube), provider="sim", report=told.append)
+        self.events = Events(kube)
+        self.changed: set[str] = set()  # names of policies that the service was given
+        self.service = PolicyWatcher(self.view, FILE, kube, self.events, provider="sim", report=told.append)
+        self._task = asyncio.create_task(self._run())
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        await asyncio.gather(self._watch(), self._tick())
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            group.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """Stop watching and ticking. Raises what ended them before."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
     async def _watch(self) -> None:
         (source,) = self.service.sources()
         async for item in source:
-            await self.service.on_item(item)
+            while True:  # as the runtime does, until the API server answers
+                with contextlib.suppress(TransientError):
+                    await self.service.on_item(item)
+                    break
+                await asyncio.sleep(0.1)
+            if isinstance(item, Changed):
+                self.changed.add(item.object.metadata.name)
 
     async def _tick(self) -> None:
         while True:
@@ -66,9 +98,11 @@ class Running:
         return effective_policy(FILE, self.view.state.policy_documents)
 
     async def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> None:
-        """Wait until it holds."""
+        """Wait until it holds. Raises what ended the service meanwhile."""
         async with asyncio.timeout(seconds):
             while not await asyncio.to_thread(holds):
+                if self._task.done():
+                    self._task.result()
                 await asyncio.sleep(0.1)
 
     def pools(self) -> list[str]:
@@ -89,11 +123,11 @@ async def running(plane: ControlPlane, told: list[str]) -> AsyncIterator[Running
     plane.kubectl("delete", "asp", "--all")
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     one = Running(kube, told)
-    task = asyncio.create_task(one.run())
     yield one
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await kube.close()
+    try:
+        await one.stop()
+    finally:
+        await kube.close()
 
 
 def apply(plane: ControlPlane, body: dict[str, Any]) -> None:
@@ -169,6 +203,18 @@ async def test_of_two_policies_with_one_pool_the_later_is_refused(plane: Control
     assert running.active_policy.pools[1].nodes_count_max == 2
 
 
+async def test_a_policy_that_arrives_during_a_status_write_takes_effect(plane: ControlPlane, running: Running) -> None:
+    """The watch delivers it between two writes of one tick; the tick goes on, and the next one writes its status."""
+    running.events.allowed.clear()
+    apply(plane, policy("first"))
+    await running.until(lambda: condition(plane, "first").get("status") == "True")
+    apply(plane, policy("second"))
+    await running.until(lambda: "second" in running.changed)
+    running.events.allowed.set()
+    await running.until(lambda: condition(plane, "second").get("status") == "True")
+    assert running.pools() == ["of-the-file", "first", "second"]
+
+
 async def test_a_lost_stream_is_republished_from_the_objects(plane: ControlPlane, running: Running) -> None:
     """A new process, a new stream, and a policy with an invalid newest spec: the last valid spec is active again."""
     apply(plane, policy("vision", maxNodes=3, nodePools=[{"name": "a"}]))
@@ -178,12 +224,10 @@ async def test_a_lost_stream_is_republished_from_the_objects(plane: ControlPlane
 
     kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
     other = Running(kube, [])
-    task = asyncio.create_task(other.run())
     try:
         await other.until(lambda: other.pools() == ["of-the-file", "a"])
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await other.stop()
         await kube.close()
 
 
