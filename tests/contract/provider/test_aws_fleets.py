@@ -1,5 +1,6 @@
 """EC2 Fleets of type instant: all nodes of a gang or none, also if the fleet is tagged late."""
 
+import asyncio
 import re
 from collections import Counter
 
@@ -56,6 +57,19 @@ async def test_missing_tags_are_reconstructed(rig: FleetRig, written_count: int)
     assert names([one for one in alone if one is not None]) == before
     assert made == before == await listed(rig)
     assert rig.fake.launches_count == 3
+
+
+async def test_a_failed_launch_leaves_no_write_of_tags_behind(rig: FleetRig) -> None:
+    """One tag is refused, the others are written slowly: the launch fails when all have been tried, so that no later
+    list or retry meets them half written."""
+    wanted = await gang(rig)
+    rig.fake.faults.add(Fault(kind="slow", call="CreateTags", passed_count=1, wait_seconds=0.3))
+    rig.fake.faults.add(Fault(kind="refused", call="CreateTags", code="InternalError", left_count=1))
+    before = asyncio.all_tasks()
+    with pytest.raises(TransientError):
+        await ours(rig).launch_group(FIRST, wanted)
+    assert asyncio.all_tasks() == before
+    assert len(rig.fake.asked_of("CreateTags")) == 3
 
 
 async def test_part_of_a_fleet_is_reconstructed_alike(rig: FleetRig) -> None:

@@ -69,13 +69,17 @@ class AwsFleets:
                 instance_id: (described.get(instance_id), action_id)
                 for instance_id, action_id in zip(ids, action_ids, strict=True)
             }
-        await asyncio.gather(
+        written = await asyncio.gather(
             *(
                 self._client.call("CreateTags", Resources=[instance_id], Tags=[{"Key": ACTION_ID, "Value": action_id}])
                 for instance_id, (instance_data, action_id) in members.items()
                 if instance_data is None or ACTION_ID not in read_tags(instance_data)
-            )
+            ),
+            return_exceptions=True,  # no write may still run when the orders are retried
         )
+        for answer in written:
+            if isinstance(answer, BaseException):
+                raise answer
         by_action_id = {
             action_id: (instance_id, instance_data) for instance_id, (instance_data, action_id) in members.items()
         }
