@@ -3,9 +3,12 @@
 import ast
 import gc
 import hashlib
+import os
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import msgspec
@@ -19,6 +22,7 @@ _SOURCES = ("model", "events", "core")
 # Modules that only explain decisions, and those of the reasons.
 _EXPLANATIONS = ("core/explain/", "model/format")
 _REASONS = "model/reasons"
+_KEPT_FILE = "core.digest"
 _META_TEXTS = frozenset({"title", "description", "examples"})
 # The fields of the first version of a request. A later field is in the digest only with a value other than its default,
 # so that a request without it keeps the digest that earlier versions stored.
@@ -47,12 +51,32 @@ _FIRST_FIELDS = frozenset(
 def core_digest() -> str:
     """Return 32 hex digits over the code of everything that decides; equal code, equal digest, on any machine.
 
-    Computed once per process: it parses every file of the core. See `code_digest`.
+    Computed once per process, or read beside the compiled modules, where an earlier process kept it. See `code_digest`.
     """
-    root = Path(gpu_autoscaler.__file__).parent
-    paths = sorted(path for folder in _SOURCES for path in (root / folder).rglob("*.py"))
+    return kept_digest(Path(gpu_autoscaler.__file__).parent, Path(cache_from_source(gpu_autoscaler.__file__)).parent)
+
+
+def kept_digest(root: Path, folder: Path) -> str:
+    """Return the digest of the core below `root`. To parse all files takes half a second, so the digest is kept in
+    `folder` for other processes, for exactly these sources; where the folder is read-only, each process computes it."""
+    paths = sorted(path for source in _SOURCES for path in (root / source).rglob("*.py"))
+    sources = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in paths]
+    of_sources = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=16)
+    for name, source in sources:
+        of_sources.update(b"%b\0%d\0%b" % (name.encode(), len(source), source))
+    kept = folder / _KEPT_FILE
+    with suppress(OSError, ValueError):
+        key, digest = kept.read_text(encoding="ascii").split()
+        if key == of_sources.hexdigest():
+            return digest
     with _without_collections():
-        return code_digest((path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+        digest = code_digest((name, source.decode()) for name, source in sources)
+    if not sys.dont_write_bytecode:
+        with suppress(OSError):  # moved into place whole: other processes start at the same time
+            written = kept.with_suffix(f".{os.getpid()}")
+            written.write_text(f"{of_sources.hexdigest()} {digest}\n", encoding="ascii")
+            written.replace(kept)
+    return digest
 
 
 @contextmanager

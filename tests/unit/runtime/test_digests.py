@@ -1,9 +1,12 @@
 """The core digest covers the code that decides and nothing that explains; requests keep theirs across versions."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from tests.support.stories import request
 
-from gpu_autoscaler.runtime.digests import code_digest, core_digest, request_digest
+from gpu_autoscaler.runtime.digests import code_digest, core_digest, kept_digest, request_digest
 
 SOURCE = '''"""Decides."""
 
@@ -105,6 +108,38 @@ def test_the_core_has_one_digest() -> None:
     """Cached, as it takes a third of a second."""
     assert core_digest() == core_digest()
     assert len(core_digest()) == 32
+
+
+def test_a_kept_digest_is_of_exactly_these_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read while no byte of the core differs, and computed anew after any change and over a damaged file."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    module = tmp_path / "core" / "shapes.py"
+    module.parent.mkdir()
+    module.write_text(SOURCE)
+    first = kept_digest(tmp_path, tmp_path)
+    (kept,) = tmp_path.glob("*.digest")
+    key, digest = kept.read_text().split()
+    kept.write_text(f"{key} {'0' * 32}")
+    assert (digest, kept_digest(tmp_path, tmp_path)) == (first, "0" * 32)
+
+    module.write_text(SOURCE.replace("margin=1", "margin=2"))
+    changed = kept_digest(tmp_path, tmp_path)
+    assert changed not in (first, "0" * 32)
+    assert kept.read_text().split()[1] == changed
+
+    for damaged in ("", "0" * 32, "a b c"):
+        kept.write_text(damaged)
+        assert kept_digest(tmp_path, tmp_path) == changed
+
+
+def test_without_a_writable_folder_the_digest_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images have read-only code, and some machines forbid compiled files."""
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "shapes.py").write_text(SOURCE)
+    computed = kept_digest(tmp_path, tmp_path / "absent")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert kept_digest(tmp_path, tmp_path) == computed
+    assert list(tmp_path.glob("core.*")) == []
 
 
 def test_a_request_keeps_the_digest_of_earlier_versions() -> None:
