@@ -91,7 +91,7 @@ async def test_limits_of_the_servers_grow_by_a_rolling_restart_under_load(cluste
 
     confirmed: list[int] = []
     handled: list[str] = []
-    ending = asyncio.Event()
+    ending, ended = asyncio.Event(), asyncio.Event()
 
     async def publish() -> None:
         while not ending.is_set():
@@ -99,10 +99,11 @@ async def test_limits_of_the_servers_grow_by_a_rolling_restart_under_load(cluste
             (ack,) = await persistently(bus, [publication])
             confirmed.append(ack.sequence)
             await asyncio.sleep(0.005)
+        ended.set()  # the last one is confirmed after `ending`
 
     async def handle() -> None:
         consumer = await bus.effect_consumer(CONSUMER.durable)
-        while not (ending.is_set() and len(set(handled)) == len(confirmed)):
+        while not (ended.is_set() and len(set(handled)) == len(confirmed)):
             try:
                 for delivery in await consumer.fetch(100, 0.5):
                     handled.append(delivery.message.message_id or "")
