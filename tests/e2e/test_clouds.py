@@ -9,7 +9,6 @@ import pytest
 from tests.support.aws import moto_or_skip
 from tests.support.gcp import discovery_or_skip
 from tests.support.running import Running, followed, started
-from tests.support.sweeping import represented
 
 from gpu_autoscaler.events.job import JobRequested, JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched
@@ -68,7 +67,8 @@ def kept(report: Report, jobs_count: int) -> None:
     assert report.bill_micro_usd == report.allocated_micro_usd + report.idle_micro_usd > 0
 
 
-@pytest.mark.parametrize("cloud", represented(*LAUNCHES))
+@pytest.mark.sweep
+@pytest.mark.parametrize("cloud", LAUNCHES)
 async def test_a_buyer_killed_with_lost_responses_buys_nothing_twice(cloud: CloudName, tmp_path: Path) -> None:
     """Responses of launches are lost, the next launches are slow, and the buying process is killed during them."""
     call = LAUNCHES[cloud]

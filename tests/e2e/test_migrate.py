@@ -29,7 +29,7 @@ from gpu_autoscaler_services.local.system import LocalSystem
 from gpu_autoscaler_services.permissions import MIGRATOR
 from gpu_autoscaler_services.service_spec import Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(600)]
 
 CLOCK_FACTOR = 15.0
 QUIET_SECONDS_MAX = 180.0

@@ -83,6 +83,7 @@ def said(cluster: Running, words: str) -> int:
     return cluster.system.children["scaler"].log.read_text(errors="replace").count(words)
 
 
+@pytest.mark.sweep
 async def test_a_killed_scaler_restores_its_state_from_snapshot_and_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

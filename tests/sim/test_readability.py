@@ -19,6 +19,7 @@ def test_a_service_that_starts_from_short_streams_knows_everything_alive() -> No
     assert result.faults["service_killed"] > 0
 
 
+@pytest.mark.sweep
 def test_without_resync_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The invariant sees it at the next start of any service."""
     monkeypatch.setattr(Resync, "due", lambda *_: [])

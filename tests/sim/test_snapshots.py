@@ -1,5 +1,6 @@
 """Starts in the simulator use real snapshots, corrupted ones included."""
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 
@@ -11,6 +12,7 @@ KILLED_SECONDS = 300.0
 RESTARTED = tuple(name for name, role in ROLES.items() if role.snapshots is not None)
 
 
+@pytest.mark.sweep
 def test_a_start_uses_a_snapshot_and_discards_corrupted_ones() -> None:
     """Services are killed constantly; each start gives the state of all facts that it folds, from any snapshot."""
     structlog.reset_defaults()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.sim.hunting import ROOT, plant
 from tests.sim.planted import PLANTED
 
@@ -74,6 +75,7 @@ def test_shrinking_is_limited_in_time() -> None:
     assert len(tried) <= 5
 
 
+@pytest.mark.sweep
 def test_a_real_failure_is_shrunk_and_reproducible(tmp_path: Path) -> None:
     """A planted bug: seed, commit, invariant, relevant faults, last facts; both commands reproduce it."""
     bug = next(bug for bug in PLANTED if bug.name == "an interruption notice does not start a drain")

@@ -117,6 +117,7 @@ async def _ignore(_: Exception) -> None:
     """Said by the test's own clients when servers go."""
 
 
+@pytest.mark.sweep
 async def test_nothing_is_lost_or_done_twice_when_a_leader_and_a_follower_are_killed(cluster: NatsCluster) -> None:
     """What was confirmed is stored once and has one effect, and the outage is the broker's own and little more."""
     async with connected(cluster, "load") as load, connected(cluster, "ender") as bus:

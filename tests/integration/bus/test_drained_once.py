@@ -19,7 +19,7 @@ __all__ = ["nats_store", "server"]  # fixtures
 
 pytestmark = pytest.mark.integration
 
-MESSAGES_COUNT = 60_000
+MESSAGES_COUNT = 20_000
 KILLS_COUNT = 5
 
 
