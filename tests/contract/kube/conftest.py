@@ -1,6 +1,7 @@
 """The clusters that the contract is checked against: simcluster, and a real control plane. Tests see HTTP alone."""
 
 import contextlib
+import functools
 import itertools
 import os
 import subprocess
@@ -37,11 +38,18 @@ CLUSTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Served]]] = {
 }
 
 
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Callable[[str], Served]]:
+    """Starts a cluster at its first use; all of them run until the last test. A fixture with parameters would stop the
+    one for the other in every module, and start it again."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(CLUSTERS[name]()))
+
+
 @pytest.fixture(scope="session", params=CLUSTERS)
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, clusters: Callable[[str], Served]) -> Served:
     """A running cluster."""
-    with CLUSTERS[request.param]() as cluster:
-        yield cluster
+    return clusters(request.param)
 
 
 @pytest.fixture(params=CLUSTERS)
