@@ -22,7 +22,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.event_recorder import EventRecorder
-from gpu_autoscaler.kube.protocol import Changed
+from gpu_autoscaler.kube.protocol import POLICIES, Changed
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -137,7 +137,9 @@ def apply(plane: ControlPlane, body: dict[str, Any]) -> None:
 
 def seen(plane: ControlPlane, name: str) -> dict[str, Any]:
     """The object's status, its conditions by type."""
-    status: dict[str, Any] = json.loads(plane.kubectl("get", "asp", name, "-o", "json")).get("status", {})
+    code, body = plane.ask(POLICIES.path("", name))  # asked often: kubectl takes as long as many reads
+    assert code == 200, body
+    status: dict[str, Any] = json.loads(body).get("status", {})
     return status | {"conditions": {each["type"]: each for each in status.get("conditions", ())}}
 
 
