@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
 from tests.bench.peers import real
 from tests.bench.peers.real import NODE_CLASS
 from tests.chart.charting import tool
@@ -112,11 +113,6 @@ def alive(answer: Json) -> list[Json]:
     ]
 
 
-async def until_claimed(kube: KubeHttp, count: int) -> None:
-    """Wait for this number of claims."""
-    await kube.until(CLAIMS, lambda answer: len(answer["items"]) >= count, SECONDS_MAX)
-
-
 async def finished(kube: KubeHttp, name: str) -> None:
     """Delete the user's Job and its pods."""
     await kube.send("DELETE", f"{JOBS}/{name}", {"propagationPolicy": "Background"})
@@ -196,49 +192,95 @@ async def play(kube: KubeHttp) -> None:
     assert len(claims) == len(nodes) == 2
     assert all(node["metadata"]["finalizers"] == [KARPENTERS] for node in nodes), "one of them waits for the other"
 
+    await emptied(kube)
+
+
+async def emptied(kube: KubeHttp) -> None:
+    """End the user's Job and wait until no instance and no node is left."""
     await finished(kube, "train")
     await kube.until(NODES, lambda answer: answer.get("items") == [], SECONDS_MAX)
     await kube.until(CLAIMS, lambda answer: not alive(answer), SECONDS_MAX)
 
 
-async def test_a_scaler_killed_during_launches_buys_nothing_twice(tmp_path: Path) -> None:
-    """Killed twice during four launches: four claims in total, including terminated ones."""
-    async with bought_by_karpenter(tmp_path) as (cluster, kube):
-        await kube.made(JOBS, gpu_job("train", gpus=4, count=4))
-        for wanted in (1, 2):
-            await until_claimed(kube, wanted)
-            await cluster.kill("scaler")
-        await kube.until(PODS, lambda answer: len(placed(answer)) == 4, SECONDS_MAX)
-        await asyncio.sleep(5.0)
-        claims = (await kube.read(CLAIMS))["items"]
-        assert len({claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims}) == len(claims) == 4
-        assert len((await kube.read(NODES))["items"]) == 4
-
-
-async def test_an_offer_that_karpenter_cannot_launch_is_replaced(tmp_path: Path) -> None:
-    """The cheapest offer is refused; the next one is launched, and no claim of the first remains."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Running, KubeHttp]]:
+    """A system for several tests; Karpenter's cloud does not know the cheapest type of our file."""
     cheaper = TYPES[0] | {"instance_type": "gone-1x", "usd_per_hour": {"on-demand": 0.1}}
-    async with bought_by_karpenter(tmp_path, gone=[cheaper]) as (cluster, kube):
-        await kube.made(JOBS, gpu_job("train", gpus=1))
-        await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX)
-        await cluster.until(lambda record: record.count(ScalingLaunchRefused) >= 1, "the refusal")
-        claims = (await kube.read(CLAIMS))["items"]
-        assert [claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] for claim in claims] == ["gpu-1x"]
+    async with bought_by_karpenter(tmp_path_factory.mktemp("shared"), gone=[cheaper]) as started_system:
+        yield started_system
 
 
-async def test_a_node_disrupted_by_karpenter_is_replaced(tmp_path: Path) -> None:
+class Bought(msgspec.Struct, frozen=True):
+    """The shared system, and the claims of earlier tests: ended ones stay listed for a while."""
+
+    cluster: Running
+    kube: KubeHttp
+    earlier: frozenset[str]
+
+    def of_this_test(self, answer: Json) -> list[Json]:
+        """Return the claims of a list that earlier tests did not make."""
+        return [claim for claim in answer["items"] if claim["metadata"]["name"] not in self.earlier]
+
+    async def claims(self) -> list[Json]:
+        """Return all claims of this test, ended ones included."""
+        return self.of_this_test(await self.kube.read(CLAIMS))
+
+    async def until_claimed(self, count: int) -> None:
+        """Wait for this number of claims of this test."""
+        await self.kube.until(CLAIMS, lambda answer: len(self.of_this_test(answer)) >= count, SECONDS_MAX)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bought(shared: tuple[Running, KubeHttp]) -> AsyncIterator[Bought]:
+    """The shared system, without instances before and after the test."""
+    cluster, kube = shared
+    earlier = frozenset(claim["metadata"]["name"] for claim in (await kube.read(CLAIMS))["items"])
+    yield Bought(cluster, kube, earlier)
+    await emptied(kube)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_offer_that_karpenter_cannot_launch_is_replaced(bought: Bought) -> None:
+    """The cheapest offer is refused; the next one is launched, and no claim of the first remains."""
+    cluster, kube = bought.cluster, bought.kube
+    await kube.made(JOBS, gpu_job("train", gpus=1))
+    await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX)
+    await cluster.until(lambda record: record.count(ScalingLaunchRefused) >= 1, "the refusal")
+    (claim,) = await bought.claims()
+    assert claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] == "gpu-1x"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_scaler_killed_during_launches_buys_nothing_twice(bought: Bought) -> None:
+    """Killed twice during four launches: four claims in total, including terminated ones."""
+    cluster, kube = bought.cluster, bought.kube
+    await kube.made(JOBS, gpu_job("train", gpus=4, count=4))
+    for wanted in (1, 2):
+        await bought.until_claimed(wanted)
+        await cluster.kill("scaler")
+    await kube.until(PODS, lambda answer: len(placed(answer)) == 4, SECONDS_MAX)
+    await asyncio.sleep(5.0)
+    claims = await bought.claims()
+    assert len({claim["metadata"]["labels"]["gpu-autoscaler.io/action-id"] for claim in claims}) == len(claims) == 4
+    assert len((await kube.read(NODES))["items"]) == 4
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_node_disrupted_by_karpenter_is_replaced(bought: Bought) -> None:
     """It deletes a claim, as for an interruption: Karpenter drains, and the work runs elsewhere."""
-    async with bought_by_karpenter(tmp_path) as (cluster, kube):
-        await kube.made(JOBS, gpu_job("train", gpus=1))
-        before = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
-        (claim,) = (await kube.read(CLAIMS))["items"]
-        (name,) = before.values()
-        await kube.send("DELETE", f"{CLAIMS}/{claim['metadata']['name']}")
-        # It may be gone between two polls of a busy machine.
-        going = await kube.until(f"{NODES}/{name}", lambda node: not node or "deletionTimestamp" in node["metadata"])
-        await kube.until(f"{NODES}/{name}", lambda node: not node, SECONDS_MAX)
-        after = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
-        assert name not in after.values()
-        assert not going.get("spec", {}).get("unschedulable"), "we do not cordon what is Karpenter's to empty"
-        assert cluster.record.count(ScalingDrainStarted) == cluster.record.count(ScalingNodeDrained) == 0
-        assert len(alive(await kube.read(CLAIMS))) == len((await kube.read(NODES))["items"]) == 1
+    cluster, kube = bought.cluster, bought.kube
+    await kube.made(JOBS, gpu_job("train", gpus=1))
+    before = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
+    (claim,) = alive({"items": await bought.claims()})
+    (name,) = before.values()
+    await kube.send("DELETE", f"{CLAIMS}/{claim['metadata']['name']}")
+    # It may be gone between two polls of a busy machine.
+    going = await kube.until(f"{NODES}/{name}", lambda node: not node or "deletionTimestamp" in node["metadata"])
+    await kube.until(f"{NODES}/{name}", lambda node: not node, SECONDS_MAX)
+    after = placed(await kube.until(PODS, lambda answer: len(placed(answer)) == 1, SECONDS_MAX))
+    assert name not in after.values()
+    assert not going.get("spec", {}).get("unschedulable"), "we do not cordon what is Karpenter's to empty"
+    record = cluster.record
+    assert [fact for fact, _ in record.of(ScalingDrainStarted) if fact.node_name == name] == []
+    assert [fact for fact, _ in record.of(ScalingNodeDrained) if fact.node_name == name] == []
+    assert len(alive({"items": await bought.claims()})) == len((await kube.read(NODES))["items"]) == 1

@@ -98,12 +98,16 @@ class KubeHttp:
         return seen
 
     async def until(self, path: str, holds: Callable[[Json], object], seconds: float = 60.0) -> Json:
-        """Read until it holds, and return what was read; a missing object reads as {}."""
+        """Read until it holds, and return what was read; a missing object reads as {}. Waits `seconds` in all,
+        in pauses that grow: a server and its clients share the machine with what is waited for."""
         last: Json = {}
-        for _ in range(int(seconds / 0.05)):
+        waited_seconds, pause_seconds = 0.0, 0.05
+        while waited_seconds < seconds:
             answer = await self.send("GET", path)
             last = dict(answer.body) if answer.status == 200 else {}
             if holds(last):
                 return last
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_seconds)
+            waited_seconds += pause_seconds
+            pause_seconds = min(1.1 * pause_seconds, 0.25)
         raise AssertionError(f"{path} never came to hold; last seen: {last}")
