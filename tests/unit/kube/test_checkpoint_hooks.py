@@ -23,6 +23,7 @@ from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler_services.scheduler.binder import Binder
 
 HOOK = "gpu-autoscaler.io/checkpoint-hook"
+ANSWERED_SECONDS = 30.0  # by a slow hook: longer than anybody waits, also on a busy machine
 
 
 def hooked(hook: str, address: str | None = "127.0.0.1") -> Pod:
@@ -97,7 +98,7 @@ async def test_a_job_is_notified_by_its_hook_and_by_its_annotation() -> None:
 async def test_a_pod_that_does_not_listen_takes_no_time() -> None:
     """A hook that never answers, one that refuses and one that is not there: nobody waits, and a second ends all."""
     hooks = CheckpointHooks()
-    async with listening(seconds=30.0) as (port, heard):
+    async with listening(seconds=ANSWERED_SECONDS) as (port, heard):
         began = time.monotonic()
         silent, absent, closed = hooked(f":{port}/save"), hooked(f":{port}/nothing"), hooked(":1/save")
         hooks.notify([silent, silent, absent, closed], T0)
@@ -106,8 +107,8 @@ async def test_a_pod_that_does_not_listen_takes_no_time() -> None:
         took = time.monotonic() - began
         await hooks.close()
     assert heard == []
-    assert waited < SECONDS_MAX / 2
-    assert took < 5 * SECONDS_MAX
+    assert waited < SECONDS_MAX
+    assert took < ANSWERED_SECONDS / 2
 
 
 async def test_notifications_are_bounded_over_all_pods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ async def test_notifications_are_bounded_over_all_pods(monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint_hooks, "CONCURRENT_MAX", 2)
     monkeypatch.setattr(checkpoint_hooks, "PENDING_MAX", 4)
     hooks = CheckpointHooks()
-    async with listening(seconds=30.0) as (port, _):
+    async with listening(seconds=ANSWERED_SECONDS) as (port, _):
         with structlog.testing.capture_logs() as logs:
             began = time.monotonic()
             hooks.notify([hooked(f":{port}/save")] * 6, T0)
@@ -125,4 +126,4 @@ async def test_notifications_are_bounded_over_all_pods(monkeypatch: pytest.Monke
     assert [line["event"] for line in logs].count(
         "checkpoint hook skipped, too many pending; annotation still set"
     ) == 2
-    assert 2 * SECONDS_MAX <= took < 6 * SECONDS_MAX
+    assert 2 * SECONDS_MAX <= took < ANSWERED_SECONDS / 2
