@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests of whole systems mostly wait: more workers than cores, one module per worker, whole systems not last.
-WORKERS ?= 4
+# Tests of whole systems mostly wait: more workers than cores, one file per worker, whole systems not last.
+WORKERS ?= 5
 TIMES ?= 20
 # Some images forbid compiled files. Tests start hundreds of processes, each of which would compile all code again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,7 +37,7 @@ up: $(VENV)/.local ## Start every service as a process and keep running
 	@$(BIN)/gpu-autoscaler up $(ARGS)
 
 test: $(VENV)/.dev ## Run every test but the sweeps and those of `make check`, as far as this machine supports it; list the skipped ones
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder --ignore tests/tidy -m "not sweep" $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/tidy -m "not sweep" $(ARGS)
 
 sweep: $(VENV)/.dev ## Run the tests that `make test` leaves out: stories on every cloud and with every process killed, seeds, planted bugs
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m sweep $(ARGS)
