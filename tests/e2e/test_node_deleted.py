@@ -19,7 +19,7 @@ from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import TERMINATION_FINALIZER
 from gpu_autoscaler_services.demo.record import Record
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(400)]
 
 OURS = "ours"
 AUDIT = """

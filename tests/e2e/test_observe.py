@@ -24,7 +24,7 @@ from gpu_autoscaler.replay.recording import load
 from gpu_autoscaler.simcluster.offers import load_catalog, offers_of
 from gpu_autoscaler_services.local.system import ExternalSystems
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(400)]
 
 AUDIT = """
 apiVersion: audit.k8s.io/v1
@@ -130,7 +130,6 @@ async def test_observe_reports_and_compares_and_writes_nothing(tmp_path: Path) -
     assert any("our boot times" in sentence for sentence in found["assumptions"])
 
 
-@pytest.mark.sweep
 async def test_observe_beside_real_karpenter(tmp_path: Path) -> None:
     """Karpenter launches nodes and keeps them; ours would have bought spot nodes and removed them."""
     if reason := missing():
