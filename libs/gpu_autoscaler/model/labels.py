@@ -10,6 +10,7 @@ POOL = f"{PREFIX}/pool"
 GPU_MODEL = f"{PREFIX}/gpu-model"
 CAPACITY_TYPE = f"{PREFIX}/capacity-type"
 WORKLOAD_TYPE = f"{PREFIX}/workload-type"
+WORKLOAD_TYPE_PLAIN = "workload-type"  # on pods of users; read where they lack the other
 JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
 MIN_MEMBERS = f"{PREFIX}/min-members"  # annotation of Kubernetes Jobs: minimum number of members; none: all
 TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder recreates: their end is not the job's

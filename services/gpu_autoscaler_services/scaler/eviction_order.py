@@ -37,7 +37,9 @@ def tier(pod: core.Pod) -> tuple[bool, int]:
     """Return the pod's wave: the pods of a wave are evicted together, the next wave after they are gone."""
     named = pod.metadata.annotations.get(labels.EVICTION_PRIORITY, "")
     if named not in PRIORITY_NAMES:
-        named = _PRIORITY_BY_WORKLOAD.get(pod.metadata.labels.get(labels.WORKLOAD_TYPE, ""), "medium")
+        own = pod.metadata.labels
+        workload = own.get(labels.WORKLOAD_TYPE, own.get(labels.WORKLOAD_TYPE_PLAIN, ""))
+        named = _PRIORITY_BY_WORKLOAD.get(workload, "medium")
     return pod.spec.priority >= CRITICAL_PRIORITY_MIN, PRIORITY_NAMES[named]
 
 
