@@ -1,6 +1,7 @@
 """Spend by time and by project, summed from `cost.accrued`. Exact: whole micro-dollars throughout."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from gpu_autoscaler.events.cost import CostAccrued
@@ -10,16 +11,26 @@ from gpu_autoscaler.model.money import split_micro_usd
 from gpu_autoscaler_services.gateway import schema
 
 SLOT_SECONDS = 60  # finest resolution
-SLOTS_COUNT_MAX = 31 * 24 * 60  # retention of the stream plus a day
+SLOTS_PER_DAY = 24 * 3600 // SLOT_SECONDS
+DAYS_COUNT_MAX = 31  # a month; a gateway that starts reads what the stream still holds
+
+Sums = defaultdict[int, int]  # slot number since 1970 -> micro-dollars
+
+
+class _Day:
+    """The charges of one day of UTC. Days are dropped whole, so that all sums cover the same time."""
+
+    def __init__(self) -> None:
+        self.allocated: Sums = defaultdict(int)
+        self.idle: Sums = defaultdict(int)
+        self.projects: defaultdict[str | None, int] = defaultdict(int)
 
 
 class Ledger:
-    """Charges by minute. A repeated charge is ignored."""
+    """Charges by minute, of the day of the newest one and the days before it. A repeated charge is ignored."""
 
     def __init__(self) -> None:
-        self._allocated: defaultdict[int, int] = defaultdict(int)  # slot number since 1970 -> micro-dollars
-        self._idle: defaultdict[int, int] = defaultdict(int)
-        self._projects: defaultdict[str | None, int] = defaultdict(int)
+        self._days: defaultdict[int, _Day] = defaultdict(_Day)  # by day since 1970
         self._charged_until: dict[ProviderId, datetime] = {}  # spans of an instance follow each other without a gap
 
     def add(self, fact: CostAccrued) -> None:
@@ -29,45 +40,67 @@ class Ledger:
             return
         self._charged_until[fact.provider_id] = fact.to_at
         slots = _slots(fact.from_at, fact.to_at)
-        weights = [weight for _, weight in slots]
-        allocated = fact.total_micro_usd - fact.idle_micro_usd
-        for slot_totals, amount in ((self._allocated, allocated), (self._idle, fact.idle_micro_usd)):
-            for (slot, _), share in zip(slots, split_micro_usd(amount, weights), strict=True):
-                slot_totals[slot] += share
-        for cost_share in fact.shares:
-            self._projects[cost_share.project_id] += cost_share.allocated_micro_usd
-        while len(self._allocated) > SLOTS_COUNT_MAX:
-            oldest = min(self._allocated)
-            del self._allocated[oldest]
-            self._idle.pop(oldest, None)
+        for slot, idle in _split(fact.idle_micro_usd, slots):
+            day = self._days[slot // SLOTS_PER_DAY]
+            day.idle[slot] += idle
+            day.allocated[slot] += 0  # every charged minute has both sums
+        for share in fact.shares:
+            for slot, allocated in _split(share.allocated_micro_usd, slots):
+                day = self._days[slot // SLOTS_PER_DAY]
+                day.allocated[slot] += allocated
+                day.projects[share.project_id] += allocated
+        if min(self._days) <= max(self._days) - DAYS_COUNT_MAX:
+            self._drop_old_days()
+
+    def _drop_old_days(self) -> None:
+        first = max(self._days) - DAYS_COUNT_MAX + 1
+        for number in [number for number in self._days if number < first]:
+            del self._days[number]
+        from_at = _start(first * SLOTS_PER_DAY, SLOT_SECONDS)
+        self._charged_until = {name: until for name, until in self._charged_until.items() if until >= from_at}
 
     def observe(self, recorded: Recorded) -> None:
         if isinstance(recorded.fact, CostAccrued):
             self.add(recorded.fact)
 
     def cost(self, span_seconds: int) -> schema.Cost:
-        """Return the spend in spans of this width, a multiple of a minute."""
+        """Return the spend in spans of this width, a multiple of a minute. Spans, total and projects cover the same
+        charges: spans add up to the total, projects to what is allocated of it."""
         slots_per_span = span_seconds // SLOT_SECONDS
-        numbers = {slot // slots_per_span for slot in self._allocated}
-        numbers = set(range(min(numbers), max(numbers) + 1)) if numbers else numbers  # include spans without spend
-        allocated, idle = _by_span(self._allocated, slots_per_span), _by_span(self._idle, slots_per_span)
+        allocated: Sums = defaultdict(int)
+        idle: Sums = defaultdict(int)
+        projects: defaultdict[str | None, int] = defaultdict(int)
+        for day in self._days.values():
+            for slot, amount in day.allocated.items():
+                allocated[slot // slots_per_span] += amount
+            for slot, amount in day.idle.items():
+                idle[slot // slots_per_span] += amount
+            for project_id, amount in day.projects.items():
+                projects[project_id] += amount
+        first = min((min(day.allocated) for day in self._days.values()), default=None)
+        numbers = range(min(allocated), max(allocated) + 1) if allocated else ()  # include spans without spend
         return schema.Cost(
             span_seconds=span_seconds,
+            from_at=None if first is None else _start(first, SLOT_SECONDS),
             allocated_micro_usd=sum(allocated.values()),
             idle_micro_usd=sum(idle.values()),
             spans=tuple(
                 schema.CostSpan(
-                    from_at=datetime.fromtimestamp(number * span_seconds, tz=UTC),
+                    from_at=_start(number, span_seconds),
                     allocated_micro_usd=allocated[number],
                     idle_micro_usd=idle[number],
                 )
-                for number in sorted(numbers)
+                for number in numbers
             ),
             projects=tuple(
                 schema.ProjectCost(project_id=project_id, allocated_micro_usd=amount)
-                for project_id, amount in sorted(self._projects.items(), key=lambda entry: (-entry[1], entry[0] or ""))
+                for project_id, amount in sorted(projects.items(), key=lambda entry: (-entry[1], entry[0] or ""))
             ),
         )
+
+
+def _start(number: int, width_seconds: int) -> datetime:
+    return datetime.fromtimestamp(number * width_seconds, tz=UTC)
 
 
 def _slots(from_at: datetime, to_at: datetime) -> list[tuple[int, int]]:
@@ -79,8 +112,7 @@ def _slots(from_at: datetime, to_at: datetime) -> list[tuple[int, int]]:
     return slots if end > start else [(first, 1)]
 
 
-def _by_span(slot_totals: dict[int, int], slots_per_span: int) -> defaultdict[int, int]:
-    sums: defaultdict[int, int] = defaultdict(int)
-    for slot, amount in slot_totals.items():
-        sums[slot // slots_per_span] += amount
-    return sums
+def _split(amount_micro_usd: int, slots: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield each slot with its part of the amount."""
+    parts = split_micro_usd(amount_micro_usd, [weight for _, weight in slots])
+    return zip((slot for slot, _ in slots), parts, strict=True)

@@ -240,18 +240,19 @@ class CostSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Spend of one project over all spans."""
+    """Spend of one project over all spans. Projects add up to the allocated total."""
 
     project_id: str | None  # None: pods that belong to no job
     allocated_micro_usd: int
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Spend by time and by project."""
+    """Spend by time and by project: every charge that the gateway knows, of at most the last 31 days of UTC."""
 
     span_seconds: int
-    allocated_micro_usd: int
-    idle_micro_usd: int
+    from_at: Instant | None = None  # first minute with a charge; None: there are no charges
+    allocated_micro_usd: int  # sum of all spans, and of all projects
+    idle_micro_usd: int  # sum of all spans
     spans: tuple[CostSpan, ...]  # oldest first
     projects: tuple[ProjectCost, ...]  # most expensive first
 
