@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import is_loopback
 from gpu_autoscaler_services.gateway.problems import Problem
@@ -161,7 +161,12 @@ async def _caller(request: web.Request, authenticators: Sequence[Authenticator])
     if scheme.lower() != "bearer" or not token.strip() or not is_text(token):
         raise Problem(HTTPStatus.UNAUTHORIZED, "send the header `Authorization: Bearer <token>`")
     for authenticator in authenticators:
-        if (caller := await authenticator.caller(token.strip())) is not None:
+        try:
+            caller = await authenticator.caller(token.strip())
+        except PermanentError as error:  # the gateway's own rights, not the request
+            detail = f"the token cannot be checked: {error}"
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=REVIEW_SECONDS_MAX) from error
+        if caller is not None:
             return caller
     raise Problem(
         HTTPStatus.UNAUTHORIZED, "unknown or expired token, or its owner lacks the verb get on jobs.gpu-autoscaler.io"

@@ -5,19 +5,34 @@ Source: OpenAPI Specification 3.1.1, "Operation Object", "Parameter Object" (rea
 
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.problems import ProblemDocument
-from gpu_autoscaler_services.gateway.routes import JSON, READ, Route
+from gpu_autoscaler_services.gateway.routes import JSON, Route
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}}
 _DESCRIPTION = (
-    "GPU jobs, cluster state and decisions of gpu-autoscaler. Every error is an `application/problem+json` document."
+    "GPU jobs, cluster state and decisions of gpu-autoscaler. Every error is an `application/problem+json` document. "
+    "Every operation requires a bearer token, unless the gateway has neither tokens nor token review: it then listens "
+    "on loopback only, and ignores tokens."
 )
+_BEARER = (
+    "A token from the gateway's settings; or, if review is enabled, a Kubernetes token whose owner has the verb get on "
+    "jobs.gpu-autoscaler.io to read, and create to write."
+)
+_TEXT = {"type": "string"}
+# Response headers by status (RFC 9110, sections 10.2.3, 11.6.1).
+_HEADERS = {
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": {"description": "How to authenticate", "schema": _TEXT}},
+    HTTPStatus.TOO_MANY_REQUESTS: _RETRY_AFTER,
+    HTTPStatus.SERVICE_UNAVAILABLE: _RETRY_AFTER,
+}
 
 
 def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
@@ -38,17 +53,11 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/", "description": "The gateway that serves this document"}],
-        "security": [{}, {"bearer": []}],
+        "security": [{"bearer": []}],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
-            "securitySchemes": {
-                "bearer": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "A token from the gateway's settings, or a Kubernetes token if review is enabled.",
-                }
-            },
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": _BEARER}},
         },
     }
     # Convert Python defaults (tuples, enumerations) to JSON.
@@ -74,12 +83,16 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
 
 def _responses(route: Route) -> dict[str, Any]:
     content = {route.media_type: {"schema": _ref(route.answer)}}
-    responses = {str(route.status.value): {"description": route.status.phrase, "content": content}}
-    for status in sorted({*route.problems, *READ}):
+    responses: dict[str, Any] = {str(route.status.value): {"description": route.status.phrase, "content": content}}
+    if route.status is HTTPStatus.OK and route.media_type == JSON:
+        not_modified = HTTPStatus.NOT_MODIFIED
+        responses[str(not_modified.value)] = {"description": f"{not_modified.phrase}: the ETag of If-None-Match"}
+    for status in route.errors:
+        headers = {"headers": _HEADERS[status]} if status in _HEADERS else {}
         responses[str(status.value)] = {
             "description": status.phrase,
             "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
-        }
+        } | headers
     return responses
 
 

@@ -13,9 +13,14 @@ from gpu_autoscaler_services.gateway.problems import invalid
 
 BODY_BYTES_MAX = 1 << 20
 INVALID = (HTTPStatus.UNPROCESSABLE_ENTITY,)
-UNAVAILABLE = (HTTPStatus.SERVICE_UNAVAILABLE,)
 MISSING = (HTTPStatus.NOT_FOUND,)
-READ = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
+# Errors of every operation, before its handler runs: of the caller, and of a gateway that cannot answer yet.
+COMMON = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.MISDIRECTED_REQUEST,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
 JSON = "application/json"
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -29,7 +34,7 @@ class Route(msgspec.Struct, frozen=True):
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     tag: str
     answer: type  # body of a success
-    problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every route
+    problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every operation
     body: type | None = None
     query: type | None = None  # struct of the query parameters
     headers: Mapping[str, str] = {}  # request headers with their description
@@ -44,6 +49,12 @@ class Route(msgspec.Struct, frozen=True):
     def status(self) -> HTTPStatus:
         """Return the status of a success: a write is accepted, and takes effect later."""
         return HTTPStatus.OK if self.method == "GET" else HTTPStatus.ACCEPTED
+
+    @property
+    def errors(self) -> tuple[HTTPStatus, ...]:
+        """Return all errors that the operation can answer; one that writes also refuses readers."""
+        writing = () if self.method == "GET" else (HTTPStatus.FORBIDDEN,)
+        return tuple(sorted({*self.problems, *COMMON, *writing}))
 
     @property
     def summary(self) -> str:

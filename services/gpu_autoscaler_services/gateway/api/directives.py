@@ -20,7 +20,7 @@ from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, UNAVAILABLE, Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
 
 LOCAL_USER = "a user on the gateway's machine"  # without tokens the gateway listens on loopback only
 _DIRECTIVES = "/api/v1/directives"
@@ -129,12 +129,6 @@ ROUTES = (
     ),
     Route("GET", _DIRECTIVES, list_directives_handler, "directives", schema.DirectiveList),
     Route(
-        "DELETE",
-        _ONE,
-        lift_directive_handler,
-        "directives",
-        schema.Directive,
-        (*MISSING, *INVALID, *UNAVAILABLE),
-        query=LiftQuery,
+        "DELETE", _ONE, lift_directive_handler, "directives", schema.Directive, (*MISSING, *INVALID), query=LiftQuery
     ),
 )

@@ -20,7 +20,7 @@ from gpu_autoscaler_services.gateway.auth import CALLER_ID
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
-from gpu_autoscaler_services.gateway.routes import INVALID, UNAVAILABLE, Route, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, Route, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 HEARTBEAT_SECONDS = 15.0  # proxies close connections that are silent for a minute; wall time
@@ -166,7 +166,7 @@ ROUTES = (
         events_handler,
         "facts",
         str,
-        (*INVALID, HTTPStatus.TOO_MANY_REQUESTS, *UNAVAILABLE),
+        (*INVALID, HTTPStatus.TOO_MANY_REQUESTS),
         query=EventsQuery,
         headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},
         media_type="text/event-stream",

@@ -28,16 +28,7 @@ from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
 from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import (
-    INVALID,
-    JSON,
-    MISSING,
-    UNAVAILABLE,
-    Route,
-    answer,
-    is_text,
-    read_query,
-)
+from gpu_autoscaler_services.gateway.routes import INVALID, JSON, MISSING, Route, answer, is_text, read_query
 
 QUEUE_RETRY_SECONDS = 30.0  # a queue of 1,000 jobs changes slowly
 KEY_LENGTH_MAX = 255
@@ -81,7 +72,6 @@ BODY_PROBLEMS = (
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     *INVALID,
-    *UNAVAILABLE,
 )
 
 
@@ -227,12 +217,6 @@ ROUTES = (
     Route("GET", _JOBS, list_handler, "jobs", schema.JobPage, INVALID, aliases=("/jobs",), query=JobsQuery),
     Route("GET", _ONE, show_handler, "jobs", schema.Job, MISSING, aliases=("/jobs/{job_id}",)),
     Route(
-        "DELETE",
-        _ONE,
-        cancel_handler,
-        "jobs",
-        schema.Job,
-        (*MISSING, *UNAVAILABLE, HTTPStatus.CONFLICT),
-        aliases=("/jobs/{job_id}",),
+        "DELETE", _ONE, cancel_handler, "jobs", schema.Job, (*MISSING, HTTPStatus.CONFLICT), aliases=("/jobs/{job_id}",)
     ),
 )

@@ -28,7 +28,7 @@ from gpu_autoscaler_services.gateway.api.directives import active_directives
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
-from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, UNAVAILABLE, Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 LIMIT_DEFAULT = 50
@@ -258,6 +258,6 @@ ROUTES = (
     Route("GET", "/api/v1/plans", plans_handler, "decisions", schema.PlanList, INVALID, query=PlansQuery),
     Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, MISSING),
     Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, INVALID, query=FactsQuery),
-    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, (*INVALID, *UNAVAILABLE), query=CostQuery),
+    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, INVALID, query=CostQuery),
     Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, MISSING),
 )

@@ -1,0 +1,237 @@
+"""The OpenAPI document and the gateway agree: each operation answers the declared statuses and bodies."""
+
+import io
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+import pytest
+import structlog
+from tests.services.gateway.test_jobs import BODY
+from tests.support.front import Front, front
+from tests.support.stories import T0, TimedFact, job, node, policy
+
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.events.policy import PolicyDirectiveGiven
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import Cut, Plan
+from gpu_autoscaler.model.directives import Freeze
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import JobId, PlanId
+from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler_services.gateway.api import ROUTES, events
+from gpu_autoscaler_services.gateway.auth import Caller
+from gpu_autoscaler_services.gateway.openapi import document
+from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, JSON, Route
+
+DOCUMENT = document()
+PROBLEM = "application/problem+json"
+READ, WRITE, BUG, UNCHECKED = "reads", "writes", "meets-a-bug", "is-not-checked"
+WITH_RETRY = {429, 503}
+
+Folders = Callable[[], Path]
+Seen = defaultdict[tuple[str, str], set[int]]
+
+
+class _Callers:
+    """A reader, a writer, and two tokens that the check of tokens fails for."""
+
+    async def caller(self, token: str) -> Caller | None:
+        if token == BUG:
+            raise RuntimeError("a bug")
+        if token == UNCHECKED:
+            raise PermanentError("POST /apis/authentication.k8s.io/v1/tokenreviews: 403: not granted")
+        return Caller(token, may_write=token == WRITE) if token in {READ, WRITE} else None
+
+
+class Walk:
+    """Sends requests to every route; collects the statuses, and compares each answer with what is declared."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self.http = http
+        self.seen: Seen = defaultdict(set)
+
+    async def ask(
+        self,
+        gate: Front,
+        path: str,
+        route: Route,
+        *,
+        headers: Mapping[str, str] = {},
+        query: str = "",
+        **sent: Any,  # noqa: ANN401 - as aiohttp takes them
+    ) -> tuple[int, str]:
+        """Send a request to a path of the document; return status and ETag."""
+        if route.body is not None and not sent:
+            sent = {"json": _body(gate, route)}
+        objects = {"job_id": "j1", "plan_id": "p1", "key": "freeze", "kind": "node", "name": "n1"}
+        url = gate.url + path.format_map(objects | sent.pop("objects", {})) + query
+        async with self.http.request(route.method, url, headers=headers, **sent) as answer:
+            self.seen[route.method.lower(), path].add(answer.status)
+            declared = DOCUMENT["paths"][path][route.method.lower()]["responses"].get(str(answer.status))
+            where = f"{route.method} {path}: {answer.status}"
+            assert declared is not None, f"{where} is not declared"
+            if answer.status == 304:
+                return answer.status, ""
+            ((media_type, content),) = declared["content"].items()
+            assert answer.content_type == media_type, where
+            assert (answer.status >= 400) == (media_type == PROBLEM), where
+            for name in declared.get("headers", {}):
+                assert name in answer.headers, where
+            assert ("Retry-After" in answer.headers) == (answer.status in WITH_RETRY), where
+            if media_type.endswith("json"):
+                schema = content["schema"] | {"components": DOCUMENT["components"]}
+                jsonschema.Draft202012Validator(schema).validate(await answer.json(content_type=None))
+            return answer.status, answer.headers.get("ETag", "")
+
+
+def _body(gate: Front, route: Route) -> dict[str, Any]:
+    until = (gate.model.clock.now() + timedelta(hours=1)).isoformat()
+    bodies: dict[str, dict[str, Any]] = {
+        "DirectiveRequest": {"directive": {"directive": "freeze"}, "reason": "upkeep", "until": until},
+        "DemandReported": {"source": "kafka", "shape": {"gpu_count": 1}, "count": 3, "until": until},
+        "JobRequested": BODY,
+    }
+    return bodies[route.body.__name__ if route.body else ""]
+
+
+def _paths() -> list[tuple[str, Route]]:
+    return [(path, route) for route in ROUTES for path in (route.path, *route.aliases)]
+
+
+@pytest.fixture
+async def walk() -> AsyncIterator[Walk]:
+    """A walk that has seen nothing yet."""
+    async with aiohttp.ClientSession() as http:
+        yield Walk(http)
+
+
+@asynccontextmanager
+async def _with_objects(folder: Path, policy: ScalingPolicy = DEFAULT_POLICY) -> AsyncIterator[Front]:
+    """A gateway that knows a node, two jobs of which one has ended, a plan and a directive."""
+    async with front(folder, authenticators=[_Callers()], policy=policy) as gate:
+        now = gate.model.clock.now()
+        plan = ScalingPlanMade(
+            plan_id=PlanId("p1"), plan=Plan(as_of=T0, parent_sequence=0), cut=Cut(), policy_digest="p", core_digest="c"
+        )
+        given = PolicyDirectiveGiven(
+            directive=Freeze(), reason="upkeep", given_by="anna", given_at=now, until=now + timedelta(hours=1)
+        )
+        ended = JobFinished(job_id=JobId("j2"), outcome="failed", finished_at=T0)
+        told = (TimedFact(plan, T0), TimedFact(given, now), TimedFact(ended, T0))
+        await gate.tell(node("n1"), job("j1"), job("j2"), told)
+        yield gate
+
+
+async def _of_callers(walk: Walk, folders: Folders) -> None:
+    """What every operation answers before its handler runs."""
+    async with front(folders(), authenticators=[_Callers()]) as gate:
+        for path, route in _paths():
+            assert (await walk.ask(gate, path, route))[0] == 401
+            assert (await walk.ask(gate, path, route, headers=_token("nobody")))[0] == 401
+            assert (await walk.ask(gate, path, route, headers=_token(BUG)))[0] == 500
+            assert (await walk.ask(gate, path, route, headers=_token(UNCHECKED)))[0] == 503
+            if route.method != "GET":
+                assert (await walk.ask(gate, path, route, headers=_token(READ)))[0] == 403
+
+
+def _token(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def _of_starting(walk: Walk, folders: Folders) -> None:
+    """Before the state is complete, and for a foreign name."""
+    async with front(folders(), readiness=Readiness()) as gate:
+        for path, route in _paths():
+            assert (await walk.ask(gate, path, route))[0] == 503
+            assert (await walk.ask(gate, path, route, headers={"Host": "evil.example"}))[0] == 421
+
+
+async def _of_answers(walk: Walk, folders: Folders) -> None:
+    """What handlers answer: objects, invalid requests, missing objects."""
+    for path, route in _paths():
+        async with _with_objects(folders()) as gate:
+            ask = _token(READ if route.method == "GET" else WRITE)
+            assert (await walk.ask(gate, path, route, headers=ask))[0] == route.status
+            if route.method == "GET" and route.media_type == JSON:
+                with pytest.MonkeyPatch.context() as patched:  # else `as_of` of two answers differs
+                    patched.setattr(gate.model.clock, "now", repeat(gate.model.clock.now()).__next__)
+                    _, etag = await walk.ask(gate, path, route, headers=ask)
+                    assert (await walk.ask(gate, path, route, headers=ask | {"If-None-Match": etag}))[0] == 304
+            if route.query is not None:
+                assert (await walk.ask(gate, path, route, headers=ask, query="?nonsense=1"))[0] == 422
+            if "{" in path:
+                missing = dict.fromkeys(("job_id", "plan_id", "key", "name"), "nobody")
+                assert (await walk.ask(gate, path, route, headers=ask, objects=missing))[0] == 404
+                for strange in ("%FF", "%00", "*", ">", "x" * 2000, "%2F"):
+                    await walk.ask(gate, path, route, headers=ask, objects=dict.fromkeys(missing, strange))
+            if route.body is not None:
+                await _of_bodies(walk, gate, path, route, ask)
+
+
+async def _of_bodies(walk: Walk, gate: Front, path: str, route: Route, ask: dict[str, str]) -> None:
+    as_json = ask | {"Content-Type": JSON}
+    large = b'"' + b"x" * BODY_BYTES_MAX + b'"'
+    for expected, body, headers in (
+        (415, b"{}", ask | {"Content-Type": "text/plain"}),
+        (400, b"{", as_json),
+        (422, b'{"nonsense": 1}', as_json),
+        (413, large, as_json),
+    ):
+        assert (await walk.ask(gate, path, route, headers=headers, data=io.BytesIO(body)))[0] == expected
+
+
+async def _of_conflicts(walk: Walk, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conflicts, a full queue, and too many event streams."""
+    monkeypatch.setattr(events, "LISTENERS_PER_CALLER_COUNT_MAX", 0)
+    for path, route in _paths():
+        ask = _token(WRITE) | {"Idempotency-Key": path}
+        async with _with_objects(folders(), policy(queue_count_max=2)) as gate:
+            if route.operation_id == "submit":
+                assert (await walk.ask(gate, path, route, headers=ask))[0] == 202
+                other = BODY | {"job_name": "other"}
+                assert (await walk.ask(gate, path, route, headers=ask, json=other))[0] == 409
+                await gate.tell(job("j3"))
+                ask |= {"Idempotency-Key": f"{path} again"}
+                assert (await walk.ask(gate, path, route, headers=ask))[0] == 429
+            elif route.operation_id == "cancel":
+                assert (await walk.ask(gate, path, route, headers=ask, objects={"job_id": "j2"}))[0] == 409
+            elif route.operation_id == "events":
+                assert (await walk.ask(gate, path, route, headers=ask))[0] == 429
+
+
+async def test_every_operation_declares_exactly_what_it_answers(
+    walk: Walk, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each status that a walk over all routes meets is declared, and each declared status is met."""
+
+    def folders() -> Path:
+        return tmp_path_factory.mktemp("gateway")
+
+    with structlog.testing.capture_logs():
+        await _of_callers(walk, folders)
+        await _of_starting(walk, folders)
+        await _of_answers(walk, folders)
+        await _of_conflicts(walk, folders, monkeypatch)
+    declared = {
+        (method, path): {int(status) for status in operation["responses"]}
+        for path, operations in DOCUMENT["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert dict(walk.seen) == declared
+
+
+def test_every_operation_requires_a_token() -> None:
+    """No operation is declared as open; 401 names the scheme."""
+    assert DOCUMENT["security"] == [{"bearer": []}]
+    for operations in DOCUMENT["paths"].values():
+        for operation in operations.values():
+            assert "security" not in operation
+            assert "WWW-Authenticate" in operation["responses"]["401"]["headers"]
