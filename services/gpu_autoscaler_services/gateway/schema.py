@@ -113,7 +113,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str | None
     gpu_count: int
     gpu_busy_count: int
-    gpu_utilization_ratio: float | None  # mean of the last minute; None: no telemetry
+    gpu_utilization_ratio: float | None  # mean of the newest minute; None: unknown, or older than the last pod
     price_micro_usd_per_hour: int | None
     node_uid: str | None = None
     action_id: str | None = None

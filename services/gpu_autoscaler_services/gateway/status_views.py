@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from statistics import fmean
 
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler_services.gateway import schema
@@ -17,14 +16,15 @@ from gpu_autoscaler_services.gateway import schema
 UNKNOWN = "unknown"
 
 
-def nodes(state: ClusterState, as_of: datetime) -> tuple[schema.Node, ...]:
-    """Return nodes that are not gone, by name."""
+def nodes(state: ClusterState, as_of: datetime, telemetry_age_seconds_max: float) -> tuple[schema.Node, ...]:
+    """Return nodes that are not gone, by name. The utilization of older telemetry is unknown."""
     bound = queries.pods_by_node(state)
     names = names_in_state(state)
-    return tuple(_node(view, bound.get(view.name, ()), names) for view in node_views(state, as_of))
+    fresh_after = as_of - timedelta(seconds=telemetry_age_seconds_max)
+    return tuple(_node(view, bound.get(view.name, ()), names, fresh_after) for view in node_views(state, as_of))
 
 
-def _node(view: NodeView, pods: Iterable[PodObserved], names: Namer) -> schema.Node:
+def _node(view: NodeView, pods: Iterable[PodObserved], names: Namer, fresh_after: datetime) -> schema.Node:
     workload = [pod for pod in pods if queries.is_workload(pod)]
     order = view.order
     return schema.Node(
@@ -37,7 +37,7 @@ def _node(view: NodeView, pods: Iterable[PodObserved], names: Namer) -> schema.N
         gpu_model=view.gpu_model,
         gpu_count=view.allocatable.gpu_count,
         gpu_busy_count=sum(pod.requests.gpu_count for pod in workload),
-        gpu_utilization_ratio=_utilization(view.telemetry),
+        gpu_utilization_ratio=_utilization(view, fresh_after),
         price_micro_usd_per_hour=view.price_micro_usd_per_hour,
         node_uid=view.node_uid,
         action_id=view.action_id,
@@ -71,8 +71,13 @@ def _notice(view: NodeView) -> schema.Notice | None:
     )
 
 
-def _utilization(telemetry: GpuNodeSummarized | None) -> float | None:
-    if telemetry is None:
+def _utilization(view: NodeView, fresh_after: datetime) -> float | None:
+    """Return the mean of the newest minute. None if it is unknown: no telemetry, too old, or, on a node without pods,
+    of a time when it still had some."""
+    telemetry = view.telemetry
+    if telemetry is None or telemetry.window_started_at + timedelta(seconds=telemetry.window_seconds) < fresh_after:
+        return None
+    if view.empty_since is not None and telemetry.window_started_at < view.empty_since:
         return None
     ratios = [gpu.utilization_ratio_mean for gpu in telemetry.gpus if gpu.utilization_ratio_mean is not None]
     return fmean(ratios) if ratios else None

@@ -28,15 +28,18 @@ from tests.support.stories import (
     policy,
     purchase,
 )
+from tests.support.telemetry import minute
+from tests.support.timed_facts import EPOCH
 from tests.support.zero_quota import world
 
 from gpu_autoscaler.core.deferred_groups import grouped
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
+from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.model.ids import PlanId, ProviderId
+from gpu_autoscaler.model.ids import PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 from gpu_autoscaler.runtime.health import Readiness
@@ -96,6 +99,26 @@ async def test_a_node_shows_gpus_notice_and_reason_of_purchase(gate: Front) -> N
     assert by_name["n1"]["notice"]["reclaim_at"] == "2026-11-21T12:02:00Z"
     assert by_name["n1"]["gpu_utilization_ratio"] is None
     assert by_name["waits"]["reason"]
+
+
+async def test_utilization_is_of_the_present_pods(gate: Front) -> None:
+    """A minute before the last pod left, and a minute that is too old, prove nothing; zero is a figure."""
+    now = gate.model.clock.now()
+    minutes = {"busy": (-3, 0.9), "left": (-2, 0.92), "idle": (-1, 0.0), "silent": (-20, 0.5), "never": (-9, None)}
+    for name, (number, busy) in minutes.items():
+        await gate.tell(
+            node(name, offer(gpus=8), at=now - HOUR),
+            pod(f"{name}-0", on=name, gpus=8, at=now - HOUR),
+            () if busy is None else minute(name, now + number * MINUTE, busy=busy),
+        )
+    for name, ago in (("left", 30 * SECOND), ("idle", 5 * MINUTE)):
+        uid = PodUid(f"uid-{name}-0")
+        gone = PodGone(epoch=EPOCH, version=2, pod_uid=uid, namespace="default", name=f"{name}-0", node_name=name)
+        await gate.tell((TimedFact(gone, now - ago),))
+    _, nodes = await _get(gate, "/api/v1/nodes")
+
+    shown = {item["name"]: item["gpu_utilization_ratio"] for item in nodes["items"]}
+    assert shown == {"busy": pytest.approx(0.9), "left": None, "idle": 0.0, "silent": None, "never": None}
 
 
 async def test_the_cluster_in_numbers(gate: Front) -> None:

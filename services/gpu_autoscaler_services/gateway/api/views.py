@@ -94,7 +94,9 @@ async def nodes_handler(request: web.Request) -> web.Response:
     """List nodes, from order to termination."""
     model = request.app[READ_MODEL]
     as_of = model.clock.now()
-    return answer(request, schema.NodeList(as_of=as_of, items=status_views.nodes(model.view.state, as_of)))
+    age_seconds_max = model.policy.utilization.telemetry_age_seconds_max
+    items = status_views.nodes(model.view.state, as_of, age_seconds_max)
+    return answer(request, schema.NodeList(as_of=as_of, items=items))
 
 
 async def plans_handler(request: web.Request) -> web.Response:
