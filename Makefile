@@ -10,7 +10,7 @@ TIMES ?= 20
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test sweep flaky check docs format schemas secrets bench soak peers controlplane chart sim score sim-mutants lock clean
+.PHONY: help demo up test page-test sweep flaky check docs format schemas secrets bench soak peers controlplane chart sim score sim-mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ up: $(VENV)/.local ## Start every service as a process and keep running
 
 test: $(VENV)/.dev ## Run every test but the sweeps and those of `make check`, as far as this machine supports it; list the skipped ones
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/tidy -m "not sweep" $(ARGS)
+
+page-test: $(VENV)/.dev ## Open the live page in a real Chromium (needs Chromium and npm); screenshots are in out/page
+	$(BIN)/pytest -q tests/page $(ARGS)
 
 sweep: $(VENV)/.dev ## Run the tests that `make test` leaves out: stories on every cloud and with every process killed, seeds, planted bugs
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m sweep $(ARGS)

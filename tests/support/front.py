@@ -69,6 +69,7 @@ class Front:
     url: str
     model: ReadModel
     bus: LossyBus
+    broker: MemoryBroker
 
     async def tell(self, *stories: Story) -> None:
         """Publish the stories' facts and fold them; returns when the gateway has seen them all."""
@@ -94,16 +95,20 @@ async def front(
     readiness: Readiness | None = None,
     ring_count_max: int = 500,
     unreadable: frozenset[str] = frozenset(),
+    port: int = 0,
+    before: Front | None = None,
 ) -> AsyncIterator[Front]:
-    """Serve a gateway on a free port until the context ends."""
+    """Serve a gateway until the context ends, on a free port by default. `before`: the gateway that it continues, with
+    its broker and state."""
     declared = BusDeclaration(streams=streams())
-    bus = LossyBus(MemoryBroker(), declared, now=lambda: datetime.now(UTC))
+    broker = MemoryBroker() if before is None else before.broker
+    bus = LossyBus(broker, declared, now=lambda: datetime.now(UTC))
     bus.unreadable = unreadable
     await bus.ensure()
     store = await SqliteStore.open(folder / "store.db")
     clock, ledger = Clock(), Ledger()
     model = ReadModel(
-        view=StateView(),
+        view=StateView() if before is None else before.model.view,
         tail=Tail(bus, clock, observers={"COST": ledger.observe}, ring_count_max=ring_count_max),
         ledger=ledger,
         store=store,
@@ -116,8 +121,8 @@ async def front(
     )
     app = make_app(model, authenticators=authenticators, readiness=readiness)
     try:
-        async with serving(app, GatewaySettings(port=0)) as url:
-            yield Front(url=url, model=model, bus=bus)
+        async with serving(app, GatewaySettings(port=port)) as url:
+            yield Front(url=url, model=model, bus=bus, broker=broker)
     finally:
         await bus.close()
         await store.close()

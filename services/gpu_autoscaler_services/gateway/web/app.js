@@ -1,22 +1,29 @@
 // The web page: reads the gateway once, then again whenever a fact reports a change.
 
-import { clockTime, usd } from "./format.js";
+import { clockTime, focusOn, redraw, shortTime, usd } from "./format.js";
 import * as panels from "./panels.js";
-import { Unauthorized, follow, read, rememberToken, subjectQuery } from "./stream.js";
+import { Refused, Unauthorized, follow, hasToken, read, rememberToken, subjectQuery } from "./stream.js";
 
 const LISTED = ["job.>", "policy.>", "scaling.>", "spot.notice_received", "spot.notice_withdrawn", "pod.observed", "pod.gone", "node.observed", "node.gone", "node.instance_observed"];
 const SUBJECTS = [...LISTED, "shadow.>", "cost.>", "gpu.node_summarized.*"];
 const QUIET = /^(gpu|cost|shadow)\./; // shown in panels, but not in the list of facts
 const REFRESH_MILLISECONDS = 700;
+const RETRY_MILLISECONDS = 2000; // after a refusal
 const REFRESH_MILLISECONDS_MAX = 10000; // for countdowns and ages
 const EVENTS_COUNT_MAX = 60;
 const NAMES_COUNT_MAX = 5000;
 const JOBS_SHOWN_MAX = 300;
 const ACTIVE_STATES = ["running", "provisioning", "preempted", "queued", "pending"]; // in the order of the table
+const CONNECTION = { live: "live", lost: "connection lost, reconnecting", refused: "not up to date", connecting: "connecting" };
 
 const byId = (id) => document.getElementById(id);
 const events = [];
+let arrivedCount = 0; // facts that the stream brought to the list
 let clock = { asOf: Date.now(), at: performance.now(), factor: 1 };
+let session = new AbortController(); // of the current token
+let streamState = "connecting";
+let readProblem = null; // why the last refresh failed
+let streamProblem = null;
 let timer = 0;
 let isReading = false;
 let isStale = false; // a fact arrived since the last refresh started
@@ -25,10 +32,14 @@ let latest = {};
 /** Estimated cluster time. */
 const now = () => clock.asOf + (performance.now() - clock.at) * clock.factor;
 
-function setConnection(state) {
-  const labels = { live: "live", lost: "connection lost, reconnecting", connecting: "connecting" };
+/** Shows whether the page is up to date, and what the gateway refuses, in its own words. */
+function showConnection() {
+  const problem = [readProblem, streamProblem].find((error) => error instanceof Refused);
+  const state = problem ? "refused" : readProblem ? "lost" : streamState;
   byId("connection").dataset.state = state;
-  byId("connection").querySelector("span").textContent = labels[state];
+  byId("connection").querySelector("span").textContent = CONNECTION[state];
+  byId("problem").hidden = !problem;
+  byId("problem").textContent = problem ? `The gateway refuses (${problem.status}): ${problem.message}` : "";
 }
 
 async function liveJobs() {
@@ -38,25 +49,30 @@ async function liveJobs() {
   return items.sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1]);
 }
 
+/** Reads and draws everything; there is one chain of refreshes, however often this is called. */
 async function refresh() {
+  clearTimeout(timer);
+  isStale = true;
+  if (isReading) return;
   isReading = true;
   isStale = false;
+  const { signal } = session;
   try {
     const [status, nodes, plans, shadow, cost, jobs] = await Promise.all([
-      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=12"), read("api/v1/shadow?limit=8"), readCost(), liveJobs(),
+      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=40"), read("api/v1/shadow?limit=8"), readCost(), liveJobs(),
     ]);
     clock = { asOf: Date.parse(status.value.as_of), at: performance.now(), factor: status.value.clock_factor };
     latest = { status: status.value, nodes: nodes.value, plans: plans.value, shadow: shadow.value, cost, jobs };
+    readProblem = null;
     draw();
   } catch (error) {
-    if (error instanceof Unauthorized) {
-      isReading = false;
-      return askForToken();
-    }
-    setConnection("lost");
+    readProblem = error;
   }
   isReading = false;
-  timer = setTimeout(refresh, isStale ? REFRESH_MILLISECONDS : REFRESH_MILLISECONDS_MAX);
+  if (signal.aborted) return byId("login").hidden ? refresh() : undefined;
+  if (readProblem instanceof Unauthorized) return askForToken(readProblem);
+  showConnection();
+  timer = setTimeout(refresh, isStale ? REFRESH_MILLISECONDS : readProblem ? RETRY_MILLISECONDS : REFRESH_MILLISECONDS_MAX);
 }
 
 /** Null while the gateway still sums charges, so that the rest of the page is not delayed. */
@@ -64,8 +80,8 @@ async function readCost() {
   try {
     return await readSpans();
   } catch (error) {
-    if (error instanceof Unauthorized) throw error;
-    return null;
+    if (error instanceof Refused && error.status === 503) return null;
+    throw error;
   }
 }
 
@@ -78,26 +94,26 @@ function draw() {
   const { status, nodes, plans, shadow, cost, jobs } = latest;
   byId("factor").hidden = status.clock_factor === 1;
   byId("factor").textContent = `cluster time × ${status.clock_factor}`;
-  byId("summary").replaceChildren(...panels.summary(status));
+  redraw(byId("summary"), panels.summary(status));
   byId("directives").hidden = !status.directives.length;
-  redraw("directives", panels.directives(status.directives, now()));
+  redraw(byId("directives"), panels.directives(status.directives, now()));
   byId("nodes").classList.toggle("dense", panels.isDense(nodes));
-  redraw("nodes", panels.nodes(nodes, now()));
-  redraw("plans", panels.plans(plans, names(nodes, jobs)));
+  redraw(byId("nodes"), panels.nodes(nodes, now()));
+  redraw(byId("plans"), panels.plans(plans, names(nodes, jobs)));
   byId("shadow-panel").hidden = !shadow.changed_at;
-  redraw("shadow", panels.shadow(shadow));
+  redraw(byId("shadow"), panels.shadow(shadow));
   byId("shadow-note").textContent = panels.shadowNote(shadow);
-  redraw("jobs", panels.jobs(jobs, now()));
+  redraw(byId("jobs"), panels.jobs(jobs, now()));
   byId("jobs-note").textContent = jobs.length >= JOBS_SHOWN_MAX ? `newest ${JOBS_SHOWN_MAX}` : "";
-  byId("plans-note").textContent = plans.items.length ? "newest first, with deferred actions" : "";
-  byId("spend").replaceChildren(...panels.spend(cost, byId("spend").clientWidth || 720));
+  byId("plans-note").textContent = plans.items.length ? "newest first; what a newer plan repeats is omitted" : "";
+  redraw(byId("spend"), panels.spend(cost, byId("spend").clientWidth || 720));
   byId("spend-note").textContent = cost ? spendNote(cost) : "";
 }
 
+/** The total is that of all known charges; the bars are the last of them. */
 function spendNote(cost) {
   const total = cost.allocated_micro_usd + cost.idle_micro_usd;
-  const width = cost.span_seconds === 3600 ? "per hour" : `per ${cost.span_seconds / 60} minutes`;
-  return total ? `total ${usd(total)}, ${width}` : "";
+  return total ? `${usd(total)} since ${new Date(cost.from_at).toLocaleDateString("en-US", { month: "short", day: "numeric" })}, ${shortTime(cost.from_at)}` : "";
 }
 
 const displayNames = new Map(); // kept after a job or node is gone
@@ -105,16 +121,14 @@ const displayNames = new Map(); // kept after a job or node is gone
 /** Display names of the subjects of decisions. */
 function names(nodes, jobs) {
   for (const job of jobs) displayNames.set(`job/${job.job_id}`, `job ${job.job_name}`);
-  for (const node of nodes.items) if (node.node_uid) displayNames.set(`node/${node.node_uid}`, `node ${node.name}`);
+  for (const node of nodes.items) {
+    if (node.node_uid) displayNames.set(`node/${node.node_uid}`, `node ${node.name}`);
+  }
+  for (const { type, data } of events) {
+    if (type.startsWith("pod.observed")) displayNames.set(`pod/${data.pod_uid}`, `pod ${data.namespace}/${data.name}`);
+  }
   while (displayNames.size > NAMES_COUNT_MAX) displayNames.delete(displayNames.keys().next().value);
   return displayNames;
-}
-
-/** Replaces children and keeps the scroll position. */
-function redraw(id, children) {
-  const { scrollTop, scrollLeft } = byId(id);
-  byId(id).replaceChildren(...children);
-  Object.assign(byId(id), { scrollTop, scrollLeft });
 }
 
 /** Schedules a refresh; a burst of facts causes one. */
@@ -126,44 +140,121 @@ function refreshSoon() {
   isStale = true;
 }
 
+// ---- facts
+
 function onFact(fact) {
   if (!QUIET.test(fact.type)) {
     events.unshift(fact);
-    events.length = Math.min(events.length, EVENTS_COUNT_MAX);
-    redraw("events", events.map((item) => panels.event(item, item === fact)));
+    arrivedCount += 1;
+    drawEvents(fact);
   }
   refreshSoon();
 }
 
-function askForToken() {
-  setConnection("lost");
+function drawEvents(fresh) {
+  events.length = Math.min(events.length, EVENTS_COUNT_MAX);
+  redraw(byId("events"), events.length ? events.map((item) => panels.event(item, item === fresh)) : panels.noEvents());
+}
+
+/** Reads the newest facts, also those of the time without a stream; those that arrive meanwhile are kept, once. */
+async function readEvents() {
+  const countBefore = arrivedCount;
+  const { items } = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}&${subjectQuery(LISTED)}`)).value;
+  const listed = items.map((item) => item.event);
+  const known = new Set(listed.map((fact) => fact.id));
+  const arrived = events.slice(0, arrivedCount - countBefore).filter((fact) => !known.has(fact.id));
+  events.splice(0, events.length, ...arrived, ...listed);
+  drawEvents(null);
+}
+
+function onStream(state, error) {
+  streamState = state;
+  streamProblem = error;
+  showConnection();
+  if (state !== "live") return;
+  refreshSoon();
+  readEvents().catch(() => {}); // the list then grows with the facts that arrive
+}
+
+// ---- tokens
+
+function askForToken(refusal) {
+  if (!byId("login").hidden) return;
+  session.abort();
+  clearTimeout(timer);
+  readProblem = streamProblem = null;
+  streamState = "lost";
+  showConnection();
+  byId("connection").querySelector("span").textContent = "a token is required";
+  byId("login-problem").textContent = hasToken() ? refusal.message : "";
+  rememberToken("");
   byId("login").hidden = false;
   byId("token").focus();
+  byId("token").select();
 }
 
 byId("login").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
-  rememberToken(byId("token").value);
+  rememberToken(byId("token").value.trim());
   byId("login").hidden = true;
+  byId("login-problem").textContent = "";
   start();
 });
 
 async function start() {
-  await refresh();
+  session.abort();
+  session = new AbortController();
+  const { signal } = session;
+  streamState = "connecting";
+  showConnection();
+  refresh();
   try {
-    const facts = (await read(`api/v1/facts?limit=${EVENTS_COUNT_MAX}&${subjectQuery(LISTED)}`)).value.items.map((item) => item.event);
-    events.splice(0, events.length, ...facts);
-    byId("events").replaceChildren(...(events.length ? events.map((item) => panels.event(item, false)) : panels.noEvents()));
-    await follow(SUBJECTS, onFact, (state) => { setConnection(state); if (state === "live") refreshSoon(); });
+    await follow(SUBJECTS, onFact, onStream, signal);
   } catch (error) {
-    if (error instanceof Unauthorized) askForToken();
-    else setTimeout(start, REFRESH_MILLISECONDS_MAX);
+    if (!signal.aborted) askForToken(error);
   }
 }
 
-byId("nodes-legend").replaceChildren(...panels.nodesLegend());
+// ---- why
+
+let explained = ""; // kind/name of the object in the dialog
+let openedBy = ""; // key of the element to which the focus returns
+
+async function explain(subject) {
+  const [kind, name] = [subject.slice(0, subject.indexOf("/")), subject.slice(subject.indexOf("/") + 1)];
+  explained = subject;
+  const facts = panels.facts(kind, name, latest, now());
+  byId("why-title").textContent = facts.title;
+  const show = (answer) => explained === subject && redraw(byId("why-text"), [...facts.items, ...answer]);
+  show(panels.whyPending());
+  if (!byId("why").open) byId("why").showModal();
+  byId("why-title").focus();
+  try {
+    show(panels.why((await read(`api/v1/why/${kind}/${encodeURIComponent(name)}`)).value));
+  } catch (error) {
+    if (error instanceof Unauthorized) {
+      byId("why").close();
+      return askForToken(error);
+    }
+    show(panels.whyRefused(error instanceof Refused ? error.message : "The gateway does not answer."));
+  }
+}
+
+document.addEventListener("click", (clicked) => {
+  const button = clicked.target.closest("[data-why]");
+  if (button) {
+    if (!byId("why").open) openedBy = button.dataset.key;
+    explain(button.dataset.why);
+  } else if (clicked.target === byId("why")) byId("why").close(); // the backdrop
+});
+byId("why").addEventListener("close", () => {
+  explained = "";
+  focusOn(document, openedBy);
+});
+
+redraw(byId("nodes-legend"), panels.nodesLegend());
 setInterval(() => {
   byId("clock").textContent = clockTime(now());
-  if (latest.nodes && latest.nodes.items.some((node) => node.notice)) redraw("nodes", panels.nodes(latest.nodes, now()));
+  if (latest.nodes && latest.nodes.items.some((node) => node.notice)) redraw(byId("nodes"), panels.nodes(latest.nodes, now()));
 }, 1000);
 start();

@@ -47,3 +47,34 @@ export const count = (number, noun, plural = `${noun}s`) => `${number} ${number 
 
 /** The start of a long identifier. */
 export const short = (id) => (id && id.length > 16 ? `${id.slice(0, 8)}…` : id || "");
+
+const isSame = (old, fresh) => old.nodeType === Node.ELEMENT_NODE && old.nodeName === fresh.nodeName && old.dataset?.key === fresh.dataset?.key;
+
+/** Makes `children` the content of an element and leaves untouched what is equal, so that selection and focus stay. */
+function patch(parent, children) {
+  children.forEach((fresh, index) => {
+    const old = parent.childNodes[index];
+    if (!old) parent.append(fresh);
+    else if (old.isEqualNode(fresh)) return;
+    else if (isSame(old, fresh)) {
+      for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+      for (const { name, value } of fresh.attributes) old.setAttribute(name, value);
+      patch(old, [...fresh.childNodes]);
+    } else old.replaceWith(fresh);
+  });
+  while (parent.childNodes.length > children.length) parent.lastChild.remove();
+}
+
+/** Replaces the content of an element. What moved keeps the focus, by its `data-key`; the scroll position stays. */
+export function redraw(element, children) {
+  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const { scrollTop, scrollLeft } = element;
+  patch(element, children);
+  if (focused && document.activeElement.dataset.key !== focused) focusOn(element, focused);
+  Object.assign(element, { scrollTop, scrollLeft });
+}
+
+/** Focuses the element with this `data-key`, if it is still there. */
+export function focusOn(element, key) {
+  element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}

@@ -1,7 +1,8 @@
-// Panels of the page. Pure functions from an answer of the gateway to elements.
+// Panels of the page. Pure functions from an answer of the gateway to elements. `data-key` names what an element is about.
 
 import { clockTime, count, duration, h, s, short, shortTime, usd } from "./format.js";
 
+const PLANS_SHOWN_MAX = 12;
 const NODES_DENSE = 24; // with more nodes, cards are small
 const BOOTING = new Set(["planned", "ordered", "launched", "registered"]);
 const LEAVING = new Set(["cordoned", "draining", "drained", "terminating", "gone", "failed", "lost"]);
@@ -18,10 +19,9 @@ export function summary(status) {
   const running = status.jobs_by_status.running || 0;
   const ended = sum(status.jobs_by_status, ["completed", "failed", "cancelled"]);
   const share = status.gpu_count ? Math.round((100 * status.gpu_busy_count) / status.gpu_count) : 0;
-  const meter = h("span");
-  meter.style.width = `${share}%`;
+  const meter = s("svg", { viewBox: "0 0 100 5", preserveAspectRatio: "none" }, s("rect", { width: share, height: 5 }));
   return [
-    tile("Nodes", [String(nodes)], [kinds.join(", ") || "none yet", booting ? `, ${booting} booting` : ""].join("")),
+    tile("Nodes", [String(nodes)], [kinds.join(", ") || "none yet", booting ? `; ${booting} booting` : ""].join("")),
     tile(
       "GPUs busy",
       [`${status.gpu_busy_count} `, h("small", {}, `of ${status.gpu_count}`)],
@@ -100,14 +100,19 @@ export function nodes(list, now) {
 
 export const isDense = (list) => list.items.length > NODES_DENSE;
 
+/** A name that opens its explanation. `place` tells apart the same name in several panels. */
+function whyButton(kind, name, label, place) {
+  return h("button", { type: "button", class: "why", "data-why": `${kind}/${name}`, "data-key": `${place}/${kind}/${name}`, "aria-haspopup": "dialog" }, label);
+}
+
+const nodeTitle = (node) => (node.node_uid ? node.name : `order ${short(node.action_id || node.name)}`);
+
 function nodeCard(node, now) {
-  const title = node.node_uid ? node.name : `order ${short(node.action_id || node.name)}`;
   const type = [node.instance_type, node.zone].filter(Boolean).join(" · ");
-  const podNames = node.pods.map((pod) => pod.pod).join(", ");
   return h(
     "li",
-    { class: `node${node.notice ? " noticed" : ""}${LEAVING.has(node.phase) ? " gone" : ""}`, title: [node.name, type, node.reason, podNames].filter(Boolean).join("\n") },
-    h("div", { class: "line" }, h("span", { class: "name" }, title), phaseChip(node)),
+    { class: `node${node.notice ? " noticed" : ""}${LEAVING.has(node.phase) ? " gone" : ""}`, "data-key": node.node_uid || node.name },
+    h("div", { class: "line" }, h("span", { class: "name" }, whyButton("node", node.name, nodeTitle(node), "nodes")), phaseChip(node)),
     h("div", { class: "what" }, type || "type unknown yet"),
     h("div", { class: "gpus", role: "img", "aria-label": gpusLabel(node) }, squares(node)),
     h("div", { class: "chips" }, chips(node, now)),
@@ -138,8 +143,8 @@ function chips(node, now) {
   return [
     node.notice && h("span", { class: "chip danger" }, seconds === null ? "interruption notice" : seconds > 0 ? `reclaim in ${duration(seconds)}` : "deadline passed"),
     node.capacity_type && h("span", { class: `chip ${node.capacity_type === "spot" ? "work" : "quiet"}` }, node.capacity_type),
-    node.gpu_model && h("span", { class: "chip quiet" }, `${node.gpu_count} × ${node.gpu_model}`),
-    load !== null && h("span", { class: "chip quiet", title: "mean GPU utilization of the last minute" }, `${Math.round(100 * load)} % used`),
+    node.gpu_model && h("span", { class: "chip quiet" }, node.gpu_model),
+    load !== null && h("span", { class: "chip quiet" }, `${Math.round(100 * load)} % used`),
     price !== null && h("span", { class: "chip quiet" }, `${usd(price)}/h`),
   ].filter(Boolean);
 }
@@ -148,31 +153,34 @@ export function jobs(items, now) {
   const columns = ["Job", "State", "GPUs", "Nodes", "Waiting / running", "Est. cost"];
   const head = h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col", class: name === "Est. cost" ? "number" : null }, name))));
   if (!items.length) return [head, h("tbody", {}, h("tr", {}, h("td", { class: "empty", colspan: columns.length }, "No waiting or running jobs. Submit one with: gpu-autoscaler jobs submit --help")))];
-  return [head, h("tbody", {}, items.map((job) => jobRow(job, now)))];
+  return [head, h("tbody", {}, items.map((job, index) => jobRows(job, items[index - 1], now, columns.length)))];
 }
 
-function jobRow(job, now) {
+/** The row of a job, and one for why it waits: many jobs wait for the same reason, which is shown with the first. */
+function jobRows(job, previous, now, columnsCount) {
   const gpus = `${job.members > 1 ? `${job.members} × ` : ""}${job.gpu_count}${job.gpu_type ? ` ${job.gpu_type}` : ""}`;
   const where = job.node_names.length > 2 ? count(job.node_names.length, "node") : job.node_names.join(", ");
-  return h(
+  const message = previous && previous.message === job.message ? "Same reason as above." : job.message;
+  const row = h(
     "tr",
-    {},
-    h("td", { class: "grow" }, job.job_name, h("span", { class: "under" }, `${job.project_id} · priority ${job.priority}`)),
+    { "data-key": job.job_id },
+    h("td", { class: "grow" }, whyButton("job", job.job_id, job.job_name, "jobs"), h("span", { class: "under" }, `${job.project_id} · priority ${job.priority}`)),
     h("td", {}, h("span", { class: `chip ${JOB_TONE[job.status] || ""}` }, job.status), job.queue_position ? h("span", { class: "under" }, `queue position ${job.queue_position}`) : null),
     h("td", {}, gpus),
-    h("td", { class: "grow" }, where || "—", job.message ? h("span", { class: "under" }, job.message) : null),
+    h("td", { class: "grow" }, where || "—"),
     h("td", {}, jobTime(job, now), jobStart(job, now)),
     h("td", { class: "number" }, job.estimated_cost_usd === null ? "—" : usd(job.estimated_cost_usd * 1e6)),
   );
+  if (!job.message) return [row];
+  return [row, h("tr", { class: "message", "data-key": `${job.job_id} message` }, h("td", { colspan: columnsCount }, h("div", {}, message)))];
 }
 
-/** Estimated start of a waiting job; the tooltip is the basis of the estimate. */
+/** Estimated start of a waiting job; its basis is in the dialog. */
 function jobStart(job, now) {
   if (job.status === "running" || !job.queue_position) return null;
-  if (!job.estimated_start_time) return h("span", { class: "under", title: job.estimate_basis }, "start unknown");
+  if (!job.estimated_start_time) return h("span", { class: "under" }, "start unknown");
   const left = (new Date(job.estimated_start_time) - now) / 1000;
-  const latest = job.estimated_start_latest ? `, latest ${shortTime(job.estimated_start_latest)}` : "";
-  return h("span", { class: "under", title: `${job.estimate_basis}${latest}` }, left > 0 ? `starts in ${duration(left)}` : "starts now");
+  return h("span", { class: "under" }, left > 0 ? `starts in ${duration(left)}` : "starts now");
 }
 
 function jobTime(job, now) {
@@ -182,20 +190,64 @@ function jobTime(job, now) {
 
 const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"] };
 
-/** `names` maps subjects such as `job/<id>` to display names. */
+/** `names` maps subjects such as `job/<id>` to display names. What the next newer plan defers as well is left out. */
 export function plans(list, names) {
   if (!list.items.length) return [h("li", { class: "empty" }, "No plan yet. The first change of the cluster triggers one.")];
-  return list.items.map((plan) =>
+  return withoutRepetition(list.items).slice(0, PLANS_SHOWN_MAX).map(({ plan, groups, first }) =>
     h(
       "li",
-      {},
-      h("div", { class: "when" }, h("time", { datetime: plan.as_of }, clockTime(plan.as_of)), h("span", { class: "mono", title: plan.plan_id }, `plan ${plan.sequence}`)),
-      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, decision.subject)),
-      groupBySentence(deferredGroups(plan), names).map(([sentence, objects]) => decisionLine("deferred", "deferred", sentence, objects)),
+      { "data-key": plan.plan_id },
+      h(
+        "div",
+        { class: "when" },
+        h("time", { datetime: plan.as_of }, clockTime(plan.as_of)),
+        h("span", {}, first === plan ? `plan ${plan.sequence}` : `plan ${plan.sequence}, like all since ${clockTime(first.as_of)}`),
+      ),
+      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, subjectLabel(decision))),
+      groupBySentence(groups, (subject) => objectLabel(subject, names, plan.plan_id)).map(([sentence, objects]) => decisionLine("deferred", "deferred", sentence, objects)),
       unlistedCount(plan) ? decisionLine("deferred", "deferred", `${count(unlistedCount(plan), "more object")} deferred.`, Object.keys(plan.deferred_unlisted).join(", ")) : null,
       plan.decisions.length + plan.deferred.length + unlistedCount(plan) ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
     ),
   );
+}
+
+/** Plans, newest first, with the groups to show of each; `first` is the oldest of a row of plans that say the same. A
+ * reason with a countdown differs in every plan by its figures alone. */
+function withoutRepetition(items) {
+  const shown = [];
+  let repeated = new Set();
+  for (const plan of items) {
+    const all = deferredGroups(plan);
+    const groups = all.map((group) => fresh(group, repeated)).filter(Boolean);
+    repeated = new Set(all.flatMap((group) => group.subjects.map((subject) => deferral(group, subject))));
+    const isSame = shown.length && !plan.decisions.length && !groups.length && plan.deferred.length;
+    if (isSame) shown.at(-1).first = plan;
+    else shown.push({ plan, groups, first: plan });
+  }
+  return shown;
+}
+
+const deferral = (group, subject) => `${group.step}/${group.reason}/${subject}`;
+
+/** The group without repeated objects; null if none remains. Of a group that lists only its first objects, these decide. */
+function fresh(group, repeated) {
+  const subjects = group.subjects.filter((subject) => !repeated.has(deferral(group, subject)));
+  if (!subjects.length) return null;
+  const isListed = group.objects_count === group.subjects.length;
+  return { ...group, subjects, objects_count: isListed ? subjects.length : group.objects_count };
+}
+
+/** What a plan defers: nodes, pods and jobs can be explained. */
+function objectLabel(subject, names, place) {
+  const label = names.get(subject) || subject;
+  const [, kind, name] = subject.match(/^(node|pod|job)\/(.+)$/) || [];
+  return kind ? whyButton(kind, name, label, place) : label;
+}
+
+/** Nodes can be explained; offers and instances cannot. */
+function subjectLabel({ decision, subject, action_id }) {
+  const isNode = decision === "drain_node" || decision === "cancel_drain";
+  return isNode ? whyButton("node", subject, subject, action_id) : subject;
 }
 
 /** Differences between shadow and active policy: current ones, then past ones. */
@@ -227,19 +279,22 @@ export function shadowNote(answer) {
 
 /** Groups of a plan; a plan of 0.2 has none, and names each object. */
 function deferredGroups(plan) {
-  return plan.deferred_groups.length ? plan.deferred_groups : plan.deferred.map(({ sentence, subject }) => ({ sentence, subjects: [subject], objects_count: 1 }));
+  return plan.deferred_groups.length ? plan.deferred_groups : plan.deferred.map(({ step, reason, sentence, subject }) => ({ step, reason, sentence, subjects: [subject], objects_count: 1 }));
 }
 
 const unlistedCount = (plan) => Object.values(plan.deferred_unlisted).reduce((sum, objects) => sum + objects, 0);
 
 /** [sentence, objects]: a reason shared by several groups is shown once, with the first objects and the number of the others. */
-function groupBySentence(groups, names) {
+function groupBySentence(groups, labelOf) {
   const lines = new Map();
   for (const { sentence, subjects, objects_count } of groups) {
     const line = lines.get(sentence) || { named: [], total: 0 };
-    lines.set(sentence, { named: [...line.named, ...subjects.map((subject) => names.get(subject) || subject)], total: line.total + objects_count });
+    lines.set(sentence, { named: [...line.named, ...subjects], total: line.total + objects_count });
   }
-  return [...lines].map(([sentence, { named, total }]) => [sentence, total > named.length ? `${named.join(", ")} and ${total - named.length} more` : named.join(", ")]);
+  return [...lines].map(([sentence, { named, total }]) => [
+    sentence,
+    [...named.map((subject, index) => [index ? ", " : "", labelOf(subject)]), total > named.length ? ` and ${total - named.length} more` : ""],
+  ]);
 }
 
 function decisionLine(verb, tone, sentence, subject) {
@@ -261,7 +316,9 @@ export function spend(cost, width) {
   const high = niceCeiling(Math.max(...spans.map((part) => part.allocated_micro_usd + part.idle_micro_usd)));
   const y = (micro) => top + (height - top - bottom) * (1 - micro / high);
   const step = (width - left) / Math.max(spans.length, 8);
-  const label = `Spend per ${cost.span_seconds === 3600 ? "hour" : duration(cost.span_seconds)}: ${usd(cost.allocated_micro_usd)} allocated, ${usd(cost.idle_micro_usd)} idle in total`;
+  const [allocated, idle] = ["allocated_micro_usd", "idle_micro_usd"].map((name) => spans.reduce((total, part) => total + part[name], 0));
+  const [perSpan, shown] = [cost.span_seconds, cost.span_seconds * spans.length].map((seconds) => (seconds % 3600 ? `${seconds / 60} min` : `${seconds / 3600} h`));
+  const label = `Spend of ${shown}, per ${perSpan}: ${usd(allocated)} allocated, ${usd(idle)} idle`;
   const chart = s(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label },
@@ -271,10 +328,10 @@ export function spend(cost, width) {
     ]),
     spans.map((part, index) => bar(part, left + index * step, step, y, index % Math.ceil(spans.length / Math.max(2, width / 90)) === 0 ? height - 4 : null)),
   );
-  const legend = [["allocated", "allocated"], ["idle", "idle"]].map(([name, text]) =>
-    h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), text),
+  const legend = [["allocated", allocated], ["idle", idle]].map(([name, amount]) =>
+    h("li", {}, h("i", { class: `gpu ${name}`, "aria-hidden": "true" }), `${name} ${usd(amount)}`),
   );
-  return [chart, h("figcaption", {}, h("ul", { class: "legend" }, legend))];
+  return [chart, h("figcaption", {}, h("ul", { class: "legend" }, legend, h("li", {}, `in ${shown}, shown per ${perSpan}`)))];
 }
 
 function bar(part, x, step, y, labelY) {
@@ -335,8 +392,63 @@ export function event(fact, isFresh) {
   const describe = DESCRIBE[subject] || (() => data.node_name || data.name || data.job_id || "");
   return h(
     "li",
-    { class: isFresh ? "fresh" : null },
+    { class: isFresh ? "fresh" : null, "data-key": fact.id },
     h("time", { datetime: fact.time }, clockTime(fact.time)),
     h("span", { class: "text" }, h("span", { class: "subject" }, subject), " ", describe(data)),
   );
+}
+
+// ---- explanations
+
+/** What the page knows of an object of the latest answers, with what it has no room for elsewhere. */
+export function facts(kind, name, latest, now) {
+  if (kind === "node") {
+    const node = latest.nodes?.items.find((item) => item.name === name || item.node_uid === name);
+    return { title: node ? `Node ${nodeTitle(node)}` : `Node ${name}`, items: node ? nodeFacts(node, now) : [] };
+  }
+  if (kind === "job") {
+    const job = latest.jobs?.find((item) => item.job_id === name);
+    return { title: `Job ${job ? job.job_name : name}`, items: job ? jobFacts(job, now) : [] };
+  }
+  return { title: `Pod ${name}`, items: [] };
+}
+
+function nodeFacts(node, now) {
+  const pods = node.pods.map((pod, index) => [index ? ", " : "", whyButton("pod", pod.pod, pod.pod, "why"), ` (${count(pod.gpu_count, "GPU")})`]);
+  return [
+    definitions([
+      ["Phase", node.phase],
+      ["Type", [node.instance_type, node.zone, node.capacity_type].filter(Boolean).join(" · ")],
+      ["GPUs", `${gpusLabel(node)}${node.gpu_model ? `, ${node.gpu_model}` : ""}`],
+      ["Age", node.since ? duration((now - new Date(node.since)) / 1000) : ""],
+      ["Price", node.price_micro_usd_per_hour === null ? "unknown" : `${usd(node.price_micro_usd_per_hour)} per hour`],
+      ["Pods", pods.length ? pods : "none"],
+    ]),
+  ];
+}
+
+function jobFacts(job, now) {
+  const latest = job.estimated_start_latest ? `, at the latest ${shortTime(job.estimated_start_latest)}` : "";
+  return [
+    definitions([
+      ["State", `${job.status}, for ${jobTime(job, now)}`],
+      ["Project", `${job.project_id}, priority ${job.priority}`],
+      ["Nodes", job.node_names.join(", ")],
+      ["Start", job.status === "running" || !job.estimated_start_time ? "" : `${shortTime(job.estimated_start_time)}${latest}`],
+      ["Estimate", job.estimate_basis],
+    ]),
+  ];
+}
+
+const definitions = (rows) => h("dl", { class: "facts" }, rows.filter(([, value]) => value.length).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+export const whyPending = () => [h("p", { class: "empty" }, "Reading the recorded facts.")];
+
+export const whyRefused = (detail) => [h("p", { class: "refused", role: "alert" }, detail)];
+
+export function why(answer) {
+  return [
+    answer.now ? h("p", { class: "now" }, answer.now) : null,
+    h("ol", { class: "story" }, answer.sentences.map((sentence) => h("li", {}, sentence))),
+  ].filter(Boolean);
 }

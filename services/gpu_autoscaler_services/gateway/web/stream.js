@@ -5,11 +5,24 @@ const TOKEN_KEY = "gpu-autoscaler-token";
 const RECONNECT_MILLISECONDS = 2000;
 const SILENCE_MILLISECONDS_MAX = 40000; // the gateway sends a heartbeat every 15 s
 
-export class Unauthorized extends Error {}
-
-export function rememberToken(token) {
-  sessionStorage.setItem(TOKEN_KEY, token);
+/** A refusal of the gateway; the message is the detail of its problem document. */
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
 }
+
+/** The gateway requires another token. */
+export class Unauthorized extends Refused {}
+
+/** Remembers the token for this tab; an empty one is forgotten. */
+export function rememberToken(token) {
+  if (token) sessionStorage.setItem(TOKEN_KEY, token);
+  else sessionStorage.removeItem(TOKEN_KEY);
+}
+
+export const hasToken = () => Boolean(sessionStorage.getItem(TOKEN_KEY));
 
 function headers(more = {}) {
   const token = sessionStorage.getItem(TOKEN_KEY);
@@ -18,9 +31,10 @@ function headers(more = {}) {
 
 async function request(path, options = {}) {
   const response = await fetch(path, { ...options, headers: headers(options.headers) });
-  if (response.status === 401) throw new Unauthorized("a token is required");
-  if (!response.ok && response.status !== 304) throw new Error(`${path}: HTTP ${response.status}`);
-  return response;
+  if (response.ok || response.status === 304) return response;
+  const problem = await response.json().catch(() => ({}));
+  const detail = problem.detail || `${path}: HTTP ${response.status}`;
+  throw response.status === 401 ? new Unauthorized(401, detail) : new Refused(response.status, detail);
 }
 
 const cache = new Map(); // path -> {etag, value}
@@ -37,23 +51,24 @@ export async function read(path) {
 
 export const subjectQuery = (subjects) => subjects.map((subject) => `subject=${encodeURIComponent(subject)}`).join("&");
 
-/** Follows facts without end. Calls `onFact(event)` for each, `onState("live" | "lost")` on changes. */
-export async function follow(subjects, onFact, onState) {
+/** Follows facts until `signal` is aborted. Calls `onFact(event)` for each, `onState("live" | "lost", error)` on changes. */
+export async function follow(subjects, onFact, onState, signal) {
   let lastId = "";
-  for (;;) {
-    const abort = new AbortController();
+  while (!signal.aborted) {
+    const silence = new AbortController();
     let watchdog = 0;
+    let failure = null;
     try {
       const response = await request(`api/v1/events?${subjectQuery(subjects)}`, {
-        signal: abort.signal,
+        signal: AbortSignal.any([signal, silence.signal]),
         headers: lastId ? { "Last-Event-ID": lastId } : {},
       });
-      onState("live");
+      onState("live", null);
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         clearTimeout(watchdog);
-        watchdog = setTimeout(() => abort.abort(), SILENCE_MILLISECONDS_MAX);
+        watchdog = setTimeout(() => silence.abort(), SILENCE_MILLISECONDS_MAX);
         const { value, done } = await reader.read();
         if (done) break;
         const blocks = (rest + value).split("\n\n");
@@ -66,9 +81,11 @@ export async function follow(subjects, onFact, onState) {
       }
     } catch (error) {
       if (error instanceof Unauthorized) throw error;
+      failure = error;
     }
     clearTimeout(watchdog);
-    onState("lost");
+    if (signal.aborted) return;
+    onState("lost", failure);
     await new Promise((resolve) => setTimeout(resolve, RECONNECT_MILLISECONDS));
   }
 }
