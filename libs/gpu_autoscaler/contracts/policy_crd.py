@@ -36,17 +36,41 @@ RULES_OF_POLICY = (
         "a pool has capacityType spot, but enableSpotInstances is false; enable it, or change capacityType",
     ),
     (
-        "self.enableSpotInstances || !has(self.spotInstancePercentage) || self.spotInstancePercentage == 0",
+        "self.enableSpotInstances || !has(self.spotInstancePercentage) || self.spotInstancePercentage == 0.0",
         "spotInstancePercentage is above 0, but enableSpotInstances is false; enable it, or set 0",
     ),
 )
 RULES_OF_POOL = (
     ("!has(self.maxSize) || self.minSize <= self.maxSize", "minSize is above maxSize; lower it, or raise maxSize"),
     ("!has(self.maxSize) || self.maxSize > 0", "maxSize is 0; raise it, or remove the pool"),
-    ("!has(self.spotPercentage) || self.capacityType == 'mixed'", "spotPercentage requires capacityType mixed"),
     (
-        "self.labels.all(key, !key.startsWith('gpu-autoscaler.io/'))",
-        "labels with prefix gpu-autoscaler.io/ are written by the autoscaler; remove them",
+        (
+            "!has(self.spotPercentage) || self.capacityType == 'mixed'"
+            " || self.capacityType == 'spot' && self.spotPercentage in [1.0, 100.0]"
+            " || self.capacityType != 'spot' && self.spotPercentage == 0.0"
+        ),
+        "spotPercentage contradicts capacityType; use capacityType mixed, or remove spotPercentage",
+    ),
+    (
+        (
+            "self.labels.all(key, !key.startsWith('gpu-autoscaler.io/')"
+            " || key in ['gpu-autoscaler.io/capacity-type', 'gpu-autoscaler.io/gpu-model'])"
+        ),
+        (
+            "labels with prefix gpu-autoscaler.io/ are written by the autoscaler, except capacity-type and gpu-model;"
+            " remove them"
+        ),
+    ),
+    (
+        (
+            "!('gpu-autoscaler.io/capacity-type' in self.labels)"
+            " || self.labels['gpu-autoscaler.io/capacity-type'] in"
+            " (self.capacityType == 'mixed' ? ['spot', 'on-demand', 'reserved'] : [self.capacityType])"
+        ),
+        (
+            "label gpu-autoscaler.io/capacity-type is not spot, on-demand or reserved, or contradicts capacityType;"
+            " change one of them"
+        ),
     ),
 )
 COLUMNS = (

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
+from gpu_autoscaler.core.policy.pools import with_filters_of_labels
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.offers import Offer
@@ -16,7 +17,7 @@ def load_policy(path: Path | None, offers: tuple[Offer, ...] | None = None) -> S
     """
     if path is None:
         return DEFAULT_POLICY
-    policy = read_struct(load_toml(path), ScalingPolicy, str(path))
+    policy = with_filters_of_labels(read_struct(load_toml(path), ScalingPolicy, str(path)))
     if found := policy_violations(policy, offers):
         raise ConfigError(str(path), found)
     return policy

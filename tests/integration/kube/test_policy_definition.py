@@ -7,6 +7,9 @@ import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.kube_policies import defined, policy
+from tests.support.sources import autoscaling_policy
+
+from gpu_autoscaler.model.labels import CAPACITY_TYPE
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -54,7 +57,15 @@ def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> 
         ({"nodePools": [{"name": "a", "minSize": 3, "maxSize": 2}]}, "minSize is above maxSize"),
         ({"nodePools": [{"name": "a", "maxSize": 0}]}, "maxSize is 0"),
         ({"nodePools": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
-        ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "requires capacityType mixed"),
+        ({"nodePools": [{"name": "a", "capacityType": "spot", "spotPercentage": 50}]}, "contradicts capacityType"),
+        ({"nodePools": [{"name": "a", "capacityType": "on-demand", "spotPercentage": 1}]}, "contradicts capacityType"),
+        ({"nodePools": [{"name": "a", "spotPercentage": 101}]}, "should be less than or equal to 100"),
+        (
+            {"nodePools": [{"name": "a", "capacityType": "spot", "labels": {CAPACITY_TYPE: "on-demand"}}]},
+            "or contradicts capacityType",
+        ),
+        ({"nodePools": [{"name": "a", "labels": {CAPACITY_TYPE: "cheap"}}]}, "is not spot, on-demand or reserved"),
+        ({"spotInstancePercentage": 0.5, "enableSpotInstances": False}, "spotInstancePercentage is above 0"),
         (
             {"nodePools": [{"name": "a", "capacityType": "spot"}], "enableSpotInstances": False},
             "a pool has capacityType spot",
@@ -67,6 +78,19 @@ def test_what_is_left_out_has_a_default_or_is_not_there(ready: ControlPlane) -> 
 def test_what_cannot_be_meant_is_refused(ready: ControlPlane, changes: dict[str, Any], said: str) -> None:
     """Each contradiction, in a sentence that names the fields."""
     assert said in refused(ready, policy("wrong", **changes))
+
+
+@pytest.mark.parametrize("pool", [{"spotPercentage": 0}, {"capacityType": "spot", "spotPercentage": 1.0}])
+def test_shares_may_agree_with_the_capacity_type(ready: ControlPlane, pool: dict[str, Any]) -> None:
+    """Fractions, and 0 or 1 beside the capacity type that they name."""
+    body = policy("shares", spotInstancePercentage=0.6, nodePools=[{"name": "shares"} | pool])
+    assert applied(ready, body)["spec"]["spotInstancePercentage"] == 0.6
+
+
+def test_the_policy_of_the_autoscaling_guide_is_accepted_unchanged(ready: ControlPlane) -> None:
+    """Each of its fields is kept as written."""
+    body = autoscaling_policy()
+    assert applied(ready, body)["spec"] == body["spec"]
 
 
 def test_every_field_of_the_definition_is_accepted(ready: ControlPlane) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool, ScalingPolicy
+from gpu_autoscaler.core.policy.pools import pool_with_filters_of_labels
 from gpu_autoscaler.core.policy.provisioning_settings import MixPolicy
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.events.policy import PolicyDocumentsAccepted
@@ -99,7 +100,7 @@ def _file_pools(policy: ScalingPolicy, documents: Sequence[PolicyDocument]) -> t
 def _pool(pool: DocumentPool, document: PolicyDocument, most: int) -> NodePool:
     bounds = (pool.nodes_count_max, document.nodes_count_max, most)
     bound = min(limit for limit in bounds if limit is not None)
-    return NodePool(
+    merged = NodePool(
         name=pool.name,
         is_paused=not document.is_enabled,
         nodes_count_min=min(bound, _pool_min(pool, document)),
@@ -109,8 +110,10 @@ def _pool(pool: DocumentPool, document: PolicyDocument, most: int) -> NodePool:
         gpu_models=pool.gpu_models,
         zones=pool.zones,
         capacity_types=_capacity_types(pool, document),
+        spot_ratio=pool.spot_ratio if document.is_spot_allowed else None,
         labels=pool.labels,
     )
+    return pool_with_filters_of_labels(merged)
 
 
 def _pool_min(pool: DocumentPool, document: PolicyDocument) -> int:
@@ -128,13 +131,12 @@ def _capacity_types(pool: DocumentPool, document: PolicyDocument) -> tuple[Capac
 
 
 def _mix(mix: MixPolicy, documents: Sequence[PolicyDocument], most: int) -> MixPolicy:
-    """The mix of the cluster: shares of the mixed pools, weighted by maximum size."""
+    """The mix of all pools without a share of their own: that of their documents, weighted by maximum size."""
     weighted: list[tuple[float, float]] = []
     for document in documents:
+        spot_ratio = mix.spot_ratio if document.spot_ratio is None else document.spot_ratio
         for pool in document.pools:
-            ratios = (pool.spot_ratio, document.spot_ratio)
-            spot_ratio = next((ratio for ratio in ratios if ratio is not None), mix.spot_ratio)
-            if pool.capacity_type is None and document.is_spot_allowed:
+            if pool.capacity_type is None and pool.spot_ratio is None and document.is_spot_allowed:
                 size = pool.nodes_count_max or document.nodes_count_max or most
                 weighted.append((spot_ratio, float(size)))
     reserved = mix.reserved_ratio if _first(documents, "is_multi_tier", default=True) else 0.0

@@ -48,6 +48,14 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     capacity_types: Annotated[
         tuple[CapacityType, ...], about("Allowed capacity types; empty: all.", "#policy-object")
     ] = ()
+    spot_ratio: Annotated[
+        Ratio | None,
+        about(
+            "Minimum share of spot among the GPUs of the pool while it is available, cheaper and rarely interrupted; "
+            "unset: spot.mix applies.",
+            "#shares",
+        ),
+    ] = None
     is_paused: Annotated[
         bool, about("If true, the pool neither scales up nor loses nodes by choice.", "#policy-object")
     ] = False

@@ -1,8 +1,40 @@
-"""Filters of a pool."""
+"""Filters of a pool, also as users of other tools write them: product names of GPUs, labels that name an offer."""
+
+import msgspec
 
 from gpu_autoscaler.core.policy.gpu_slices import slices_of
-from gpu_autoscaler.core.policy.policy import NodePool
-from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.gpu import gpu_model_name
+from gpu_autoscaler.model.offers import CapacityType, Offer
+
+_CAPACITY_TYPES = frozenset(map(str, CapacityType))
+
+
+def with_filters_of_labels(policy: ScalingPolicy) -> ScalingPolicy:
+    """Return the policy with the filters that labels of its pools stand for; the same object if there are none."""
+    pools = tuple(map(pool_with_filters_of_labels, policy.pools))
+    return policy if pools == policy.pools else msgspec.structs.replace(policy, pools=pools)
+
+
+def pool_with_filters_of_labels(pool: NodePool) -> NodePool:
+    """Return the pool with GPU models by name, and with its labels of an offer as filters. A label that contradicts
+    the filter stays, and validation reports it."""
+    models = tuple(dict.fromkeys(gpu_model_name(name) or name for name in pool.gpu_models))
+    pool = msgspec.structs.replace(pool, gpu_models=models)
+    capacity_type = pool.labels.get(labels.CAPACITY_TYPE, "")
+    if capacity_type in _CAPACITY_TYPES and capacity_type in (pool.capacity_types or _CAPACITY_TYPES):
+        pool = msgspec.structs.replace(
+            pool, capacity_types=(CapacityType(capacity_type),), labels=_without(pool, labels.CAPACITY_TYPE)
+        )
+    model = gpu_model_name(pool.labels.get(labels.GPU_MODEL, ""))
+    if model is not None and model in (pool.gpu_models or (model,)):
+        pool = msgspec.structs.replace(pool, gpu_models=(model,), labels=_without(pool, labels.GPU_MODEL))
+    return pool
+
+
+def _without(pool: NodePool, key: str) -> dict[str, str]:
+    return {name: value for name, value in pool.labels.items() if name != key}
 
 
 def pool_allows(pool: NodePool, offer: Offer) -> bool:

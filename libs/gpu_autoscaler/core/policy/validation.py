@@ -16,7 +16,7 @@ from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GPU_MODELS
-from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.scheduling import STARTUP_PREFIXES, is_startup
 
 # With zero, the policy would decide nothing or revert its own decisions.
@@ -36,6 +36,9 @@ _RESERVED_LABELS = (
     labels.DEVICE_PLUGIN_CONFIG,
     labels.GPU_SHARE_MEMORY,
 )
+
+# Labels that stand for a filter of the pool. Source: docs/decisions.md#shares.
+_FILTER_LABELS = {labels.CAPACITY_TYPE: "capacity_types", labels.GPU_MODEL: "gpu_models"}
 
 
 def policy_violations(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = None) -> tuple[str, ...]:
@@ -154,6 +157,7 @@ def _pool_violations(pool: NodePool, at: str, policy: ScalingPolicy) -> Iterator
         yield f"{at}.nodes_count_max: 0 allows no node in pool {pool.name!r}; raise it, or remove the pool"
     if pool.gpu_count_max == 0 and pool.gpu_models:
         yield f"{at}.gpu_count_max: 0 contradicts gpu_models of pool {pool.name!r}; raise it"
+    yield from _share_violations(pool, at)
     yield from _label_violations(pool, at)
     taints = (*pool.taints, *pool.startup_taints)
     for (key, effect), count in Counter((taint.key, taint.effect) for taint in taints).items():
@@ -167,10 +171,25 @@ def _pool_violations(pool: NodePool, at: str, policy: ScalingPolicy) -> Iterator
             )
 
 
+def _share_violations(pool: NodePool, at: str) -> Iterator[str]:
+    ratio, types = pool.spot_ratio, pool.capacity_types
+    if ratio and types and CapacityType.SPOT not in types:
+        yield f"{at}.spot_ratio: {ratio:g}, but capacity_types has no spot; add spot, or remove spot_ratio"
+    if ratio is not None and ratio < 1 and types == (CapacityType.SPOT,):
+        yield f"{at}.spot_ratio: {ratio:g}, but capacity_types allows only spot; add another capacity type, or set 1"
+
+
 def _label_violations(pool: NodePool, at: str) -> Iterator[str]:
     for key in _RESERVED_LABELS:
-        if key in pool.labels:
+        if key in pool.labels and key not in _FILTER_LABELS:
             yield f"{at}.labels: {key} is written by the autoscaler; remove it"
+    for key, name in _FILTER_LABELS.items():
+        if key in pool.labels:  # what filters can express, `pools.py` has removed
+            known = getattr(pool, name) or (CapacityType if key == labels.CAPACITY_TYPE else GPU_MODELS)
+            yield (
+                f"{at}.labels: {key}={pool.labels[key]} contradicts {name} ({', '.join(map(str, known))}); remove the"
+                f" label, or change {name}"
+            )
     for key, name, allowed in (
         (labels.ZONE, "zones", pool.zones),
         (labels.INSTANCE_TYPE, "instance_types", pool.instance_types),

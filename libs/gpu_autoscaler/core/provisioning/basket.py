@@ -482,7 +482,7 @@ class Basket:
 
     def _count(self, pool: str, offer: Offer, scope: BillingScope, count: int = 1) -> None:
         self._usage.add(pool, offer, scope, count)
-        self._selector.add(offer, count)
+        self._selector.add(pool, offer, count)
         self._excesses.clear()
         self._open.clear()
         self._closed.clear()

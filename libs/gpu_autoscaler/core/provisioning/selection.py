@@ -8,7 +8,7 @@ after an interruption. The last two occur once in a node's life, and count for m
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, rows
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode, FleetProblem
 from gpu_autoscaler.core.provisioning.fleet.solver import cheapest_fleet
-from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
 from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, anti_affinity_groups
 from gpu_autoscaler.core.state.interruption_history import capacity_pool_of
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
@@ -29,6 +29,9 @@ from gpu_autoscaler.model.reasons.buy import RejectionCause
 _HOUR_SECONDS = 3600.0
 # Costs are compared for one member in whole numbers; this keeps the remainder of the division.
 _COST_PRECISION = 1_000_000
+# Names in the counts of mixes: the pools without a share of spot of their own, and all capacity types.
+_OTHER_POOLS, _ALL_TYPES = "", ""
+_RATIO_DIGITS = 6  # 1 - 0.9 is a little less than 0.1 in floating point
 # Fleets whose excess in one capacity pool is selected again elsewhere; what is left then stays.
 _SPREADS_COUNT_MAX = 3
 
@@ -39,7 +42,11 @@ class OfferSelector:
     def __init__(self, catalog: OfferCatalog, views: tuple[NodeView, ...], policy: ScalingPolicy) -> None:
         self._catalog = catalog
         self._policy = policy
-        self._gpus = _counted(views).copy()  # by capacity type and spot capacity pool; all under ""
+        gpus, gpus_by_pool = _counted(views)
+        self._gpus = gpus.copy()  # by spot capacity pool; all under ""
+        self._gpus_by_pool = gpus_by_pool.copy()  # by pool and capacity type
+        # Pools with a share of spot of their own are no part of the policy's mix.
+        self._own_ratios = {pool.name: pool.spot_ratio for pool in policy.pools if pool.spot_ratio is not None}
         self._costs: dict[int, Ints] = {}
         rules = policy.spot
         self._is_risky = catalog.rates > rules.interruption_ratio_max
@@ -47,10 +54,12 @@ class OfferSelector:
             self._is_risky, rules.interruption_ratio_max / np.maximum(catalog.rates, 1e-9), 1.0
         )
 
-    def add(self, offer: Offer, count: int = 1) -> None:
+    def add(self, pool: str, offer: Offer, count: int = 1) -> None:
         """Count this many more nodes of the offer; a negative count removes them."""
+        gpu_count = count * offer.resources.gpu_count
+        self._gpus_by_pool[pool, offer.capacity_type] += gpu_count
         for name in _counted_as(offer):
-            self._gpus[name] += count * offer.resources.gpu_count
+            self._gpus[name] += gpu_count
 
     def costs(self, priority: int) -> Ints:
         """Return the expected cost of a node of each offering, in micro-dollars an hour, above zero."""
@@ -79,9 +88,10 @@ class OfferSelector:
             members > 0, each, is_gang=buyer.member_count > 1 or buyer.gang is not None
         )
         best_first = self._in_order(buyer, members > 0, preferred, each, preferred_keys)
-        if best_first.size and self._has_too_much_on_demand([self._catalog.offerings[best_first[0]].offer]):
+        short = self._short_of_spot([self._catalog.offerings[best_first[0]]]) if best_first.size else ()
+        if short:
             best_first = self._in_order(
-                buyer, members > 0, self._with_its_share_of_spot(preferred), each, preferred_keys
+                buyer, members > 0, self._with_its_share_of_spot(preferred, short), each, preferred_keys
             )
         return best_first
 
@@ -129,8 +139,8 @@ class OfferSelector:
         if is_gang:
             accepts = self._all_without_full_pools(wants, counts, accepts, is_gang=True)
         nodes = list(self._cheapest(wants, counts, accepts))
-        if self._has_too_much_on_demand(self._catalog.offerings[node.offer].offer for node in nodes):
-            shares = np.array([self._with_its_share_of_spot(accept) for accept in accepts], dtype=np.bool_)
+        if short := self._short_of_spot([self._catalog.offerings[node.offer] for node in nodes]):
+            shares = np.array([self._with_its_share_of_spot(accept, short) for accept in accepts], dtype=np.bool_)
             if (shares != accepts).any():
                 accepts = shares
                 nodes = list(self._cheapest(wants, counts, accepts))
@@ -149,12 +159,12 @@ class OfferSelector:
         self, wants: Sequence[MissingMembers], counts: list[int], accepts: Bools, kept: Iterable[FleetNode]
     ) -> Sequence[FleetNode]:
         """Return the cheapest nodes for these, without the capacity pools that the kept nodes have filled."""
-        offers = [self._catalog.offerings[node.offer].offer for node in kept]
-        for offer in offers:
-            self.add(offer)
+        offerings = [self._catalog.offerings[node.offer] for node in kept]
+        for offering in offerings:
+            self.add(offering.pool.name, offering.offer)
         eased = self._all_without_full_pools(wants, counts, accepts, is_gang=False)
-        for offer in offers:
-            self.add(offer, -1)
+        for offering in offerings:
+            self.add(offering.pool.name, offering.offer, -1)
         return self._cheapest(wants, counts, eased)
 
     def _all_without_full_pools(
@@ -216,26 +226,49 @@ class OfferSelector:
             return RejectionCause.INTERRUPTION_RATE if self._is_risky[cheaper] else RejectionCause.CAPACITY_POOL_SHARE
         return RejectionCause.EXPECTED_COST if costs[taken] <= costs[cheaper] else RejectionCause.FLEET_COST
 
-    # ---- the policy's mix
+    # ---- the shares of spot of the policy and of pools
 
-    def _has_too_much_on_demand(self, more: Iterable[Offer]) -> bool:
-        """True if on-demand would have more than its share plus what is missing of the reserved share."""
-        gpus = self._gpus + _gpus_of(more)
-        if not gpus[CapacityType.ON_DEMAND]:
+    def _short_of_spot(self, more: Sequence[Offering]) -> tuple[str, ...]:
+        """Return the mixes that have too much on-demand with these nodes: pools with a share of their own, by name, and
+        the mix of all others as "". Of the latter, what is missing of the reserved share may be on-demand."""
+        gpus = Counter(self._gpus_by_pool)
+        for offering in more:
+            gpus[offering.pool.name, offering.offer.capacity_type] += offering.offer.resources.gpu_count
+        mixes: Counter[tuple[str, str]] = Counter()
+        for (pool, capacity_type), count in gpus.items():
+            mix = pool if pool in self._own_ratios else _OTHER_POOLS
+            mixes[mix, capacity_type] += count
+            mixes[mix, _ALL_TYPES] += count
+        return tuple(mix for mix in (*self._own_ratios, _OTHER_POOLS) if self._is_short_of_spot(mix, mixes))
+
+    def _is_short_of_spot(self, mix: str, gpus: Mapping[tuple[str, str], int]) -> bool:
+        on_demand, every = gpus.get((mix, CapacityType.ON_DEMAND), 0), gpus.get((mix, _ALL_TYPES), 0)
+        if not on_demand:
             return False
-        mix = self._policy.spot.mix
-        reserved_missing = max(0.0, mix.reserved_ratio * gpus[""] - gpus[CapacityType.RESERVED])
-        return gpus[CapacityType.ON_DEMAND] > mix.on_demand_ratio * gpus[""] + reserved_missing
+        if mix in self._own_ratios:
+            return on_demand > round((1.0 - self._own_ratios[mix]) * every, _RATIO_DIGITS)
+        shares = self._policy.spot.mix
+        reserved_missing = max(0.0, shares.reserved_ratio * every - gpus.get((mix, CapacityType.RESERVED), 0))
+        return on_demand > shares.on_demand_ratio * every + reserved_missing
 
-    def _with_its_share_of_spot(self, accepted: Bools) -> Bools:
-        """Return the offerings without on-demand, if cheaper spot with few interruptions is among them."""
+    def _with_its_share_of_spot(self, accepted: Bools, short: Iterable[str]) -> Bools:
+        """Return the offerings without on-demand of these mixes, if cheaper spot with few interruptions is in them."""
         catalog = self._catalog
-        on_demand = accepted & catalog.is_on_demand
-        if not on_demand.any():
-            return accepted
-        dearest = catalog.prices_micro_usd_per_hour[on_demand].min()
-        calm = accepted & catalog.is_spot & ~self._is_risky & (catalog.prices_micro_usd_per_hour < dearest)
-        return accepted & ~on_demand if calm.any() else accepted
+        for mix in short:
+            belongs = self._belongs_to(mix)
+            on_demand = accepted & catalog.is_on_demand & belongs
+            if not on_demand.any():
+                continue
+            dearest = catalog.prices_micro_usd_per_hour[on_demand].min()
+            is_calm = catalog.is_spot & ~self._is_risky & (catalog.prices_micro_usd_per_hour < dearest)
+            if (accepted & belongs & is_calm).any():
+                accepted = accepted & ~on_demand
+        return accepted
+
+    def _belongs_to(self, mix: str) -> Bools:
+        names = (offering.pool.name for offering in self._catalog.offerings)
+        mixes = (name if name in self._own_ratios else _OTHER_POOLS for name in names)
+        return np.array([name == mix for name in mixes], dtype=np.bool_)
 
     # ---- shares of capacity pools
 
@@ -324,17 +357,21 @@ class SpotShares:
 
 
 @cached_by_identity(2)
-def _counted(views: tuple[NodeView, ...]) -> Counter[str]:
-    """Return the GPUs that were bought and count, by what they count as."""
-    decisions = (view.order.decision for view in views if view.is_ours and view.is_counted and view.order is not None)
-    return _gpus_of(decision.offer for decision in decisions if decision is not None)
+def _counted(views: tuple[NodeView, ...]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Return the GPUs that were bought and count: by what they count as, and by pool and capacity type."""
+    orders = (view.order for view in views if view.is_ours and view.is_counted)
+    decisions = [order.decision for order in orders if order is not None and order.decision is not None]
+    by_pool: Counter[tuple[str, str]] = Counter()
+    for decision in decisions:
+        by_pool[decision.pool, decision.offer.capacity_type] += decision.offer.resources.gpu_count
+    return _gpus_of(decision.offer for decision in decisions), by_pool
 
 
 def _counted_as(offer: Offer) -> tuple[str, ...]:
-    """Return everything that a node of this offer counts as: all, its capacity type, and its spot capacity pool."""
+    """Return everything that a node of this offer counts as: all, and its spot capacity pool."""
     if offer.capacity_type is CapacityType.SPOT:
-        return "", offer.capacity_type, capacity_pool_of(offer.instance_type, offer.zone)
-    return "", offer.capacity_type
+        return "", capacity_pool_of(offer.instance_type, offer.zone)
+    return ("",)
 
 
 def _gpus_of(offers: Iterable[Offer]) -> Counter[str]:

@@ -47,7 +47,7 @@ def document(policy: Policy, spec: PolicySpec, generation: int) -> PolicyDocumen
         pending_pod_timeout_seconds=spec.pending_pod_timeout_seconds,
         nodes_count_min=spec.min_nodes,
         nodes_count_max=spec.max_nodes,
-        spot_ratio=_ratio(spec.spot_instance_percentage),
+        spot_ratio=ratio_of(spec.spot_instance_percentage),
         is_spot_allowed=spec.enable_spot_instances,
         is_multi_tier=spec.enable_multi_tier_scaling,
         is_forecast_on=spec.enable_predictive_scaling,
@@ -65,12 +65,13 @@ def _pool(pool: PoolSpec) -> DocumentPool:
         gpu_models=models,
         instance_types=pool.instance_types,
         capacity_type=None if pool.capacity_type == "mixed" else CapacityType(pool.capacity_type),
-        spot_ratio=_ratio(pool.spot_percentage),
+        spot_ratio=ratio_of(pool.spot_percentage),
         priority=pool.priority,
         labels=pool.labels,
         zones=pool.availability_zones,
     )
 
 
-def _ratio(percentage: int | None) -> float | None:
-    return None if percentage is None else percentage / 100
+def ratio_of(share: float | None) -> float | None:
+    """Return the ratio of a share: up to 1 it is one (1 is everything), above 1 a percentage. None: unset."""
+    return share if share is None or share <= 1 else share / 100

@@ -2,7 +2,8 @@
 them, so that the API server checks every range below.
 
 Percentages and camelCase exist only here; `kube/translate/policy.py` converts them. Only the name of a pool is
-required: omitted fields keep the value of the policy file. Source of the field names: docs/decisions.md#policy-object.
+required: omitted fields keep the value of the policy file. Source of the field names: docs/decisions.md#policy-object;
+of the two forms of a share: docs/decisions.md#shares.
 """
 
 from datetime import datetime
@@ -22,7 +23,7 @@ POOLS_COUNT_MAX = 64
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Seconds = Annotated[int, Meta(ge=0, le=604_800)]
 _Count = Annotated[int, Meta(ge=0, le=100_000)]
-_Percentage = Annotated[int, Meta(ge=0, le=100)]
+_RatioOrPercentage = Annotated[float, Meta(ge=0, le=100)]  # up to 1 a ratio, above 1 a percentage
 _Names = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...], Meta(max_length=64)]
 CapacityChoice = Literal["spot", "on-demand", "reserved", "mixed"]
 
@@ -54,14 +55,22 @@ class PoolSpec(_Wire, frozen=True, kw_only=True):
         CapacityChoice, Meta(description="Allowed capacity type; mixed: by the cluster's shares.")
     ] = "mixed"
     spot_percentage: Annotated[
-        _Percentage | None,
-        Meta(description="Share of spot of a mixed pool, weighted by maxSize in the cluster's share."),
+        _RatioOrPercentage | None,
+        Meta(
+            description="Minimum share of spot in this pool, up to 1 as a ratio (0.6), above 1 as a percentage (60). "
+            "0: never spot, 1 or 100: only spot. Unset: the cluster's shares apply."
+        ),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-1000, le=1000)], Meta(description="Purchases try pools of higher priority first.")
     ] = 0
     labels: Annotated[
-        dict[str, Annotated[str, Meta(max_length=63)]], Meta(max_length=32, description="Labels of the pool's nodes.")
+        dict[str, Annotated[str, Meta(max_length=63)]],
+        Meta(
+            max_length=32,
+            description="Labels of the pool's nodes. gpu-autoscaler.io/capacity-type and gpu-autoscaler.io/gpu-model "
+            "restrict what is bought.",
+        ),
     ] = {}
     availability_zones: Annotated[_Names, Meta(description="Allowed zones; empty: all.")] = ()
 
@@ -92,7 +101,11 @@ class PolicySpec(_Wire, frozen=True, kw_only=True):
     min_nodes: Annotated[_Count, Meta(description="Minimum number of nodes over all its pools.")] = 0
     max_nodes: Annotated[_Count | None, Meta(description="Maximum number of nodes over all its pools.")] = None
     spot_instance_percentage: Annotated[
-        _Percentage | None, Meta(description="Share of spot among the cluster's GPUs.")
+        _RatioOrPercentage | None,
+        Meta(
+            description="Minimum share of spot among the GPUs of all pools without spotPercentage, up to 1 as a ratio "
+            "(0.6), above 1 as a percentage (60)."
+        ),
     ] = None
     enable_spot_instances: Annotated[bool, Meta(description="If false, its pools use no spot.")] = True
     enable_multi_tier_scaling: Annotated[

@@ -118,10 +118,21 @@ def test_capacity_types_of_a_pool(vision: PolicyDocument, types: tuple[CapacityT
     assert merge_documents(FILE, [vision]).pools[0].capacity_types == types
 
 
-def test_the_mix_is_weighted_by_pool_size() -> None:
-    """A pool three times as large has three times the weight; shares add up to 1."""
+def test_the_share_of_a_pool_is_its_own() -> None:
+    """That of its document is the mix of the other pools."""
     vision = document("a", pool("x", nodes_count_max=30, spot_ratio=0.8), pool("y", nodes_count_max=10), spot_ratio=0.4)
-    mix = merge_documents(FILE, [vision]).spot.mix
+    result = merge_documents(FILE, [vision])
+    assert [merged.spot_ratio for merged in result.pools] == [0.8, None]
+    assert result.spot.mix.spot_ratio == pytest.approx(0.4)
+
+
+def test_the_mix_is_weighted_by_pool_size() -> None:
+    """A document with three times as many nodes has three times the weight; shares add up to 1."""
+    documents = [
+        document("a", pool("x", nodes_count_max=30), spot_ratio=0.8),
+        document("b", pool("y", nodes_count_max=10), spot_ratio=0.4),
+    ]
+    mix = merge_documents(FILE, documents).spot.mix
     assert mix.spot_ratio == pytest.approx(0.7)
     assert mix.spot_ratio + mix.on_demand_ratio + mix.reserved_ratio == pytest.approx(1.0)
     flat = merge_documents(FILE, [document("a", spot_ratio=0.5, is_multi_tier=False)]).spot.mix
