@@ -19,6 +19,7 @@ class DocumentPool(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     labels: dict[str, str] = {}
     zones: tuple[str, ...] = ()
+    idle_seconds: float | None = None
 
 
 class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class PolicyDocument(msgspec.Struct, frozen=True, kw_only=True):
     is_spot_allowed: bool = True
     is_multi_tier: bool | None = None
     is_forecast_on: bool | None = None
+    idle_seconds: float | None = None  # of its pools
     pools: tuple[DocumentPool, ...] = ()
 
     @property

@@ -203,7 +203,9 @@ def _tail(policy: ScalingPolicy) -> float | None:
         return None
     if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
         return None
-    stays_seconds = max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds)
+    kept = [policy.idle_seconds if pool.idle_seconds is None else pool.idle_seconds for pool in policy.pools]
+    idle_seconds = max(policy.idle_seconds_max if seconds is None else seconds for seconds in kept)
+    stays_seconds = max(idle_seconds, policy.scale_down_cooldown_seconds)
     return stays_seconds + policy.drain_seconds_max + _ENDING_SECONDS
 
 

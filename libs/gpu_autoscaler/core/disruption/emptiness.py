@@ -19,14 +19,16 @@ from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.pools import idle_seconds_set
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.offers import CapacityType, Offer
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons import defer, defer_limits, defer_waits, drain
+from gpu_autoscaler.model.reasons.base import IdleRule
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 
 # ---- how long an empty node is kept
@@ -35,19 +37,32 @@ from gpu_autoscaler.model.reasons.buy import UnmetDemand
 
 
 def idle_seconds_allowed(view: NodeView, policy: ScalingPolicy) -> float:
-    """Return after how long without pods the node is removed; the policy's maximum if its offer is unknown."""
-    decision = None if view.order is None else view.order.decision
-    return policy.idle_seconds_max if decision is None else break_even_idle_seconds(decision.offer, policy)
+    """Return after how long without pods the node is removed."""
+    return _idle_time(view, policy)[0]
 
 
-def break_even_idle_seconds(offer: Offer, policy: ScalingPolicy) -> float:
-    """Return how long keeping a node of the offer pays off, at most `idle_seconds_max`; reserved nodes cost nothing."""
+def _idle_time(view: NodeView, policy: ScalingPolicy) -> tuple[float, IdleRule]:
+    """Return after how long without pods the node is removed, and by which rule: the time that is set, else break-even
+    up to the policy's maximum, which also holds where the cost is unknown or zero. Reserved nodes cost nothing."""
+    set_seconds = idle_seconds_set(policy, view.pool)
+    if set_seconds is not None:
+        return set_seconds, IdleRule(name="idle_seconds")
+    offer = None if view.order is None or view.order.decision is None else view.order.decision.offer
+    if offer is None:
+        return policy.idle_seconds_max, IdleRule(name="idle_seconds_max")
     price = 0 if offer.capacity_type is CapacityType.RESERVED else offer.price_micro_usd_per_hour
     hourly = None if price is None else price + policy.node_overhead_micro_usd_per_hour
     if not hourly:
-        return policy.idle_seconds_max
-    again = offer.boot_seconds * (1.0 + policy.removal.waiting_micro_usd_per_hour / hourly)
-    return min(policy.idle_seconds_max, again)
+        return policy.idle_seconds_max, IdleRule(name="idle_seconds_max")
+    waiting = policy.removal.waiting_micro_usd_per_hour
+    again = offer.boot_seconds * (1.0 + waiting / hourly)
+    is_bounded = again > policy.idle_seconds_max
+    return min(policy.idle_seconds_max, again), IdleRule(
+        name="idle_seconds_max" if is_bounded else "break_even",
+        boot_seconds=offer.boot_seconds,
+        node_micro_usd_per_hour=hourly,
+        waiting_micro_usd_per_hour=waiting,
+    )
 
 
 # Reasons not to buy for a gang that will not pass soon, unlike a cooldown or an old list.
@@ -82,11 +97,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
-        allowed_seconds = idle_seconds_allowed(view, policy)
+        allowed_seconds, rule = _idle_time(view, policy)
         at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
         reason: defer.DeferReason | None
         if at_once is None and idle_seconds < allowed_seconds:
-            reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+            reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, rule=rule)
         elif at_once is None:
             reason = _kept_as_buffer(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
         else:
@@ -94,7 +109,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if reason is not None:
             draft = draft.deferring(_RELEASE, f"node/{view.node_uid}", reason)
         else:
-            idle = drain.NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds)
+            idle = drain.NodeIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, rule=rule)
             draft = draft.adding(removals=_drain(view, draft, policy, at_once or idle))
     return draft
 

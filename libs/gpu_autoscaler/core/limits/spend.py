@@ -22,6 +22,7 @@ from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.placement.bins import PodsByNode
 from gpu_autoscaler.core.policy.limit_settings import SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.pools import idle_seconds_set
 from gpu_autoscaler.core.state.ledger import CLUSTER, Period, owners_of, period_end, period_name, period_start
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
@@ -120,7 +121,9 @@ def tail_seconds(policy: ScalingPolicy) -> float | None:
         return None
     if policy.nodes_count_min or policy.headrooms or policy.scheduled_limits or policy.forecast.is_on:
         return None
-    return max(policy.idle_seconds_max, policy.scale_down_cooldown_seconds) + policy.drain_seconds_max + ENDING_SECONDS
+    idle = (idle_seconds_set(policy, pool.name) for pool in policy.pools)
+    longest = max(policy.idle_seconds_max if seconds is None else seconds for seconds in idle)
+    return max(longest, policy.scale_down_cooldown_seconds) + policy.drain_seconds_max + ENDING_SECONDS
 
 
 def unbilled_times(

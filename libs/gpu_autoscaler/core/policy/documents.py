@@ -112,6 +112,7 @@ def _pool(pool: DocumentPool, document: PolicyDocument, most: int) -> NodePool:
         capacity_types=_capacity_types(pool, document),
         spot_ratio=pool.spot_ratio if document.is_spot_allowed else None,
         labels=pool.labels,
+        idle_seconds=document.idle_seconds if pool.idle_seconds is None else pool.idle_seconds,
     )
     return pool_with_filters_of_labels(merged)
 

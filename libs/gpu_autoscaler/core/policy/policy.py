@@ -56,6 +56,12 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "#shares",
         ),
     ] = None
+    idle_seconds: Annotated[
+        Seconds | None,
+        about(
+            "Time after which an empty node of the pool is removed; unset: idle_seconds of the policy.", "#idle-node"
+        ),
+    ] = None
     is_paused: Annotated[
         bool, about("If true, the pool neither scales up nor loses nodes by choice.", "#policy-object")
     ] = False
@@ -123,11 +129,19 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "cluster-autoscaler, FAQ, max-node-provision-time",
         ),
     ] = 900.0
+    idle_seconds: Annotated[
+        Seconds | None,
+        about(
+            "Time after which an empty node is removed, exactly; unset: the break-even rule decides, up to "
+            "idle_seconds_max.",
+            "#idle-node",
+        ),
+    ] = None
     idle_seconds_max: Annotated[
         Seconds,
         about(
-            "Upper bound of the time that an empty node is kept; the break-even rule usually ends it earlier, "
-            "see removal.waiting_micro_usd_per_hour.",
+            "Upper bound of the time that an empty node is kept without idle_seconds; the break-even rule usually "
+            "ends it earlier, see removal.waiting_micro_usd_per_hour.",
             "#idle-node",
         ),
     ] = 600.0

@@ -11,6 +11,12 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 _CAPACITY_TYPES = frozenset(map(str, CapacityType))
 
 
+def idle_seconds_set(policy: ScalingPolicy, pool: str | None) -> float | None:
+    """Return the idle time that is set for nodes of the pool; None: none is, the break-even rule decides."""
+    own = next((known.idle_seconds for known in policy.pools if known.name == pool), None)
+    return policy.idle_seconds if own is None else own
+
+
 def with_filters_of_labels(policy: ScalingPolicy) -> ScalingPolicy:
     """Return the policy with the filters that labels of its pools stand for; the same object if there are none."""
     pools = tuple(map(pool_with_filters_of_labels, policy.pools))

@@ -67,6 +67,16 @@ class ForecastPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Ratio,
         about("Quantile of the demand rises within 30 minutes that a started purchase covers.", "#forecast-slots"),
     ] = 0.7
+    prewarm_utilization_ratio_max: Annotated[
+        float,
+        about(
+            "Forecast utilization above which capacity is prepared, until forecast demand uses at most this share of "
+            "the GPUs. A higher value prepares less; 1: exactly the forecast.",
+            "#prewarm-threshold",
+            gt=0,
+            le=1,
+        ),
+    ] = 1.0
     shrinkage_weeks_count: Annotated[
         int,
         about(

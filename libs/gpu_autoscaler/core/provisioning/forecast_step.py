@@ -137,7 +137,9 @@ def _forecast_targets(state: ClusterState, policy: ScalingPolicy, as_of: datetim
         if not is_recent(history, as_of):
             continue
         forecast = forecast_rises(history.hours, hour(as_of), policy.forecast)
-        free = free_target(forecast, history.levels[-1][1], peak_count(history))
+        free = free_target(
+            forecast, history.levels[-1][1], peak_count(history), policy.forecast.prewarm_utilization_ratio_max
+        )
         confidence = confidence_ratio(state.forecast_scores.get(kind, ()), hour(as_of), policy.forecast)
         least = policy.forecast.confidence_ratio_min
         is_certain = confidence is not None and confidence >= least

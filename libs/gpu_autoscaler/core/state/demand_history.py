@@ -96,14 +96,23 @@ def forecast_rises(hours: Iterable[HourlyRises], hour: int, policy: ForecastPoli
     )
 
 
-def free_target(forecast: Forecast | None, level_count: int, peak: int) -> FreeTarget:
+def free_target(
+    forecast: Forecast | None, level_count: int, peak: int, utilization_ratio_max: float = 1.0
+) -> FreeTarget:
     """Return the target of free GPUs above the current demand; zero without a forecast. A purchase starts when a short
-    rise would find too few, and then covers long rises: fewer, larger purchases."""
+    rise would find too few, and then covers long rises: fewer, larger purchases. With them, forecast demand uses at
+    most `utilization_ratio_max` of the GPUs."""
     if forecast is None:
         return FreeTarget(min_count=0, target_count=0)
-    dip = max(0, peak - level_count)
-    least = dip + forecast.short_rise_count
-    return FreeTarget(min_count=least, target_count=max(least, dip + forecast.long_rise_count))
+    top = max(peak, level_count)
+    rises = (forecast.short_rise_count, max(forecast.short_rise_count, forecast.long_rise_count))
+    least, most = (_scaled_up(top + rise, utilization_ratio_max) - level_count for rise in rises)
+    return FreeTarget(min_count=least, target_count=most)
+
+
+def _scaled_up(count: int, ratio: float) -> int:
+    """Return of how many this count is the share, rounded up."""
+    return -(-count * _PARTS // round(ratio * _PARTS))
 
 
 def score(history: DemandHistory, hour: int, policy: ForecastPolicy) -> Score | None:

@@ -51,6 +51,7 @@ def document(policy: Policy, spec: PolicySpec, generation: int) -> PolicyDocumen
         is_spot_allowed=spec.enable_spot_instances,
         is_multi_tier=spec.enable_multi_tier_scaling,
         is_forecast_on=spec.enable_predictive_scaling,
+        idle_seconds=spec.idle_seconds,
         pools=tuple(_pool(pool) for pool in spec.node_pools),
     )
 
@@ -69,6 +70,7 @@ def _pool(pool: PoolSpec) -> DocumentPool:
         priority=pool.priority,
         labels=pool.labels,
         zones=pool.availability_zones,
+        idle_seconds=pool.idle_seconds,
     )
 
 

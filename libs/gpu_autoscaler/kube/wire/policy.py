@@ -73,6 +73,9 @@ class PoolSpec(_Wire, frozen=True, kw_only=True):
         ),
     ] = {}
     availability_zones: Annotated[_Names, Meta(description="Allowed zones; empty: all.")] = ()
+    idle_seconds: Annotated[
+        _Seconds | None, Meta(description="Time after which an empty node is removed; unset: that of the policy.")
+    ] = None
 
 
 class PolicySpec(_Wire, frozen=True, kw_only=True):
@@ -114,6 +117,10 @@ class PolicySpec(_Wire, frozen=True, kw_only=True):
     enable_predictive_scaling: Annotated[
         bool | None,
         Meta(description="If true, demand is forecast, and capacity is bought ahead once forecasts are accurate."),
+    ] = None
+    idle_seconds: Annotated[
+        _Seconds | None,
+        Meta(description="Time after which an empty node of its pools is removed; unset: the break-even rule decides."),
     ] = None
     node_pools: Annotated[
         tuple[PoolSpec, ...],

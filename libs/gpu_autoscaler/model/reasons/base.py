@@ -7,9 +7,11 @@ module. `docs/reference/reasons.md` lists all reasons.
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
+
+from gpu_autoscaler.model.format import duration, price
 
 LISTED_COUNT_MAX = 5  # names in one reason; the others are counted
 Name = TypeVar("Name", bound=str)
@@ -43,3 +45,26 @@ def first_listed(names: Iterable[Name]) -> tuple[tuple[Name, ...], int]:
     """Return the first names, at most `LISTED_COUNT_MAX`, and how many more there are."""
     every = tuple(names)
     return every[:LISTED_COUNT_MAX], max(0, len(every) - LISTED_COUNT_MAX)
+
+
+class IdleRule(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The rule that sets how long an empty node is kept, with its figures."""
+
+    name: Literal["idle_seconds", "idle_seconds_max", "break_even"]
+    boot_seconds: float | None = None  # of break_even: what a new boot takes
+    node_micro_usd_per_hour: int | None = None  # of break_even: what keeping the node costs; None: unknown
+    waiting_micro_usd_per_hour: int | None = None  # of break_even: the value of work that waits for the boot
+
+    def sentence(self) -> str:
+        """Return why the time is as it is."""
+        if self.name == "idle_seconds":
+            return "That is the idle_seconds of the policy or the pool."
+        if self.boot_seconds is None or self.node_micro_usd_per_hour is None:
+            return "That is idle_seconds_max of the policy, since the cost of the node is unknown or zero."
+        figures = (
+            f"keeping the node costs {price(self.node_micro_usd_per_hour)}, a new boot takes"
+            f" {duration(self.boot_seconds)} at that price and at {price(self.waiting_micro_usd_per_hour)} for work"
+            " that waits"
+        )
+        rule = "idle_seconds_max of the policy, below break-even" if self.name == "idle_seconds_max" else "break-even"
+        return f"That is {rule}: {figures}."

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, subject_name
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.base import Reason, first_listed
+from gpu_autoscaler.model.reasons.base import IdleRule, Reason, first_listed
 from gpu_autoscaler.model.reasons.defer_limits import LimitReason
 from gpu_autoscaler.model.reasons.defer_waits import WaitReason
 
@@ -160,10 +160,12 @@ class NotYetIdle(Reason, frozen=True, kw_only=True, tag="not_yet_idle"):
 
     idle_seconds: float
     idle_seconds_max: float
+    rule: IdleRule | None = None  # None: of an earlier release
 
     def sentence(self) -> str:
         limit = duration(self.idle_seconds_max)
-        return f"The node has been empty for {duration(self.idle_seconds)}; an idle node is removed after {limit}."
+        idle = f"The node has been empty for {duration(self.idle_seconds)}; an idle node is removed after {limit}."
+        return idle if self.rule is None else f"{idle} {self.rule.sentence()}"
 
     def remedy(self) -> str:
         left = duration(max(0.0, self.idle_seconds_max - self.idle_seconds))

@@ -17,7 +17,7 @@ from gpu_autoscaler.model.format import (
 )
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
+from gpu_autoscaler.model.reasons.base import IdleRule, Reason, ReasonWithoutRemedy
 from gpu_autoscaler.model.reasons.defer_limits import SpendPeriod, raise_spend_budget, spend_budget
 
 # The steps of a node from order to usable, in this order.
@@ -31,13 +31,15 @@ class NodeIdle(Reason, frozen=True, kw_only=True, tag="node_idle"):
 
     idle_seconds: float
     idle_seconds_max: float
+    rule: IdleRule | None = None  # None: of an earlier release
 
     def sentence(self) -> str:
         limit = duration(self.idle_seconds_max)
-        return f"No pod has used the node for {duration(self.idle_seconds)}; an idle node is removed after {limit}."
+        idle = f"No pod has used the node for {duration(self.idle_seconds)}; an idle node is removed after {limit}."
+        return idle if self.rule is None else f"{idle} {self.rule.sentence()}"
 
     def remedy(self) -> str:
-        return "To keep idle nodes longer, raise idle_seconds_max or removal.waiting_micro_usd_per_hour."
+        return "To keep idle nodes for another time, set idle_seconds of the policy or the pool."
 
 
 class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):

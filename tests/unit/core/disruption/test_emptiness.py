@@ -35,7 +35,7 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId
-from gpu_autoscaler.model.reasons.base import Reason
+from gpu_autoscaler.model.reasons.base import IdleRule, Reason
 from gpu_autoscaler.model.reasons.defer import (
     NodeProtected,
     NotYetIdle,
@@ -74,6 +74,9 @@ def held(made: Plan, subject: str, reason: type[R]) -> R:
 
 # An hour of waiting that counts for more than any node: an empty one stays for all of `idle_seconds_max`.
 PATIENT = RemovalPolicy(waiting_micro_usd_per_hour=10**12)
+ALL_OF_IT = IdleRule(
+    name="idle_seconds_max", boot_seconds=120.0, node_micro_usd_per_hour=10_100_000, waiting_micro_usd_per_hour=10**12
+)
 
 
 def test_an_idle_node_is_removed() -> None:
@@ -82,7 +85,7 @@ def test_an_idle_node_is_removed() -> None:
 
     assert decision.is_voluntary
     assert decision.provider_id == provider_id("buy-n1")
-    assert decision.reason == NodeIdle(idle_seconds=3600.0, idle_seconds_max=600.0)
+    assert decision.reason == NodeIdle(idle_seconds=3600.0, idle_seconds_max=600.0, rule=ALL_OF_IT)
 
 
 def test_a_recently_emptied_node_stays() -> None:
@@ -91,7 +94,8 @@ def test_a_recently_emptied_node_stays() -> None:
     made = plan(state, policy(removal=PATIENT), T0 + 5 * MINUTE)
 
     assert made.decisions == ()
-    assert held(made, "node/uid-n1", NotYetIdle) == NotYetIdle(idle_seconds=300.0, idle_seconds_max=600.0)
+    expected = NotYetIdle(idle_seconds=300.0, idle_seconds_max=600.0, rule=ALL_OF_IT)
+    assert held(made, "node/uid-n1", NotYetIdle) == expected
 
 
 @pytest.mark.parametrize("owner_kind", ["Job", None])

@@ -85,6 +85,14 @@ def test_thresholds_of_a_document_override_the_file() -> None:
     assert result.queued_timeout_seconds == FILE.queued_timeout_seconds
 
 
+def test_the_idle_time_of_a_document_is_that_of_its_pools() -> None:
+    """Unless a pool sets its own; pools of the file keep that of the file."""
+    under = policy(pools=(NodePool(name="file"),))
+    vision = document("vision", pool("x", idle_seconds=60.0), pool("y"), idle_seconds=300.0)
+    merged = merge_documents(under, [vision]).pools
+    assert [(each.name, each.idle_seconds) for each in merged] == [("file", None), ("x", 60.0), ("y", 300.0)]
+
+
 def test_the_stricter_limit_applies() -> None:
     """Of a pool: its own, its document's, the file's; of the cluster: the sum of the documents, and the file's."""
     under = policy(nodes_count_max=10)

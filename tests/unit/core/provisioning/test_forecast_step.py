@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, notice, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -193,6 +194,15 @@ def test_a_confident_forecast_buys_nodes() -> None:
     assert len(bought_ahead) == 4
     assert bought_ahead[0].reason == CapacityBuffer(demand=("forecast/T4",), free_gpu_count=0, wanted_gpu_count=4)
     assert purchases(plan_of(state, at)) == []
+
+
+def test_a_lower_threshold_of_utilization_prepares_more() -> None:
+    """The forecast demand of four GPUs is half of eight."""
+    at = T0 + 29 * MINUTE
+    state = given(asked_for(at), scored(is_right=True), on_sale(CHEAP), as_of=at)
+    for threshold, nodes_count in ((1.0, 4), (0.8, 5), (0.5, 8)):
+        rules = msgspec.structs.replace(FORESEEING, prewarm_utilization_ratio_max=threshold)
+        assert len(purchases(plan_of(state, at, forecast=rules))) == nodes_count
 
 
 def test_an_uncertain_forecast_buys_nothing() -> None:

@@ -116,6 +116,15 @@ def test_the_target_of_free_gpus() -> None:
     assert (wanted.min_count, wanted.target_count) == (5, 12)
 
 
+def test_a_higher_threshold_of_utilization_prepares_less() -> None:
+    """39 GPUs of forecast demand are half of 78, 48 more than there are. At 1 exactly the forecast is prepared."""
+    foreseen = Forecast(short_rise_count=2, long_rise_count=9, weeks_seen=1)
+    targets = [free_target(foreseen, 30, 30, threshold) for threshold in (0.5, 0.7, 0.9, 1.0)]
+
+    assert [(target.min_count, target.target_count) for target in targets] == [(34, 48), (16, 26), (6, 14), (2, 9)]
+    assert free_target(None, 30, 30, 0.5).target_count == 0
+
+
 def scores(hours: int, one: Score) -> list[Score]:
     """The same score for this many hours."""
     return [
