@@ -25,6 +25,7 @@ from gpu_autoscaler.core.limits.spend import slot, spend_caps
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.pools import removal_cooldown_seconds
 from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX
 from gpu_autoscaler.core.provisioning.expected_capacity import certain_ends as ends_of_work
 from gpu_autoscaler.core.provisioning.gangs import retried_at
@@ -205,10 +206,10 @@ def _removals(policy: ScalingPolicy, drains: Mapping[ActionId, DrainRecord]) -> 
     """Return when a canceled drain may be retried, and when the scale-down cool-down ends."""
     retry_after = timedelta(seconds=policy.removal.drain_retry_seconds)
     cooldown = timedelta(seconds=policy.scale_down_cooldown_seconds)
+    pool_cooldowns = {timedelta(seconds=removal_cooldown_seconds(policy, pool.name)) for pool in policy.pools}
+    planned = [drain.planned_at for drain in drains.values() if drain.planned_at is not None]
     retries = (drain.cancelled.cancelled_at + retry_after for drain in drains.values() if drain.cancelled is not None)
-    return sorted(
-        [*retries, *(drain.planned_at + cooldown for drain in drains.values() if drain.planned_at is not None)]
-    )
+    return sorted([*retries, *(at + pause for at in planned for pause in (cooldown, *pool_cooldowns))])
 
 
 @cached_by_identity(8)

@@ -49,7 +49,7 @@ def test_the_policy_of_the_autoscaling_guide_means_what_it_says() -> None:
     assert (merged.nodes_count_min, merged.nodes_count_max) == (0, 100)
     assert (merged.utilization.high_ratio, merged.utilization.low_ratio) == (0.8, 0.2)
     assert (merged.limits.scale_up_cooldown_seconds, merged.pending_pod_timeout_seconds) == (180, 120)
-    assert merged.scale_down_cooldown_seconds == 600
+    assert merged.scale_down_cooldown_seconds == merged.removal.pool_cooldown_seconds == 600
     assert not merged.forecast.is_on
 
 

@@ -24,6 +24,7 @@ from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
+from gpu_autoscaler.core.provisioning.cooldown import removal_cooldown
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
@@ -280,7 +281,8 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     if tripped is not None:  # before a replacement is bought
         return brake.held(draft, _STEP, subject, tripped)
     if not isinstance(due.reason, drain.BootTimedOut):  # limits never counted such a node
-        reason = reason or removal_limit(view, due.cause, draft, policy)
+        pause = None if due.is_forced else removal_cooldown(view.pool, due.cause, state, policy, draft.as_of)
+        reason = reason or pause or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
         return draft.deferring(_STEP, subject, reason)
     mark = draft.free_capacity.mark()

@@ -4,7 +4,7 @@ Only nodes that were bought are ever removed. Whether a node is empty follows fr
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.demand.elastic import elastic_job_of
 from gpu_autoscaler.core.disruption import brake, repack
@@ -20,13 +20,14 @@ from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import idle_seconds_set
+from gpu_autoscaler.core.provisioning.cooldown import removal_cooldown
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import BuyNode, Deferred, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import NodeUid
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, UnavailabilityCause
 from gpu_autoscaler.model.reasons import defer, defer_limits, defer_waits, drain
 from gpu_autoscaler.model.reasons.base import IdleRule
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
@@ -103,7 +104,11 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         if at_once is None and idle_seconds < allowed_seconds:
             reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, rule=rule)
         elif at_once is None:
-            reason = _kept_as_buffer(view, draft) or _blocker(view, RemovalCause.EMPTY, draft, policy)
+            reason = (
+                _kept_as_buffer(view, draft)
+                or _kept_as_paid(view, state, policy, draft.as_of)
+                or _blocker(view, RemovalCause.EMPTY, draft, state, policy)
+            )
         else:
             reason = repack.protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
         if reason is not None:
@@ -123,7 +128,7 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     little = underutilized(draft, state, policy)
     for view in sorted(_underused(draft, little, policy), key=lambda view: _cost_to_empty(view, draft, policy)):
         pods = tuple(pod for pod in draft.pods.get(view.name, ()) if counts_for_idleness(pod))
-        reason = _blocker(view, RemovalCause.UNDERUSED, draft, policy) or repack.protected_pod(
+        reason = _blocker(view, RemovalCause.UNDERUSED, draft, state, policy) or repack.protected_pod(
             pods, state, policy, draft.as_of
         )
         saving_micro_usd_per_hour: int | None = None
@@ -273,11 +278,14 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
     return view.is_ours and view.is_usable and is_free
 
 
-def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> defer.DeferReason | None:
+def _blocker(
+    view: NodeView, cause: RemovalCause, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> defer.DeferReason | None:
     """Return what prevents the removal: the node's annotations, its age, the minimum, or other removals."""
     return (
         repack.protected_node(view, draft)
         or _minimum_age(view, draft, policy)
+        or removal_cooldown(view.pool, cause, state, policy, draft.as_of)
         or removal_limit(view, cause, draft, policy)
     )
 
@@ -285,6 +293,23 @@ def _blocker(view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingP
 def _kept_as_buffer(view: NodeView, draft: Draft) -> defer.KeptAsBuffer | None:
     kept_for = draft.buffers.get(bin_key(view))
     return None if kept_for is None else defer.KeptAsBuffer(kept_for=kept_for)
+
+
+def _kept_as_paid(
+    view: NodeView, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> defer.KeptAsBuffer | None:
+    """Return the reservation that keeps the node while it is paid: its removal saves nothing."""
+    bought = None if view.order is None or view.order.decision is None else view.order.decision.offer
+    if bought is None or bought.capacity_type is not CapacityType.RESERVED:
+        return None
+    offers = (bought,) if state.offers is None else state.offers.offers  # unknown: as when it was bought
+    offer = next((offer for offer in offers if offer.key == bought.key), None)
+    if not policy.removal.is_paid_reservation_kept or offer is None:
+        return None
+    is_over = offer.paid_until is not None and as_of >= offer.paid_until
+    if is_over or offer.unavailable_by is UnavailabilityCause.NO_RESERVATION:
+        return None
+    return defer.KeptAsBuffer(kept_for=f"{defer.RESERVATION}/{bought.key}")
 
 
 def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> defer_limits.Cooldown | None:

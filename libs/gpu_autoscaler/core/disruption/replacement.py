@@ -17,7 +17,7 @@ from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types
+from gpu_autoscaler.core.provisioning.cooldown import rebuy_cooldown, recently_removed_types, removal_cooldown
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.interruption_history import rate_of, terminations_by_pool
 from gpu_autoscaler.core.state.state import ClusterState
@@ -117,6 +117,7 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
     """True where pace, marks, a drain that was given up lately, or its pods keep the node."""
     return bool(
         removal_limit(view, RemovalCause.UNDERUSED, draft, policy)
+        or removal_cooldown(view.pool, RemovalCause.UNDERUSED, state, policy, draft.as_of)
         or repack.protected_node(view, draft)
         or repack.retry_cooldown(view, state, policy, draft.as_of)
         or repack.protected_pod(repack.moving_pods(view, draft), state, policy, draft.as_of)

@@ -21,6 +21,9 @@ _FATAL = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140)
 # The same pages: a row remapping is pending (63), a contained memory error ended one application (94). The GPU keeps
 # working until a reset at a convenient time.
 _DEGRADED = (63, 94)
+# Ended drains are remembered for this long (`core/state/retention.py`).
+POOL_COOLDOWN_SECONDS_MAX = 6 * 3600.0
+_PoolCooldown = Annotated[float, Meta(ge=0, le=POOL_COOLDOWN_SECONDS_MAX)]
 
 
 class UtilizationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +173,20 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "Disruption budgets besides disruption_ratio_max; the smallest applies.", "Karpenter, Disruption, Budgets"
         ),
     ] = ()
+    pool_cooldown_seconds: Annotated[
+        _PoolCooldown | None,
+        about(
+            "Pause of a pool after a plan that removes nodes of it by choice, unhealthy nodes excepted; unset: 600 "
+            "where idle_seconds is set, else 0.",
+            "#scale-down-cooldown",
+        ),
+    ] = None
+    is_paid_reservation_kept: Annotated[
+        bool,
+        about(
+            "If true, empty nodes of reserved capacity are kept while the reservation is paid.", "#reserved-capacity"
+        ),
+    ] = True
     expire_seconds_max: Annotated[
         Seconds | None, about("Age at which a node is replaced; unset: never.", "Karpenter, Disruption, expireAfter")
     ] = 7 * 24 * 3600.0

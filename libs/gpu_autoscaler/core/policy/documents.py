@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.policy.disruption_settings import POOL_COOLDOWN_SECONDS_MAX, RemovalPolicy
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_with_filters_of_labels
 from gpu_autoscaler.core.policy.provisioning_settings import MixPolicy
@@ -79,8 +80,16 @@ def merge_documents(policy: ScalingPolicy, documents: Sequence[PolicyDocument]) 
         forecast=msgspec.structs.replace(
             policy.forecast, is_on=_first(enabled, "is_forecast_on", policy.forecast.is_on)
         ),
+        removal=_removal(policy.removal, enabled),
         spot=msgspec.structs.replace(policy.spot, mix=_mix(policy.spot.mix, enabled, most)),
     )
+
+
+def _removal(removal: RemovalPolicy, documents: Sequence[PolicyDocument]) -> RemovalPolicy:
+    seconds = _first(documents, "scale_down_cooldown_seconds", removal.pool_cooldown_seconds)
+    if seconds is None:
+        return removal
+    return msgspec.structs.replace(removal, pool_cooldown_seconds=min(seconds, POOL_COOLDOWN_SECONDS_MAX))
 
 
 def _first(documents: Iterable[PolicyDocument], field: str, default: T) -> T:

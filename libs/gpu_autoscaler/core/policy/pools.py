@@ -8,6 +8,8 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import gpu_model_name
 from gpu_autoscaler.model.offers import CapacityType, Offer
 
+# The default pause where an idle time is set. Source: docs/decisions.md#scale-down-cooldown
+_COOLDOWN_SECONDS_WITH_IDLE_TIME = 600.0
 _CAPACITY_TYPES = frozenset(map(str, CapacityType))
 
 
@@ -15,6 +17,13 @@ def idle_seconds_set(policy: ScalingPolicy, pool: str | None) -> float | None:
     """Return the idle time that is set for nodes of the pool; None: none is, the break-even rule decides."""
     own = next((known.idle_seconds for known in policy.pools if known.name == pool), None)
     return policy.idle_seconds if own is None else own
+
+
+def removal_cooldown_seconds(policy: ScalingPolicy, pool: str | None) -> float:
+    """Return the pause of the pool after a plan that removes nodes of it by choice."""
+    if policy.removal.pool_cooldown_seconds is not None:
+        return policy.removal.pool_cooldown_seconds
+    return 0.0 if idle_seconds_set(policy, pool) is None else _COOLDOWN_SECONDS_WITH_IDLE_TIME
 
 
 def with_filters_of_labels(policy: ScalingPolicy) -> ScalingPolicy:

@@ -1,7 +1,9 @@
-"""Cooldowns of purchases.
+"""Cooldowns of purchases, and of removals by choice.
 
 Scale-up (off by default): after a purchase for waiting work the next one waits, unless it is urgent: work of high
 priority, work that loses its node to the cloud, and the rest of a gang that has nodes on order.
+Scale-down: after a plan that removes nodes of a pool by choice, the pool keeps its nodes for a while. Unhealthy nodes
+and nodes that the cloud may interrupt never wait.
 Re-buy: an instance type that was removed by choice recently is not bought again just to save money.
 """
 
@@ -10,13 +12,18 @@ from datetime import datetime
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.state import ClusterState, OrderRecord
+from gpu_autoscaler.core.policy.pools import removal_cooldown_seconds
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
+from gpu_autoscaler.model.reasons.drain import NodeUnhealthy
+
+_URGENT = (RemovalCause.UNHEALTHY, RemovalCause.REBALANCE_RECOMMENDED)
 
 
 def scale_up_cooldown(
@@ -69,3 +76,37 @@ def rebuy_cooldown(decisions: tuple[BuyNode, ...], removed: Mapping[str, float])
     """Return how long one of these instance types is not bought again; None: none of them was removed recently."""
     seconds = max((removed.get(decision.offer.instance_type, 0.0) for decision in decisions), default=0.0)
     return Cooldown(remaining_seconds=seconds) if seconds > 0 else None
+
+
+def removal_cooldown(
+    pool: str | None, cause: RemovalCause, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Cooldown | None:
+    """Return how long no node of the pool is removed for this cause; None: one may be."""
+    seconds = removal_cooldown_seconds(policy, pool)
+    if not seconds or cause in _URGENT:
+        return None
+    last_at = _last_removals(state.drains, state.orders).get(pool)
+    remaining_seconds = 0.0 if last_at is None else seconds - (as_of - last_at).total_seconds()
+    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+
+
+@cached_by_identity(4)
+def _last_removals(
+    drains: Mapping[ActionId, DrainRecord], orders: Mapping[ActionId, OrderRecord]
+) -> Mapping[str | None, datetime]:
+    """Return when nodes of each pool were last removed by choice. A canceled drain removed none."""
+    pools = {
+        order.launched.provider_id: order.decision.pool
+        for order in orders.values()
+        if order.launched is not None and order.decision is not None
+    }
+    last: dict[str | None, datetime] = {}
+    for record in drains.values():
+        drain = record.decision
+        if not isinstance(drain, DrainNode) or not drain.is_voluntary or isinstance(drain.reason, NodeUnhealthy):
+            continue
+        if record.planned_at is None or record.cancelled is not None or drain.provider_id not in pools:
+            continue
+        pool = pools[drain.provider_id]
+        last[pool] = max(record.planned_at, last.get(pool, record.planned_at))
+    return last

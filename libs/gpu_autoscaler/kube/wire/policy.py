@@ -96,7 +96,11 @@ class PolicySpec(_Wire, frozen=True, kw_only=True):
         None
     )
     scale_down_cooldown_seconds: Annotated[
-        _Seconds | None, Meta(description="Minimum time that a node is kept after it became usable.")
+        _Seconds | None,
+        Meta(
+            description="Minimum time that a node is kept after it became usable, and pause of a pool after a plan "
+            "that removes nodes of it by choice."
+        ),
     ] = None
     pending_pod_timeout_seconds: Annotated[
         _Seconds | None, Meta(description="Maximum time that a pod waits for running work to free capacity.")

@@ -15,6 +15,8 @@ from gpu_autoscaler.model.reasons.defer_waits import WaitReason
 
 TelemetryFault = Literal["silent", "frozen", "corrupt", "all_zero"]
 
+RESERVATION = "reservation"  # in `KeptAsBuffer.kept_for`
+
 # ---- offers
 
 
@@ -255,14 +257,19 @@ class TooManyUnhealthy(Reason, frozen=True, kw_only=True, tag="too_many_unhealth
 
 
 class KeptAsBuffer(Reason, frozen=True, kw_only=True, tag="kept_as_buffer"):
-    """Empty, but its GPUs are kept free for headroom or the forecast."""
+    """Empty, but its GPUs are kept free for headroom or the forecast, or its reservation is paid in any case."""
 
-    kept_for: str  # headroom/<name>, or forecast/<GPU model, or any>
+    kept_for: str  # headroom/<name>, forecast/<GPU model, or any>, or reservation/<offer>
 
     def sentence(self) -> str:
+        kind, _, offer = self.kept_for.partition("/")
+        if kind == RESERVATION:
+            return f"The reservation of the node ({offer}) is paid in any case, so it is kept for the next work."
         return f"The GPUs of the node are kept free for {subject_name(self.kept_for)}."
 
     def remedy(self) -> str:
+        if self.kept_for.startswith(f"{RESERVATION}/"):
+            return "To remove empty nodes of reservations too, set removal.is_paid_reservation_kept to false."
         return "To keep fewer GPUs free, lower free_gpu_count of the headroom, or forecast.short_rise_quantile_ratio."
 
 
