@@ -1,6 +1,7 @@
 """Label, annotation and tag keys that we read or write. They are contracts: none may change."""
 
 import re
+from collections.abc import Mapping
 
 PREFIX = "gpu-autoscaler.io"
 
@@ -10,7 +11,7 @@ POOL = f"{PREFIX}/pool"
 GPU_MODEL = f"{PREFIX}/gpu-model"
 CAPACITY_TYPE = f"{PREFIX}/capacity-type"
 WORKLOAD_TYPE = f"{PREFIX}/workload-type"
-WORKLOAD_TYPE_PLAIN = "workload-type"  # on pods of users; read where they lack the other
+PLAIN_WORKLOAD_TYPE = "workload-type"  # as users have it already; read where the label above is not set
 JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
 MIN_MEMBERS = f"{PREFIX}/min-members"  # annotation of Kubernetes Jobs: minimum number of members; none: all
 TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder recreates: their end is not the job's
@@ -70,3 +71,8 @@ GPU_PRODUCT = "nvidia.com/gpu.product"
 # How the GPU operator shares a node's GPUs (NVIDIA GPU operator, "MIG Support", "Time-Slicing GPUs"; read 2026-11-21).
 MIG_CONFIG = "nvidia.com/mig.config"
 DEVICE_PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
+
+
+def workload_type_of(labels: Mapping[str, str]) -> str:
+    """Return the workload type by the labels of a pod; empty without one."""
+    return labels.get(WORKLOAD_TYPE) or labels.get(PLAIN_WORKLOAD_TYPE, "")

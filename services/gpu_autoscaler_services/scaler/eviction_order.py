@@ -37,9 +37,7 @@ def tier(pod: core.Pod) -> tuple[bool, int]:
     """Return the pod's wave: the pods of a wave are evicted together, the next wave after they are gone."""
     named = pod.metadata.annotations.get(labels.EVICTION_PRIORITY, "")
     if named not in PRIORITY_NAMES:
-        own = pod.metadata.labels
-        workload = own.get(labels.WORKLOAD_TYPE, own.get(labels.WORKLOAD_TYPE_PLAIN, ""))
-        named = _PRIORITY_BY_WORKLOAD.get(workload, "medium")
+        named = _PRIORITY_BY_WORKLOAD.get(labels.workload_type_of(pod.metadata.labels), "medium")
     return pod.spec.priority >= CRITICAL_PRIORITY_MIN, PRIORITY_NAMES[named]
 
 

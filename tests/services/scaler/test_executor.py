@@ -360,11 +360,19 @@ async def test_pdb_is_overridden_at_involuntary_deadline(bench: Bench) -> None:
     assert done.drained_at <= decision.deadline_at + LATE_MAX
 
 
-async def test_pods_are_evicted_by_priority(bench: Bench) -> None:
-    """Low first, training last; each wave waits for the one before."""
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"gpu-autoscaler.io/workload-type": "training"},
+        {"workload-type": "training"},
+        {"gpu-autoscaler.io/workload-type": "training", "workload-type": "batch"},
+    ],
+)
+async def test_pods_are_evicted_by_priority(bench: Bench, labels: dict[str, str]) -> None:
+    """Low first, training last; each wave waits for the one before. Our label precedes the plain one."""
     await ready(
         bench.here,
-        owned("a-training", labels={"gpu-autoscaler.io/workload-type": "training"}),
+        owned("a-training", labels=labels),
         owned("b-plain"),
         owned("c-low", annotations={"gpu-autoscaler.io/eviction-priority": "low"}),
     )
