@@ -85,7 +85,12 @@ class SimBus:
         self._folded.clear()
 
     def discard_plans(self, older_than: timedelta) -> bool:
-        """Discard all stored plans if the last one is so old, as the stream does after a quiet month. Return if so."""
+        """Discard all stored plans if the last one is so old, as the stream does after a quiet month. Return if so.
+
+        Not those of a stream that reaches its limits here: there plans go with all older facts, and what is alive stays.
+        """
+        if self.discards:
+            return False
         plans = self._broker.stream(ScalingPlanMade.stream())
         last = plans.last_on(ScalingPlanMade.subject_root(), self._loop.now())
         if last is None or self._loop.now() - last.stored_at < older_than:
