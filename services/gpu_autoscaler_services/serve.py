@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = load_settings(None if options.config is None else Path(options.config), os.environ)
     except ConfigError as exc:
-        sys.stderr.write(f"{options.service}: {exc}\n")
+        sys.stderr.write(f"{options.service} was not started: {exc}\n")
         return EXIT_MISCONFIGURED
     return run_process(options.service, settings, spec_of(options.service).compose)
 

@@ -52,7 +52,8 @@ async def test_settings_that_are_wrong_are_all_named(tmp_path: Path) -> None:
     """Those of the environment with the nearest key that there is; those of the file with their place."""
     refused(
         await serve("scaler", NATS_URLL="x", HTTP_PORT=99999),
-        "2 error(s), nothing was started",
+        "scaler was not started: ",
+        "2 error(s)",
         "NATS_URLL: unknown key 'NATS_URLL'; did you mean 'NATS_URL'?",
         "HTTP_PORT: Expected `int` <= 65535",
     )

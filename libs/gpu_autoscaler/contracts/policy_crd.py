@@ -5,74 +5,17 @@ CustomResourceDefinitions", sections structural schema, defaulting, validation r
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from gpu_autoscaler.contracts.schemas import Document, to_yaml
+from gpu_autoscaler.kube.translate.policy_rules import RULES_OF_POLICY, RULES_OF_POOL, Rule
 from gpu_autoscaler.kube.wire.policy import DEFINITION, GROUP, KIND, PLURAL, VERSION, PolicySpec, PolicyStatus
 
 SHORT_NAME = "asp"
 
-# Rules beyond ranges. The maximum lengths of the structs bound the cost of a rule.
-RULES_OF_POLICY = (
-    (
-        "!has(self.maxNodes) || self.minNodes <= self.maxNodes",
-        "minNodes is above maxNodes; lower it, or raise maxNodes",
-    ),
-    (
-        (
-            "!has(self.scaleUpThreshold) || !has(self.scaleDownThreshold)"
-            " || self.scaleDownThreshold < self.scaleUpThreshold"
-        ),
-        "scaleDownThreshold is not below scaleUpThreshold: new nodes would be removed at once; lower it",
-    ),
-    (
-        "!has(self.maxNodes) || self.nodePools.map(pool, pool.minSize).sum() <= self.maxNodes",
-        "minSize of all pools adds up to more than maxNodes; lower one of them, or raise maxNodes",
-    ),
-    (
-        "self.enableSpotInstances || self.nodePools.all(pool, pool.capacityType != 'spot')",
-        "a pool has capacityType spot, but enableSpotInstances is false; enable it, or change capacityType",
-    ),
-    (
-        "self.enableSpotInstances || !has(self.spotInstancePercentage) || self.spotInstancePercentage == 0.0",
-        "spotInstancePercentage is above 0, but enableSpotInstances is false; enable it, or set 0",
-    ),
-)
-RULES_OF_POOL = (
-    ("!has(self.maxSize) || self.minSize <= self.maxSize", "minSize is above maxSize; lower it, or raise maxSize"),
-    ("!has(self.maxSize) || self.maxSize > 0", "maxSize is 0; raise it, or remove the pool"),
-    (
-        (
-            "!has(self.spotPercentage) || self.capacityType == 'mixed'"
-            " || self.capacityType == 'spot' && self.spotPercentage in [1.0, 100.0]"
-            " || self.capacityType != 'spot' && self.spotPercentage == 0.0"
-        ),
-        "spotPercentage contradicts capacityType; use capacityType mixed, or remove spotPercentage",
-    ),
-    (
-        (
-            "self.labels.all(key, !key.startsWith('gpu-autoscaler.io/')"
-            " || key in ['gpu-autoscaler.io/capacity-type', 'gpu-autoscaler.io/gpu-model'])"
-        ),
-        (
-            "labels with prefix gpu-autoscaler.io/ are written by the autoscaler, except capacity-type and gpu-model;"
-            " remove them"
-        ),
-    ),
-    (
-        (
-            "!('gpu-autoscaler.io/capacity-type' in self.labels)"
-            " || self.labels['gpu-autoscaler.io/capacity-type'] in"
-            " (self.capacityType == 'mixed' ? ['spot', 'on-demand', 'reserved'] : [self.capacityType])"
-        ),
-        (
-            "label gpu-autoscaler.io/capacity-type is not spot, on-demand or reserved, or contradicts capacityType;"
-            " change one of them"
-        ),
-    ),
-)
 COLUMNS = (
     ("Provider", "string", ".spec.provider", 0),
     ("Nodes", "integer", ".status.nodes", 0),
@@ -152,8 +95,8 @@ def _keyed(items: Document, key: str) -> None:
     items |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-def _rules(rules: tuple[tuple[str, str], ...]) -> list[Document]:
-    return [{"rule": rule, "message": message} for rule, message in rules]
+def _rules(rules: Iterable[Rule[Any]]) -> list[Document]:
+    return [{"rule": rule.cel, "message": rule.message} for rule in rules]
 
 
 def _structural(schema: Any, components: dict[str, Any]) -> Document:  # noqa: ANN401 - JSON Schema

@@ -59,4 +59,4 @@ class ConfigError(AutoscalerError):
         self.source = source
         self.violations = tuple(violations)
         lines = "\n".join(f"  - {violation}" for violation in self.violations)
-        super().__init__(f"{source}: {len(self.violations)} error(s), nothing was started\n{lines}")
+        super().__init__(f"{source}: {len(self.violations)} error(s)\n{lines}")

@@ -1,4 +1,4 @@
-"""Validates a decoded document (TOML) against a struct and reports every error at once, each with its path.
+"""Validates a decoded document (TOML, YAML) against a struct and reports every error at once, each with its path.
 
 msgspec stops at the first error; this module walks the structs.
 """
@@ -14,6 +14,7 @@ import msgspec
 from gpu_autoscaler.model.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
+_YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -26,17 +27,32 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), [f"invalid TOML: {exc}"]) from exc
 
 
+def load_documents(path: Path) -> list[Any]:
+    """Return the documents of a YAML file (`.yaml`, `.yml`, `.json`), else the one of a TOML file. Empty documents are
+    omitted. Raises ConfigError when the file cannot be read."""
+    if path.suffix not in _YAML_SUFFIXES:
+        return [load_toml(path)]
+    import yaml  # noqa: PLC0415 - slow to load, and most files are TOML
+
+    try:
+        return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document is not None]
+    except OSError as exc:
+        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); pass the path of a readable file"]) from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(str(path), [f"invalid YAML: {' '.join(str(exc).split())}"]) from exc
+
+
 def validation_errors(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
     """Return one sentence per error: unknown keys with the nearest known one, wrong types, missing keys."""
     if not isinstance(document, Mapping):
         return [f"{at or 'document'}: must be a table, got {type(document).__name__}"]
-    fields = {field.name: field for field in msgspec.structs.fields(schema)}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(schema)}
     errors = [unknown_name(_path(at, key), key, fields) for key in document if key not in fields]
     for name, field in fields.items():
         if name in document:
             errors += _value_errors(document[name], field.type, _path(at, name))
         elif field.required:
-            errors.append(f"{_path(at, name)}: missing")
+            errors.append(f"{_path(at, name)}: missing; add it")
     return errors
 
 
@@ -78,7 +94,7 @@ def _value_errors(value: object, annotation: Any, path: str) -> list[str]:  # no
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as exc:
-            errors.append(f"{path}: {exc}")
+            errors.append(f"{path}: {exc}; correct the value")
     return errors
 
 

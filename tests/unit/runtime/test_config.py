@@ -118,11 +118,11 @@ def test_a_policy_is_read_from_toml(tmp_path: Path) -> None:
 
 def test_all_errors_of_a_policy_are_reported_at_once(tmp_path: Path) -> None:
     """Wrong types and unknown keys, also inside pools."""
-    path = file(tmp_path, 'idle_seconds = 60\ndisruption_ratio_max = 3\n[[pools]]\nnmae = "a"\n[[pools]]\nname = 1\n')
+    path = file(tmp_path, 'idle_second = 6\ndisruption_ratio_max = 3\n[[pools]]\nnmae = "a"\n[[pools]]\nname = 1\n')
     with pytest.raises(ConfigError) as caught:
         load_policy(path)
     message = "\n".join(caught.value.violations)
-    assert "did you mean 'idle_seconds_max'?" in message
+    assert "did you mean 'idle_seconds'?" in message
     assert "disruption_ratio_max: Expected `float` <= 1" in message
     assert "pools[0].nmae: unknown key 'nmae'; did you mean 'name'?" in message
     assert "pools[0].name: missing" in message

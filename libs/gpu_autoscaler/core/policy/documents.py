@@ -4,6 +4,7 @@ The policy file sets limits of the whole cluster. A document adds pools and over
 always merge into a valid policy: the stricter limit applies, and of two pools with one name that of the document.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -32,6 +33,16 @@ _CLUSTER_FIELDS: Mapping[str, str] = {
     "pending_pod_timeout_seconds": "pendingPodTimeoutSeconds",
     "is_multi_tier": "enableMultiTierScaling",
     "is_forecast_on": "enablePredictiveScaling",
+}
+
+_POOL_FIELDS: Mapping[str, str] = {
+    "nodes_count_min": "minSize",
+    "nodes_count_max": "maxSize",
+    "gpu_models": "gpuType",
+    "instance_types": "instanceTypes",
+    "capacity_types": "capacityType",
+    "spot_ratio": "spotPercentage",
+    "zones": "availabilityZones",
 }
 
 
@@ -233,7 +244,16 @@ def document_violations(
             " policy file; lower one of them"
         )
     alone = merge_documents(msgspec.structs.replace(DEFAULT_POLICY, nodes_count_max=policy.nodes_count_max), [document])
-    yield from policy_violations(alone)
+    yield from (_in_words_of_documents(violation, document) for violation in policy_violations(alone))
+
+
+def _in_words_of_documents(violation: str, document: PolicyDocument) -> str:
+    """Return the violation with pools and fields as the document names them."""
+    found = re.match(r"pools\[(\d+)\]\.?", violation)
+    if found is None:
+        return violation
+    words = f"nodePools {document.pools[int(found[1])].name}: {violation[found.end() :]}"
+    return re.sub("|".join(_POOL_FIELDS), lambda name: _POOL_FIELDS[name[0]], words)
 
 
 def format_value(value: object) -> str:

@@ -91,7 +91,7 @@ USED_UP = msgspec.structs.replace(PAID, unavailable_because="used", unavailable_
 
 
 @pytest.mark.parametrize(("listed", "is_kept"), [((PAID,), True), ((USED_UP,), True), ((OVER,), False), ((), False)])
-def test_an_empty_node_of_a_paid_reservation_is_kept(listed: tuple[Offer, ...], is_kept: bool) -> None:
+def test_an_empty_node_of_a_paid_reservation_is_kept(listed: tuple[Offer, ...], *, is_kept: bool) -> None:
     """Also with an idle time that is set; not once the reservation is gone, nor if the policy says so."""
     state = given(node("n1", PAID), on_sale(*listed, offer()), as_of=NOW)
     made = plan(state, policy(idle_seconds=60.0), NOW)

@@ -175,7 +175,11 @@ def test_the_last_accepted_documents_win() -> None:
         (document("a", pool("x", gpu_models=("A1000",))), [], "unknown GPU model 'A1000'"),
         (document("b", high_ratio=0.7), [document("a", high_ratio=0.8)], "scaleUpThreshold: 0.7 here, 0.8 in a"),
         (document("a", pool("x"), pool("y"), nodes_count_max=3), [document("b")], "not enforceable beside b"),
-        (document("a", pool("x", labels={"topology.kubernetes.io/zone": "z"})), [], "contradicts zones"),
+        (
+            document("a", pool("x", labels={"topology.kubernetes.io/zone": "z"})),
+            [],
+            "nodePools x: labels: topology.kub",
+        ),
     ],
 )
 def test_each_conflict_is_one_violation(checked: PolicyDocument, others: list[PolicyDocument], expected: str) -> None:
