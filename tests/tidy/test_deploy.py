@@ -163,15 +163,3 @@ def test_the_definition_of_policies_is_written_as_the_code_has_it() -> None:
     """`make schemas` leaves no difference."""
     path = ROOT / "deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml"
     assert path.read_text(encoding="utf-8") == to_yaml(policy_crd()), "run `make schemas`"
-
-
-def test_the_conservative_policy_is_more_careful_than_the_default() -> None:
-    """It loads, scales down later, disrupts less, and allows at most two fifths of the nodes on spot."""
-    policy = load_policy(POLICIES / "conservative.toml")
-    spot = next(pool for pool in policy.pools if pool.capacity_types == ("spot",))
-    assert spot.nodes_count_max is not None
-    assert spot.nodes_count_max / policy.nodes_count_max == pytest.approx(0.4)
-    assert policy.idle_seconds_max > DEFAULT_POLICY.idle_seconds_max
-    assert policy.disruption_ratio_max < DEFAULT_POLICY.disruption_ratio_max
-    assert not policy.is_consolidation_on
-    assert policy.utilization.high_ratio < DEFAULT_POLICY.utilization.high_ratio
