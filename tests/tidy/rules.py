@@ -28,7 +28,8 @@ UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b|NotI
 
 NAME_GRAMMAR = re.compile(r"^[a-z]+\.[a-z]+(_[a-z]+)*$")
 UNIT_SUFFIXES = (
-    "seconds", "bytes", "count", "ratio", "celsius", "watts", "usd_per_hour", "micro_usd", "hours", "gpus_per_job",
+    "seconds", "bytes", "count", "ratio", "celsius", "watts", "usd_per_hour", "micro_usd", "hours", "gib",
+    "gpus_per_job",
     "priority",
 )  # fmt: skip
 

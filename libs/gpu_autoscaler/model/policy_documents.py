@@ -19,6 +19,7 @@ class DocumentPool(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     labels: dict[str, str] = {}
     zones: tuple[str, ...] = ()
+    gpu_memory_gib_min: int | None = None
     idle_seconds: float | None = None
 
 

@@ -26,7 +26,7 @@ from gpu_autoscaler.core.check.removal_rules import removal_violations, utilizat
 from gpu_autoscaler.core.check.spend_rules import spend_violations
 from gpu_autoscaler.core.check.violation import Violation, attributed
 from gpu_autoscaler.core.policy.cron import parse_schedule
-from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
@@ -113,16 +113,7 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         if pool is None:
             yield Violation(f"{offer.key} is bought for pool {decision.pool}, which the policy does not have", decision)
             continue
-        for wanted, value in (
-            (pool.instance_types, offer.instance_type),
-            (pool.gpu_models, offer.gpu_model),
-            (pool.zones, offer.zone),
-            (pool.capacity_types, offer.capacity_type),
-        ):
-            if wanted and value not in wanted:
-                yield Violation(
-                    f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}", decision
-                )
+        yield from _pool_filters(decision, pool)
         ordered_taints = (decision.taints, decision.startup_taints)
         if ordered_taints != (pool.taints, pool.startup_taints) or not set(pool.labels) <= {
             key for key, _ in decision.labels
@@ -130,6 +121,25 @@ def _offers(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
             yield Violation(f"{offer.key} is bought without the labels and taints of pool {pool.name}", decision)
         if is_unavailable(offer, plan, state):
             yield Violation(f"{offer.key} is bought, but was refused and must not be requested yet", decision)
+
+
+def _pool_filters(decision: BuyNode, pool: NodePool) -> Iterator[Violation]:
+    """Yield filters of the pool that the offer does not pass."""
+    offer = decision.offer
+    if pool.gpu_memory_gib_min and round((offer.gpu_memory_bytes or 0) / 2**30) < pool.gpu_memory_gib_min:
+        yield Violation(
+            f"{offer.key} is bought for pool {pool.name}, which requires {pool.gpu_memory_gib_min} GiB a GPU", decision
+        )
+    for wanted, value in (
+        (pool.instance_types, offer.instance_type),
+        (pool.gpu_models, offer.gpu_model),
+        (pool.zones, offer.zone),
+        (pool.capacity_types, offer.capacity_type),
+    ):
+        if wanted and value not in wanted:
+            yield Violation(
+                f"{offer.key} is bought for pool {pool.name}, which allows only {', '.join(wanted)}", decision
+            )
 
 
 def _barred_offer(decision: BuyNode) -> Iterator[str]:

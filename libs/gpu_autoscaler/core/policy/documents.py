@@ -128,6 +128,7 @@ def _pool(pool: DocumentPool, document: PolicyDocument, most: int) -> NodePool:
         priority=pool.priority,
         instance_types=pool.instance_types,
         gpu_models=pool.gpu_models,
+        gpu_memory_gib_min=pool.gpu_memory_gib_min,
         zones=pool.zones,
         capacity_types=_capacity_types(pool, document),
         spot_ratio=pool.spot_ratio if document.is_spot_allowed else None,

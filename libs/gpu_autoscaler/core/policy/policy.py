@@ -44,6 +44,10 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     instance_types: Annotated[tuple[str, ...], about("Allowed instance types; empty: all.", "#policy-object")] = ()
     gpu_models: Annotated[tuple[str, ...], about("Allowed GPU models; empty: all.", "#policy-object")] = ()
+    gpu_memory_gib_min: Annotated[
+        Count | None,
+        about("Minimum memory of one GPU in GiB; unset: any. An unknown memory is too little.", "#pool-templates"),
+    ] = None
     zones: Annotated[tuple[str, ...], about("Allowed zones; empty: all.", "#policy-object")] = ()
     capacity_types: Annotated[
         tuple[CapacityType, ...], about("Allowed capacity types; empty: all.", "#policy-object")

@@ -5,7 +5,7 @@ import msgspec
 from gpu_autoscaler.core.policy.gpu_slices import slices_of
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.gpu import gpu_model_name
+from gpu_autoscaler.model.gpu import GIBIBYTE, gpu_model_name
 from gpu_autoscaler.model.offers import CapacityType, Offer
 
 # The default pause where an idle time is set. Source: docs/decisions.md#scale-down-cooldown
@@ -57,7 +57,13 @@ def pool_allows(pool: NodePool, offer: Offer) -> bool:
     return (
         (not pool.instance_types or offer.instance_type in pool.instance_types)
         and (not pool.gpu_models or offer.gpu_model in pool.gpu_models)
+        and (not pool.gpu_memory_gib_min or _memory_gib(offer) >= pool.gpu_memory_gib_min)
         and (not pool.zones or offer.zone in pool.zones)
         and (not pool.capacity_types or offer.capacity_type in pool.capacity_types)
         and (pool.sharing is None or slices_of(pool.sharing, offer) is not None)
     )
+
+
+def _memory_gib(offer: Offer) -> int:
+    """Return the memory of one GPU as clouds name it, which report some mebibytes less; 0: unknown."""
+    return round((offer.gpu_memory_bytes or 0) / GIBIBYTE)

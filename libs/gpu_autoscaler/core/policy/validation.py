@@ -15,7 +15,7 @@ from gpu_autoscaler.core.policy.limit_settings import spend_violations
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.gpu import GPU_MODELS
+from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.scheduling import STARTUP_PREFIXES, is_startup
 
@@ -219,9 +219,16 @@ def _unavailable_filters(pool: NodePool, at: str, offers: tuple[Offer, ...]) -> 
         for value in map(str, allowed)
         if value not in available
     ]
+    memory = [round((offer.gpu_memory_bytes or 0) / GIBIBYTE) for offer in offers]
+    if pool.gpu_memory_gib_min and max(memory, default=0) < pool.gpu_memory_gib_min:
+        unavailable.append(
+            f"{at}.gpu_memory_gib_min: no GPU with {pool.gpu_memory_gib_min} GiB is offered; the largest has"
+            f" {max(memory, default=0)} GiB"
+        )
     yield from unavailable
     if not unavailable and not _offers_before_sharing(pool, offers):
-        names = " and ".join(name for name, allowed, _ in filters if allowed)
+        with_memory = ["gpu_memory_gib_min"] if pool.gpu_memory_gib_min else []
+        names = " and ".join([*(name for name, allowed, _ in filters if allowed), *with_memory])
         cause = f"{names} exclude each other" if names else "there are no offers"
         yield f"{at}: {cause}: no offer matches pool {pool.name!r}; widen a filter, or remove the pool"
 

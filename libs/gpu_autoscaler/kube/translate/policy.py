@@ -70,6 +70,7 @@ def _pool(pool: PoolSpec) -> DocumentPool:
         priority=pool.priority,
         labels=pool.labels,
         zones=pool.availability_zones,
+        gpu_memory_gib_min=pool.gpu_memory_gib,
         idle_seconds=pool.idle_seconds,
     )
 

@@ -50,6 +50,9 @@ class PoolSpec(_Wire, frozen=True, kw_only=True):
         Annotated[str, Meta(max_length=63)] | None,
         Meta(description="GPU model, such as A100 or NVIDIA-A100-SXM4-80GB; unset: any."),
     ] = None
+    gpu_memory_gib: Annotated[
+        _Count | None, Meta(description="Minimum memory of one GPU in GiB, such as 80 of an A100; unset: any.")
+    ] = None
     instance_types: Annotated[_Names, Meta(description="Allowed instance types; empty: all.")] = ()
     capacity_type: Annotated[
         CapacityChoice, Meta(description="Allowed capacity type; mixed: by the cluster's shares.")

@@ -3,13 +3,15 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, given, node, offer, on_sale, pod, policy
 from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY
+from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool
+from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
 from gpu_autoscaler.model.offers import CapacityType
@@ -49,7 +51,7 @@ def full_nodes(count: int, pool: str = "spot") -> list[Story]:
 
 def test_every_shipped_policy_has_tests_of_its_promises() -> None:
     """`default.toml` promises the defaults, compared in tests/tidy/test_deploy.py."""
-    assert sorted(path.name for path in POLICIES.iterdir()) == ["conservative.toml", "default.toml"]
+    assert sorted(path.name for path in POLICIES.iterdir()) == ["conservative.toml", "default.toml", "pools.toml"]
 
 
 def test_nodes_are_bought_when_work_waits() -> None:
@@ -127,3 +129,59 @@ def test_fields_that_are_not_set_have_the_defaults() -> None:
         "nodes_count_max", "idle_seconds", "scale_down_cooldown_seconds", "disruption_ratio_max", "is_consolidation_on",
         "pools", "utilization",
     }  # fmt: skip
+
+
+# ---- pools by kind of GPU
+
+POOLS = load_policy(POLICIES / "pools.toml")
+SOLD = [
+    offer("a100-40", model="A100", gpu_memory_gib=40, usd_per_hour=8.0),
+    offer("a100-80", model="A100", gpu_memory_gib=80, usd_per_hour=9.0),
+    offer("a100-unknown", model="A100", gpu_memory_gib=None, usd_per_hour=7.0),
+    offer("h100", model="H100", gpu_memory_gib=80, usd_per_hour=20.0),
+    offer("l40s", model="L40S", gpu_memory_gib=45, usd_per_hour=6.0),
+    offer("t4", model="T4", gpu_memory_gib=16, gpus=4, usd_per_hour=2.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "instance_type", "pool"),
+    [
+        ("A100", 8, "a100-80", "a100-80gb"),
+        ("H100", 8, "h100", "h100-80gb"),
+        ("L40S", 8, "l40s", "l40s"),
+        ("T4", 4, "t4", "t4"),
+        (None, 4, "t4", "t4"),
+    ],
+)
+def test_work_gets_a_node_of_the_pool_of_its_gpu(model: str | None, gpus: int, instance_type: str, pool: str) -> None:
+    """Never an A100 with 40 GB or with unknown memory; without a model the cheapest."""
+    state = given(pod("waits", gpus=gpus, model=model, at=NOW), on_sale(*SOLD), as_of=NOW)
+    made = plan(state, POOLS, NOW)
+    assert check(made, state, POOLS) == ()
+    (decision,) = purchases(made)
+    assert (decision.offer.instance_type, decision.pool) == (instance_type, pool)
+
+
+def test_the_plan_check_knows_the_memory_that_a_pool_requires() -> None:
+    """A purchase by a policy without the requirement violates that with it."""
+    free = policy(pools=[{**msgspec.to_builtins(pool), "gpu_memory_gib_min": None} for pool in POOLS.pools])
+    state = given(pod("waits", gpus=8, model="A100", at=NOW), on_sale(*SOLD[:2]), as_of=NOW)
+    made = plan(state, free, NOW)
+    assert purchases(made)[0].offer.instance_type == "a100-40"
+    assert "which requires 80 GiB a GPU" in str(check(made, state, POOLS))
+
+
+def test_the_pools_have_their_sizes() -> None:
+    """Eight GPUs, four of T4; every other field has its default."""
+    assert [pool.gpu_count_max for pool in POOLS.pools] == [8, 8, 8, 4]
+    assert msgspec.structs.replace(POOLS, pools=DEFAULT_POLICY.pools) == DEFAULT_POLICY
+
+
+def test_a_memory_that_nobody_offers_is_reported() -> None:
+    """With what is offered."""
+    (violation,) = policy_violations(POOLS, tuple(each for each in SOLD if each.instance_type != "a100-80"))
+    assert "gpu_memory_gib_min exclude each other: no offer matches pool 'a100-80gb'" in violation
+    rules = policy(pools=(NodePool(name="large", gpu_memory_gib_min=141),))
+    (violation,) = policy_violations(rules, tuple(SOLD))
+    assert "no GPU with 141 GiB is offered; the largest has 80 GiB" in violation
