@@ -87,7 +87,7 @@ class SimBus:
     def discard_plans(self, older_than: timedelta) -> bool:
         """Discard all stored plans if the last one is so old, as the stream does after a quiet month. Return if so.
 
-        Not those of a stream that reaches its limits here: there plans go with all older facts, and what is alive stays.
+        Not those of a stream that reaches its limits: there plans go with all older facts, and what is alive stays.
         """
         if self.discards:
             return False
