@@ -130,9 +130,10 @@ class RelatedObjectsCache:
             if claim is None or name is None:
                 continue
             for owner in claim.metadata.owner_references:
+                made = self._devices.made.get((owner.uid, name))
                 if claim is new:
                     self._devices.made[owner.uid, name] = claim
-                elif self._devices.made.get((owner.uid, name)) is claim:
+                elif made is not None and made.metadata.name == claim.metadata.name:  # maybe an earlier version of it
                     del self._devices.made[owner.uid, name]
         return {owner.uid for claim in (old, new) if claim is not None for owner in claim.metadata.owner_references}
 

@@ -253,9 +253,11 @@ class PodWatcher:
     def _gone(self, kind: _WatchedKind, obj: core.Object, version: int = 0) -> Versioned:
         """Return the object's end, at a version not before its last fact."""
         uid = obj.metadata.uid
-        kind.published.pop(uid, None)
+        last = kind.published.pop(uid, None)
         gone = kind.gone(obj, epoch=self._epoch)
         last_version = self._related.gone(uid) if isinstance(gone, PodGone) else self._slices.gone(uid)
+        if last is not None:
+            last_version = max(last_version, last.version)
         return msgspec.structs.replace(gone, version=max(gone.version, last_version, version))
 
     def _pod_observed(self, pod: core.Pod, *, epoch: int) -> PodObserved | None:
@@ -276,8 +278,12 @@ class PodWatcher:
         if fact is None:
             return []
         known = kind.published.get(uid)
-        if known is not None and msgspec.structs.replace(known, version=fact.version) == fact:
-            return []
+        if known is not None:
+            if msgspec.structs.replace(known, version=fact.version) == fact:
+                return []
+            if fact.version <= known.version:
+                # The watches of related kinds are not in step: one shows late what another is long past.
+                fact = msgspec.structs.replace(fact, version=known.version + 1)
         kind.published[uid] = fact
         return [fact]
 
