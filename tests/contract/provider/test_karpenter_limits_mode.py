@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,8 @@ async def test_the_limit_is_claims_plus_pending_orders(rig: LimitsRig) -> None:
     assert sorted(str(instance.action_id) for instance in await rig.ours.instances(OURS)) == ["a0", "a1", "a2"]
     rig.proxy.changes.clear()
     await rig.ours.terminate(made[0].provider_id, now=rig.now())
-    done = [(method, path.rpartition("/")[0]) for method, path, _ in rig.proxy.changes]
+    tried = [(method, path.rpartition("/")[0]) for method, path, _ in rig.proxy.changes]
+    done = [change for change, _ in groupby(tried)]  # repeated if Karpenter changes the object at the same time
     assert done == [("PATCH", POOLS), ("PATCH", CLAIMS), ("DELETE", CLAIMS)]
     assert json.loads(rig.proxy.changes[0][2])["spec"]["limits"] == {GPU: "2"}
     assert "uid" in json.loads(rig.proxy.changes[-1][2])["preconditions"]

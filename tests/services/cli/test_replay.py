@@ -36,6 +36,6 @@ def test_an_invalid_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "not the head of a history" in capsys.readouterr().err
 
     policy = tmp_path / "other.toml"
-    policy.write_text("idle_seconds = 5\n")
+    policy.write_text("idle_seconds_maximum = 5\n")
     assert run(("replay", str(history_of("quiet")), "--policy", str(policy))) == Exit.USAGE
     assert "idle_seconds_max" in capsys.readouterr().err
