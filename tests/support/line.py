@@ -17,7 +17,8 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.model.ids import FactId, ProviderId, derive_id
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
@@ -57,6 +58,20 @@ class Line:
         self.broker = MemoryBroker()
         self._bus = MemoryBus(self.broker, BusDeclaration(streams=streams()), now=wall_now)
         self._runners: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
+
+    async def give_notice(self) -> SpotNoticeReceived:
+        """Interrupt the first machine, with 20 s for the processes of a test, and publish the notice."""
+        machine = self.here.cloud.machines[0]
+        notice = SpotNoticeReceived(
+            provider_id=ProviderId(machine.provider_id),
+            kind="terminate",
+            provider_event="1",
+            reclaim_at=self.here.cloud.give_notice(machine, "terminate", 400.0),
+            node_name=machine.node_name,
+            received_at=self.here.clock.now(),
+        )
+        await self.say(notice)
+        return notice
 
     async def say(self, fact: Fact) -> None:
         """Publish a fact as somebody outside."""

@@ -20,7 +20,6 @@ from gpu_autoscaler.events.scaling import (
     ScalingPlanMade,
     ScalingPodEvicted,
 )
-from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId, ProviderId
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.simcluster.api import DeleteOptions
@@ -87,26 +86,16 @@ async def test_interrupted_job_moves_before_the_deadline(tmp_path: Path) -> None
     async with running_line(tmp_path, POLICY) as line:
         await line.say(request("train", run_seconds=None))
         await line.wait_for(JobStarted)
-        at_risk = line.here.cloud.machines[0]
-        reclaim_at = line.here.cloud.give_notice(at_risk, "terminate", 400.0)  # 20 s for the processes of this test
-        await line.say(
-            SpotNoticeReceived(
-                provider_id=ProviderId(at_risk.provider_id),
-                kind="terminate",
-                provider_event="1",
-                reclaim_at=reclaim_at,
-                node_name=at_risk.node_name,
-                received_at=line.here.clock.now(),
-            )
-        )
+        notice = await line.give_notice()
         await line.wait_for(ScalingDrainStarted)
         await line.wait_for(ScalingPodEvicted)
         drained = await line.wait_for(ScalingNodeDrained)
-        assert drained.drained_at < reclaim_at
+        assert notice.reclaim_at is not None
+        assert drained.drained_at < notice.reclaim_at
         lost = await line.wait_for(JobPreempted)
         assert "spot_reclaim" in lost.cause
         again = await line.wait_for(JobPlaced, lambda fact: fact.attempt == 2)
-        assert at_risk.node_name not in again.node_names
+        assert notice.node_name not in again.node_names
         await line.wait_for(JobStarted, lambda fact: fact.started_at >= again.placed_at)
         line.here.world.kubelets.end_work()
         end = await line.wait_for(JobFinished)

@@ -11,9 +11,8 @@ from tests.support.stories import policy, request
 from gpu_autoscaler.events.job import JobFinished, JobStarted
 from gpu_autoscaler.events.node import NodeGone
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingNodeTerminated, ScalingPlanMade
-from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import DrainNode, Plan
-from gpu_autoscaler.model.ids import FactId, ProviderId
+from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.model.reasons.drain import NodeIdle
 from gpu_autoscaler_services.registry import specs
 
@@ -95,17 +94,7 @@ async def test_a_notice_takes_the_documented_steps(tmp_path: Path) -> None:
         await line.say(request("train", run_seconds=None))
         await line.wait_for(JobStarted)
         (started,) = [one.envelope.id for one in await line.record() if isinstance(one.fact, JobStarted)]
-        at_risk = line.here.cloud.machines[0]
-        reclaim_at = line.here.cloud.give_notice(at_risk, "terminate", 400.0)  # 20 s for the processes of this test
-        notice = SpotNoticeReceived(
-            provider_id=ProviderId(at_risk.provider_id),
-            kind="terminate",
-            provider_event="1",
-            reclaim_at=reclaim_at,
-            node_name=at_risk.node_name,
-            received_at=line.here.clock.now(),
-        )
-        await line.say(notice)
-        await line.wait_for(ScalingDrainStarted, lambda fact: fact.node_name == at_risk.node_name)
-        await line.wait_for(ScalingNodeTerminated, lambda fact: fact.provider_id == at_risk.provider_id)
+        notice = await line.give_notice()
+        await line.wait_for(ScalingDrainStarted, lambda fact: fact.node_name == notice.node_name)
+        await line.wait_for(ScalingNodeTerminated, lambda fact: fact.provider_id == notice.provider_id)
         await assert_order(line, "One notice", since=started)

@@ -1,12 +1,15 @@
 """Our parser is used with a nats-py that it fits; with another one everything works without it, or is refused."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 from structlog.testing import capture_logs
 
-from gpu_autoscaler.bus.nats.clients import FrameWire, StockWire, missing_names, open_wire
+from gpu_autoscaler.bus.nats.clients import SUPPORTED, FrameWire, StockWire, missing_names, open_wire
 from gpu_autoscaler.model.errors import ConfigError
 
 
@@ -62,3 +65,10 @@ def test_a_version_that_cannot_be_kept_from_plain_text_is_refused(monkeypatch: p
     with pytest.raises(ConfigError, match="without TLS; install nats-py"):
         open_wire(requires_tls=True)
     open_wire(requires_tls=False)
+
+
+def test_what_to_install_is_what_the_package_requires() -> None:
+    """The advice names the versions of pyproject.toml."""
+    required = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+
+    assert SUPPORTED in [name.replace("[nkeys]", "") for name in required]
