@@ -115,8 +115,8 @@ _REMOVALS = (
         "nodes are removed on stale data",
         3,
         f"{_CORE}/state/freshness.py",
-        "age_seconds is not None and age_seconds <= policy.watch_age_seconds_max",
-        "age_seconds is not None",
+        "seen_at is not None and not has_lasted_longer(seen_at, policy.watch_age_seconds_max, as_of)",
+        "seen_at is not None",
         profile="API outages",
         where=lambda policy: policy.idle_seconds_max >= 300.0,
         hours=1.0,
@@ -285,8 +285,8 @@ _RECORDS = (
         "a plan uses another time than recorded",
         6,
         f"{_SCALER}/service.py",
-        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)\n",
-        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)\n"
+        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, as_of), now)\n",
+        "        planned = self._accepted(await self.compute(checked_plan, state, self._policy, as_of), now)\n"
         "        planned = msgspec.structs.replace(planned, as_of=now.replace(microsecond=0))\n",
         profile="calm",
     ),

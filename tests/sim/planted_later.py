@@ -159,7 +159,7 @@ _DISRUPTION = (
         "an expired node is drained by force at once",
         3,
         f"{_CORE}/disruption/drift.py",
-        "is_forced=is_overdue(reason, policy))",
+        "is_forced=is_overdue(view, reason, policy, draft.as_of))",
         "is_forced=True)",
         profile="operators",
         where=lambda policy: policy.removal.expire_seconds_max == 4500.0,

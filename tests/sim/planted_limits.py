@@ -153,13 +153,13 @@ _BURSTS = (
         "a burst never ends",
         1,
         f"{_CORE}/provisioning/batching.py",
-        "        late_at = self._as_of - self._longest\n",
-        "        late_at = self._as_of - 90 * self._longest\n",
+        "            if all(self._as_of < item.first_seen_at + self._longest for item in lot)\n",
+        "            if all(self._as_of < item.first_seen_at + 90 * self._longest for item in lot)\n",
         "busy",
         also=(
             (
                 f"{_CORE}/provisioning/batching.py",
-                "self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):",
+                "self._until is None or any(at <= self._as_of < at + self._quiet for at in late_ats):",
                 "self._until is None:",
             ),
             (

@@ -14,6 +14,20 @@ _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 
 # By the test that finds it.
 TESTED: Mapping[str, Planted] = {
+    "tests/property/test_next_change.py::test_a_plan_changes_only_at_the_instants_that_it_notes": Planted(
+        "a duration notes nothing of its end",
+        6,
+        f"{_CORE}/next_change.py",
+        "    if elapsed >= seconds:\n        return True\n    _note_after(since, seconds, as_of)\n    return False\n",
+        "    return elapsed >= seconds\n",
+    ),
+    "tests/unit/core/test_next_change.py::test_a_plan_notes_when_an_empty_node_has_been_idle_for_long_enough": Planted(
+        "a comparison notes nothing of when it changes",
+        6,
+        f"{_CORE}/disruption/emptiness.py",
+        "if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):",
+        "if at_once is None and idle_seconds < allowed_seconds:",
+    ),
     "tests/sim/test_brake.py": Planted(
         "the brake never trips",
         5,

@@ -165,6 +165,62 @@ def service_readme(name: str, readme: str, declared: dict[str, set[str]]) -> Ite
             yield f"{name}/README.md: row {row!r} differs: missing {missing}, not declared {extra}"
 
 
+_NOTES = {"note", "note_whole", "note_always"}
+
+
+def noted_comparisons(path: Path, text: str) -> Iterator[str]:
+    """When time changes a decision is noted: what is computed from `as_of` is compared only where that is noted.
+
+    A comparison of `as_of` itself notes its instant, a sum or difference does not (`core/next_change.py`).
+    """
+    for function in _functions(text):
+        calls = {
+            call.func.id
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        }
+        if calls & _NOTES:
+            continue
+        derived = {
+            name.id
+            for item in ast.walk(function)
+            if isinstance(item, ast.Assign | ast.AnnAssign | ast.NamedExpr) and item.value and _is_derived(item.value)
+            for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        }
+        for item in ast.walk(function):
+            if not isinstance(item, ast.Compare) or all(isinstance(op, ast.Is | ast.IsNot) for op in item.ops):
+                continue
+            sides = (item.left, *item.comparators)
+            if any(_is_derived(side) or (isinstance(side, ast.Name) and side.id in derived) for side in sides):
+                yield (
+                    f"{path}:{item.lineno}: compares what is computed from as_of, which notes nothing; compare as_of"
+                    " itself, or use has_lasted of core/next_change.py"
+                )
+
+
+def _is_derived(expression: ast.expr) -> bool:
+    """True for a sum, a difference or a timestamp of `as_of`, also inside of a call such as `max`."""
+    for item in ast.walk(expression):
+        match item:
+            case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right) if _is_as_of(left) or _is_as_of(right):
+                return True
+            case ast.Call(func=ast.Attribute(value=value, attr="timestamp")) if _is_as_of(value):
+                return True
+            case _:
+                pass
+    return False
+
+
+def _is_as_of(expression: ast.expr) -> bool:
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.lstrip("_") == "as_of"
+        case _:
+            return False
+
+
 def _functions(text: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for item in ast.walk(ast.parse(text)):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -87,6 +87,19 @@ def test_the_core_is_arithmetic() -> None:
     assert _findings(rules.purity, _python(*roots)) == []
 
 
+def test_what_time_changes_is_noted() -> None:
+    """No decision compares a duration that notes nothing. The check, displays and estimates decide nothing."""
+    folder = "libs/gpu_autoscaler/core"
+    others = {f"{folder}/{name}" for name in ("check", "explain", "intake")}
+    paths = [
+        path
+        for path in _python(folder)
+        if str(path.parent.relative_to(ROOT)) not in others and path.name not in {"next_change.py", "estimates.py"}
+    ]
+    assert len(paths) > 80
+    assert _findings(rules.noted_comparisons, iter(paths)) == []
+
+
 def test_no_file_names_a_package_index_or_a_machine() -> None:
     """Locks, docs and code work with any index and on any machine."""
     assert _findings(rules.addresses, _text_files()) == []
@@ -167,6 +180,10 @@ BAD_TEXTS: tuple[tuple[TextRule, str], ...] = (
     (rules.purity, "async def decide(): ...\n"),
     (rules.purity, "from datetime import datetime\nnow = datetime.now()\n"),
     (rules.purity, "text = open('facts').read()\n"),
+    (rules.noted_comparisons, "def f(as_of, at):\n    return (as_of - at).total_seconds() > 5\n"),
+    (rules.noted_comparisons, "def f(draft, at):\n    age = draft.as_of - at\n    return age > LIMIT\n"),
+    (rules.noted_comparisons, "def f(as_of, at):\n    return at < as_of + LIMIT\n"),
+    (rules.noted_comparisons, "def f(as_of, at):\n    return as_of.timestamp() < at\n"),
     (rules.addresses, "index-url = https://py" + "pi.org/simple\n"),
     (rules.addresses, "cd /ro" + "ot/project\n"),
     (rules.unfinished, "# TO" + "DO: later\n"),

@@ -13,6 +13,7 @@ from gpu_autoscaler.core.demand.items import DemandItem
 from gpu_autoscaler.core.demand.sources import demand
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives, active_directives
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.placement.bins import current_bins
 from gpu_autoscaler.core.placement.engine import FreeCapacity
@@ -225,7 +226,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             *self.removals,
         )
         return Plan(
-            as_of=self.as_of,
+            as_of=plain(self.as_of),
             parent_sequence=self.parent_sequence,
             decisions=decisions,
             deferred=self.deferred,

@@ -14,6 +14,7 @@ import msgspec
 from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.explain.differences import differences
 from gpu_autoscaler.core.intake.fold import fold
+from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -134,6 +135,7 @@ class _Retracer:
         self._open_deviations: dict[tuple[str, str], Deviation] = {}  # by subject and kind
         self._deviations: list[Deviation] = []
         self._last_inputs: object = None
+        self._next_change_at: datetime | None = None  # when time alone may change the last plan
         self._equal_count = self._ticks_count = self._other_policy_count = 0
         self._silent_seconds = 0.0
 
@@ -209,10 +211,12 @@ class _Retracer:
         state = self._recorded.state
         policy = effective_policy(self._policy, state.policy_documents)
         inputs = plan_inputs(StateView(state), policy, at)
-        if inputs != self._last_inputs:
+        if inputs != self._last_inputs or (self._next_change_at is not None and at >= self._next_change_at):
             self._last_inputs = inputs
             nothing = msgspec.structs.replace(last, decisions=())
-            replanned = plan(state, policy, at)
+            as_of = TrackedInstant.of(at)
+            replanned = plan(state, policy, as_of)
+            self._next_change_at = as_of.next_change_at
             by_key = _by_key(entry for entry in differences(nothing, replanned, state) if entry.is_decision)
             for key, deviation in tuple(self._open_deviations.items()):
                 if deviation.difference.is_decision and key not in by_key:

@@ -77,6 +77,7 @@ class Process:
         self._on_bug = on_bug
         self._tick_inputs = tick_inputs
         self._last_inputs: Hashable = None  # of the last tick that published nothing
+        self._next_change_at: datetime | None = None  # when time alone may change what that tick would publish
         self._limits = Limits()
         self._service: Service
         self._fold_input: FoldInput | None = None
@@ -247,7 +248,7 @@ class Process:
             now = self.clock.now()
             try:
                 inputs = None if self._tick_inputs is None else self._tick_inputs(self.view, now)
-                if inputs is None or inputs != self._last_inputs:
+                if inputs is None or inputs != self._last_inputs or self._is_due(now):
                     interval = await self._tick(service, now, inputs) or tick_seconds
                 failures_count = stale_count = 0
             except StalePlan:
@@ -264,6 +265,9 @@ class Process:
             self._has_failed = failures_count > 0
             await self._wait_for_tick(interval)
 
+    def _is_due(self, now: datetime) -> bool:
+        return self._next_change_at is not None and now >= self._next_change_at
+
     async def _tick(self, service: TickInput, now: datetime, inputs: Hashable) -> float | None:
         self._last_inputs = None
         outcome = as_outcome(await service.on_tick(now))
@@ -271,6 +275,7 @@ class Process:
         if outcome.expected_last_sequence is not None:
             await self._until_folded(outcome.facts[0].stream(), sequence)
         if not outcome.facts and outcome.next_tick_seconds is None:
+            self._next_change_at = outcome.next_change_at
             self._last_inputs = inputs  # a service that wants its next tick sooner is called each time
         return outcome.next_tick_seconds
 

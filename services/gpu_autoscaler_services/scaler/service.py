@@ -15,6 +15,7 @@ from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
 from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
+from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX, replan_seconds
@@ -253,16 +254,15 @@ class Scaler:
             return (change,)
         self._metrics.set_forecast(forecast_gauges(state, self._policy, now))
         self._metrics.set_spend(partial(spend_uses, state, self._policy, now))
-        planned = self._accepted(await self.compute(checked_plan, state, self._policy, now), now)
-        is_news = self._is_news(planned, state, now)
+        as_of = TrackedInstant.of(now)
+        planned = self._accepted(await self.compute(checked_plan, state, self._policy, as_of), now)
+        is_news = self._is_news(planned, state, as_of)
         # A new plan waits only for the finalizers that are overdue.
         await self._executor.finalizers.write_due(state, self._policy, now, is_late_only=is_news)
         await self._executor.checkpoint_notices.send(state)
         again_seconds = replan_seconds(planned, _TICK_SECONDS)
         if not is_news:
-            removed = await self._executor.orphaned_nodes.remove(state, self._policy, now)
-            facts = (*removed, *idle_job_cancellations(state, self._policy, now), *sample_due(state, self._policy, now))
-            return facts if again_seconds is None else Outcome(facts=facts, next_tick_seconds=again_seconds)
+            return await self._without_plan(state, as_of, again_seconds)
         made = self._plan_made(grouped(planned, state), cut)
         if planned.brake is not None and planned.brake != state.brake:
             log.error("brake tripped", why=planned.brake.sentence(), step=planned.brake.remedy())
@@ -273,6 +273,13 @@ class Scaler:
             folded_sequence=dict(cut.last_sequences).get(ScalingPlanMade.stream(), 0),
             next_tick_seconds=again_seconds,
         )
+
+    async def _without_plan(self, state: ClusterState, as_of: TrackedInstant, again_seconds: float | None) -> Outcome:
+        """Return what a tick publishes without a new plan."""
+        policy = self._policy
+        removed = await self._executor.orphaned_nodes.remove(state, policy, as_of.plain)
+        facts = (*removed, *idle_job_cancellations(state, policy, as_of), *sample_due(state, policy, as_of))
+        return Outcome(facts=facts, next_tick_seconds=again_seconds, next_change_at=as_of.next_change_at)
 
     def _accepted(self, checked: CheckedPlan, now: datetime) -> Plan:
         """Return the accepted plan; report what was refused. Raises TransientError if nothing may be published."""
@@ -299,7 +306,7 @@ class Scaler:
         self._change = msgspec.structs.replace(self._change, changed_at=now)
         return self._change
 
-    def _is_news(self, planned: Plan, state: ClusterState, now: datetime) -> bool:
+    def _is_news(self, planned: Plan, state: ClusterState, as_of: datetime) -> bool:
         """Return False if the plan decides nothing and defers the same as its parent for the same reason tags.
 
         The values of a reason (seconds idle) change with every tick and are no news. If the parent has not moved, the
@@ -311,7 +318,8 @@ class Scaler:
         last_parent, last_deferred = self._last_published
         is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
         interval = PLAN_INTERVAL_MAX if planned.brake is None else BRAKED_PLAN_INTERVAL_MAX
-        is_old = state.last_plan_at is not None and now - state.last_plan_at >= interval
+        last_at = state.last_plan_at
+        is_old = last_at is not None and has_lasted(last_at, interval.total_seconds(), as_of)
         is_changed = deferred != last_deferred or planned.brake != state.brake
         is_news = bool(planned.decisions or planned.rejected) or is_changed or is_unstored or is_old
         if is_news:

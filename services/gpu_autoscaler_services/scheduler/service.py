@@ -9,6 +9,7 @@ import structlog
 
 from gpu_autoscaler.core.intake.admission import admit, supply
 from gpu_autoscaler.core.intake.reported_demand import violations_of
+from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
@@ -144,6 +145,7 @@ class Scheduler:
         """
         if missing := await self._recovery.jobs(self._view.state, now):
             return missing
+        as_of = TrackedInstant.of(now)
         placed = [
             JobPlaced(
                 job_id=placement.job_id,
@@ -152,7 +154,7 @@ class Scheduler:
                 node_names=placement.node_names,
                 placed_at=now,
             )
-            for placement in schedule(self._view.state, self._policy, now).placements
+            for placement in schedule(self._view.state, self._policy, as_of).placements
         ]
         spent = await self._job_budgets.ends(self._view.state, now, self._is_ending)
         ended = {finished.job_id for finished in spent}
@@ -160,7 +162,9 @@ class Scheduler:
             self._view.state, self._policy, now, {placement.job_id for placement in placed}
         )
         placed = [placement for placement in placed if placement.job_id not in ended | unsuspended]
-        return [*await self._lost_attempts(), *spent, *placed, *estimates_due(self._view.state, self._policy, now)]
+        estimates = estimates_due(self._view.state, self._policy, now)
+        facts = (*await self._lost_attempts(), *spent, *placed, *estimates)
+        return Outcome(facts=facts, next_change_at=as_of.next_change_at)
 
     async def _lost_attempts(self) -> list[Fact]:
         """Return the ends of attempts; pods that end with their own Job are no loss."""

@@ -32,6 +32,7 @@ from gpu_autoscaler.providers.protocol import Instance
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
@@ -107,7 +108,7 @@ async def test_plan_is_fenced_by_its_parent() -> None:
 
 async def test_empty_plan_is_not_published() -> None:
     """An empty cluster without work makes no plans."""
-    assert await scaler(view_of(on_sale(offer()))).on_tick(T0) == ()
+    assert as_outcome(await scaler(view_of(on_sale(offer()))).on_tick(T0)).facts == ()
 
 
 async def test_unchanged_deferrals_are_published_once() -> None:
@@ -116,9 +117,11 @@ async def test_unchanged_deferrals_are_published_once() -> None:
     service = scaler(view)
     first = await service.on_tick(T0)
     assert isinstance(first, Outcome)
-    assert await service.on_tick(T0 + SECOND) != ()  # the plan was not stored: nothing has been folded
+    assert (
+        as_outcome(await service.on_tick(T0 + SECOND)).facts != ()
+    )  # the plan was not stored: nothing has been folded
     view.advance(given(on_sale(offer()), job("train", gpus=99), planned(plan_id="taken")), {"SCALING": 1})
-    assert await service.on_tick(T0 + 2 * SECOND) == ()
+    assert as_outcome(await service.on_tick(T0 + 2 * SECOND)).facts == ()
 
 
 async def test_plan_is_made_once_a_day_without_news() -> None:
@@ -126,9 +129,9 @@ async def test_plan_is_made_once_a_day_without_news() -> None:
     view = StateView()
     view.advance(given(planned(plan_id="before")), {"SCALING": 1})
     service = scaler(view)
-    assert await service.on_tick(T0 + MINUTE) == ()
+    assert as_outcome(await service.on_tick(T0 + MINUTE)).facts == ()
     view.advance(given(planned(plan_id="before", at=T0 + MINUTE), as_of=T0 + 24 * HOUR), {"SCALING": 1})
-    assert await service.on_tick(T0 + 24 * HOUR) == ()
+    assert as_outcome(await service.on_tick(T0 + 24 * HOUR)).facts == ()
     view.advance(given(planned(plan_id="before"), as_of=T0 + 24 * HOUR), {"SCALING": 1})
     outcome = await service.on_tick(T0 + 24 * HOUR)
     assert isinstance(outcome, Outcome)

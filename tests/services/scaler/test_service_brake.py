@@ -24,6 +24,7 @@ from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanM
 from gpu_autoscaler.model.decisions import Cut, DrainNode, Plan
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.store.protocol import PlanRow
@@ -125,7 +126,7 @@ async def test_a_plan_keeps_the_trip_in_its_stream() -> None:
     world.look()
     view.advance(replace(world.state, last_plan_at=T0), {"SCALING": 1})
 
-    assert await service.on_tick(world.now) == ()
+    assert as_outcome(await service.on_tick(world.now)).facts == ()
     world.now = T0 + 10 * MINUTE
     world.look()
     view.advance(replace(world.state, last_plan_at=T0), {"SCALING": 1})

@@ -43,6 +43,7 @@ from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.runtime.projection import StateView
+from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.simcluster.api import DeleteOptions
 from gpu_autoscaler.simcluster.faults import Refusal
@@ -235,14 +236,14 @@ async def test_pod_ended_by_its_job_is_no_loss(bench: Bench) -> None:
     await bench.handle(queued)
     running = job("train", placed_on=("n1",), is_running=True)[2:]
     bench.record_story(node("n1"), (TimedFact(queued, T0),), running, (TimedFact(gone(), LOST_AT),))
-    (lost,) = await bench.scheduler.on_tick(LOST_AT)  # type: ignore[misc]
+    (lost,) = as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts
     assert isinstance(lost, JobPreempted)
     set_condition(bench, "FailureTarget")
-    assert await bench.scheduler.on_tick(LOST_AT) == []
+    assert as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts == ()
     set_condition(bench, "Failed")
-    assert await bench.scheduler.on_tick(LOST_AT) == []
+    assert as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts == ()
     bench.here.world.api.delete(JOBS, "default/train", DeleteOptions(propagation="Background"))
-    assert await bench.scheduler.on_tick(LOST_AT) == []
+    assert as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts == ()
 
 
 async def test_failed_job_lookup_does_not_delay_placements(bench: Bench) -> None:
@@ -263,8 +264,15 @@ async def test_failed_job_lookup_does_not_delay_placements(bench: Bench) -> None
         {},
     )
     bench.here.world.faults.refuse(Refusal(method="GET", path_prefix="/apis/batch", status=503, left_count=1))
-    assert [type(fact) for fact in await bench.scheduler.on_tick(LOST_AT)] == [JobPlaced, JobEstimated]  # type: ignore[union-attr]
-    assert [type(fact) for fact in await bench.scheduler.on_tick(LOST_AT)] == [JobPreempted, JobPlaced, JobEstimated]  # type: ignore[union-attr]
+    assert [type(fact) for fact in as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts] == [
+        JobPlaced,
+        JobEstimated,
+    ]
+    assert [type(fact) for fact in as_outcome(await bench.scheduler.on_tick(LOST_AT)).facts] == [
+        JobPreempted,
+        JobPlaced,
+        JobEstimated,
+    ]
 
 
 # ---- Jobs that went while nobody watched

@@ -13,14 +13,15 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.jobs import Runtime
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.simcluster.faults import Refusal
 from gpu_autoscaler_services.scheduler.binder import Binder
 
 
-def placements(facts: Outputs) -> list[JobPlaced]:
+def placements(outputs: Outputs) -> list[JobPlaced]:
     """Return the placements among the facts of a tick."""
-    return [fact for fact in facts if isinstance(fact, JobPlaced)]  # type: ignore[union-attr]
+    return [fact for fact in as_outcome(outputs).facts if isinstance(fact, JobPlaced)]
 
 
 async def suspended_job(bench: Bench) -> JobPlaced:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gpu_autoscaler.core.demand.sources import is_member, job_spec
+from gpu_autoscaler.core.next_change import note_whole
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.demand_history import DemandHistory, score
 from gpu_autoscaler.core.state.queries import counts_for_idleness, queue
@@ -40,6 +41,8 @@ def sample_due(
 ) -> tuple[ScalingDemandSampled | ScalingForecastScored, ...]:
     """Return the sample of this minute and scores of completed hours; empty if published already."""
     minute = int(as_of.timestamp()) // 60
+    if policy.forecast.is_on:
+        note_whole(as_of, 60)
     newest = max((history.levels[-1][0] for history in state.demand_history.values() if history.levels), default=-1)
     # An incomplete list of pods would give too low a sample.
     if not policy.forecast.is_on or minute <= newest or state.pods_synced is None:

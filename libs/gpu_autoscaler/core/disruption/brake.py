@@ -12,6 +12,7 @@ import msgspec
 
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.forced_removals import PastRemoval, removed_by_force
@@ -49,7 +50,7 @@ def held_by(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPo
     if is_within_nodes and price is not None and price <= price_max:
         return None
     return BrakeTripped(
-        tripped_at=draft.as_of,
+        tripped_at=plain(draft.as_of),
         node=view.name,
         nodes_count=nodes_count,
         nodes_count_max=nodes_count_max,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -75,17 +76,17 @@ def _drain(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPol
     if _has_ended(view, state) or (view.drain is not None and view.drain.drained is not None):
         return None
     # The scaler may have been away; work still gets time to save a checkpoint.
-    deadline_at = max(
-        node.deleting_since + timedelta(seconds=policy.drain_seconds_max),
-        draft.as_of + timedelta(seconds=policy.notice_seconds_default),
-    )
+    notice = timedelta(seconds=policy.notice_seconds_default)
+    deadline_at = max(node.deleting_since + timedelta(seconds=policy.drain_seconds_max), draft.as_of + notice)
     if view.reclaim_at is not None:  # the cloud interrupts it at the same time
         deadline_at = min(deadline_at, view.reclaim_at)
     decided = None if view.drain is None else view.drain.decision
     if isinstance(decided, ReleaseInstance):
         return None
-    if isinstance(decided, DrainNode) and not decided.is_voluntary and decided.deadline_at <= deadline_at:
-        return None
+    if isinstance(decided, DrainNode) and not decided.is_voluntary:
+        note(draft.as_of, decided.deadline_at - notice)
+        if decided.deadline_at <= deadline_at:
+            return None
     return draft.drain(view, NodeDeleted(deleted_at=node.deleting_since), deadline_at=deadline_at, is_voluntary=False)
 
 

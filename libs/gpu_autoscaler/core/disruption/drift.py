@@ -18,6 +18,7 @@ from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
@@ -66,9 +67,10 @@ def expired(view: NodeView, policy: ScalingPolicy, as_of: datetime) -> drain.Nod
     )
 
 
-def is_overdue(reason: drain.NodeExpired, policy: ScalingPolicy) -> bool:
+def is_overdue(view: NodeView, reason: drain.NodeExpired, policy: ScalingPolicy, as_of: datetime) -> bool:
     """True if an expired node has waited for protected work for the whole grace period."""
-    return reason.age_seconds >= reason.age_seconds_max + policy.removal.expire_grace_seconds
+    seconds = reason.age_seconds_max + policy.removal.expire_grace_seconds
+    return view.node is not None and has_lasted(view.node.created_at, seconds, as_of)
 
 
 def suspect_nodes(state: ClusterState, policy: ScalingPolicy) -> AbstractSet[NodeUid]:
@@ -86,13 +88,12 @@ def unhealthy(
     if view.node_uid is None or view.node is None or view.usable_since is None:
         return None
     since = state.unhealthy_since.get(view.node_uid)
-    if since is not None and view.phase is NodePhase.LOST:
-        unhealthy_seconds, limit = (as_of - since).total_seconds(), policy.removal.unhealthy_seconds_max
-        if unhealthy_seconds >= limit:
-            evidence = "fewer allocatable GPUs than before" if view.node.is_ready else "not ready"
-            return drain.NodeUnhealthy(
-                evidence=evidence, unhealthy_seconds=unhealthy_seconds, unhealthy_seconds_max=limit
-            )
+    limit = policy.removal.unhealthy_seconds_max
+    if since is not None and view.phase is NodePhase.LOST and has_lasted(since, limit, as_of):
+        evidence = "fewer allocatable GPUs than before" if view.node.is_ready else "not ready"
+        return drain.NodeUnhealthy(
+            evidence=evidence, unhealthy_seconds=(as_of - since).total_seconds(), unhealthy_seconds_max=limit
+        )
     return _unhealthy_gpu(view.node_uid, state, policy, as_of)
 
 
@@ -116,7 +117,7 @@ def rebalance_recommended(
 ) -> drain.RebalanceRecommended | None:
     """Return a recent rebalance recommendation. The cloud neither dates it nor withdraws it."""
     noticed_at = None if view.provider_id is None else state.rebalance_recommended_at.get(view.provider_id)
-    if noticed_at is None or (as_of - noticed_at).total_seconds() >= policy.spot.rebalance_avoid_seconds:
+    if noticed_at is None or has_lasted(noticed_at, policy.spot.rebalance_avoid_seconds, as_of):
         return None
     return drain.RebalanceRecommended(noticed_at=noticed_at)
 
@@ -218,7 +219,7 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
         if view.phase is not NodePhase.READY or bin_key(view) in draft.claimed or view.name in is_unhealthy:
             continue
         if (reason := expired(view, policy, draft.as_of)) is not None:
-            yield _Due(view, RemovalCause.EXPIRED, reason, is_forced=is_overdue(reason, policy))
+            yield _Due(view, RemovalCause.EXPIRED, reason, is_forced=is_overdue(view, reason, policy, draft.as_of))
         elif (drift := drifted(view, policy)) is not None:
             yield _Due(view, RemovalCause.DRIFTED, drift, is_forced=False)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.disruption_settings import ProtectionPolicy
 from gpu_autoscaler.core.state.state import JobRecord
 from gpu_autoscaler.events.pod import PodObserved
@@ -22,12 +23,12 @@ def reason_to_wait(
     pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
 ) -> str | None:
     """Return why the pod is better not moved now; None: it may be moved."""
-    if pod.started_at is not None:
+    least = rules.run_seconds_min
+    if pod.started_at is not None and least > 0 and not has_lasted(pod.started_at, least, as_of):
         run_seconds = max(0.0, (as_of - pod.started_at).total_seconds())
-        if run_seconds < rules.run_seconds_min:
-            return f"it has run for {duration(run_seconds)} of the protected {duration(rules.run_seconds_min)}"
+        return f"it has run for {duration(run_seconds)} of the protected {duration(least)}"
     ends_at = expected_end(pod, job)
-    if ends_at is not None and as_of <= ends_at <= as_of + timedelta(seconds=rules.ending_soon_seconds):
+    if ends_at is not None and ends_at - timedelta(seconds=rules.ending_soon_seconds) <= as_of <= ends_at:
         return f"it ends by {instant(ends_at)}, which is cheaper than moving it"
     return None if job is None else _reason_of_job(job, rules, retries_count_max)
 

@@ -13,6 +13,7 @@ from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import exceeded_override
+from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
@@ -101,7 +102,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         allowed_seconds, rule = _idle_time(view, policy)
         at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
         reason: defer.DeferReason | None
-        if at_once is None and idle_seconds < allowed_seconds:
+        if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):
             reason = defer.NotYetIdle(idle_seconds=idle_seconds, idle_seconds_max=allowed_seconds, rule=rule)
         elif at_once is None:
             reason = (
@@ -181,9 +182,10 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
             draft = _releasing(release, view, draft, state, policy)
     unowned = (view for view in draft.views if view.order is None and _is_unused(view, draft))
     orphans = [
-        view
+        (view, since)
         for view in unowned
-        if _orphaned_seconds(view, draft) > policy.boot_seconds_max
+        if (since := _orphaned_since(view)) is not None
+        and has_lasted_longer(since, policy.boot_seconds_max, draft.as_of)
         and repack.retry_cooldown(view, state, policy, draft.as_of) is None
     ]
     if not orphans:
@@ -191,13 +193,13 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     stale = stale_instances(state, policy, draft.as_of)
     if stale is not None:
         return draft.deferring(_RELEASE, "cluster", stale)
-    for view in orphans:
+    for view, since in orphans:
         if view.action_id is not None:
             release = ReleaseInstance(
                 action_id=draft.next_action_id(),
                 provider_id=view.provider_id,
                 order_action_id=view.action_id,
-                reason=drain.NodeOrphaned(seen_seconds=_orphaned_seconds(view, draft)),
+                reason=drain.NodeOrphaned(seen_seconds=(draft.as_of - since).total_seconds()),
             )
             draft = _releasing(release, view, draft, state, policy)
     return draft
@@ -263,14 +265,14 @@ def _is_unused(view: NodeView, draft: Draft) -> bool:
     return view.phase is NodePhase.REGISTERED and not any(map(counts_for_idleness, draft.pods.get(view.name, ())))
 
 
-def _orphaned_seconds(view: NodeView, draft: Draft) -> float:
-    """Return how long an instance with our tag has run without an order; 0 with an order or without the tag."""
+def _orphaned_since(view: NodeView) -> datetime | None:
+    """Return since when an instance with our tag has run without an order; None with an order or without the tag."""
     instance = view.instance
     if view.order is not None or view.drain is not None:
-        return 0.0
+        return None
     if instance is None or view.action_id is None or instance.state not in ("pending", "running"):
-        return 0.0
-    return (draft.as_of - instance.launched_at).total_seconds()
+        return None
+    return instance.launched_at
 
 
 def _may_leave(view: NodeView, draft: Draft) -> bool:
@@ -313,10 +315,10 @@ def _kept_as_paid(
 
 
 def _minimum_age(view: NodeView, draft: Draft, policy: ScalingPolicy) -> defer_limits.Cooldown | None:
-    usable_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
-    if usable_seconds < policy.scale_down_cooldown_seconds:
-        return defer_limits.Cooldown(remaining_seconds=policy.scale_down_cooldown_seconds - usable_seconds)
-    return None
+    since, cooldown_seconds = view.usable_since or draft.as_of, policy.scale_down_cooldown_seconds
+    if has_lasted(since, cooldown_seconds, draft.as_of):
+        return None
+    return defer_limits.Cooldown(remaining_seconds=cooldown_seconds - (draft.as_of - since).total_seconds())
 
 
 def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: drain.DrainReason) -> Iterator[DrainNode]:

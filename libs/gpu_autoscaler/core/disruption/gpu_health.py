@@ -1,10 +1,11 @@
 """GPU faults that telemetry proves over a window. Unknown or stale telemetry proves nothing."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.policy.disruption_settings import GpuHealthPolicy
 from gpu_autoscaler.core.state.telemetry_history import (
     GAP_SECONDS_MAX,
@@ -30,10 +31,10 @@ def is_suspect(history: NodeTelemetryHistory, rules: GpuHealthPolicy) -> bool:
 
 def gpu_evidence(history: NodeTelemetryHistory, rules: GpuHealthPolicy, as_of: datetime) -> Evidence | None:
     """Return the gravest, then the longest fault that has lasted long enough and still lasts; None: there is none."""
-    if not is_suspect(history, rules) or as_of - history.seen_until > timedelta(seconds=GAP_SECONDS_MAX):
+    if not is_suspect(history, rules) or has_lasted_longer(history.seen_until, GAP_SECONDS_MAX, as_of):
         return None
     faults = [fault for gpu in history.gpus for fault in _findings(gpu, rules)]
-    proven = [fault for fault in faults if (as_of - fault.since).total_seconds() >= rules.evidence_seconds]
+    proven = [fault for fault in faults if has_lasted(fault.since, rules.evidence_seconds, as_of)]
     return min(proven, key=lambda fault: (not fault.is_fatal, fault.since, fault.description), default=None)
 
 

@@ -4,9 +4,10 @@ Exempt are jobs with `do-not-disrupt`, with a GPU that was not observed all the 
 zero: an idle sensor is not an idle job.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from gpu_autoscaler.core.disruption.utilization import FleetUtilization, fleet_utilization
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import is_finished, pods_by_node
@@ -35,7 +36,7 @@ def idle_job_cancellations(
     cancellations: list[JobCancelRequested] = []
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
-        if idle_since is None or as_of - idle_since < timedelta(seconds=rules.idle_seconds):
+        if idle_since is None or not has_lasted(idle_since, rules.idle_seconds, as_of):
             continue
         idle_seconds = (as_of - idle_since).total_seconds()
         note = f"its GPU utilization was at most {percent(rules.busy_ratio_max)} for {duration(idle_seconds)}"

@@ -5,13 +5,14 @@ proves nothing. Foreign nodes and those that Karpenter holds are never named.
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import active_directives
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
@@ -41,11 +42,10 @@ def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) 
         return ()
     if stale_watch(state, policy, as_of) is not None or stale_instances(state, policy, as_of) is not None:
         return ()
-    oldest = as_of - timedelta(seconds=ORPHANED_SECONDS)
     due = [
         OrphanedNode(node.name, node.node_uid, provider_id)
         for node, provider_id in silent
-        if (since := _gone_since(node, provider_id, state)) is not None and since <= oldest
+        if (since := _gone_since(node, provider_id, state)) is not None and has_lasted(since, ORPHANED_SECONDS, as_of)
     ]
     return tuple(sorted(due))
 

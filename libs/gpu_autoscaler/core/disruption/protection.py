@@ -129,13 +129,6 @@ def _do_not_disrupt(annotations: Mapping[str, str], since: datetime, as_of: date
     return None
 
 
-def protected_until(annotations: Mapping[str, str], since: datetime) -> datetime | None:
-    """Return when a temporary protection ends; None: there is none, or it has no end."""
-    durations = (_duration(annotations[key]) for key in _DO_NOT_DISRUPT_KEYS if key in annotations)
-    known = [duration for duration in durations if duration is not None]
-    return since + max(known) if known else None
-
-
 def _duration(text: str) -> timedelta | None:
     match = _DURATION.fullmatch(text)
     if match is None or not text:

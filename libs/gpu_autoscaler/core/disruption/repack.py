@@ -13,6 +13,7 @@ from gpu_autoscaler.core.disruption.eligibility import reason_to_wait
 from gpu_autoscaler.core.disruption.protection import covering_budgets, node_protection, pod_protection
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
@@ -144,8 +145,8 @@ def retry_cooldown(view: NodeView, state: ClusterState, policy: ScalingPolicy, a
         for record in state.drains.values()
         if record.cancelled is not None and (record.cancelled.node_uid == view.node_uid or _is_release_of(record, view))
     )
-    remaining_seconds = (max(ends, default=as_of) - as_of).total_seconds()
-    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+    end = max(ends, default=None)
+    return None if end is None or as_of >= end else Cooldown(remaining_seconds=(end - as_of).total_seconds())
 
 
 def _is_release_of(record: DrainRecord, view: NodeView) -> bool:
@@ -164,10 +165,10 @@ def buy_replacement(
 ) -> tuple[tuple[Purchase, ...], DeferReason | None]:
     """Return the cheapest nodes for the unplaced pods, or why there are none; after a failed replacement a cooldown."""
     last = replacements(state.orders).get(view.node_uid) if view.node_uid is not None else None
-    if last is not None:
+    cooldown_seconds = policy.removal.replacement_cooldown_seconds
+    if last is not None and not has_lasted(last.planned_at, cooldown_seconds, draft.as_of):
         waited_seconds = (draft.as_of - last.planned_at).total_seconds()
-        if waited_seconds < policy.removal.replacement_cooldown_seconds:
-            return (), Cooldown(remaining_seconds=policy.removal.replacement_cooldown_seconds - waited_seconds)
+        return (), Cooldown(remaining_seconds=cooldown_seconds - waited_seconds)
     return replacement_fleet(relocation.unplaced, (view,), cause, draft, state, policy)
 
 

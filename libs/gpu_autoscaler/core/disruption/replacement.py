@@ -12,6 +12,7 @@ from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.draft import Draft, Purchase
+from gpu_autoscaler.core.next_change import has_lasted, note_always
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
@@ -80,6 +81,8 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
             and (reason := rebuy_cooldown(tuple(purchase.decision for purchase in purchases), removed_types)) is None
         ):
             return draft.adding(purchases=purchases)
+        if purchases:
+            note_always(draft.as_of)  # the cost of the move grows, until it is not worth it
         if reason is not None and len(group) == 1:
             draft = draft.deferring(_STEP, f"node/{group[0].node_uid}", reason)
     return draft
@@ -102,13 +105,13 @@ def _may_be_replaced(
     """True if it is old enough, was not tried recently, and neither it nor its work is protected."""
     rules = policy.removal
     last = bought.get(view.node_uid) if view.node_uid is not None else None
-    if last is not None and (draft.as_of - last.planned_at).total_seconds() < rules.replacement_cooldown_seconds:
+    if last is not None and not has_lasted(last.planned_at, rules.replacement_cooldown_seconds, draft.as_of):
         return False
-    stands_seconds = 0.0 if view.usable_since is None else (draft.as_of - view.usable_since).total_seconds()
     horizon_seconds = rules.replacement_payback_hours * _HOUR_SECONDS
     if stands_in_for_spot(view, draft, state):
         horizon_seconds = min(horizon_seconds, policy.spot.return_to_spot_seconds_min)
-    if stands_seconds < max(horizon_seconds, policy.scale_down_cooldown_seconds):
+    least = max(horizon_seconds, policy.scale_down_cooldown_seconds)
+    if least > 0 and (view.usable_since is None or not has_lasted(view.usable_since, least, draft.as_of)):
         return False
     return not _kept(view, draft, state, policy)
 

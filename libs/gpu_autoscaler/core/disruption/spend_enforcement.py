@@ -21,6 +21,7 @@ from gpu_autoscaler.core.limits.spend import (
     spend_caps,
     spend_snapshot_of,
 )
+from gpu_autoscaler.core.next_change import note_always
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
@@ -84,6 +85,8 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
             nodes.append(_node_at_risk(view, unbilled, draft, state, policy))
     nodes.sort(key=lambda node_at_risk: (node_at_risk.protection is not None, node_at_risk.worth))
     left, running = _reserve(nodes, left, snapshot, cap)
+    if running and len(nodes) > 1:
+        note_always(draft.as_of)  # the work that each would lose grows, and with it their order
     due = _due(running, left)
     if not due:
         return draft

@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer, plain
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.shapes import Shape
@@ -52,7 +53,6 @@ def fleet_utilization(
     as_of: datetime,
 ) -> FleetUtilization:
     """Return the GPU utilization of managed ready nodes, without nodes whose telemetry is unreliable."""
-    fresh_after = as_of - timedelta(seconds=rules.telemetry_age_seconds_max)
     faults: dict[TelemetryFault, int] = {}
     trusted: dict[NodeUid, NodeTelemetryHistory] = {}
     by_model: dict[str, list[float]] = {}
@@ -60,11 +60,13 @@ def fleet_utilization(
     for view in views:
         if view.phase is not NodePhase.READY or view.node_uid is None or not view.allocatable.has_gpus:
             continue
-        if not view.is_ours or view.usable_since is None or view.usable_since > fresh_after:
+        if not view.is_ours or view.usable_since is None:
+            continue
+        if not has_lasted(view.usable_since, rules.telemetry_age_seconds_max, as_of):
             continue  # foreign nodes, and nodes too young to have telemetry
         nodes_count += 1
         history = state.telemetry_history.get(view.node_uid)
-        fault = _fault_of(history, fresh_after, timedelta(seconds=rules.unchanged_seconds_max))
+        fault = _fault_of(history, rules, as_of)
         if fault is not None:
             faults[fault] = faults.get(fault, 0) + 1
         elif history is not None and history.busy_ratio is not None:
@@ -86,10 +88,10 @@ def fleet_utilization(
     )
 
 
-def _fault_of(history: NodeTelemetryHistory | None, fresh_after: datetime, frozen: timedelta) -> TelemetryFault | None:
-    if history is None or history.seen_until < fresh_after:
+def _fault_of(history: NodeTelemetryHistory | None, rules: UtilizationPolicy, as_of: datetime) -> TelemetryFault | None:
+    if history is None or has_lasted_longer(history.seen_until, rules.telemetry_age_seconds_max, as_of):
         return "silent"
-    if history.seen_until - history.changed_at >= frozen:
+    if history.seen_until - history.changed_at >= timedelta(seconds=rules.unchanged_seconds_max):
         return "frozen"
     return "corrupt" if history.busy_ratio is None else None
 
@@ -110,11 +112,10 @@ def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> M
     utilization = fleet_utilization(draft.views, draft.pods, state, rules, draft.as_of)
     if utilization.fault is not None:
         return {}
-    before = draft.as_of - timedelta(seconds=rules.low_seconds)
     low: dict[NodeUid, float] = {}
     for uid, history in utilization.trusted.items():
         since = since_at_most(history.utilization, rules.low_ratio * 100)
-        if since is not None and since <= before and history.busy_ratio:
+        if since is not None and has_lasted(since, rules.low_seconds, draft.as_of) and history.busy_ratio:
             low[uid] = history.busy_ratio
     return low
 
@@ -172,7 +173,7 @@ def _item(model: str | None, busy_ratio: float, draft: Draft, policy: ScalingPol
         shape=Shape(resources=Resources(gpu_count=1), demands=any_taint, gpu_models=() if model is None else (model,)),
         member_count=1,
         priority=0,
-        since=draft.as_of,
+        since=plain(draft.as_of),
         buy_reason=UtilizationHigh(utilization_ratio=busy_ratio, utilization_ratio_max=policy.utilization.high_ratio),
     )
 
@@ -184,5 +185,6 @@ def _purchases_for_utilization(state: ClusterState) -> Iterator[datetime]:
 
 
 def _cooling(last: datetime | None, seconds: float, as_of: datetime) -> Cooldown | None:
-    remaining_seconds = 0.0 if last is None else seconds - (as_of - last).total_seconds()
-    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+    if last is None or has_lasted(last, seconds, as_of):
+        return None
+    return Cooldown(remaining_seconds=seconds - (as_of - last).total_seconds())

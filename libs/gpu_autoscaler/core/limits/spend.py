@@ -16,6 +16,7 @@ import msgspec
 from gpu_autoscaler.core.demand.items import BillingScope
 from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted_longer, note_whole
 from gpu_autoscaler.core.nodes.boot_timeout import has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
@@ -76,6 +77,7 @@ def _caps_of(owner: str, spend: SpendPolicy) -> Iterator[SpendCap]:
 
 def slot(as_of: datetime) -> int:
     """Return the number of the half minute since 1970. Within it, spend changes by facts only."""
+    note_whole(as_of, SLOT_SECONDS)
     return int(as_of.timestamp()) // SLOT_SECONDS
 
 
@@ -383,9 +385,12 @@ def _ledger_behind(state: ClusterState, unbilled: tuple[UnbilledTime, ...], as_o
     worst_seconds = 0.0
     for time in unbilled:
         seen_at = None if time.provider_id is None else state.instances_seen_at.get(time.provider_id)
-        if seen_at is not None:
-            until_at = min(seen_at, as_of, time.until_at or as_of)
-            worst_seconds = max(worst_seconds, (until_at - time.from_at).total_seconds())
-    if worst_seconds <= LEDGER_SECONDS_MAX:
+        if seen_at is None:
+            continue
+        until_at = seen_at if time.until_at is None else min(seen_at, time.until_at)
+        seconds = (until_at - time.from_at).total_seconds()
+        if seconds > LEDGER_SECONDS_MAX and has_lasted_longer(time.from_at, LEDGER_SECONDS_MAX, as_of):
+            worst_seconds = max(worst_seconds, min(seconds, (as_of - time.from_at).total_seconds()))
+    if not worst_seconds:
         return None
     return WatchStale(source="ledger", age_seconds=worst_seconds, age_seconds_max=LEDGER_SECONDS_MAX)

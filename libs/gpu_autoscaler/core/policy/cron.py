@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from gpu_autoscaler.core.next_change import note, note_whole
 from gpu_autoscaler.core.policy.ranges import Seconds, about
 
 DURATION_SECONDS_MAX = 31 * 86_400.0
@@ -157,8 +158,13 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """True if active at this instant or starting within `lead`. Only for an entry without violations."""
         if self.schedule is None or self.duration_seconds is None:
             return True
-        since = as_of - timedelta(seconds=self.duration_seconds)
-        return parse_schedule(self.schedule, self.time_zone).last_start(as_of + lead, since) is not None
+        duration = timedelta(seconds=self.duration_seconds)
+        start = parse_schedule(self.schedule, self.time_zone).last_start(as_of + lead, as_of - duration)
+        if start is None:
+            note_whole(as_of, 60, lead=lead)  # schedules start at whole minutes
+        else:
+            note(as_of, start + duration)
+        return start is not None
 
     def violations(self) -> Iterator[str]:
         if (self.schedule is None) != (self.duration_seconds is None):

@@ -42,7 +42,9 @@ class BatchWindow:
         for item in coming:
             if item.is_inferred_unschedulable:
                 self.note(item)
-        young = [item for item in coming if abs(draft.as_of - item.first_seen_at) < self._quiet]
+        young = [
+            item for item in coming if item.first_seen_at - self._quiet < draft.as_of < item.first_seen_at + self._quiet
+        ]
         if sum(item.member_count for item in young) >= max(2, rules.members_count_min):
             self._ends(max(item.first_seen_at for item in young) + self._quiet)
 
@@ -63,11 +65,14 @@ class BatchWindow:
         """
         # A lot without items is a gang of one item that is partly placed.
         missing = {key: lot for key, lot in lots.items() if lot and all(map(self._may_wait, lot))}
-        ages = [self._as_of - item.first_seen_at for lot in missing.values() for item in lot]
-        if self._until is None or any(self._longest <= age < self._longest + self._quiet for age in ages):
+        late_ats = [item.first_seen_at + self._longest for lot in missing.values() for item in lot]
+        if self._until is None or any(at <= self._as_of < at + self._quiet for at in late_ats):
             return {}
-        late_at = self._as_of - self._longest
-        coming = {key: lot for key, lot in missing.items() if all(item.first_seen_at > late_at for item in lot)}
+        coming = {
+            key: lot
+            for key, lot in missing.items()
+            if all(self._as_of < item.first_seen_at + self._longest for item in lot)
+        }
         if not coming:
             return {}
         first_at = min(item.first_seen_at for lot in coming.values() for item in lot)
@@ -77,7 +82,7 @@ class BatchWindow:
 
     def _may_wait(self, item: DemandItem) -> bool:
         # A creation time in the future would make it wait for long.
-        is_time_plausible = item.first_seen_at <= self._as_of + self._quiet
+        is_time_plausible = item.first_seen_at - self._quiet <= self._as_of
         is_single = item.gang is None and item.member_count == 1
         return (
             item.source in _BATCHED_SOURCES

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import removal_cooldown_seconds
@@ -34,10 +35,9 @@ def scale_up_cooldown(
     if not seconds or item.priority >= PRIORITY_NAMES["high"] or item.source is DemandSource.AT_RISK_POD:
         return None
     last_at, gangs = _bought(orders)
-    if last_at is None or (item.gang is not None and item.gang in gangs):
+    if last_at is None or (item.gang is not None and item.gang in gangs) or has_lasted(last_at, seconds, as_of):
         return None
-    remaining_seconds = seconds - (as_of - last_at).total_seconds()
-    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+    return Cooldown(remaining_seconds=seconds - (as_of - last_at).total_seconds())
 
 
 @cached_by_identity(4)
@@ -61,9 +61,11 @@ def recently_removed_types(state: ClusterState, policy: ScalingPolicy, as_of: da
         drain = record.decision
         if not isinstance(drain, DrainNode) or not drain.is_voluntary or record.planned_at is None:
             continue
-        seconds = policy.scale_down_cooldown_seconds - (as_of - record.planned_at).total_seconds()
-        if seconds <= 0 or record.cancelled is not None or drain.provider_id is None:
+        if record.cancelled is not None or drain.provider_id is None:
             continue
+        if has_lasted(record.planned_at, policy.scale_down_cooldown_seconds, as_of):
+            continue
+        seconds = policy.scale_down_cooldown_seconds - (as_of - record.planned_at).total_seconds()
         instance = state.instances.get(drain.provider_id)
         node = state.nodes.get(drain.node_uid)
         instance_type = instance.instance_type if instance is not None else None if node is None else node.instance_type
@@ -86,8 +88,9 @@ def removal_cooldown(
     if not seconds or cause in _URGENT:
         return None
     last_at = _last_removals(state.drains, state.orders).get(pool)
-    remaining_seconds = 0.0 if last_at is None else seconds - (as_of - last_at).total_seconds()
-    return Cooldown(remaining_seconds=remaining_seconds) if remaining_seconds > 0 else None
+    if last_at is None or has_lasted(last_at, seconds, as_of):
+        return None
+    return Cooldown(remaining_seconds=seconds - (as_of - last_at).total_seconds())
 
 
 @cached_by_identity(4)

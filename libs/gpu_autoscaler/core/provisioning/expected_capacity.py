@@ -18,9 +18,8 @@ from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness
-from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
 from gpu_autoscaler.model.resources import NO_RESOURCES
@@ -33,7 +32,7 @@ class ExpectedCapacity:
         self._policy = policy
         self._as_of = draft.as_of
         longest = max(policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds)
-        self._bins = tuple(_ending(draft, state, draft.as_of + timedelta(seconds=longest)))
+        self._bins = tuple(_ending(draft, state, timedelta(seconds=longest)))
         self._free_capacity = FreeCapacity(self._bins)
 
     def takes(self, item: DemandItem, shape: Shape, count: int) -> CapacityExpected | None:
@@ -62,14 +61,6 @@ class ExpectedCapacity:
         return None
 
 
-def certain_ends(pods: Mapping[PodUid, PodObserved], jobs: Mapping[JobId, JobRecord]) -> Iterator[datetime]:
-    """Yield the instants at which work ends for certain, on any node."""
-    state = ClusterState(jobs=jobs)
-    for pod in pods.values():
-        if pod.node_name is not None and (at := ends_at(pod, state)) is not None:
-            yield at
-
-
 def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
     """Return the latest instant at which the pod gives its capacity back; None: unknown."""
     if pod.deleting_since is not None:
@@ -80,8 +71,8 @@ def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
     return pod.started_at + timedelta(seconds=spec.duration_seconds_max)
 
 
-def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]:
-    """Yield for each usable node that stays what it gets back until then, as a bin available from the last end."""
+def _ending(draft: Draft, state: ClusterState, within: timedelta) -> Iterator[Bin]:
+    """Yield for each usable node that stays what it gets back in this time, as a bin available from the last end."""
     may_end = _may_end_by_node(draft.pods)
     leaving = draft.leaving_nodes() if may_end else frozenset()
     for view in draft.views if may_end else ():
@@ -90,7 +81,7 @@ def _ending(draft: Draft, state: ClusterState, until: datetime) -> Iterator[Bin]
         if view.name in leaving:
             continue
         ends = ((pod, ends_at(pod, state)) for pod in may_end[view.name])
-        ending = [(pod, at) for pod, at in ends if at is not None and draft.as_of < at <= until]
+        ending = [(pod, at) for pod, at in ends if at is not None and at - within <= draft.as_of < at]
         if ending:
             yield msgspec.structs.replace(
                 node_bin(view, draft.pods, BinReadiness.READY),

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.next_change import has_lasted_longer
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.demand_history import DemandHistory, confidence_ratio, forecast_rises
@@ -12,12 +13,14 @@ from gpu_autoscaler.core.state.state import ClusterState
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Older samples are not used.
-_SAMPLE_AGE_MAX = timedelta(minutes=5)
+_SAMPLE_AGE_SECONDS_MAX = 300.0
 
 
 def is_recent(history: DemandHistory, as_of: datetime) -> bool:
     """True if the history has a sample of the last minutes."""
-    return bool(history.levels) and as_of - (_EPOCH + timedelta(minutes=history.levels[-1][0])) <= _SAMPLE_AGE_MAX
+    if not history.levels:
+        return False
+    return not has_lasted_longer(_EPOCH + timedelta(minutes=history.levels[-1][0]), _SAMPLE_AGE_SECONDS_MAX, as_of)
 
 
 class ForecastGauges(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -11,6 +11,7 @@ import msgspec
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
@@ -71,7 +72,12 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
     if missing_count <= 0:
         return draft
     item = DemandItem(
-        key="cluster", source=DemandSource.MINIMUM, shape=_ANY_GPU_NODE, member_count=1, priority=0, since=draft.as_of
+        key="cluster",
+        source=DemandSource.MINIMUM,
+        shape=_ANY_GPU_NODE,
+        member_count=1,
+        priority=0,
+        since=plain(draft.as_of),
     )
     reason: DeferReason | None = stale_watch(state, policy, draft.as_of)
     for _ in range(missing_count):
@@ -161,7 +167,7 @@ def _item(target: _BufferTarget, shape: Shape, free_count: int, draft: Draft) ->
         shape=shape,
         member_count=1,
         priority=0,
-        since=draft.as_of,
+        since=plain(draft.as_of),
         buy_reason=CapacityBuffer(
             demand=(target.key,), free_gpu_count=free_count, wanted_gpu_count=target.target_count
         ),

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.shapes import BinReadiness
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -93,10 +94,10 @@ class Gangs:
         begun_at = _waiting_since(self._draft.views).get(gang)
         if begun_at is None:
             return None
-        bought_seconds = (self._draft.as_of - begun_at).total_seconds()
         most = self._policy.gangs.complete_seconds_max
-        if bought_seconds < most:
+        if not has_lasted(begun_at, most, self._draft.as_of):
             return None
+        bought_seconds = (self._draft.as_of - begun_at).total_seconds()
         return GangTimedOut(gang=gang, bought_seconds=bought_seconds, complete_seconds_max=most)
 
     def note_unplaced(self, item: DemandItem) -> None:

@@ -5,13 +5,14 @@ promised, or lacks a label, is not bought again and again for work that it canno
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import PodsByNode, allocatable_for_work, offered_bin
 from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_by_amounts, members_that_fit
@@ -37,6 +38,8 @@ from gpu_autoscaler.model.scheduling import NodeSelectorTerm
 
 # ---- periods of reservations
 
+_ROUNDING_SECONDS = 0.001
+
 
 class ReservationPeriods:
     """Periods of prepaid capacity (capacity blocks, reservations with an end) of many offers, in their order.
@@ -55,6 +58,10 @@ class ReservationPeriods:
     def are_open(self, as_of: datetime, needed_seconds: Floats) -> Bools:
         """Return for each offer whether its period is open, and stays open for longer than it takes to be of use."""
         now = as_of.timestamp()
+        changes = np.concatenate((self._opens, self._closes - needed_seconds))
+        ahead = changes[(changes > now) & np.isfinite(changes)]
+        if ahead.size:  # a little earlier: seconds as a number are not exact to the microsecond
+            note(as_of, max(datetime.fromtimestamp(float(ahead.min()) - _ROUNDING_SECONDS, UTC), as_of))
         return (self._opens <= now) & (now + needed_seconds < self._closes)
 
     def why_closed(self, offers: Iterable[Offer], as_of: datetime) -> str | None:

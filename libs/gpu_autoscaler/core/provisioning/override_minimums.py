@@ -3,6 +3,7 @@
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import Bound, in_scope, minima, remaining, with_purchases
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
@@ -41,7 +42,7 @@ def _keep(bound: Bound, draft: Draft, state: ClusterState, policy: ScalingPolicy
         shape=_shape(bound),
         member_count=1,
         priority=0,
-        since=draft.as_of,
+        since=plain(draft.as_of),
         buy_reason=wants,
     )
     reason: DeferReason | None = stale_watch(state, policy, draft.as_of)

@@ -1,7 +1,8 @@
 """When a price was last reported, and whether it is too old to buy by."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from gpu_autoscaler.core.next_change import has_lasted_longer
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.offers import Offer
@@ -25,4 +26,4 @@ def oldest_seconds(sampled: SpotOffersSampled | None, as_of: datetime) -> float 
 def is_stale(offer: Offer, sampled: SpotOffersSampled, policy: ScalingPolicy, as_of: datetime) -> bool:
     """True for a price older than the policy allows."""
     at = priced_at(offer, sampled)
-    return at is not None and as_of - at > timedelta(seconds=policy.prices.age_seconds_max)
+    return at is not None and has_lasted_longer(at, policy.prices.age_seconds_max, as_of)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
@@ -40,10 +41,9 @@ def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: dateti
         return False
     if job.preempted.attempt < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
         return False
-    waited_seconds = (as_of - job.preempted.preempted_at).total_seconds()
-    return waited_seconds < policy.spot.on_demand_wait_seconds and any(
-        pool.capacity_types != (CapacityType.SPOT,) for pool in policy.pools
-    )
+    if all(pool.capacity_types == (CapacityType.SPOT,) for pool in policy.pools):
+        return False
+    return not has_lasted(job.preempted.preempted_at, policy.spot.on_demand_wait_seconds, as_of)
 
 
 def must_leave_spot(job: JobRecord | None, policy: ScalingPolicy, as_of: datetime) -> bool:

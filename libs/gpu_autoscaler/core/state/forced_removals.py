@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord
 from gpu_autoscaler.events.policy import PolicyDirectiveLifted
 from gpu_autoscaler.model.decisions import DrainNode, ForcedRemoval, ReleaseInstance
@@ -37,10 +38,13 @@ def removed_by_force(state: ClusterState, as_of: datetime) -> tuple[PastRemoval,
 
     An instant ahead of `as_of` counts: it is of a clock that was ahead.
     """
-    since = as_of - WINDOW
-    resumed_at = max(_trips_ended(state.brake_releases, as_of), default=since)
-    every = _marked(state.drains)
-    return tuple(past for past in every if past.planned_at > since and past.planned_at > resumed_at)
+    resumed_at = max(_trips_ended(state.brake_releases, as_of), default=None)
+    return tuple(
+        past
+        for past in _marked(state.drains)
+        if not has_lasted(past.planned_at, WINDOW.total_seconds(), as_of)
+        and (resumed_at is None or past.planned_at > resumed_at)
+    )
 
 
 def _trips_ended(releases: Mapping[str, PolicyDirectiveLifted], as_of: datetime) -> Iterator[Instant]:

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from gpu_autoscaler.core.next_change import has_lasted_longer
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.reasons.defer import WatchStale
@@ -22,7 +23,7 @@ def stale_instances(state: ClusterState, policy: ScalingPolicy, as_of: datetime)
 
 
 def _stale(source: str, seen_at: datetime | None, policy: ScalingPolicy, as_of: datetime) -> WatchStale | None:
-    age_seconds = None if seen_at is None else max(0.0, (as_of - seen_at).total_seconds())
-    if age_seconds is not None and age_seconds <= policy.watch_age_seconds_max:
+    if seen_at is not None and not has_lasted_longer(seen_at, policy.watch_age_seconds_max, as_of):
         return None
+    age_seconds = None if seen_at is None else (as_of - seen_at).total_seconds()
     return WatchStale(source=source, age_seconds=age_seconds, age_seconds_max=policy.watch_age_seconds_max)

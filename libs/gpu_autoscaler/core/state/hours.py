@@ -2,11 +2,14 @@
 
 from datetime import UTC, datetime
 
+from gpu_autoscaler.core.next_change import note_whole
+
 _SECONDS_PER_HOUR = 3600
 
 
 def hour(at: datetime) -> int:
     """Return whole hours since 1970."""
+    note_whole(at, _SECONDS_PER_HOUR)
     return int(at.timestamp()) // _SECONDS_PER_HOUR
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.next_change import has_lasted_longer
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.observed import Instant
@@ -42,7 +43,7 @@ def shortfall(
 ) -> Resources | None:
     """Return what the next node of the offer is assumed to have; None: what is promised."""
     last = observed.get(key)
-    if last is None or as_of - last.gone_at > timedelta(seconds=RETENTION_SECONDS):
+    if last is None or has_lasted_longer(last.gone_at, RETENTION_SECONDS, as_of):
         return None
     had = last.allocatable
     slices = dict(had.slices)
