@@ -98,6 +98,15 @@ class TickInput(Protocol):
 
 
 @runtime_checkable
+class TickFilter(Protocol):
+    """Selects the ticks that have something to do; without it, every tick runs."""
+
+    def needs_tick(self, now: datetime) -> bool:
+        """Return whether `on_tick` may do something that its last call has not done. Reads no clock and no cloud."""
+        ...
+
+
+@runtime_checkable
 class UrgencyFilter(Protocol):
     """Selects the urgent facts among the types in `urgent`; without it, all of them are urgent."""
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -12,8 +12,9 @@ from gpu_autoscaler.bus.streams import Lane
 from gpu_autoscaler.core.checked_plan import CheckedPlan, checked_plan
 from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.demand.history_samples import sample_due
-from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
+from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
 from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
+from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
 from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -117,6 +118,14 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
     core: str
 
 
+class _Rest(NamedTuple):
+    """The inputs of a tick that had nothing to do, and until when another one would have nothing to do either."""
+
+    state: ClusterState
+    file: ScalingPolicy
+    until: datetime | None  # None: until the next fact
+
+
 class Scaler:
     """Plans and executes. Of two concurrent scalers the stream refuses one plan; every execution step is idempotent."""
 
@@ -201,6 +210,7 @@ class Scaler:
         self._digests = digests
         self._metrics = metrics
         self._change: PolicyChanged | None = None  # published on each tick until the stream has it
+        self._rest: _Rest | None = None
         self._last_published: tuple[int, frozenset[tuple[str, str, str]]] = (-1, frozenset())  # parent, deferrals
 
     def is_urgent(self, fact: Fact) -> bool:
@@ -244,8 +254,16 @@ class Scaler:
 
     # ---- planning
 
+    def needs_tick(self, now: datetime) -> bool:
+        """Return False while nothing has changed since a tick that had nothing to do, and time changes nothing."""
+        rest = self._rest
+        if rest is None or rest.state is not self._view.state or rest.file is not self._file:
+            return True
+        return rest.until is not None and now >= rest.until
+
     async def on_tick(self, now: datetime) -> Outputs:
         """Return a new plan, fenced by its parent; nothing if it adds nothing to the last one."""
+        self._rest = None
         self._merge_policy(self._view.state)
         if (recovered := await self._recovery.before_first_plan(self._view.state, now)) is not None:
             return recovered
@@ -279,6 +297,14 @@ class Scaler:
         policy = self._policy
         removed = await self._executor.orphaned_nodes.remove(state, policy, as_of.plain)
         facts = (*removed, *idle_job_cancellations(state, policy, as_of), *sample_due(state, policy, as_of))
+        # Failed writes and questions to the cloud are repeated.
+        is_retried = bool(
+            orphaned_nodes(state, policy, as_of)
+            or finalizer_changes(state, policy, as_of)
+            or unannounced_deletions(state)
+        )
+        if not facts and again_seconds is None and not is_retried:
+            self._rest = _Rest(state, self._file, as_of.next_change_at)
         return Outcome(facts=facts, next_tick_seconds=again_seconds, next_change_at=as_of.next_change_at)
 
     def _accepted(self, checked: CheckedPlan, now: datetime) -> Plan:

@@ -124,6 +124,28 @@ async def test_unchanged_deferrals_are_published_once() -> None:
     assert as_outcome(await service.on_tick(T0 + 2 * SECOND)).facts == ()
 
 
+async def test_a_tick_is_left_out_until_a_fact_arrives_or_time_changes_the_plan() -> None:
+    """The plan notes the instant; a new policy file needs a tick as well."""
+    stories = (on_sale(offer()), job("train", gpus=99), planned(plan_id="taken"))
+    view = view_of(on_sale(offer()), job("train", gpus=99))
+    service = scaler(view)
+    assert service.needs_tick(T0)
+    assert as_outcome(await service.on_tick(T0)).facts != ()
+    assert service.needs_tick(T0 + SECOND)  # whether it is stored is not known yet
+    view.advance(given(*stories), {"SCALING": 1})
+    outcome = as_outcome(await service.on_tick(T0 + SECOND))
+    assert (outcome.facts, outcome.next_tick_seconds) == ((), None)
+    assert outcome.next_change_at is not None
+    assert not service.needs_tick(outcome.next_change_at - SECOND / 1000)
+    assert service.needs_tick(outcome.next_change_at)
+    service.use_policy(policy(nodes_count_max=7), "policy.toml")
+    assert service.needs_tick(T0 + 2 * SECOND)
+    service.use_policy(policy(), "policy.toml")
+    await service.on_tick(T0 + 2 * SECOND)
+    view.advance(given(*stories, job("more")), {"JOB": 2})
+    assert service.needs_tick(T0 + 3 * SECOND)
+
+
 async def test_plan_is_made_once_a_day_without_news() -> None:
     """Its stream keeps the parent of the next plan, however quiet the cluster is."""
     view = StateView()

@@ -398,3 +398,22 @@ async def test_a_tick_may_say_when_the_next_one_is_due() -> None:
         await until(lambda: len(service.ticks) == 4)
         await asyncio.sleep(0.1)
         assert len(service.ticks) == 4
+
+
+async def test_a_tick_without_anything_to_do_is_left_out() -> None:
+    """The service is asked each time; what is left out counts as done and keeps the process ready."""
+
+    class Resting(Probe):
+        tick_seconds: ClassVar[float | None] = 0.01
+        asked_count = 0
+
+        def needs_tick(self, now: datetime) -> bool:  # noqa: ARG002 - the runtime's signature
+            self.asked_count += 1
+            return len(self.ticks) < 2 or self.asked_count > 20
+
+    place, service = Place(), Resting()
+    async with running(place, service) as runner:
+        await until(lambda: service.asked_count == 20)
+        assert len(service.ticks) == 2
+        await until(lambda: len(service.ticks) > 2)
+    assert runner.metrics.ticks.labels("done")._value.get() >= 20

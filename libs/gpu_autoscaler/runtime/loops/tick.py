@@ -1,13 +1,14 @@
 """Calls `on_tick` every `tick_seconds` of cluster time, and earlier for urgent facts (`runtime/urgency.py`)."""
 
 import asyncio
+from datetime import datetime
 
 import structlog
 
 from gpu_autoscaler.bus.protocol import Ack
 from gpu_autoscaler.model.errors import StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import LoopContext
-from gpu_autoscaler.runtime.service import TickInput
+from gpu_autoscaler.runtime.service import TickFilter, TickInput
 
 log = structlog.get_logger()
 
@@ -18,6 +19,7 @@ class TickLoop:
     def __init__(self, context: LoopContext, service: TickInput, tick_seconds: float) -> None:
         self._context = context
         self._service = service
+        self._filter = service if isinstance(service, TickFilter) else None
         self._tick_seconds = tick_seconds
         self._next_seconds = tick_seconds  # as the last tick requested
         self._failures_count = 0  # in a row
@@ -48,6 +50,10 @@ class TickLoop:
             self._is_active = True
             self._mark_planned()
         return is_leading
+
+    def _mark_ticked(self, now: datetime) -> None:
+        self._context.observer.ticked(now)
+        self._mark_planned()
 
     def _mark_planned(self) -> None:
         if self._context.is_planner:
@@ -83,6 +89,10 @@ class TickLoop:
         facts_count, seconds = 0, 0.0
         error: Exception | None = None
         self._next_seconds = self._tick_seconds
+        if self._filter is not None and not self._filter.needs_tick(now):
+            self._count("done", None)
+            self._mark_ticked(now)
+            return
         try:
             outcome = await context.with_timeout(self._service.on_tick(now))
             seconds = context.clock.monotonic_seconds() - started
@@ -107,8 +117,7 @@ class TickLoop:
                 log.exception("tick failed")
         self._count(result, error)
         if error is None:
-            context.observer.ticked(now)
-            self._mark_planned()
+            self._mark_ticked(now)
             write = log.info if facts_count else log.debug
             write("tick completed", outcome=result, facts_count=facts_count, duration_seconds=round(seconds, 6))
         else:
