@@ -9,6 +9,7 @@ _COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
 _METRICS = "tests/unit/runtime/test_metrics.py"
 _BRAKE = "tests/unit/core/disruption/test_brake.py"
+_LOST = "tests/unit/core/limits/test_limits_lost_orders.py::test_a_node_counts_without_its_order_as_with_it"
 _SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
 _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 
@@ -65,6 +66,21 @@ TESTED: Mapping[str, Planted] = {
         f"{_CORE}/limits/limits.py",
         "    withdrawn = {key: lost[owner] for key, owner in owners.items() if owner in lost}\n",
         "    withdrawn: dict[str, DeferReason] = {}\n",
+    ),
+    # They need a node whose order is lost, of a project that is full but for the GPUs that are not counted.
+    f"{_LOST}[MIG slices-GPUs of a project]": Planted(
+        "a node without its order counts by its whole GPUs alone",
+        2,
+        f"{_CORE}/nodes/correlation.py",
+        "            return max(offered, records.node.allocatable.gpu_count)\n",
+        "            return records.node.allocatable.gpu_count\n",
+    ),
+    f"{_LOST}[whole GPUs-nodes of a project]": Planted(
+        "the plan check counts nodes without orders for the cluster alone",
+        2,
+        f"{_CORE}/check/plan_check.py",
+        "            self._count(_orphan_owners(seen.zone, node), ",
+        '            self._count(("",), ',
     ),
     f"{_SPEND}::test_nothing_is_forced_while_the_ledger_is_behind": Planted(
         "a hard limit is enforced on a doubtful ledger",

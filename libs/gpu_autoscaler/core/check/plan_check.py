@@ -4,7 +4,7 @@ It reports only certain violations. Where it cannot know, it checks what no arra
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
 import msgspec
@@ -28,6 +28,7 @@ from gpu_autoscaler.core.check.violation import Violation, attributed
 from gpu_autoscaler.core.policy.cron import parse_schedule
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
@@ -167,6 +168,7 @@ class _CountedCapacity:
     def __init__(self, state: ClusterState) -> None:
         self.nodes: Counter[str] = Counter()  # by limited owner; all under ""
         self.gpus: Counter[str] = Counter()
+        self.nodes_of_unknown = self.gpus_of_unknown = 0  # bought for a pool and project that are unknown
         self.price_micro_usd_per_hour = 0
         ended_records = [record.terminated for record in state.drains.values()]
         ended = {record.provider_id for record in ended_records if record is not None}
@@ -195,23 +197,57 @@ class _CountedCapacity:
 
     def _count_orphans(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
         """Count instances and nodes with our tag whose order has expired from the state: they still cost money."""
-        launched = {order.launched.provider_id for order in state.orders.values() if order.launched is not None}
-        known = {*ended, *launched}
-        for instance in state.instances.values():
-            has_order = instance.action_id is None or instance.action_id in state.orders
-            if not has_order and instance.provider_id not in known and instance.state != "terminated":
-                self.nodes[""] += 1
-        for node in state.nodes.values():
-            has_order = node.action_id is None or node.action_id in state.orders
-            if not has_order and node.provider_id not in known and node.provider_id not in state.instances:
-                self.nodes[""] += 1
+        orders = {key: order for key, order in state.orders.items() if order.decision or order.ordered}
+        known = {*ended, *(order.launched.provider_id for order in orders.values() if order.launched is not None)}
+        known |= {order.terminated.provider_id for order in state.orders.values() if order.terminated is not None}
+        nodes = {node.provider_id: node for node in state.nodes.values()}
+        orphans: list[tuple[NodeInstanceObserved | NodeObserved, NodeObserved | None]] = [
+            (instance, nodes.get(instance.provider_id))
+            for instance in state.instances.values()
+            if instance.action_id is not None and instance.action_id not in orders and instance.state != "terminated"
+        ]
+        orphans += [
+            (node, node)
+            for node in state.nodes.values()
+            if node.action_id is not None and node.action_id not in orders and node.provider_id not in state.instances
+        ]
+        offers = () if state.offers is None else state.offers.offers
+        for seen, node in orphans:
+            if seen.provider_id in known:
+                continue
+            of_type = (offer.resources.gpu_count for offer in offers if offer.instance_type == seen.instance_type)
+            gpus = max(of_type, default=0)
+            if isinstance(seen, NodeInstanceObserved):
+                self.price_micro_usd_per_hour += seen.price_micro_usd_per_hour or 0
+            if node is None:
+                self.nodes_of_unknown += 1
+                self.gpus_of_unknown += gpus
+            self._count(_orphan_owners(seen.zone, node), max(gpus, 0 if node is None else node.allocatable.gpu_count))
 
     def add(self, pool: str, offer: Offer, node_labels: tuple[tuple[str, str], ...]) -> None:
         """Count one more node."""
-        for owner in ("", f"pool {pool}", f"zone {offer.zone}", _project_owner(node_labels)):
-            self.nodes[owner] += 1
-            self.gpus[owner] += offer.resources.gpu_count
+        owners = ("", f"pool {pool}", f"zone {offer.zone}", _project_owner(node_labels))
+        self._count(owners, offer.resources.gpu_count)
         self.price_micro_usd_per_hour += offer.price_micro_usd_per_hour or 0
+
+    def _count(self, owners: Iterable[str], gpu_count: int) -> None:
+        for owner in owners:
+            self.nodes[owner] += 1
+            self.gpus[owner] += gpu_count
+
+    def of(self, owner: str) -> tuple[int, int]:
+        """Return the nodes and GPUs that may be the owner's: those of an unknown pool and project may be any's."""
+        is_any = owner.startswith(("pool ", "project "))
+        return (
+            self.nodes[owner] + (self.nodes_of_unknown if is_any else 0),
+            self.gpus[owner] + (self.gpus_of_unknown if is_any else 0),
+        )
+
+
+def _orphan_owners(zone: str | None, node: NodeObserved | None) -> tuple[str, ...]:
+    if node is None:
+        return ("", f"zone {zone}")
+    return ("", f"pool {dict(node.labels).get(labels.POOL)}", f"zone {zone}", _project_owner(node.labels))
 
 
 def _limit_owners(bought: BuyNode) -> tuple[str, ...]:
@@ -238,12 +274,13 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         mine = [purchase for purchase in bought if owner in ("", *_limit_owners(purchase))]
         if not mine:
             continue
-        if nodes_max is not None and count.nodes[owner] > nodes_max:
-            what = f"{count.nodes[owner]} nodes of at most {nodes_max}"
+        nodes_count, gpu_count = count.of(owner)
+        if nodes_max is not None and nodes_count > nodes_max:
+            what = f"{nodes_count} nodes of at most {nodes_max}"
             yield Violation(f"{where} would have {what}, including orders in flight", *mine)
         with_gpus = [purchase for purchase in mine if purchase.offer.resources.gpu_count]
-        if gpus_max is not None and with_gpus and count.gpus[owner] > gpus_max:
-            what = f"{count.gpus[owner]} GPUs of at most {gpus_max}"
+        if gpus_max is not None and with_gpus and gpu_count > gpus_max:
+            what = f"{gpu_count} GPUs of at most {gpus_max}"
             yield Violation(f"{where} would have {what}, including orders in flight", *with_gpus)
     price, price_max = count.price_micro_usd_per_hour, policy.price_micro_usd_per_hour_max
     if price_max is not None and price > price_max:

@@ -13,7 +13,7 @@ from gpu_autoscaler.core.demand.items import BillingScope, DemandItem, DemandSou
 from gpu_autoscaler.core.draft import Draft, Purchase, is_discretionary
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives
-from gpu_autoscaler.core.limits.override_bounds import OverrideUsage, bought_gpu_count, frozen_by
+from gpu_autoscaler.core.limits.override_bounds import OverrideUsage, frozen_by
 from gpu_autoscaler.core.limits.spend import PlannedSpend, SpendSnapshot, spend_caps, spend_snapshot_of
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -32,6 +32,8 @@ class _Usage(NamedTuple):
 
     nodes: Counter[str]
     gpus: Counter[str]
+    nodes_of_unknown: int  # of an unknown pool and project: they may be those of any
+    gpus_of_unknown: int
     price_micro_usd_per_hour: int
     unpriced: tuple[str, ...]
 
@@ -41,16 +43,17 @@ def _usage_of(views: tuple[NodeView, ...]) -> _Usage:
     counted = [view for view in views if view.is_ours and view.is_counted]
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    equal = Counter(
-        (view.pool, view.zone, view.labels.get(labels.PROJECT_ID), bought_gpu_count(view)) for view in counted
-    )
+    equal = Counter((view.pool, view.zone, view.labels.get(labels.PROJECT_ID), view.gpu_count) for view in counted)
     for (pool, zone, project, gpu_count), count in equal.items():
         for owner in owners_of(pool, zone, project):
             nodes[owner] += count
             gpus[owner] += count * gpu_count
+    unknown = [view for view in counted if not view.is_owner_known]
     return _Usage(
         nodes=nodes,
         gpus=gpus,
+        nodes_of_unknown=len(unknown),
+        gpus_of_unknown=sum(view.gpu_count for view in unknown),
         price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in counted),
         unpriced=tuple(sorted(view.name for view in counted if view.price_micro_usd_per_hour is None)),
     )
@@ -74,6 +77,7 @@ class LimitUsage:
         usage = _usage_of(views)
         self._nodes = usage.nodes.copy()
         self._gpus = usage.gpus.copy()
+        self._of_unknown = usage.nodes_of_unknown, usage.gpus_of_unknown
         self._price_micro_usd_per_hour = usage.price_micro_usd_per_hour
         self._unpriced = usage.unpriced
 
@@ -96,9 +100,9 @@ class LimitUsage:
     def with_current_usage(self, reason: DeferReason) -> DeferReason:
         """Return the limit with the current usage, without purchases that were taken back."""
         if isinstance(reason, NodesLimit):
-            return msgspec.structs.replace(reason, nodes_count=self._nodes[reason.owner])
+            return msgspec.structs.replace(reason, nodes_count=self._usage(reason.owner)[0])
         if isinstance(reason, GpusLimit):
-            return msgspec.structs.replace(reason, gpu_count=self._gpus[reason.owner])
+            return msgspec.structs.replace(reason, gpu_count=self._usage(reason.owner)[1])
         return reason
 
     def excess(self, pool: str, offer: Offer, scope: BillingScope) -> DeferReason | None:
@@ -106,16 +110,22 @@ class LimitUsage:
         owners = owners_of(pool, offer.zone, scope.project)
         for owner in owners:
             nodes_max, gpus_max = self._maxima.get(owner, (None, None))
-            if nodes_max is not None and self._nodes[owner] + 1 > nodes_max:
-                return NodesLimit(nodes_count=self._nodes[owner], nodes_count_max=nodes_max, owner=owner)
+            nodes_count, gpu_count = self._usage(owner)
+            if nodes_max is not None and nodes_count + 1 > nodes_max:
+                return NodesLimit(nodes_count=nodes_count, nodes_count_max=nodes_max, owner=owner)
             # A node without GPUs exceeds no GPU limit, even if the limit is exceeded already.
             more = offer.resources.gpu_count
-            if gpus_max is not None and more and self._gpus[owner] + more > gpus_max:
-                return GpusLimit(gpu_count=self._gpus[owner], gpu_count_max=gpus_max, owner=owner)
+            if gpus_max is not None and more and gpu_count + more > gpus_max:
+                return GpusLimit(gpu_count=gpu_count, gpu_count_max=gpus_max, owner=owner)
         exceeded = self._override_usage.excess(pool, offer) or self._excess_of_price(offer)
         if exceeded is not None or self._planned_spend is None:
             return exceeded
         return self._planned_spend.excess(owners, offer, scope)
+
+    def _usage(self, owner: str) -> tuple[int, int]:
+        """Return nodes and GPUs of the owner; of a pool or project also those of which neither is known."""
+        nodes, gpus = self._of_unknown if owner.startswith(("pool/", "project/")) else (0, 0)
+        return self._nodes[owner] + nodes, self._gpus[owner] + gpus
 
     def _excess_of_price(self, offer: Offer) -> DeferReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour

@@ -81,12 +81,6 @@ def kind_of(view: NodeView) -> Kind:
     return view.pool, view.gpu_model
 
 
-def bought_gpu_count(view: NodeView) -> int:
-    """Return the number of bought GPUs, also if some are not allocatable."""
-    decision = None if view.order is None else view.order.decision
-    return view.allocatable.gpu_count if decision is None else decision.offer.resources.gpu_count
-
-
 @cached_by_identity(2)
 def counted(views: tuple[NodeView, ...]) -> Mapping[Kind, Count]:
     """Return the counted nodes by pool and GPU model."""
@@ -99,7 +93,7 @@ def count_of(views: Iterable[NodeView]) -> Mapping[Kind, Count]:
     gpus: Counter[Kind] = Counter()
     for view in views:
         nodes[kind_of(view)] += 1
-        gpus[kind_of(view)] += bought_gpu_count(view)
+        gpus[kind_of(view)] += view.gpu_count
     return {kind: Count(nodes[kind], gpus[kind]) for kind in nodes}
 
 
@@ -162,7 +156,7 @@ def protecting_directive(view: NodeView, draft: Draft) -> PoolPaused | KeptByOve
         if not applies_to(bound.override, kind_of(view)):
             continue
         count = in_scope(bound, remaining(draft))
-        less = 1 if bound.unit == "node" else bought_gpu_count(view)
+        less = 1 if bound.unit == "node" else view.gpu_count
         if less and count - less < bound.limit:
             return KeptByOverride(attribution=bound.attribution, unit=bound.unit, count=count, count_min=bound.limit)
     return None
@@ -171,7 +165,7 @@ def protecting_directive(view: NodeView, draft: Draft) -> PoolPaused | KeptByOve
 def exceeded_override(view: NodeView, draft: Draft) -> AboveOverride | None:
     """Return the maximum that is exceeded while this node remains; None: none."""
     for bound in maxima(draft.directives):
-        if applies_to(bound.override, kind_of(view)) and (bound.unit == "node" or bought_gpu_count(view)):
+        if applies_to(bound.override, kind_of(view)) and (bound.unit == "node" or view.gpu_count):
             count = in_scope(bound, remaining(draft))
             if count > bound.limit:
                 return AboveOverride(attribution=bound.attribution, unit=bound.unit, count=count, count_max=bound.limit)

@@ -6,16 +6,19 @@ A node has up to three ids, of which a fact has one or two: action id, provider 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from gpu_autoscaler.core.policy.gpu_slices import gpu_count_min
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
 from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered
+from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
@@ -73,7 +76,7 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def purchase(self) -> BuyNode | ScalingNodeOrdered | None:
         """What was ordered, as decided; None: the decision and the order are unknown."""
-        return None if self.order is None else self.order.decision or self.order.ordered
+        return None if self.order is None else self.order.purchase
 
     @property
     def offer(self) -> Offer | None:
@@ -309,6 +312,19 @@ def _join(order: OrderRecord | None, instance: NodeInstanceObserved | None, node
     return records
 
 
+@cached_by_identity(2)
+def _offered_gpus(offers: SpotOffersSampled | None) -> Mapping[str, int]:
+    """Return the GPUs of each offered instance type: the same object until one changes."""
+    if offers is None:
+        return _same_counts(())
+    return _same_counts(tuple(sorted({(offer.instance_type, offer.resources.gpu_count) for offer in offers.offers})))
+
+
+@lru_cache(4)
+def _same_counts(counts: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return dict(counts)  # of two offers of a type the one with more GPUs
+
+
 class Correlation:
     """The records of the state, correlated by node."""
 
@@ -316,14 +332,28 @@ class Correlation:
         self._state = state
         self.pods = pods_by_node(state)
         self.index = index_of(state)
+        self.offered_gpus = _offered_gpus(state.offers)
         self.drain_of = self.index.drain_of
         self.notice_of = self.index.notice_of
         self.is_closed = self.index.is_closed
 
+    def gpu_count_of(self, records: NodeRecords) -> int:
+        """Return the bought GPUs: by the order, else by the offers of the instance type, else by what the node has."""
+        if records.offer is not None:
+            return records.offer.resources.gpu_count
+        offered = self.offered_gpus.get(records.instance_type or "", 0)
+        if records.node is None:
+            return offered
+        if offered:
+            return max(offered, records.node.allocatable.gpu_count)
+        usable = self.usable_record(records.node.node_uid)
+        seen = (records.node.allocatable, *(() if usable is None else (usable.gpus,)))
+        return max(gpu_count_min(gpus, records.node.gpu_memory_bytes) for gpus in seen)
+
     def inputs(self) -> tuple[object, ...]:
         """Return the inputs of views except the lists of the cloud, for comparison by identity."""
         state = self._state
-        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry)
+        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry, self.offered_gpus)
 
     def usable_record(self, node_uid: NodeUid) -> Usable | None:
         """Return the most GPUs that the node had while ready, whatever was promised."""

@@ -168,6 +168,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     is_ours: bool  # bought by a plan: only such nodes are removed
     is_counted: bool  # against limits and budgets: its end is not confirmed
     allocatable: Resources  # of the node once usable; until then as promised by the offer
+    gpu_count: int  # bought, also if some are shared or not allocatable
     labels: Mapping[str, str]  # of the node; until it is usable also those promised
     taints: tuple[Taint, ...]
     pool: str | None = None
@@ -197,6 +198,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     def is_booting(self) -> bool:
         """True from the decision until it is usable, before its deadline."""
         return self.phase in BOOTING_PHASES
+
+    @property
+    def is_owner_known(self) -> bool:
+        """True if pool and project are known: from its purchase, or from the labels of its node."""
+        return self.node is not None or (self.order is not None and self.order.purchase is not None)
 
     @property
     def is_usable(self) -> bool:
@@ -239,6 +245,7 @@ class _LastViews(NamedTuple):
     pods: Mapping[str, object]
     busy_until: Mapping[str, object]
     telemetry: Mapping[NodeUid, object]
+    offered_gpus: Mapping[str, int]
     views: tuple[NodeView, ...]
 
 
@@ -249,7 +256,7 @@ def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) ->
     """Like `node_views`; views of unchanged nodes are not looked up again."""
     rows = rows_at(correlation, state, as_of)
     last = _last_views.get((id(rows),))
-    if last is None:
+    if last is None or last.offered_gpus is not correlation.offered_gpus:
         views = tuple(_view_of(row, correlation, state) for row in rows)
     else:
         names = changed_keys(last.pods, correlation.pods) | changed_keys(last.busy_until, state.busy_until)
@@ -258,8 +265,12 @@ def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) ->
             _view_of(row, correlation, state) if row.node_name in names or row.node_uid in uids else view
             for row, view in zip(rows, last.views, strict=True)
         )
-        views = last.views if all(map(is_, views, last.views)) else views
-    _last_views.put((id(rows),), _LastViews(rows, correlation.pods, state.busy_until, state.telemetry, views))
+    if last is not None and all(map(is_, views, last.views)):
+        views = last.views
+    _last_views.put(
+        (id(rows),),
+        _LastViews(rows, correlation.pods, state.busy_until, state.telemetry, correlation.offered_gpus, views),
+    )
     return views
 
 
@@ -280,6 +291,7 @@ def _view_of(row: NodeRow, correlation: Correlation, state: ClusterState) -> Nod
         None if name is None else correlation.pods.get(name),
         None if name is None else state.busy_until.get(name),
         None if uid is None else state.telemetry.get(uid),
+        None if row.records.purchase is not None else correlation.offered_gpus,
     )
     key = tuple(map(id, read))
     kept = _views.get(key)
@@ -300,6 +312,7 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
         is_ours=records.action_id is not None,
         is_counted=row.is_counted,
         allocatable=allocatable,
+        gpu_count=correlation.gpu_count_of(records),
         labels=own_labels if usable is not None else {**records.promised_labels, **own_labels},
         taints=taints,
         pool=(None if records.purchase is None else records.purchase.pool) or own_labels.get(labels.POOL),

@@ -141,6 +141,16 @@ def gpu_units(amounts: Resources, node: Resources, gpu_memory_bytes: int | None)
     return amounts.gpu_count * whole + sum(count * _units_of_slice(name) for name, count in amounts.slices)
 
 
+def gpu_count_min(node: Resources, gpu_memory_bytes: int | None) -> int:
+    """Return how many GPUs have this many slices at least; of a replica, which may be any part of a GPU, one each."""
+    if not node.slices:
+        return node.gpu_count
+    if any(name == SHARED_GPU_RESOURCE for name, _ in node.slices):
+        return node.gpu_count + sum(count for _, count in node.slices)
+    whole = gpu_units(Resources(gpu_count=1), node, gpu_memory_bytes)
+    return -(-gpu_units(node, node, gpu_memory_bytes) // whole)
+
+
 def _units_of_slice(resource: str) -> int:
     return 1 if resource == SHARED_GPU_RESOURCE else max(1, _mig_gigabytes(resource))
 

@@ -77,6 +77,11 @@ class OrderRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     refused: scaling.ScalingLaunchRefused | None = None
     terminated: scaling.ScalingNodeTerminated | None = None
 
+    @property
+    def purchase(self) -> BuyNode | scaling.ScalingNodeOrdered | None:
+        """What was ordered, as decided; None: the decision and the order are unknown."""
+        return self.decision or self.ordered
+
 
 class DrainRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A removal from decision to confirmation: of a node (DrainNode) or of an instance (ReleaseInstance)."""
