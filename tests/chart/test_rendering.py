@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.chart.charting import CHART, NAMESPACE, VALUES, Json, helm, of_kind, pods, rendered, template
 from tests.support.certificates import Authority
 
@@ -272,14 +273,14 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert (policy.utilization.high_ratio, policy.utilization.low_ratio) == (0.7, 0.1)
     assert policy.limits.scale_up_cooldown_seconds == 180
     assert policy.pending_pod_timeout_seconds == 90
-    assert policy.scale_down_cooldown_seconds == 1200
+    assert policy.scale_down_cooldown_seconds == policy.removal.pool_cooldown_seconds == 1200
     assert (policy.nodes_count_min, policy.nodes_count_max) == (1, 50)
     mix = policy.spot.mix
     assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == (0.4, 0.6, 0)
     assert policy.spot.capacity_pool_gpu_ratio_max == 1
     forecast = policy.forecast
     assert (forecast.is_on, forecast.lookback_hours, forecast.confidence_ratio_min) == (True, 28 * 24, 0.8)
-    assert forecast.long_rise_quantile_ratio == 0.6
+    assert forecast.prewarm_utilization_ratio_max == 0.6
     first, paid, rest = policy.pools
     assert [pool.nodes_count_min for pool in policy.pools] == [2, 0, 0]
     assert (first.name, first.priority, first.nodes_count_max, first.gpu_models) == ("spot-a100", 10, 20, ("A100",))
@@ -292,12 +293,43 @@ def test_values_become_the_policy(tmp_path: Path) -> None:
     assert policy_of(found, tmp_path, "shadow.toml").nodes_count_max == 10
 
 
-def test_spot_percentages_of_mixed_pools_are_averaged(tmp_path: Path) -> None:
-    """Weighted by maximum size, as for AutoscalingPolicies: 20 x 80 % and 60 x 20 % are 35 % of 80."""
-    pools = ("[0].name=a", "[0].spotPercentage=80", "[0].maxSize=20", "[1].name=b", "[1].spotPercentage=20",
-             "[1].maxSize=60", "[2].name=c", "[2].capacityType=reserved")  # fmt: skip
-    mix = policy_of(rendered(None, *(f"autoscaling.nodePools{one}" for one in pools)), tmp_path).spot.mix
-    assert (mix.spot_ratio, mix.on_demand_ratio, mix.reserved_ratio) == pytest.approx((0.35, 0.6, 0.05))
+@pytest.mark.parametrize(
+    ("values", "mix"),
+    [
+        ({"spot": {"targetPercentage": 0.4}}, (0.4, 0.55, 0.05)),
+        ({"spot": {"targetPercentage": 40}}, (0.4, 0.55, 0.05)),
+        ({"spot": {"targetPercentage": 1}}, (1, 0, 0)),
+        ({"spot": {"targetPercentage": 0.4}, "multiTier": {"spotPercentage": 0.7}}, (0.7, 0.25, 0.05)),
+        ({"multiTier": {"spotPercentage": 50, "onDemandPercentage": 0.2, "reservedPercentage": 30}}, (0.5, 0.2, 0.3)),
+        ({"spot": {"targetPercentage": 0.4}, "multiTier": {"enabled": False}}, (0.4, 0.6, 0)),
+        ({"spot": {"enabled": False}, "multiTier": {"reservedPercentage": 0.25}}, (0, 0.75, 0.25)),
+    ],
+)
+def test_a_share_is_a_ratio_or_a_percentage(tmp_path: Path, values: Json, mix: tuple[float, float, float]) -> None:
+    """Up to 1 a ratio, above 1 a percentage; the share of on-demand is what remains."""
+    found = policy_of(rendered(files=[autoscaling_values(tmp_path, values)]), tmp_path).spot.mix
+    assert (found.spot_ratio, found.on_demand_ratio, found.reserved_ratio) == pytest.approx(mix)
+
+
+def autoscaling_values(folder: Path, values: Json) -> Path:
+    """Write a file with these values under `autoscaling`; return its path. `--set` has no fractions."""
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump({"autoscaling": values}), encoding="utf-8")
+    return path
+
+
+def test_a_spot_share_of_a_pool_is_its_own(tmp_path: Path) -> None:
+    """As in AutoscalingPolicies; the other pools follow the mix of the cluster."""
+    shares: list[Json] = [
+        {"spotPercentage": 80}, {"spotPercentage": 0.2}, {}, {"spotPercentage": 0}, {"spotPercentage": 1},
+        {"spotPercentage": 100, "capacityType": "spot"},
+    ]  # fmt: skip
+    pools = [{"name": f"pool-{number}", **share} for number, share in enumerate(shares)]
+    policy = policy_of(rendered(files=[autoscaling_values(tmp_path, {"nodePools": pools})]), tmp_path)
+    assert [pool.spot_ratio for pool in policy.pools] == [0.8, 0.2, None, 0, 1, 1]
+    spot, others = (CapacityType.SPOT,), (CapacityType.ON_DEMAND, CapacityType.RESERVED)
+    assert [pool.capacity_types for pool in policy.pools] == [(), (), (), others, spot, spot]
+    assert policy.spot.mix == DEFAULT_POLICY.spot.mix
 
 
 def test_disabled_autoscaling_freezes_the_policy(tmp_path: Path) -> None:
@@ -354,7 +386,8 @@ REFUSED = {
     "autoscaling.scaleUp.threshhold=0.8": "additional properties 'threshhold' not allowed",
     "autoscaling.scaleUp.cooldown=soon": "/autoscaling/scaleUp/cooldown",
     "autoscaling.limits.maxNodes=-1": "/autoscaling/limits/maxNodes",
-    "autoscaling.multiTier.spotPercentage=70": "is not 100",
+    "autoscaling.multiTier.onDemandPercentage=70": "is not 100 %: 0.6, 0.7 and 0.05",
+    "autoscaling.predictive.preWarmThreshold=0": "/autoscaling/predictive/preWarmThreshold",
     "autoscaling.predictive.horizonMinutes=60": "/autoscaling/predictive/horizonMinutes",
     "autoscaling.sim.url=http://cloud": "store.postgresql.url: required on a real cluster",
     "store.postgresql.url=postgresql://gpu@db/gpu": "store.postgresql.passwordSecret",
@@ -385,7 +418,12 @@ def test_an_invalid_value_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "phrase"), [("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage requires capacityType mixed")]
+    ("pool", "phrase"),
+    [
+        ("{name=a,capacityType=spot,spotPercentage=50}", "spotPercentage requires capacityType mixed"),
+        ("{name=a,capacityType=on-demand,spotPercentage=1}", "spotPercentage requires capacityType mixed"),
+        ("{name=a,spotPercentage=101}", "/autoscaling/nodePools/0/spotPercentage"),
+    ],
 )
 def test_an_invalid_pool_is_refused(pool: str, phrase: str) -> None:
     """With its name and the conflicting value."""

@@ -67,6 +67,9 @@
 {{- $region := .region }}
 {{- range $pool, $groups := .instanceGroups }}
 {{- range $group := (kindIs "slice" $groups | ternary $groups (list $groups)) }}
+{{- if not (regexMatch "^[a-z0-9-]+-[a-z]/.+$" $group) }}
+{{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s names no zone, and each zone may have a group of that name; write zone/name, e.g. %s-a/%s" $pool $group ($region | default "us-central1") $group) }}
+{{- end }}
 {{- if and $region (not (hasPrefix (printf "%s-" $region) $group)) }}
 {{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s is not in region %s; correct the zone or autoscaling.gcp.region" $pool $group $region) }}
 {{- end }}

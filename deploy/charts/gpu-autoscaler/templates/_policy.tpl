@@ -39,7 +39,11 @@ is_frozen = true
 {{- define "gpu-autoscaler.valuesPolicy" -}}
 {{- $auto := .Values.autoscaling -}}
 pending_pod_timeout_seconds: {{ include "gpu-autoscaler.seconds" $auto.scaleUp.pendingPodTimeout }}
+{{- if hasKey $auto.scaleDown "cooldown" }}
 scale_down_cooldown_seconds: {{ include "gpu-autoscaler.seconds" $auto.scaleDown.cooldown }}
+removal:
+  pool_cooldown_seconds: {{ min 21600 (include "gpu-autoscaler.seconds" $auto.scaleDown.cooldown) }}
+{{- end }}
 nodes_count_min: {{ int $auto.limits.minNodes }}
 nodes_count_max: {{ int $auto.limits.maxNodes }}
 limits:
@@ -54,54 +58,39 @@ forecast:
   is_on: {{ $auto.predictive.enabled }}
   lookback_hours: {{ mul 24 (int $auto.predictive.lookbackDays) }}
   confidence_ratio_min: {{ $auto.predictive.confidenceThreshold }}
-  long_rise_quantile_ratio: {{ $auto.predictive.preWarmThreshold }}
+  prewarm_utilization_ratio_max: {{ $auto.predictive.preWarmThreshold }}
 pools:
 {{- range default (list (dict "name" "default")) $auto.nodePools }}
   - {{- include "gpu-autoscaler.pool" (dict "pool" . "isSpotOn" $auto.spot.enabled) | nindent 4 }}
 {{- end }}
 {{- end }}
 
-{{/* GPU ratios by capacity type. */}}
-{{- define "gpu-autoscaler.mix" -}}
-{{- $weights := include "gpu-autoscaler.weights" . | fromYaml }}
-{{- if and .multiTier.enabled .spot.enabled -}}
-{{- if ne 100 (add (int .multiTier.spotPercentage) (int .multiTier.onDemandPercentage) (int .multiTier.reservedPercentage) | int) }}
-{{- fail "autoscaling.multiTier: the sum of spotPercentage, onDemandPercentage and reservedPercentage is not 100; correct one of them" }}
-{{- end -}}
-{{- $spot := $weights.spot | default .multiTier.spotPercentage | float64 }}
-{{- $reserved := minf .multiTier.reservedPercentage (subf 100 $spot) -}}
-spot_ratio: {{ divf $spot 100 }}
-on_demand_ratio: {{ divf (subf 100 $spot $reserved) 100 }}
-reserved_ratio: {{ divf $reserved 100 }}
-{{- else if .spot.enabled -}}
-{{- $spot := $weights.spot | default .spot.targetPercentage | float64 -}}
-spot_ratio: {{ divf $spot 100 }}
-on_demand_ratio: {{ divf (subf 100 $spot) 100 }}
-reserved_ratio: 0
-{{- else -}}
-{{- $reserved := ternary (int .multiTier.reservedPercentage) 0 .multiTier.enabled -}}
-spot_ratio: 0
-on_demand_ratio: {{ divf (sub 100 $reserved) 100 }}
-reserved_ratio: {{ divf $reserved 100 }}
-{{- end }}
+{{/* The ratio of a share: up to 1 it is one, above 1 a percentage, as in AutoscalingPolicies (docs/decisions.md#shares). */}}
+{{- define "gpu-autoscaler.ratio" -}}
+{{- $share := float64 . -}}
+{{ ternary (divf $share 100) $share (gt $share 1.0) }}
 {{- end }}
 
-{{/* `spot`: spot percentage averaged over mixed pools, weighted by maximum size; empty if no pool sets spotPercentage. Same
-     rule as core/policy/documents.py for AutoscalingPolicies. */}}
-{{- define "gpu-autoscaler.weights" -}}
-{{- $auto := . }}{{ $isSet := false }}{{ $sizes := 0 }}{{ $weighted := 0.0 }}
-{{- $default := ternary .multiTier.spotPercentage .spot.targetPercentage .multiTier.enabled }}
-{{- range .nodePools }}
-{{- if eq "mixed" (.capacityType | default "mixed") }}
-{{- $share := ternary .spotPercentage $default (hasKey . "spotPercentage") }}
-{{- if and (hasKey . "spotPercentage") (ne 0 (int $share)) (ne 100 (int $share)) }}{{ $isSet = true }}{{ end }}
-{{- $size := int (.maxSize | default $auto.limits.maxNodes) }}
-{{- $sizes = add $sizes $size }}{{ $weighted = addf $weighted (mulf $share $size) }}
+{{/* GPU ratios by capacity type, of all pools without a share of their own. */}}
+{{- define "gpu-autoscaler.mix" -}}
+{{- $tiers := .multiTier }}
+{{- $spot := float64 (include "gpu-autoscaler.ratio" .spot.targetPercentage) }}
+{{- $reserved := 0.0 }}
+{{- if $tiers.enabled }}
+{{- $reserved = float64 (include "gpu-autoscaler.ratio" $tiers.reservedPercentage) }}
+{{- if hasKey $tiers "spotPercentage" }}{{ $spot = float64 (include "gpu-autoscaler.ratio" $tiers.spotPercentage) }}{{ end }}
+{{- if and .spot.enabled (hasKey $tiers "onDemandPercentage") }}
+{{- $onDemand := float64 (include "gpu-autoscaler.ratio" $tiers.onDemandPercentage) }}
+{{- if ne 100.0 (round (mulf 100 (addf $spot $onDemand $reserved)) 4) }}
+{{- fail (printf "autoscaling.multiTier: the sum of spotPercentage (unset: spot.targetPercentage), onDemandPercentage and reservedPercentage is not 100 %%: %v, %v and %v; correct one of them" $spot $onDemand $reserved) }}
 {{- end }}
 {{- end }}
-{{- if and $isSet (gt (int $sizes) 0) }}
-spot: {{ round (divf $weighted $sizes) 4 }}
 {{- end }}
+{{- if not .spot.enabled }}{{ $spot = 0.0 }}{{ end }}
+{{- $reserved = minf $reserved (round (subf 1 $spot) 6) -}}
+spot_ratio: {{ $spot }}
+on_demand_ratio: {{ round (subf 1 $spot $reserved) 6 }}
+reserved_ratio: {{ $reserved }}
 {{- end }}
 
 {{- define "gpu-autoscaler.pool" -}}
@@ -109,11 +98,14 @@ spot: {{ round (divf $weighted $sizes) 4 }}
 {{- $types := list }}
 {{- $kind := $pool.capacityType | default "mixed" }}
 {{- if ne $kind "mixed" }}{{ $types = list $kind }}{{ end }}
+{{- $share := "" }}
 {{- if hasKey $pool "spotPercentage" }}
-{{- if ne $kind "mixed" }}
+{{- $share = include "gpu-autoscaler.ratio" $pool.spotPercentage }}
+{{- $isWhole := ternary (eq 1.0 (float64 $share)) (eq 0.0 (float64 $share)) (eq $kind "spot") }}
+{{- if not (or (eq $kind "mixed") $isWhole) }}
 {{- fail (printf "autoscaling.nodePools: %s has capacityType %s; spotPercentage requires capacityType mixed" $pool.name $kind) }}
-{{- else if eq 100 (int $pool.spotPercentage) }}{{ $types = list "spot" }}
-{{- else if eq 0 (int $pool.spotPercentage) }}{{ $types = list "on-demand" "reserved" }}
+{{- else if eq 1.0 (float64 $share) }}{{ $types = list "spot" }}
+{{- else if and (eq $kind "mixed") (eq 0.0 (float64 $share)) }}{{ $types = list "on-demand" "reserved" }}
 {{- end }}
 {{- end }}
 {{- if not .isSpotOn }}
@@ -128,6 +120,9 @@ instance_types: {{ $pool.instanceTypes | default list | toJson }}
 gpu_models: {{ if $pool.gpuType }}{{ list $pool.gpuType | toJson }}{{ else }}[]{{ end }}
 zones: {{ $pool.availabilityZones | default list | toJson }}
 capacity_types: {{ $types | toJson }}
+{{- if and $share .isSpotOn }}
+spot_ratio: {{ $share }}
+{{- end }}
 nodes_count_min: {{ int ($pool.minSize | default 0) }}
 {{- if hasKey $pool "maxSize" }}
 nodes_count_max: {{ int $pool.maxSize }}
