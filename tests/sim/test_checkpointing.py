@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods
+from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
 from gpu_autoscaler.sim.cluster.controllers import RUN_SECONDS, START_SECONDS, Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
@@ -103,3 +103,17 @@ def test_a_save_that_the_pod_did_not_survive_is_lost() -> None:
     assert cluster.workloads.completed == set()
     cluster.run(2 * START_SECONDS[1] + 5.0)
     assert cluster.workloads.completed == {"train"}
+
+
+@pytest.mark.parametrize("label", ["gpu-autoscaler.io/workload-type", "workload-type"])
+def test_half_of_the_training_jobs_checkpoint_by_either_label(label: str) -> None:
+    """As the product reads the workload type; other jobs never do."""
+    saving = {}
+    for workload_type in ("training", "batch"):
+        pods = [
+            core.Pod(metadata=core.Metadata(name=f"{n}", labels={labels.JOB_ID: f"job-{n}", label: workload_type}))
+            for n in range(100)
+        ]
+        saving[workload_type] = sum(checkpoint_write_seconds(pod) is not None for pod in pods)
+    assert 30 < saving["training"] < 70
+    assert saving["batch"] == 0

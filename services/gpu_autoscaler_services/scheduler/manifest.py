@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from gpu_autoscaler.core.demand.sources import share_memory
+import msgspec
+
+from gpu_autoscaler.core.demand.sources import GPU_TOLERATIONS, share_memory
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
@@ -22,6 +24,11 @@ RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # the run time that si
 KEPT_SECONDS_AFTER_END = 3600
 PREFERENCE_WEIGHT = 100  # the maximum
 RENDEZVOUS_PORT = "29500"  # PyTorch's own default
+
+_TOLERATIONS = [
+    {name: value for name, value in msgspec.structs.asdict(toleration).items() if value}
+    for toleration in GPU_TOLERATIONS
+]
 
 _Term = tuple[dict[str, Any], ...]  # conditions joined by AND
 
@@ -124,7 +131,7 @@ def _pod_spec(spec: JobSpec, state: ClusterState, node_names: Sequence[str], con
     pod_spec = {
         "restartPolicy": "Never",
         "containers": [container],
-        "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}] if spec.member_resources.has_gpus else [],
+        "tolerations": _TOLERATIONS if spec.member_resources.has_gpus else [],
         "affinity": affinity(spec, state, node_names),
     }
     return {**pod_spec, "subdomain": gang_name(spec)} if _needs_gang_service(spec) else pod_spec

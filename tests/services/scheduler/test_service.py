@@ -182,7 +182,10 @@ async def test_node_requirements_become_required_affinity(bench: Bench) -> None:
     assert any(
         "nvidia.com/gpu.memory" in {condition["key"] for condition in term["matchExpressions"]} for term in terms
     )
-    assert template["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert template["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+    ]
 
 
 async def test_cancelled_job_ends_before_its_job_is_deleted(bench: Bench) -> None:

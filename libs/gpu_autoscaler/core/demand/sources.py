@@ -138,9 +138,14 @@ def _bound_counts(pods: Mapping[PodUid, PodObserved]) -> Counter[str]:
 # (Kubernetes documentation, "Pod Priority and Preemption", read 2026-11-21).
 _CRITICAL_POD_PRIORITY_MIN = 2_000_000_000
 
-# The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask for GPUs
-# (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21).
-_GPU_DEMANDS = NodeDemands(tolerations=(Toleration(key=GPU_RESOURCE, operator="Exists"),))
+# Of jobs with GPUs. The nodes' GPU taint, which the API server's ExtendedResourceToleration tolerates for pods that ask
+# for GPUs (Kubernetes documentation, "Admission Control in Kubernetes", read 2026-11-21), and the taint that people put
+# on GPU nodes by hand (docs/decisions.md#pool-templates).
+GPU_TOLERATIONS = (
+    Toleration(key=GPU_RESOURCE, operator="Exists"),
+    Toleration(key="gpu", value="true", effect="NoSchedule"),
+)
+_GPU_DEMANDS = NodeDemands(tolerations=GPU_TOLERATIONS)
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:

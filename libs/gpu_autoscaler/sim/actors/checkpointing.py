@@ -46,7 +46,7 @@ FAULT_RUN_CHECKPOINTS = CheckpointSettings(write_seconds_min=5.0, write_seconds_
 def checkpoint_write_seconds(pod: core.Pod) -> float | None:
     """Return the duration of a save of the pod's job in a run with faults; None: it does not checkpoint."""
     job_id = pod.metadata.labels.get(labels.JOB_ID, "")
-    trains = pod.metadata.labels.get(labels.WORKLOAD_TYPE) == CHECKPOINTING_WORKLOAD
+    trains = labels.workload_type_of(pod.metadata.labels) == CHECKPOINTING_WORKLOAD
     takes_part = trains and random.Random(f"saves/{job_id}").random() < 0.5
     return FAULT_RUN_CHECKPOINTS.write_seconds(job_id) if takes_part else None
 

@@ -12,6 +12,7 @@ from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.scheduling import Toleration
 
 
 def items(state: ClusterState) -> dict[str, DemandItem]:
@@ -129,12 +130,15 @@ def test_critical_pods_are_not_placed_on_spot() -> None:
     assert items(given(pod("a", priority=1_999_999_999)))["pod/uid-a"].shape.is_spot_allowed
 
 
-def test_jobs_with_gpus_tolerate_the_gpu_taint() -> None:
-    """As the API server adds it to pods with GPUs only."""
+def test_jobs_with_gpus_tolerate_the_taints_of_gpu_nodes() -> None:
+    """That of the device plugin, and the one that people set; jobs without GPUs tolerate none."""
     state = given(job("gpu"), job("cpu", gpus=0))
     gpu, cpu = (state.jobs[JobId(name)].queued for name in ("gpu", "cpu"))
     assert gpu is not None
     assert cpu is not None
 
-    assert [each.key for each in job_shape(gpu.spec).demands.tolerations] == ["nvidia.com/gpu"]
+    assert job_shape(gpu.spec).demands.tolerations == (
+        Toleration(key="nvidia.com/gpu", operator="Exists"),
+        Toleration(key="gpu", operator="Equal", value="true", effect="NoSchedule"),
+    )
     assert job_shape(cpu.spec).demands.tolerations == ()

@@ -1,6 +1,6 @@
 """Waiting work is placed on existing or coming capacity, else capacity is bought; gangs whole or not at all."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import pytest
@@ -273,6 +273,26 @@ def test_a_pool_gives_its_nodes_labels_and_taints() -> None:
     assert ("team", "vision") in decision.labels
     assert decision.taints == (taint,)
     assert held(made, "pod/uid-b", NoOfferFits).detail.startswith("no offer matches the requested labels, taints")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "effect", "other_key"),
+    [
+        ("nvidia.com/gpu", "true", "NoSchedule", "nvidia.com/mig"),
+        ("nvidia.com/gpu", "present", "NoExecute", "team"),
+        ("gpu", "true", "NoSchedule", "gpu"),
+    ],
+)
+def test_a_job_is_bought_for_in_pools_with_common_gpu_taints(
+    key: str, value: str, effect: Literal["NoSchedule", "NoExecute"], other_key: str
+) -> None:
+    """Another key, or another value of `gpu`, keeps jobs away."""
+    taints = (Taint(key=key, value=value, effect=effect), Taint(key=other_key, value="other", effect=effect))
+    common, other = (
+        plan(given(job("a"), on_sale()), policy(pools=(NodePool(name="gpu", taints=(taint,)),)), T0) for taint in taints
+    )
+    assert [decision.pool for decision in purchases(common)] == ["gpu"]
+    assert not purchases(other)
 
 
 def test_higher_priority_is_served_first() -> None:
