@@ -52,7 +52,7 @@ async def test_the_page_shows_the_cluster(browser: Browser, gate: Front) -> None
     assert "92 % used" in await browser.text(node_card("gpu-a"))
     assert "reclaim in" in await browser.text(node_card("gpu-spot-at-risk"))
     assert LONG_NAME in await browser.text("#jobs")
-    cost = gate.model.ledger.cost(3600)
+    cost = await gate.model.cost_history.cost(3600, before=None, days_count=31)
     shown = sum(span.allocated_micro_usd for span in cost.spans[-24:])
     assert f"allocated ${shown / 1e6:,.2f}" in await browser.text("#spend")
     total = cost.allocated_micro_usd + cost.idle_micro_usd

@@ -26,6 +26,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.gateway.auth import Authenticator
+from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
@@ -110,7 +111,7 @@ async def front(
     model = ReadModel(
         view=StateView() if before is None else before.model.view,
         tail=Tail(bus, clock, observers={"COST": ledger.observe}, ring_count_max=ring_count_max),
-        ledger=ledger,
+        cost_history=CostHistory(ledger, store, clock.now, span_days=1, ledger_days=400),
         store=store,
         bus=bus,
         publisher=Publisher(

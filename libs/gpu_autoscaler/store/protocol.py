@@ -141,6 +141,15 @@ class Store(Protocol):
         """Return charged spans, the last committed first; of old days one for each instance and day."""
         ...
 
+    async def charges_between(self, since: datetime, until: datetime, *, count_max: int) -> Sequence[CostAccrued]:
+        """Return charged spans that begin in this time, in no order and at most `count_max`; what is merged to a row of
+        an instance and UTC day belongs to that day. Both are starts of UTC days."""
+        ...
+
+    async def first_charged_at(self) -> datetime | None:
+        """Return the start of the first UTC day with a charge, also of one that has expired; None: there is none."""
+        ...
+
     async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
         """Return up to when instances are charged: those that have not ended as far as is known, and these."""
         ...

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ T = TypeVar("T")
 _JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608 - constants
 _PLANS = f"SELECT {PLAN_COLUMNS} FROM plans"  # noqa: S608 - constants
 _SPANS = f"SELECT {SPAN_COLUMNS} FROM ledger"  # noqa: S608 - constants
+_MERGED = f"SELECT {SPAN_COLUMNS} FROM ledger_days"  # noqa: S608 - constants
 _HISTORY = (
     f"SELECT {SPAN_COLUMNS} FROM (SELECT number, provider_id, fact FROM ledger "  # noqa: S608 - constants
     "UNION ALL SELECT number, provider_id, fact FROM ledger_days) AS spans"
@@ -107,6 +108,20 @@ class SqlStore(ABC):
         """See Store."""
         where, values = ("provider_id = ?", (provider_id,)) if provider_id is not None else ("TRUE", ())
         return await self._page(_HISTORY, where, values, cursor, count_max, rows.span)
+
+    async def charges_between(self, since: datetime, until: datetime, *, count_max: int) -> Sequence[CostAccrued]:
+        """See Store."""
+        days = (period_name("day", since), period_name("day", until))
+        merged = await self._rows(f"{_MERGED} WHERE day >= ? AND day < ? LIMIT ?", (*days, count_max))
+        instants = (number_of(since), number_of(until), count_max - len(merged))
+        others = await self._rows(f"{_SPANS} WHERE from_at >= ? AND from_at < ? LIMIT ?", instants)
+        return [rows.span(row) for row in (*merged, *others)]
+
+    async def first_charged_at(self) -> datetime | None:
+        """See Store."""
+        query = "SELECT period FROM charged_periods WHERE length(period) = 10 ORDER BY period LIMIT 1"
+        records = await self._rows(query)
+        return datetime.fromisoformat(str(records[0][0])).replace(tzinfo=UTC) if records else None
 
     async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
         """See Store."""

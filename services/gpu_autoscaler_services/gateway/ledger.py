@@ -1,7 +1,7 @@
 """Spend by time and by project, summed from `cost.accrued`. Exact: whole micro-dollars throughout."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from gpu_autoscaler.events.cost import CostAccrued
@@ -17,7 +17,7 @@ DAYS_COUNT_MAX = 31  # a month; a gateway that starts reads what the stream stil
 Sums = defaultdict[int, int]  # slot number since 1970 -> micro-dollars
 
 
-class _Day:
+class Day:
     """The charges of one day of UTC. Days are dropped whole, so that all sums cover the same time."""
 
     def __init__(self) -> None:
@@ -30,8 +30,13 @@ class Ledger:
     """Charges by minute, of the day of the newest one and the days before it. A repeated charge is ignored."""
 
     def __init__(self) -> None:
-        self._days: defaultdict[int, _Day] = defaultdict(_Day)  # by day since 1970
+        self._days: defaultdict[int, Day] = defaultdict(Day)  # by day since 1970
         self._charged_until: dict[ProviderId, datetime] = {}  # spans of an instance follow each other without a gap
+
+    @property
+    def days(self) -> Mapping[int, Day]:
+        """The charges by day since 1970."""
+        return self._days
 
     def add(self, fact: CostAccrued) -> None:
         """Add a charge, spread evenly over its minutes."""
@@ -56,47 +61,60 @@ class Ledger:
         first = max(self._days) - DAYS_COUNT_MAX + 1
         for number in [number for number in self._days if number < first]:
             del self._days[number]
-        from_at = _start(first * SLOTS_PER_DAY, SLOT_SECONDS)
+        from_at = day_start(first)
         self._charged_until = {name: until for name, until in self._charged_until.items() if until >= from_at}
 
     def observe(self, recorded: Recorded) -> None:
         if isinstance(recorded.fact, CostAccrued):
             self.add(recorded.fact)
 
-    def cost(self, span_seconds: int) -> schema.Cost:
-        """Return the spend in spans of this width, a multiple of a minute. Spans, total and projects cover the same
-        charges: spans add up to the total, projects to what is allocated of it."""
-        slots_per_span = span_seconds // SLOT_SECONDS
-        allocated: Sums = defaultdict(int)
-        idle: Sums = defaultdict(int)
-        projects: defaultdict[str | None, int] = defaultdict(int)
-        for day in self._days.values():
-            for slot, amount in day.allocated.items():
-                allocated[slot // slots_per_span] += amount
-            for slot, amount in day.idle.items():
-                idle[slot // slots_per_span] += amount
-            for project_id, amount in day.projects.items():
-                projects[project_id] += amount
-        first = min((min(day.allocated) for day in self._days.values()), default=None)
-        numbers = range(min(allocated), max(allocated) + 1) if allocated else ()  # include spans without spend
-        return schema.Cost(
-            span_seconds=span_seconds,
-            from_at=None if first is None else _start(first, SLOT_SECONDS),
-            allocated_micro_usd=sum(allocated.values()),
-            idle_micro_usd=sum(idle.values()),
-            spans=tuple(
-                schema.CostSpan(
-                    from_at=_start(number, span_seconds),
-                    allocated_micro_usd=allocated[number],
-                    idle_micro_usd=idle[number],
-                )
-                for number in numbers
-            ),
-            projects=tuple(
-                schema.ProjectCost(project_id=project_id, allocated_micro_usd=amount)
-                for project_id, amount in sorted(projects.items(), key=lambda entry: (-entry[1], entry[0] or ""))
-            ),
-        )
+
+def even_day(from_at: datetime, to_at: datetime, idle_micro_usd: int, projects: Mapping[str | None, int]) -> Day:
+    """Return a day with these sums, spread evenly over the time, which is within the day. `projects`: allocated."""
+    day, slots = Day(), _slots(from_at, to_at)
+    day.idle.update(_split(idle_micro_usd, slots))
+    day.allocated.update(_split(sum(projects.values()), slots))
+    day.projects.update(projects)
+    return day
+
+
+def cost_of(days: Mapping[int, Day], span_seconds: int) -> schema.Cost:
+    """Return the spend in spans of this width, a multiple of a minute. Spans, total and projects cover the same
+    charges: spans add up to the total, projects to what is allocated of it."""
+    slots_per_span = span_seconds // SLOT_SECONDS
+    allocated: Sums = defaultdict(int)
+    idle: Sums = defaultdict(int)
+    projects: defaultdict[str | None, int] = defaultdict(int)
+    for day in days.values():
+        for slot, amount in day.allocated.items():
+            allocated[slot // slots_per_span] += amount
+        for slot, amount in day.idle.items():
+            idle[slot // slots_per_span] += amount
+        for project_id, amount in day.projects.items():
+            projects[project_id] += amount
+    first = min((min(day.allocated) for day in days.values()), default=None)
+    numbers = range(min(allocated), max(allocated) + 1) if allocated else ()  # include spans without spend
+    return schema.Cost(
+        span_seconds=span_seconds,
+        from_at=None if first is None else _start(first, SLOT_SECONDS),
+        allocated_micro_usd=sum(allocated.values()),
+        idle_micro_usd=sum(idle.values()),
+        spans=tuple(
+            schema.CostSpan(
+                from_at=_start(number, span_seconds), allocated_micro_usd=allocated[number], idle_micro_usd=idle[number]
+            )
+            for number in numbers
+        ),
+        projects=tuple(
+            schema.ProjectCost(project_id=project_id, allocated_micro_usd=amount)
+            for project_id, amount in sorted(projects.items(), key=lambda entry: (-entry[1], entry[0] or ""))
+        ),
+    )
+
+
+def day_start(number: int) -> datetime:
+    """Return the start of the day since 1970."""
+    return _start(number * SLOTS_PER_DAY, SLOT_SECONDS)
 
 
 def _start(number: int, width_seconds: int) -> datetime:

@@ -17,7 +17,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.protocol import Store
-from gpu_autoscaler_services.gateway.ledger import Ledger
+from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
@@ -31,7 +31,7 @@ class ReadModel:
 
     view: StateView
     tail: Tail
-    ledger: Ledger
+    cost_history: CostHistory
     store: Store
     bus: Bus
     publisher: Publisher
@@ -39,6 +39,7 @@ class ReadModel:
     clock: Clock
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
     explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    cost_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # reads up to 100,000 rows
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         self.policy_file = policy

@@ -3,6 +3,7 @@
 Field names of jobs are contracts (docs/decisions.md#job-fields). None means unknown or not yet, never zero.
 """
 
+from datetime import date
 from typing import Any
 
 import msgspec
@@ -247,7 +248,7 @@ class ProjectCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Spend by time and by project: every charge that the gateway knows, of at most the last 31 days of UTC."""
+    """Spend by time and by project, of at most 31 days of UTC; earlier days are further pages."""
 
     span_seconds: int
     from_at: Instant | None = None  # first minute with a charge; None: there are no charges
@@ -255,6 +256,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     idle_micro_usd: int  # sum of all spans
     spans: tuple[CostSpan, ...]  # oldest first
     projects: tuple[ProjectCost, ...]  # most expensive first
+    # Of days before it only sums are known, whose spend is spread evenly over the day; None: there are none.
+    daily_before: Instant | None = None
+    next_before: date | None = None  # `before` of the next page; None: there are no earlier charges
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
+from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
@@ -62,7 +63,13 @@ async def compose(context: ProcessContext) -> Composed:
     model = ReadModel(
         view=context.view,
         tail=Tail(bus, context.clock, observers={"COST": ledger.observe}),
-        ledger=ledger,
+        cost_history=CostHistory(
+            ledger,
+            store,
+            context.clock.now,
+            span_days=context.settings.store.span_days,
+            ledger_days=context.settings.store.ledger_days,
+        ),
         store=store,
         bus=bus,
         publisher=Publisher(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -160,6 +161,7 @@ class StoreContract:
 
     async def test_an_invalid_cursor_is_refused(self, store: Store) -> None:
         """An invalid cursor is an error, not an empty page."""
+        assert await store.first_charged_at() is None
         with pytest.raises(ValueError, match="invalid cursor"):
             await store.jobs(cursor="1; DROP TABLE jobs")
         with pytest.raises(ValueError, match="invalid cursor"):
@@ -287,6 +289,17 @@ class StoreContract:
         assert (second.from_at, second.to_at) == (spans[24].from_at, spans[71].to_at)
         assert (first.total_micro_usd, first.idle_micro_usd) == (2400, 30 + 23 * 25)
         assert first.shares == (msgspec.structs.replace(spans[0].shares[0], allocated_micro_usd=23 * 75), used)
+        begins = [MIDNIGHT - timedelta(days=1), MIDNIGHT, MIDNIGHT + timedelta(days=1), MIDNIGHT + timedelta(days=2)]
+        counts = []
+        for begin, end in pairwise(begins):  # each is in one day, merged or not
+            found = await store.charges_between(begin, end, count_max=1000)
+            counts.append(len(found))
+            assert sorted(found, key=repr) == sorted(
+                (row for row in (await store.ledger(count_max=1000)).rows if begin <= row.from_at < end), key=repr
+            )
+        assert counts == [3, 1, 48]
+        assert len(await store.charges_between(begins[0], begins[-1], count_max=2)) == 2
+        assert await store.first_charged_at() == begins[0]
         assert await store.last_charges(INSTANCES) == charges
         assert await store.spent_by_period(T0) == periods
         assert await store.spent_by_job() == {"job-1": 75 * len(spans) - 5 + 75, "job-2": 75}

@@ -12,7 +12,7 @@ from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler_services.gateway import schema
-from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX, Ledger
+from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX, Ledger, cost_of
 
 DAY = timedelta(days=1)
 SPAN_SECONDS = (60, 420, 3600, 86_400, 30 * 86_400)
@@ -66,7 +66,7 @@ def test_spans_and_projects_add_up_to_the_total(charges: list[CostAccrued]) -> N
     ledger = Ledger()
     for fact in [*charges, *charges]:
         ledger.add(fact)
-    costs = [ledger.cost(span_seconds) for span_seconds in SPAN_SECONDS]
+    costs = [cost_of(ledger.days, span_seconds) for span_seconds in SPAN_SECONDS]
     for cost in costs:
         _adds_up(cost)
         assert (cost.allocated_micro_usd, cost.idle_micro_usd, cost.projects, cost.from_at) == (
@@ -79,7 +79,7 @@ def test_the_total_is_the_bill_of_the_days_that_are_kept() -> None:
     ledger = Ledger()
     for number in range(2 * DAYS_COUNT_MAX):
         ledger.add(_charge(f"i-{number}", number * DAY, 3600, idle=7, shares=[("a", 100), (None, 11)]))
-    cost = ledger.cost(86_400)
+    cost = cost_of(ledger.days, 86_400)
     _adds_up(cost)
     assert (cost.allocated_micro_usd, cost.idle_micro_usd) == (111 * DAYS_COUNT_MAX, 7 * DAYS_COUNT_MAX)
     assert {entry.project_id: entry.allocated_micro_usd for entry in cost.projects} == {
@@ -96,16 +96,16 @@ def test_a_charge_older_than_the_limit_changes_nothing() -> None:
     old = _charge("i-1", timedelta(0), 3600, idle=7, shares=[("a", 100)])
     ledger.add(old)
     ledger.add(_charge("i-2", 2 * DAYS_COUNT_MAX * DAY, 60, idle=1, shares=[("b", 5)]))
-    before = ledger.cost(3600)
+    before = cost_of(ledger.days, 3600)
     ledger.add(old)
     ledger.add(_charge("i-3", DAY, 60, idle=3, shares=[("c", 9)]))
-    assert ledger.cost(3600) == before
+    assert cost_of(ledger.days, 3600) == before
     assert before.allocated_micro_usd == 5
 
 
 @pytest.mark.parametrize("span_seconds", SPAN_SECONDS)
 def test_no_charges_are_a_sum(span_seconds: int) -> None:
     """Zero, from an unknown instant."""
-    assert Ledger().cost(span_seconds) == schema.Cost(
+    assert cost_of(Ledger().days, span_seconds) == schema.Cost(
         span_seconds=span_seconds, from_at=None, allocated_micro_usd=0, idle_micro_usd=0, spans=(), projects=()
     )

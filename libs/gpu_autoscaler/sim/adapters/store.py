@@ -1,7 +1,7 @@
 """A store in memory: the contract of the real ones, without threads or files."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -131,6 +131,18 @@ class MemoryStore:
         await self._reached()
         rows = [*self._tables.days.values(), *self._tables.ledger.values()]
         return _page(rows, [provider_id in (None, row.provider_id) for row in rows], cursor, count_max)
+
+    async def charges_between(self, since: datetime, until: datetime, *, count_max: int) -> Sequence[CostAccrued]:
+        await self._reached()
+        first, end = period_name("day", since), period_name("day", until)
+        merged = [span for (_, day), span in self._tables.days.items() if first <= day < end]
+        others = [span for (_, from_at), span in self._tables.ledger.items() if since <= from_at < until]
+        return [*merged, *others][:count_max]
+
+    async def first_charged_at(self) -> datetime | None:
+        await self._reached()
+        days = sorted(period for period, _ in self._tables.periods if len(period) == len("2026-11-21"))
+        return datetime.fromisoformat(days[0]).replace(tzinfo=UTC) if days else None
 
     async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:  # noqa: ARG002
         """Ended instances are among them."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from http import HTTPStatus
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler_services.gateway import schema, status_views
 from gpu_autoscaler_services.gateway.api.directives import active_directives
+from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
@@ -62,6 +64,10 @@ class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
         int,
         msgspec.Meta(ge=60, le=30 * 24 * HOUR_SECONDS, multiple_of=60, description="Seconds of cluster time per span."),
     ] = HOUR_SECONDS
+    before: Annotated[
+        date | None, msgspec.Meta(description="Show the days before this day of UTC; unset: until now.")
+    ] = None
+    days: Annotated[int, msgspec.Meta(ge=1, le=DAYS_COUNT_MAX, description="Maximum number of days.")] = DAYS_COUNT_MAX
 
 
 async def status_handler(request: web.Request) -> web.Response:
@@ -212,7 +218,9 @@ async def cost_handler(request: web.Request) -> web.Response:
     if not model.tail.has_read(CostAccrued.stream()):
         detail = "charges are still being read and the sum would be incomplete; retry in a few seconds"
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=ADDING_RETRY_SECONDS)
-    return answer(request, model.ledger.cost(query.span_seconds))
+    async with model.cost_turn:
+        cost = await model.cost_history.cost(query.span_seconds, before=query.before, days_count=query.days)
+    return answer(request, cost)
 
 
 async def why_handler(request: web.Request) -> web.Response:
