@@ -92,16 +92,16 @@ def test_a_schedule_notes_its_end_and_the_minutes_in_which_it_may_start() -> Non
 
 def test_a_plan_notes_when_an_empty_node_has_been_idle_for_long_enough() -> None:
     """And what else comes before: here the lists would grow old."""
-    reserved = offer(capacity_type=CapacityType.RESERVED)
-    rules = policy(watch_age_seconds_max=1e6, prices={"age_seconds_max": 1e6}, idle_seconds_max=840.0)
-    state = given(on_sale(reserved), node("n1", reserved, at=T0), as_of=T0 + 12 * MINUTE)
+    sold = offer(capacity_type=CapacityType.ON_DEMAND)
+    rules = policy(watch_age_seconds_max=1e6, prices={"age_seconds_max": 1e6}, idle_seconds=840.0)
+    state = given(on_sale(sold), node("n1", sold, at=T0), as_of=T0 + 12 * MINUTE)
     as_of = TrackedInstant.of(T0 + 12 * MINUTE)
     assert plan(state, rules, as_of).decisions == ()
     assert as_of.next_change_at == T0 + 14 * MINUTE
     (removal,) = plan(state, rules, T0 + 14 * MINUTE).decisions
     assert isinstance(removal, DrainNode)
     as_of = TrackedInstant.of(T0 + 12 * MINUTE)
-    assert plan(state, policy(watch_age_seconds_max=100.0, idle_seconds_max=840.0), as_of).decisions == ()
+    assert plan(state, policy(watch_age_seconds_max=100.0, idle_seconds=840.0), as_of).decisions == ()
     assert as_of.next_change_at == T0 + 12 * MINUTE + 100 * SECOND
 
 
