@@ -64,6 +64,37 @@ def test_the_jobs_have_an_account_of_their_own_without_rights(values: str) -> No
         assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [1]}
 
 
+# Helm's hooks as phases of Argo CD, which knows no rollback (Argo CD, "Helm", Helm Hooks; read 2026-11-23). Its own
+# annotation takes precedence, and so does its wave over Helm's weight.
+PHASES = {"pre-install": 0, "pre-upgrade": 0, "PreSync": 0, "Sync": 1, "post-install": 2, "post-upgrade": 2}
+
+
+def argo_order(item: Json) -> tuple[int, int]:
+    """Return phase and wave in which Argo CD first applies the object, in each synchronization."""
+    notes = item["metadata"].get("annotations", {})
+    hook = notes.get("argocd.argoproj.io/hook", notes.get("helm.sh/hook", "Sync"))
+    wave = notes.get("argocd.argoproj.io/sync-wave", notes.get("helm.sh/hook-weight", "0"))
+    return min(PHASES[name] for name in hook.split(",") if name in PHASES), int(wave)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_argo_cd_creates_the_volume_with_the_job_that_needs_it_first(values: str) -> None:
+    """In one wave: the next one waits until the volume is bound, which may need the job's pod. Services come after."""
+    found = rendered(values)
+    job = of_kind(found, "Job")[BEFORE]
+    used = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in job["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    claims = [claim for name, claim in of_kind(found, "PersistentVolumeClaim").items() if name in used]
+    assert len(claims) == (values == "simulated")
+    assert all(argo_order(claim) == argo_order(job) for claim in claims)
+    assert argo_order(of_kind(found, "ServiceAccount")[AFTER]) < argo_order(job)
+    workloads = of_kind(found, "Deployment", "DaemonSet", "StatefulSet").values()
+    assert all(argo_order(job) < argo_order(workload) for workload in workloads)
+
+
 def test_a_rollback_to_an_earlier_release_is_prepared_by_a_value() -> None:
     """And a stream is limited to less than it stores only by another."""
     jobs = of_kind(rendered("cluster", "migration.to=0.2", "migration.discardHistory=true"), "Job")

@@ -43,6 +43,11 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- if not .Values.store.postgresql.url }}true{{ end }}
 {{- end }}
 
+{{/* The volume of the SQLite file is an object of this release. */}}
+{{- define "gpu-autoscaler.ownsVolume" -}}
+{{- if and (include "gpu-autoscaler.isSqlite" .) (not .Values.store.sqlite.existingClaim) }}true{{ end }}
+{{- end }}
+
 {{- define "gpu-autoscaler.hasCloudFiles" -}}
 {{- if and (eq .Values.autoscaling.provider "aws") (or .Values.autoscaling.aws.userData .Values.autoscaling.aws.prices .Values.autoscaling.aws.spotAdvisor.data) }}true{{ end }}
 {{- if eq .Values.autoscaling.provider "karpenter" }}true{{ end }}
