@@ -209,7 +209,10 @@ class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
 
 
 class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
-    """A purchase whose instance may live: its decision and its steps so far. Nothing is executed because of it."""
+    """A purchase whose instance may live, or is not charged to its end: its decision and its steps so far.
+
+    Nothing is executed because of it.
+    """
 
     action_id: ActionId
     plan_id: PlanId
@@ -217,6 +220,7 @@ class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
     planned_at: Instant | None = None
     ordered: ScalingNodeOrdered | None = None
     launched: ScalingNodeLaunched | None = None
+    terminated: ScalingNodeTerminated | None = None  # older releases never set it
 
     def entity(self) -> str | None:
         return f"action/{self.action_id}"

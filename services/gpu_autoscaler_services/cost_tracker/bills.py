@@ -17,8 +17,10 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeLaunched,
     ScalingNodeOrdered,
     ScalingNodeTerminated,
+    ScalingOrderResynced,
 )
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
@@ -104,8 +106,7 @@ class Bills:
                     self._in_order = None
                     self._observed(fact, item.envelope.time)
                 case ScalingNodeOrdered() as fact:
-                    project = dict(fact.labels).get(labels.PROJECT_ID)
-                    self._orders[fact.action_id] = Account(pool=fact.pool, project=project)
+                    self._ordered(fact)
                 case ScalingLaunchRefused(action_id=action_id):
                     self._orders.pop(action_id, None)
                 case ScalingNodeLaunched() as fact:
@@ -114,6 +115,8 @@ class Bills:
                 case ScalingNodeTerminated(provider_id=provider_id, terminated_at=at) if provider_id is not None:
                     self._in_order = None
                     self._ends.setdefault(provider_id, at)
+                case ScalingOrderResynced() as fact:
+                    self._resynced(fact, item.envelope.time)
                 case NodeObserved() as fact:
                     self._shape(fact)
                 case _:
@@ -188,6 +191,22 @@ class Bills:
             action_id=fact.action_id or (None if known is None else known.action_id),
             zone=fact.zone,
         )
+
+    def _ordered(self, purchase: BuyNode | ScalingNodeOrdered) -> None:
+        project = dict(purchase.labels).get(labels.PROJECT_ID)
+        self._orders[purchase.action_id] = Account(pool=purchase.pool, project=project)
+
+    def _resynced(self, fact: ScalingOrderResynced, at: datetime) -> None:
+        """Take the steps of an order that the streams no longer have, of an instance with an open bill or an end."""
+        launched, terminated = fact.launched, fact.terminated
+        if launched is None or (terminated is None and launched.provider_id not in self._bills):
+            return
+        self._in_order = None
+        if (purchase := fact.decision or fact.ordered) is not None:
+            self._ordered(purchase)
+        self._launched(launched, at)
+        if terminated is not None:
+            self._ends.setdefault(launched.provider_id, terminated.terminated_at)
 
     def _launched(self, fact: ScalingNodeLaunched, at: datetime) -> None:
         known = self._bills.get(fact.provider_id)

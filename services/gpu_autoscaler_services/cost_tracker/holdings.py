@@ -74,6 +74,11 @@ class Holdings:
         if not on_node:
             self._by_node.pop(node_name, None)
 
+    def jobs(self) -> frozenset[str]:
+        """Return the jobs of all remembered pods."""
+        pods = (bound.pod for on_node in self._by_node.values() for bound in on_node.values())
+        return frozenset(pod.job_id for pod in pods if pod.job_id is not None)
+
     def nodes(self) -> tuple[str, ...]:
         """Return the names of all nodes with remembered pods."""
         return tuple(self._by_node)

@@ -195,7 +195,9 @@ class CostTracker:
             await self._housekeeping.step(now)
         # The sums state up to when each instance is included, so a reader counts no span twice in either order.
         sums = await self._ledger_sums(now) if self._is_loaded else ()
-        return [*sums, *await self._store.unconfirmed_charges(PUBLISHED_COUNT_MAX), *self._budgets(now)]
+        unconfirmed = await self._store.unconfirmed_charges(PUBLISHED_COUNT_MAX)
+        # Marks first: after a crash in between the spans are published again, and their jobs checked again.
+        return [*sums, *await self._budgets(unconfirmed, now), *unconfirmed]
 
     async def _ledger_sums(self, now: datetime) -> tuple[CostLedgerReported, ...]:
         """Return all sums of the ledger once a day, and on a new stream; nothing if today's are published.
@@ -317,7 +319,6 @@ class CostTracker:
             for share in span.shares:
                 if share.job_id is not None:
                     self._spent[share.job_id] = self._spent.get(share.job_id, 0) + share.allocated_micro_usd
-                    self._to_check.add(share.job_id)
         self._instances_without_price.set(len(self._without_price))
 
     def _forget(self, now: datetime) -> None:
@@ -340,13 +341,23 @@ class CostTracker:
         for node_name in self._holdings.nodes():
             if node_name not in billed:
                 self._holdings.forget(node_name, now - RETENTION, self._view.state)
+        jobs = {*self._view.state.jobs, *self._to_check, *self._holdings.jobs()}
+        self._marks_published = {mark for mark in self._marks_published if _job_of_mark(mark) in jobs}
 
-    def _budgets(self, now: datetime) -> list[Fact]:
-        """Return the budget marks that jobs have crossed and that the stream does not have."""
+    async def _budgets(self, unconfirmed: Sequence[CostAccrued], now: datetime) -> list[Fact]:
+        """Return the budget marks that jobs have crossed and that the stream does not have.
+
+        The store has the limit of a job of these spans that the state has forgotten: it ended while no tracker ran.
+        """
         crossed: list[Fact] = []
-        for job_id in sorted(self._to_check):
+        charged = {share.job_id for span in unconfirmed for share in span.shares if share.job_id is not None}
+        for job_id in sorted(self._to_check | charged):
             record, spent = self._view.state.jobs.get(job_id), self._spent.get(job_id, 0)
-            limit = None if record is None or record.queued is None else record.queued.spec.budget_limit_micro_usd
+            spec = None if record is None or record.queued is None else record.queued.spec
+            if spec is None and job_id in charged:
+                row = await self._store.job(job_id)
+                spec = None if row is None else row.spec
+            limit = None if spec is None else spec.budget_limit_micro_usd
             unpublished = [] if limit is None else self._unpublished(job_id, spent, limit, now)
             crossed += unpublished
             if not unpublished:  # else checked again until the stream has it
@@ -371,6 +382,11 @@ class CostTracker:
 def span_seconds(instances_count: int) -> float:
     """Return the minimum length of a span while this many instances run."""
     return min(SPAN_SECONDS_MAX, max(SPAN_SECONDS_MIN, 60.0 * instances_count / SPANS_PER_MINUTE_MAX))
+
+
+def _job_of_mark(condition: str | None) -> str | None:
+    """Return the job of a mark, by its condition: budget/job/<job>/<limit>/<mark>."""
+    return None if condition is None else condition.removeprefix("budget/job/").rsplit("/", 2)[0]
 
 
 def _price_of(charge: LastCharge) -> Price:

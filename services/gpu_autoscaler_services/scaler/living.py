@@ -11,8 +11,9 @@ from gpu_autoscaler.core.state.queries import listed_instances
 from gpu_autoscaler.core.state.retention import drain_ended_at, order_ended_at
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted, PolicyDocumentsAccepted
-from gpu_autoscaler.events.scaling import ScalingDrainResynced, ScalingOrderResynced
+from gpu_autoscaler.events.scaling import ScalingDrainResynced, ScalingNodeTerminated, ScalingOrderResynced
 
 RESYNCED: tuple[type[Fact], ...] = (
     ScalingOrderResynced,
@@ -26,13 +27,16 @@ RESYNCED: tuple[type[Fact], ...] = (
 def living(state: ClusterState) -> Iterator[Fact]:
     """Yield the facts of living instances, active notices, open decisions, valid directives and policy documents.
 
+    An instance that has ended, and its order, until the ledger has charged it: the cost tracker may have been away.
     Of the brake: removals by force for an hour, also ended ones, and by whom its last trip was ended.
     """
     if state.instances_listed_at is not None:
         listed = listed_instances(state.instances_seen_at, state.instances_listed_at)
-        yield from (fact for provider_id, fact in state.instances.items() if provider_id in listed)
+        yield from (fact for key, fact in state.instances.items() if key in listed or _is_uncharged(fact, state))
     yield from (record.notice for record in state.notices.values() if record.is_active)
-    yield from map(_order, filter(lambda order: order_ended_at(order) is None, state.orders.values()))
+    for order in state.orders.values():
+        if order_ended_at(order) is None or _is_uncharged(order.terminated, state):
+            yield _order(order)
     planned = state.newest.get("scaling")
     for drain in state.drains.values():
         if drain_ended_at(drain) is None or (planned is not None and is_recent(drain, planned)):
@@ -48,6 +52,14 @@ def living(state: ClusterState) -> Iterator[Fact]:
         yield state.policy_documents
 
 
+def _is_uncharged(ended: NodeInstanceObserved | ScalingNodeTerminated | None, state: ClusterState) -> bool:
+    """True if the instance is known to have ended, and the ledger has not charged it to its end."""
+    if ended is None or ended.provider_id is None or ended.terminated_at is None:
+        return False
+    charge = state.charges.get(ended.provider_id)
+    return charge is None or not (charge.is_final or charge.until_at >= ended.terminated_at)
+
+
 def _order(order: OrderRecord) -> ScalingOrderResynced:
     return ScalingOrderResynced(
         action_id=order.action_id,
@@ -56,6 +68,7 @@ def _order(order: OrderRecord) -> ScalingOrderResynced:
         planned_at=order.planned_at,
         ordered=order.ordered,
         launched=order.launched,
+        terminated=order.terminated,
     )
 
 

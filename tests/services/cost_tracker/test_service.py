@@ -11,6 +11,7 @@ from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, TimedFact, recor
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.limits.spend import LEDGER_SECONDS_MAX
+from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.cost import CostAccrued, CostBudgetCrossed, CostLedgerReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
@@ -18,7 +19,7 @@ from gpu_autoscaler.events.gpu import GpuNodeSummarized, GpuSummary
 from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceListed, NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.pod import PodGone
-from gpu_autoscaler.events.scaling import ScalingNodeTerminated
+from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeTerminated
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.labels import PROJECT_ID
 from gpu_autoscaler.model.money import cost_micro_usd
@@ -27,6 +28,7 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.cost_tracker.service import CostTracker, span_seconds
+from gpu_autoscaler_services.scaler.living import living
 
 PRICE = 32_772_601  # odd, so that roundings would show
 INSTANCE = ProviderId("sim:///a/i-1")
@@ -202,6 +204,36 @@ async def test_restart_leaves_no_gap_and_no_overlap(bench: Bench) -> None:
     assert sum(span.total_micro_usd for span in spans) == cost_micro_usd(PRICE, 9 * MINUTE)
 
 
+@pytest.mark.parametrize("listed_as", ["terminated", None], ids=["listed by the cloud", "in no list of the cloud"])
+async def test_what_ended_while_no_tracker_ran_is_charged(bench: Bench, listed_as: InstanceState | None) -> None:
+    """To its end and to its account, by what the scaler publishes again, although the streams have nothing else."""
+    end = T0 + 30 * MINUTE
+    buy = purchase("buy", pool="gpu", labels={PROJECT_ID: "speech"})
+    *decided, launch, _ = bought(buy)
+    assert isinstance(launch.fact, ScalingNodeLaunched)
+    launched = msgspec.structs.replace(launch.fact, provider_id=INSTANCE, price_micro_usd_per_hour=PRICE)
+    terminated = ScalingNodeTerminated(
+        action_id=buy.action_id,
+        plan_id=PlanId("plan-buy"),
+        provider_id=INSTANCE,
+        order_action_id=buy.action_id,
+        node_name=None,
+        terminated_at=end,
+    )
+    seen = () if listed_as is None else instance(listed_as, at=end, terminated_at=end)
+    story = [*decided, TimedFact(launched, T0), *seen]
+    story += [TimedFact(terminated, end), TimedFact(NodeInstanceListed(provider_ids=(), listed_at=end), end)]
+    again = living(fold(EMPTY_STATE, record(story)))
+
+    bench.record_stories([TimedFact(fact, T0 + 3 * HOUR) for fact in again])
+    await bench.tick(T0 + 4 * HOUR)
+
+    (span,) = await bench.spans()
+    assert (span.from_at, span.to_at, span.is_final) == (T0, end, True)
+    assert span.total_micro_usd == cost_micro_usd(PRICE, 30 * MINUTE)
+    assert (span.pool, span.bought_for) == ("gpu", "speech")
+
+
 async def test_two_trackers_charge_once(bench: Bench) -> None:
     """A slower replica finds the ledger ahead of it and continues from there."""
     bench.record_stories(instance(), listed(T0 + 5 * MINUTE))
@@ -371,6 +403,38 @@ async def test_budget_marks_are_published_once(bench: Bench) -> None:
         bench.record_stories([TimedFact(fact, at) for fact in crossed])
         bench.start()
     assert marks == [0.8, 1.0]
+
+
+async def test_the_marks_of_a_forgotten_job_are_published(bench: Bench) -> None:
+    """It ended while no tracker ran, and its facts left the streams: the store has its budget."""
+    (_, queued) = job("train", budget_limit_micro_usd=PRICE)
+    assert isinstance(queued.fact, JobQueued)
+    await bench.store.accept_job(queued.fact.spec, request_digest="digest", accepted_at=T0)
+    bench.record_stories(instance(), node(), pod("a", on="n", gpus=8, job_id="train"), listed(T0 + 50 * MINUTE))
+
+    facts = await bench.tick(T0 + 51 * MINUTE)
+
+    assert [fact.mark_ratio for fact in facts if isinstance(fact, CostBudgetCrossed)] == [0.8]
+    # The mark comes first: a process that ends between the two publishes the span again, and looks again.
+    assert [type(fact) for fact in facts] == [CostBudgetCrossed, CostAccrued]
+    bench.start()
+    again = await bench.tick(T0 + 51 * MINUTE)
+    assert [fact.condition() for fact in again] == [fact.condition() for fact in facts]
+
+
+async def test_published_marks_are_forgotten_with_their_jobs(bench: Bench) -> None:
+    """The memory grows with the open jobs and the pods that are not charged, not with its age."""
+    for number in range(50):
+        crossed = CostBudgetCrossed(
+            scope="job", scope_id=f"job-{number}", mark_ratio=0.8, spent_micro_usd=8, limit_micro_usd=10, crossed_at=T0
+        )
+        bench.record_stories([TimedFact(crossed, T0)])
+    bench.record_stories(job("job-7"), node(), instance(), pod("a", on="n", gpus=8, job_id="job-9"))
+
+    await bench.tick(T0 + MINUTE)
+
+    memory = msgspec.msgpack.decode(bench.tracker.encode_memory())
+    assert sorted(memory["marks_published"]) == ["budget/job/job-7/10/0.8", "budget/job/job-9/10/0.8"]
 
 
 def test_first_price_stays_for_instance_lifetime() -> None:

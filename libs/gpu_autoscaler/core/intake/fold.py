@@ -609,7 +609,8 @@ class _Folding:
         order = self._order(fact.action_id, fact.plan_id)
         for order_step in (fact.ordered, fact.launched):
             order = order if order_step is None else apply_to_order(order, order_step)
-        self._batch.orders.set(fact.action_id, order)
+        terminated = order.terminated or fact.terminated
+        self._batch.orders.set(fact.action_id, order if terminated is None else replace(order, terminated=terminated))
 
     def _terminated(self, fact: scaling.ScalingNodeTerminated) -> None:
         """Close the purchase and the removal of the instance; either may have aged out."""

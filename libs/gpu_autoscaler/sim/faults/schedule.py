@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.state.retention import TOMBSTONE_HOURS
 from gpu_autoscaler.kube.protocol import NODES, PODS, Cluster
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.offers import Offer
@@ -33,6 +34,8 @@ LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
 COST_TRACKER = "cost_tracker"
 LEDGER_BEHIND_SECONDS = (1200.0, 30000.0)  # some longer than the state keeps what has ended
+# Where streams discard within the run: what has ended is published again for as long (docs/designs/005-resync.md).
+DISCARDED_BEHIND_SECONDS_MAX = TOMBSTONE_HOURS * 3600.0
 ANOMALY_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # clouds withdraw notices early
@@ -238,6 +241,8 @@ class FaultSchedule:
     def _stop_cost_tracker(self) -> None:
         self._process_pool.stop(COST_TRACKER)
         seconds = self._faults.seconds("cost_tracker_away", *LEDGER_BEHIND_SECONDS)
+        if self._bus.discards:
+            seconds = min(seconds, DISCARDED_BEHIND_SECONDS_MAX)
         self._faults.disturb(seconds + 60.0, COST_TRACKER)
         self._loop.call_later(seconds, self._process_pool.resume, COST_TRACKER)
 
