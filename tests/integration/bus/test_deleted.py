@@ -1,6 +1,7 @@
 """A consumer or stream is deleted while in use: recreated in place, or the process exits to be restarted."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -143,7 +144,7 @@ async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
         await ask(load, range(10))
         await until_stored(load, 20)
         await load._link.call("STREAM.DELETE.JOB")
-        assert await first.ended() == EXIT_FAILED
+        assert await first.ended() == EXIT_FAILED, first.said
         assert "was deleted" in first.said or "stream JOB does not exist" in first.said
         assert "streams changed while running; restart the process" in first.said
 
@@ -153,20 +154,25 @@ async def test_a_deleted_stream_ends_the_process_and_the_next_makes_it_again(
                 await asyncio.sleep(0.1)
         await ask(load, range(10, 20))
         await until_stored(load, 20)
-        assert await second.stop() == 0
+        assert await second.stop() == 0, second.said
     finally:
         await enders.close()
 
 
 async def has_stream(bus: NatsBus) -> bool:
-    """True when there is a JOB stream."""
-    return bool((await bus._link.call("STREAM.NAMES", {"subject": "job.finished"})).get("streams"))
+    """True when there is a JOB stream; false while the broker does not answer in time, as on a busy machine."""
+    with contextlib.suppress(TransientError):
+        return bool((await bus._link.call("STREAM.NAMES", {"subject": "job.finished"})).get("streams"))
+    return False
 
 
 async def until_stored(bus: NatsBus, count: int) -> None:
-    """Wait until the stream has `count` messages."""
+    """Wait until the stream has `count` messages, also while the broker does not answer in time."""
     async with asyncio.timeout(60):
-        while await bus.last_sequence("JOB") < count:
+        while True:
+            with contextlib.suppress(TransientError):
+                if await bus.last_sequence("JOB") >= count:
+                    return
             await asyncio.sleep(0.05)
 
 
