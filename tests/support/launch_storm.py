@@ -196,7 +196,7 @@ async def measure(
         service = scaler_of(kind, view, here, provider=provider, store=store)
         runner = Runner(service, bus, view=view, clock=here.clock)
         running = asyncio.create_task(runner.run())
-        closing.callback(running.cancel)
+        closing.push_async_callback(end, running)
         await until(lambda: len(view.state.nodes) == notices_count)
         await storm.order(offer, launches_count)
         if launches_count:
@@ -205,7 +205,7 @@ async def measure(
             )
             await asyncio.sleep(1.0)  # the slots are taken
         watching = asyncio.create_task(storm.watch())
-        closing.callback(watching.cancel)
+        closing.push_async_callback(end, watching)
         await storm.notices(names, spread_seconds)
         await until(lambda: set(names) <= storm.cordoned.keys() & storm.evicted.keys(), seconds_max)
         return Seconds(
@@ -213,6 +213,13 @@ async def measure(
             evicted=tuple(sorted(storm.evicted[name] - storm.noticed[name] for name in names)),
             launched_count=launched(),
         )
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel the task and wait for its end: what it uses is closed next."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def scaler_of(
