@@ -86,11 +86,11 @@ def note_always(as_of: datetime) -> None:
     note(as_of, as_of)
 
 
-def note_whole(as_of: datetime, seconds: int, *, lead: timedelta = timedelta()) -> None:
-    """Note the end of the present span of this many seconds since 1970 (minute, hour) of `as_of + lead`."""
+def note_whole(as_of: datetime, seconds: int) -> None:
+    """Note the end of the present span of this many seconds since 1970 (minute, hour)."""
     if isinstance(as_of, TrackedInstant):
-        number = int((as_of.plain + lead).timestamp()) // seconds
-        as_of.note(datetime.fromtimestamp((number + 1) * seconds, UTC) - lead)
+        number = int(as_of.timestamp()) // seconds
+        as_of.note(datetime.fromtimestamp((number + 1) * seconds, UTC))
 
 
 def has_lasted(since: datetime, seconds: float, as_of: datetime) -> bool:

@@ -69,25 +69,23 @@ def test_a_duration_that_never_passes_is_not_noted() -> None:
 
 
 def test_whole_minutes_and_what_always_changes() -> None:
-    """With the lead of a schedule; at once if a decision depends on each instant."""
+    """The end of the minute; at once if a decision depends on each instant."""
     as_of = TrackedInstant.of(AT)
     note_whole(as_of, 60)
     assert as_of.next_change_at == AT + 30 * SECOND
-    note_whole(as_of, 60, lead=20 * SECOND)
-    assert as_of.next_change_at == AT + 10 * SECOND
     note_always(as_of)
     assert as_of.next_change_at == AT + MOMENT
     note(AT, AT + SECOND)  # a plain instant notes nothing
 
 
-def test_a_schedule_notes_its_end_and_the_minutes_in_which_it_may_start() -> None:
-    """A start is at a whole minute, counted from the lead."""
+def test_a_schedule_notes_its_end_and_its_next_start() -> None:
+    """The next start counts from the lead."""
     headroom = Headroom(name="h", free_gpu_count=1, schedule="0 12 * * *", duration_seconds=90.0)
-    for offset, is_active, ahead in ((0, True, 60), (60, False, 120), (-31, False, -30)):
+    for offset, is_active, ahead in ((0, True, 60), (60, False, 86_370), (-31, False, -30)):
         as_of = TrackedInstant.of(AT + offset * SECOND)
         assert headroom.is_active(as_of) is is_active
         assert as_of.next_change_at is not None
-        assert (as_of.next_change_at - AT).total_seconds() in (ahead, ahead - 30)
+        assert (as_of.next_change_at - AT).total_seconds() == ahead
 
 
 def test_a_plan_notes_when_an_empty_node_has_been_idle_for_long_enough() -> None:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from gpu_autoscaler.core.next_change import note, note_whole
+from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.policy.ranges import Seconds, about
 
 DURATION_SECONDS_MAX = 31 * 86_400.0
@@ -65,21 +65,42 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         )
         while day >= first:
             if self.starts_on(day):
-                for start in self._starts(day, not_after=wall + _CLOCK_CHANGE_MAX):
-                    # A nonexistent time moves to after the gap; of an ambiguous time the first one counts.
-                    at = start.replace(tzinfo=self.zone).astimezone(UTC)
+                for start in self.starts_of(day):
+                    if start.replace(tzinfo=None) > wall + _CLOCK_CHANGE_MAX:
+                        continue
+                    at = start.astimezone(UTC)
                     if at <= as_of:
                         return at if at > since else None
             day -= _DAY
         return None
 
-    def _starts(self, day: date, *, not_after: datetime) -> Iterator[datetime]:
-        """Wall times of the day, latest first."""
+    def next_start(self, after: datetime) -> datetime:
+        """Return the first start after this instant; without one within 31 days, the end of these."""
+        return _next_start(self, after.replace(second=0, microsecond=0))
+
+    def starts_of(self, day: date) -> Iterator[datetime]:
+        """Times of the day in the schedule's zone, latest first.
+
+        A nonexistent time moves to after the gap; of an ambiguous time the first one counts.
+        """
         for hour in sorted(self.hours, reverse=True):
             for minute in sorted(self.minutes, reverse=True):
-                at = datetime.combine(day, time(hour, minute))
-                if at <= not_after:
-                    yield at
+                yield datetime.combine(day, time(hour, minute), self.zone)
+
+
+@lru_cache(64)
+def _next_start(schedule: Schedule, minute: datetime) -> datetime:
+    """Return the next start, the same for all instants of a minute: starts are at whole minutes."""
+    last = minute + timedelta(seconds=DURATION_SECONDS_MAX)
+    day = (minute.astimezone(schedule.zone).replace(tzinfo=None) - _CLOCK_CHANGE_MAX).date()
+    while day <= (last + _DAY).date():
+        if schedule.starts_on(day):
+            # The clock may change within the day, so that starts are not in order.
+            starts = (start.astimezone(UTC) for start in schedule.starts_of(day))
+            if later := [start for start in starts if start > minute]:
+                return min(*later, last)
+        day += _DAY
+    return last
 
 
 @lru_cache(64)
@@ -159,9 +180,10 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.schedule is None or self.duration_seconds is None:
             return True
         duration = timedelta(seconds=self.duration_seconds)
-        start = parse_schedule(self.schedule, self.time_zone).last_start(as_of + lead, as_of - duration)
+        schedule = parse_schedule(self.schedule, self.time_zone)
+        start = schedule.last_start(as_of + lead, as_of - duration)
         if start is None:
-            note_whole(as_of, 60, lead=lead)  # schedules start at whole minutes
+            note(as_of, schedule.next_start(as_of + lead) - lead)
         else:
             note(as_of, start + duration)
         return start is not None

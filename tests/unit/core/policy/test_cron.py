@@ -39,6 +39,34 @@ def test_a_start_before_the_window_is_not_returned() -> None:
     assert parse_schedule("0 22 * * fri").last_start(at("2026-11-21 05:59"), at("2026-11-20 21:59")) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "after", "next_at"),
+    [
+        ("0 22 * * mon-fri", "2026-11-20 23:10", "2026-11-23 22:00"),  # on Friday night it is Monday's
+        ("0 22 * * mon-fri", "2026-11-20 22:00", "2026-11-23 22:00"),  # not the one that is now
+        ("0 22 * * mon-fri", "2026-11-20 21:59:59.9", "2026-11-20 22:00"),
+        ("* * * * *", "2026-11-20 23:59:30", "2026-11-21 00:00"),
+        ("0 12 29 feb *", "2026-11-20 07:10:30", "2026-12-21 07:10"),  # none within 31 days
+    ],
+)
+def test_the_next_start_is_returned(text: str, after: str, next_at: str) -> None:
+    """The first matching minute after the instant."""
+    assert parse_schedule(text).next_start(at(after)) == at(next_at)
+
+
+def test_no_start_lies_between_an_instant_and_the_next_start() -> None:
+    """Throughout a year with clock changes: the last start up to the next one is that one."""
+    for zone in ("Europe/Berlin", "Australia/Lord_Howe"):
+        schedule = parse_schedule("30 2,3 * * sun", zone)
+        after = at("2026-01-01 00:10")
+        while after < at("2027-01-01 00:00"):
+            ahead = schedule.next_start(after)
+            assert ahead > after
+            assert schedule.last_start(ahead, after) == ahead
+            assert schedule.last_start(ahead - timedelta(microseconds=1), after) is None
+            after += timedelta(hours=2)
+
+
 def test_a_time_zone_is_applied() -> None:
     """22:00 in Berlin is 20:00 UTC in summer and 21:00 in winter."""
     night = parse_schedule("0 22 * * *", "Europe/Berlin")
@@ -54,6 +82,9 @@ def test_a_skipped_or_repeated_time_starts_once() -> None:
     assert early.last_start(at("2026-03-29 05:00"), at("2026-03-28 05:00")) == at("2026-03-29 01:30")
     assert early.last_start(at("2026-10-25 05:00"), at("2026-10-24 05:00")) == at("2026-10-25 00:30")
     assert early.last_start(at("2026-10-25 01:30"), at("2026-10-25 00:30")) is None
+    assert early.next_start(at("2026-03-28 12:00")) == at("2026-03-29 01:30")
+    assert early.next_start(at("2026-10-24 12:00")) == at("2026-10-25 00:30")
+    assert early.next_start(at("2026-10-25 00:30:10")) == at("2026-10-26 01:30")
 
 
 @pytest.mark.parametrize(
