@@ -5,7 +5,8 @@ run on the rest while each can still be drained in time. Protected work is never
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import NamedTuple
 
 from gpu_autoscaler.core.demand.sources import job_spec, pod_priority
@@ -21,7 +22,7 @@ from gpu_autoscaler.core.limits.spend import (
     spend_caps,
     spend_snapshot_of,
 )
-from gpu_autoscaler.core.next_change import note_always
+from gpu_autoscaler.core.next_change import TrackedInstant, note, note_always
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
@@ -47,7 +48,14 @@ class _NodeAtRisk(NamedTuple):
     unbilled: UnbilledTime
     protection: str | None  # it is not removed, whatever it costs
     worth: tuple[int, int, int, str]  # priority, lost work, negated price, name: the smallest is removed first
+    lost_seconds: float  # work that would be repeated; it grows unless it is zero
     leaving_seconds: float  # from the decision to the end of its bill
+
+    @property
+    def lost(self) -> tuple[float, float]:
+        """Micro-dollars of lost work that each second adds, and those so far."""
+        per_second = (self.unbilled.price_micro_usd_per_hour or 0) / _SECONDS_PER_HOUR
+        return (per_second if self.lost_seconds else 0.0), per_second * self.lost_seconds
 
     def micro_usd(self, seconds: float) -> int:
         """Return its cost in this time, rounded up."""
@@ -85,8 +93,8 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
             nodes.append(_node_at_risk(view, unbilled, draft, state, policy))
     nodes.sort(key=lambda node_at_risk: (node_at_risk.protection is not None, node_at_risk.worth))
     left, running = _reserve(nodes, left, snapshot, cap)
-    if running and len(nodes) > 1:
-        note_always(draft.as_of)  # the work that each would lose grows, and with it their order
+    if running:
+        _note_order(nodes, draft.as_of)
     due = _due(running, left)
     if not due:
         return draft
@@ -96,6 +104,25 @@ def _within(cap: SpendCap, snapshot: SpendSnapshot, draft: Draft, state: Cluster
     for node_at_risk in due:
         draft = _remove(node_at_risk, cap, snapshot, left, draft, state, policy)
     return draft
+
+
+def _note_order(nodes: Sequence[_NodeAtRisk], as_of: datetime) -> None:
+    """Note when the order of these sorted nodes may change: the work that each would lose grows with its price.
+
+    What is lost is rounded: the order of two nodes may change as soon as they differ by one micro-dollar.
+    """
+    if not isinstance(as_of, TrackedInstant):
+        return
+    for earlier, later in pairwise(nodes):
+        if (earlier.protection is None, earlier.worth[0]) != (later.protection is None, later.worth[0]):
+            continue
+        (rate, lost), (later_rate, later_lost) = earlier.lost, later.lost
+        if (rate, lost) == (later_rate, later_lost):
+            continue
+        if later_lost - lost <= 1.0:
+            note_always(as_of)
+        elif rate > later_rate:
+            note(as_of, as_of + timedelta(seconds=(later_lost - lost - 1.0) / (rate - later_rate)))
 
 
 def _reserve(
@@ -183,6 +210,7 @@ def _node_at_risk(
         unbilled=unbilled,
         protection=_protection(view, pods, draft, state),
         worth=(priority, round(price * lost_seconds / _SECONDS_PER_HOUR), -price, view.name),
+        lost_seconds=lost_seconds,
         leaving_seconds=ENDING_SECONDS + (policy.drain_seconds_max if pods else 0.0),
     )
 
@@ -190,7 +218,7 @@ def _node_at_risk(
 def _lost_seconds(pod: PodObserved, draft: Draft) -> float:
     """Return the work that would be repeated: since the last save, else since the start."""
     since = checkpointed_at(dict(pod.annotations)) or pod.started_at
-    return 0.0 if since is None else max(0.0, (draft.as_of - since).total_seconds())
+    return 0.0 if since is None or draft.as_of <= since else (draft.as_of - since).total_seconds()
 
 
 def _protection(view: NodeView, pods: Sequence[PodObserved], draft: Draft, state: ClusterState) -> str | None:

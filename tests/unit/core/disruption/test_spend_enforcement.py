@@ -30,6 +30,7 @@ from tests.unit.core.provisioning.test_scale_up import purchases
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.limits.spend import spend_caps, spend_snapshot_of
+from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -103,6 +104,36 @@ def test_the_cheapest_to_lose_is_removed_first() -> None:
     assert not drain.is_voluntary
     assert drain.deadline_at == T0 + timedelta(seconds=600)
     assert "daily spend budget" in drain.reason.sentence()
+
+
+def test_the_order_of_removal_is_noted_when_it_changes() -> None:
+    """Work on a node of twice the price began later: after 40 s and 20 s its loss is as expensive as the other's."""
+    cheap = offer("cheap", usd_per_hour=5.0)
+
+    def order(since_seconds: float, as_of: datetime) -> list[str]:
+        works = (
+            (
+                *node(name, of),
+                *instance(purchase(f"buy-{name}", of)),
+                *job(f"j-{name}", placed_on=(name,), is_running=True, duration_seconds_max=86_400.0),
+                *pod(f"{name}-0", on=name, gpus=8, job_id=f"j-{name}", owner_kind="Job", started_at=started_at),
+            )
+            for name, of, started_at in (
+                ("a", offer(), T0 - timedelta(seconds=10)),
+                ("b", cheap, T0 - timedelta(seconds=since_seconds)),
+            )
+        )
+        return leaving(plan(given(ledger(left(3.5)), on_sale(offer(), cheap), *works), clusters(day=100.0), as_of))
+
+    as_of = TrackedInstant.of(T0)
+    first = order(40.0, as_of)
+    assert as_of.next_change_at is not None
+    assert timedelta(seconds=19.9) < as_of.next_change_at - T0 < timedelta(seconds=20)
+    assert first == order(40.0, as_of.next_change_at - timedelta(microseconds=1)) == ["a"]
+    assert order(40.0, T0 + timedelta(seconds=21)) == ["b"]
+    as_of = TrackedInstant.of(T0)  # the loss of the cheaper node never overtakes: noted is only that more is billed
+    assert order(10.0, as_of) == ["b"]
+    assert as_of.next_change_at == T0 + timedelta(seconds=30)
 
 
 def test_pod_constraints_do_not_keep_a_node() -> None:
