@@ -80,7 +80,10 @@ class FreeCapacity:
         self._matchers: list[NodeMatcher] = []  # one for each batch of bins added
         self._topology = PodTopology()
         self._elsewhere: Callable[[Shape, str], Collection[str]] = _no_domains
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[tuple[int, Callable[[], None]]] = []  # with the version before
+        self._version = 0  # of bins and free amounts: after a rollback that of the mark
+        self._versions_count = 0
+        self._fitting: dict[Shape, tuple[int, Ints]] = {}  # of shapes without pod constraints, at this version
         there = tuple(bins)
         self._ranking = Ranking(placement, there, waiting)
         self._put(there, _columns(there))
@@ -123,7 +126,7 @@ class FreeCapacity:
         self._matchers.append(columns.matcher)
         self._topology.set_bins(self._bins)
         self._ranks = None
-        self._undo.append(partial(self._forget, first))
+        self._changed(partial(self._forget, first))
 
     def _in_own_columns(self, added: "_Columns") -> Ints:
         """Return the added amounts in this object's column order; a new kind of slice gets its column now."""
@@ -143,7 +146,7 @@ class FreeCapacity:
         """Remove a bin; the caller places again what was placed on it."""
         place = self._places[key]
         self._is_there[place] = False
-        self._undo.append(partial(self._restore, place))
+        self._changed(partial(self._restore, place))
 
     def mark(self) -> int:
         """Return a point to come back to with `rollback`."""
@@ -152,7 +155,13 @@ class FreeCapacity:
     def rollback(self, mark: int) -> None:
         """Undo everything since the mark."""
         while len(self._undo) > mark:
-            self._undo.pop()()
+            self._version, undo = self._undo.pop()
+            undo()
+
+    def _changed(self, undo: Callable[[], None]) -> None:
+        self._undo.append((self._version, undo))
+        self._versions_count += 1
+        self._version = self._versions_count
 
     def place_gang(self, shape: Shape, count: int, prefers: tuple[str, ...] = ()) -> tuple[str, ...] | None:
         """Place all members and return their bin keys in order, or return None and change nothing."""
@@ -246,7 +255,7 @@ class FreeCapacity:
         if shape.pod_constraints.tallies:
             place = self._places[key]
             self._topology.add(place, shape.pod_constraints, 1)
-            self._undo.append(partial(self._topology.add, place, shape.pod_constraints, -1))
+            self._changed(partial(self._topology.add, place, shape.pod_constraints, -1))
 
     def count_places(self, shape: Shape, count: int) -> int:
         """Return how many members fit, at most `count`; nothing is placed."""
@@ -277,9 +286,15 @@ class FreeCapacity:
         return self._topology.counts_by_domain(key, tally, self._is_there)
 
     def _members_that_fit(self, shape: Shape) -> Ints:
+        """Return how many members each bin takes. Many items have the same shape, and find no free capacity."""
+        is_any = shape.pod_constraints.is_any
+        version, fitting = self._fitting.get(shape, (-1, None)) if is_any else (-1, None)
+        if fitting is not None and version == self._version:
+            return fitting.copy()
         accepted = self._accepted(shape)
         members = members_that_fit(shape, self._free, accepted, self._kinds)
-        if shape.pod_constraints.is_any:
+        if is_any:
+            self._fitting[shape] = (self._version, members.copy())
             return members
         is_open = self._topology.open_bins(
             shape.pod_constraints, accepted, self._is_there, lambda key: self._elsewhere(shape, key)
@@ -323,7 +338,7 @@ class FreeCapacity:
 
     def _fill(self, place: int, shape: Shape, count: int) -> None:
         self._add(place, shape, count)
-        self._undo.append(partial(self._add, place, shape, -count))
+        self._changed(partial(self._add, place, shape, -count))
 
     def _add(self, place: int, shape: Shape, count: int) -> None:
         """Add members to the bin; a negative count removes them."""

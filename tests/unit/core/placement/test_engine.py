@@ -200,6 +200,26 @@ def test_restored_capacity_is_used_again() -> None:
     assert free_capacity.place_most(shape(), 5) == ()
 
 
+def test_a_shape_that_was_asked_before_finds_what_others_left() -> None:
+    """Also when another shape was placed, rolled back or removed meanwhile."""
+    free_capacity = FreeCapacity([bin_("n1", 4)])
+    assert free_capacity.count_places(shape(), 9) == 4
+    mark = free_capacity.mark()
+    assert free_capacity.place_most(shape(gpus=3), 9) == ("n1",)
+    assert free_capacity.count_places(shape(), 9) == 1
+    inner = free_capacity.mark()
+    assert free_capacity.place_most(shape(), 9) == ("n1",)
+    assert free_capacity.count_places(shape(), 9) == 0
+    free_capacity.rollback(inner)
+    assert free_capacity.count_places(shape(), 9) == 1
+    free_capacity.remove_members(("n1",), shape(gpus=3))
+    assert free_capacity.count_places(shape(), 9) == 4
+    free_capacity.put(bin_("n2", 2))
+    assert free_capacity.count_places(shape(), 9) == 6
+    free_capacity.rollback(mark)
+    assert free_capacity.place_most(shape(), 9) == ("n1",) * 4
+
+
 def test_a_preferred_node_is_filled_before_a_tighter_one() -> None:
     """Members of a released job use the nodes of its placement."""
     free_capacity = FreeCapacity([bin_("n1", 8), bin_("n2", 1)])
