@@ -5,8 +5,7 @@ A table is copied at its first change in a batch, so a batch of any size copies 
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -195,18 +194,17 @@ class Entities(Generic[K, E]):
 
 
 # Names of ClusterState by kind. Entities have three fields each: living, gone and synced.
-_ENTITIES = tuple(
+_ENTITIES = frozenset(
     name.removesuffix("_gone") for name in records.ClusterState.__struct_fields__ if name.endswith("_gone")
 )
 _ENTITY_FIELDS = frozenset(f"{name}{suffix}" for name in _ENTITIES for suffix in ("", "_gone", "_synced"))
 _OTHERS = tuple(name for name in records.ClusterState.__struct_fields__ if name not in _ENTITY_FIELDS)
-_TABLES = tuple(name for name in _OTHERS if isinstance(getattr(records.EMPTY_STATE, name), Mapping))
-_VALUES = tuple(name for name in _OTHERS if name not in _TABLES)
-_tables_of, _values_of = attrgetter(*_TABLES), attrgetter(*_VALUES)
+_TABLES = frozenset(name for name in _OTHERS if isinstance(getattr(records.EMPTY_STATE, name), Mapping))
 
 
 class Batch:
-    """The state while facts are folded in. Attributes are named as in `ClusterState`."""
+    """The state while facts are folded in. Attributes are named as in `ClusterState`, and made at their first use: a
+    batch of one fact uses few of them."""
 
     pods: Entities[PodUid, PodObserved]
     budgets: Entities[str, PodBudgetObserved]
@@ -248,11 +246,16 @@ class Batch:
 
     def __init__(self, state: records.ClusterState) -> None:
         self._state = state
-        self.pods = Entities(state.pods, state.pods_gone, state.pods_synced)
-        self.budgets = Entities(state.budgets, state.budgets_gone, state.budgets_synced)
-        self.nodes = Entities(state.nodes, state.nodes_gone, state.nodes_synced)
-        vars(self).update(zip(_TABLES, map(Table, _tables_of(state)), strict=True))
-        vars(self).update(zip(_VALUES, _values_of(state), strict=True))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - declared above
+        """Return a part of the state that is used for the first time; tables are kept, and copied when they change."""
+        part = getattr(self._state, name)
+        if name in _TABLES:
+            part = vars(self)[name] = Table(part)
+        elif name in _ENTITIES:
+            state = self._state
+            part = vars(self)[name] = Entities(part, getattr(state, f"{name}_gone"), getattr(state, f"{name}_synced"))
+        return part
 
     def follow(self, before: GpuNodeSummarized | None, window: GpuNodeSummarized) -> None:
         """Add one more window to the telemetry history of its node."""
@@ -262,17 +265,15 @@ class Batch:
 
     def state(self) -> records.ClusterState:
         """Return the current state; the same object if nothing changed."""
-        before, own = self._state, vars(self)
-        changes = {
-            name: own[name].now
-            for name, was in zip(_TABLES, _tables_of(before), strict=True)
-            if own[name].now is not was
-        }
-        changes |= {
-            name: own[name] for name, was in zip(_VALUES, _values_of(before), strict=True) if own[name] is not was
-        }
-        for name in _ENTITIES:
-            entities = own[name]
-            parts = (("", entities.living.now), ("_gone", entities.gone.now), ("_synced", entities.synced))
-            changes |= {name + end: part for end, part in parts if part is not getattr(before, name + end)}
+        before = self._state
+        changes: dict[str, object] = {}
+        for name, part in vars(self).items():
+            match part:
+                case Table():
+                    changes[name] = part.now
+                case Entities():
+                    changes |= {name: part.living.now, f"{name}_gone": part.gone.now, f"{name}_synced": part.synced}
+                case _ if part is not before:
+                    changes[name] = part
+        changes = {name: part for name, part in changes.items() if part is not getattr(before, name)}
         return replace(before, **changes) if changes else before
