@@ -86,6 +86,31 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
 
+    def call_later(  # type: ignore[override]  # as `call_at`
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 - arguments of the callback
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule like asyncio, without its debug mode."""
+        return self.call_at(self._jump.passed_seconds + delay, callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]  # as `call_at`
+        self,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401 - arguments of the callback
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Schedule like asyncio, without its debug mode."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def get_debug(self) -> bool:
+        """Return False: every handle asks."""
+        return False
+
     def _run_once(self) -> None:
         """Run one iteration like asyncio. Where nothing is ready, jump to the next timer instead of waiting.
 
