@@ -65,8 +65,9 @@ format: $(VENV)/.dev ## Format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Generate schemas/, the default policy, the CRD, the pages of reasons and metrics, NATS users and chart files from the code
+schemas: $(VENV)/.dev ## Generate schemas/, the types of the SDK, the default policy, the CRD, the pages of reasons and metrics, NATS users and chart files from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
+	$(BIN)/python -m gpu_autoscaler_services.sdk_models > libs/gpu_manager_sdk/models.py
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_file > deploy/policies/default.toml
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler.contracts.reasons_page > docs/reference/reasons.md

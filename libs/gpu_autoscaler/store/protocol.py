@@ -35,6 +35,29 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: Instant | None = None
 
 
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs are wanted; None and () do not restrict."""
+
+    project_id: str | None = None
+    job_name: str | None = None
+    outcomes: tuple[JobOutcome, ...] = ()
+    accepted_from: Instant | None = None
+    accepted_before: Instant | None = None
+
+    def wants(self, row: JobRow) -> bool:
+        """Return whether the row is wanted."""
+        return (
+            self.project_id in {None, row.spec.project_id}
+            and self.job_name in {None, row.spec.job_name}
+            and (not self.outcomes or row.outcome in self.outcomes)
+            and (self.accepted_from is None or row.accepted_at >= self.accepted_from)
+            and (self.accepted_before is None or row.accepted_at < self.accepted_before)
+        )
+
+
+EVERY_JOB = JobFilter()
+
+
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """A published plan."""
 
@@ -107,9 +130,9 @@ class Store(Protocol):
         ...
 
     async def jobs(
-        self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
+        self, wanted: JobFilter = EVERY_JOB, *, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
-        """Return jobs, the last accepted first."""
+        """Return the wanted jobs, the last accepted first."""
         ...
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:

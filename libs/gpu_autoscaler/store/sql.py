@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -15,9 +15,11 @@ from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store import operations, retention, rows
 from gpu_autoscaler.store.operations import Operation, execute
 from gpu_autoscaler.store.protocol import (
+    EVERY_JOB,
     PAGE_COUNT_MAX,
     Acceptance,
     Expiry,
+    JobFilter,
     JobOutcome,
     JobRow,
     LastCharge,
@@ -49,6 +51,8 @@ _SNAPSHOTS = f"SELECT {SNAPSHOT_COLUMNS} FROM snapshots"  # noqa: S608 - constan
 class SqlStore(ABC):
     """A Store on a SQL database, with `?` for values."""
 
+    job_name_sql: ClassVar[str]  # the name in the JSON document of a job
+
     @abstractmethod
     async def close(self) -> None:
         """See Store."""
@@ -75,11 +79,22 @@ class SqlStore(ABC):
         return rows.job(records[0]) if records else None
 
     async def jobs(
-        self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
+        self, wanted: JobFilter = EVERY_JOB, *, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
         """See Store."""
-        where, values = ("project_id = ?", (project_id,)) if project_id is not None else ("TRUE", ())
-        return await self._page(_JOBS, where, values, cursor, count_max, rows.job)
+        terms: dict[str, Sequence[object]] = {"TRUE": ()}
+        if wanted.project_id is not None:
+            terms["project_id = ?"] = (wanted.project_id,)
+        if wanted.job_name is not None:
+            terms[f"{self.job_name_sql} = ?"] = (wanted.job_name,)
+        if wanted.outcomes:
+            terms[f"outcome IN ({operations.places(len(wanted.outcomes))})"] = wanted.outcomes
+        if wanted.accepted_from is not None:
+            terms["accepted_at >= ?"] = (rows.number_of(wanted.accepted_from),)
+        if wanted.accepted_before is not None:
+            terms["accepted_at < ?"] = (rows.number_of(wanted.accepted_before),)
+        values = [value for given in terms.values() for value in given]
+        return await self._page(_JOBS, " AND ".join(terms), values, cursor, count_max, rows.job)
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
         """See Store."""

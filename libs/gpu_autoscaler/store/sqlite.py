@@ -53,6 +53,8 @@ def schema_of(path: Path) -> SchemaVersion:
 class SqliteStore(SqlStore):
     """A Store in one file. Create with `open`."""
 
+    job_name_sql = "spec ->> 'job_name'"
+
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:
         self._connection = connection
         self._thread = thread

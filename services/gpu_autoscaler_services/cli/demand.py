@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from gpu_autoscaler_services.cli.client import Document, Gateway
+from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 
 HERE = Gateway()
@@ -70,8 +70,8 @@ def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE,
     source: str
         Name of the reporting system, e.g. nightly-eval.
     """
-    now = datetime.fromisoformat(gateway.read("status")["as_of"])
-    accepted = gateway.send("POST", "demand", reported.body(source, now))
+    client = gateway.client
+    accepted = plain(client.report_demand(reported.body(source, client.status().as_of)))
     if output == "table":
         print_message("accepted; list active reports with: gpu-autoscaler demand list")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["source"]), output)
@@ -80,5 +80,5 @@ def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE,
 @demand.command(name="list")
 def list_(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active reports and why capacity for one is still missing."""
-    document = gateway.read("demand")
+    document = plain(gateway.client.demand())
     show(document, document["items"], _COLUMNS, lambda row: str(row["source"]), output)

@@ -4,17 +4,19 @@ import getpass
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from gpu_autoscaler.model.directives import BRAKE
-from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
+from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_manager_sdk.models import Freeze, Override, PausePool
 
 HERE = Gateway()
+AnyDirective = Freeze | PausePool | Override
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(?:\d+[smhd])+")
 
@@ -50,19 +52,19 @@ class Bounds:
     pool: Annotated[str | None, Parameter(help="Only this pool.")] = None
     gpu_type: Annotated[str | None, Parameter(help="Only this GPU model, e.g. A100.")] = None
 
-    def body(self) -> Document:
-        """Return the override as a request body. Raises Stop if --target is combined with a bound."""
+    def directive(self) -> Override:
+        """Return the override. Raises Stop if --target is combined with a bound."""
         if self.target is not None and (self.at_least is not None or self.at_most is not None):
             raise Stop("--target sets both bounds; omit --at-least and --at-most", Exit.USAGE)
-        name = "nodes_count" if self.unit == "nodes" else "gpu_count"
         least, most = (self.at_least, self.at_most) if self.target is None else (self.target, self.target)
-        fields = {"pool": self.pool, "gpu_model": self.gpu_type, f"{name}_min": least, f"{name}_max": most}
-        return {"directive": "override", **{key: value for key, value in fields.items() if value is not None}}
+        if self.unit == "nodes":
+            return Override(pool=self.pool, gpu_model=self.gpu_type, nodes_count_min=least, nodes_count_max=most)
+        return Override(pool=self.pool, gpu_model=self.gpu_type, gpu_count_min=least, gpu_count_max=most)
 
 
 def freeze(*, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Suspend purchases and voluntary removals."""
-    _send({"directive": "freeze"}, reason, duration, gateway, output)
+    _send(Freeze(), reason, duration, gateway, output)
 
 
 def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
@@ -73,14 +75,14 @@ def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HER
     pool: str
         Name of the pool in the policy.
     """
-    _send({"directive": "pause", "pool": pool}, reason, duration, gateway, output)
+    _send(PausePool(pool=pool), reason, duration, gateway, output)
 
 
 def override(
     *, bounds: Bounds = Bounds(), reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table"
 ) -> None:
     """Set a temporary minimum or maximum of nodes or GPUs."""
-    _send(bounds.body(), reason, duration, gateway, output)
+    _send(bounds.directive(), reason, duration, gateway, output)
 
 
 def resume(
@@ -94,8 +96,7 @@ def resume(
     output: Output = "table",
 ) -> None:
     """End a directive early, or resume removals by force after the brake has tripped."""
-    query = f"?reason={path_segment(reason)}&lifted_by={path_segment(_who())}"
-    document = gateway.send("DELETE", f"directives/{path_segment(key)}{query}")
+    document = plain(gateway.client.lift(key, reason=reason, lifted_by=_who()))
     if output == "table":
         again = "removals by force count anew" if document["key"] == BRAKE else "the policy applies again"
         print_message(f"{document['key']} ended; {again}")
@@ -105,7 +106,7 @@ def resume(
 
 def directives(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active directives."""
-    document = gateway.read("directives")
+    document = plain(gateway.client.directives())
     if output == "table" and not document["items"]:
         print_message("no active freeze, pause or override, and the brake holds nothing")
         return
@@ -135,11 +136,10 @@ def _bound(unit: str, least: int | None, most: int | None) -> str:
     )
 
 
-def _send(directive: dict[str, Any], reason: str, duration: str, gateway: Gateway, output: Output) -> None:
-    now = datetime.fromisoformat(gateway.read("status")["as_of"])
-    until = now + timedelta(seconds=seconds_of(duration))
-    body = {"directive": directive, "reason": reason, "until": until.isoformat(), "given_by": _who()}
-    accepted = gateway.send("POST", "directives", body)
+def _send(directive: AnyDirective, reason: str, duration: str, gateway: Gateway, output: Output) -> None:
+    client = gateway.client
+    until = client.status().as_of + timedelta(seconds=seconds_of(duration))
+    accepted = plain(client.direct(directive, reason=reason, until=until, given_by=_who()))
     if output == "table":
         print_message(f"accepted; end it early with: gpu-autoscaler resume {accepted['key']}")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["key"]), output)

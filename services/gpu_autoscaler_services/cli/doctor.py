@@ -25,6 +25,7 @@ from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Output, print_message, show
 from gpu_autoscaler_services.cli.prices import Config, provider_options
 from gpu_autoscaler_services.registry import specs
+from gpu_manager_sdk.errors import GPUManagerError
 
 
 @Parameter(name="*")
@@ -89,7 +90,7 @@ def _held(gateway: Gateway) -> Iterator[Finding]:
     """Yield what the running system does not do until a person or a time allows it."""
     try:
         rows = gateway.read("directives")["items"]
-    except Stop as stop:
+    except (Stop, GPUManagerError) as stop:
         yield Finding(level="error", subject="gateway", message=str(stop), next_step="check --gateway and the token")
         return
     for row in rows:

@@ -26,7 +26,8 @@ def events(
     """Show recorded facts."""
     subjects = subject or [">"]
     if follow:
-        for event in gateway.events(subjects):
+        for recorded in gateway.client.events(*subjects):
+            event = recorded.document
             print(json.dumps(event, ensure_ascii=False) if output == "json" else _line(event, output), flush=True)
         return
     items = gateway.read("facts", subject=subjects, limit=limit)["items"]

@@ -1,8 +1,10 @@
 """Exit codes of commands, for scripts to distinguish outcomes."""
 
 import enum
+from http import HTTPStatus
 
 from gpu_autoscaler.model.errors import AutoscalerError
+from gpu_manager_sdk.errors import AmbiguousName, ConnectionFailed, GPUManagerError, WaitTimedOut
 
 
 class Exit(enum.IntEnum):
@@ -22,3 +24,17 @@ class Stop(AutoscalerError):
     def __init__(self, message: str, code: Exit = Exit.FAILURE) -> None:
         super().__init__(message)
         self.code = code
+
+
+_CODES = {
+    HTTPStatus.NOT_FOUND: Exit.NOT_FOUND,
+    HTTPStatus.GATEWAY_TIMEOUT: Exit.TIME_OUT,
+    HTTPStatus.UNPROCESSABLE_ENTITY: Exit.USAGE,
+}
+
+
+def exit_of(error: GPUManagerError) -> Exit:
+    """Return the exit code of a failed call."""
+    if isinstance(error, WaitTimedOut) or (isinstance(error, ConnectionFailed) and error.is_time_out):
+        return Exit.TIME_OUT
+    return Exit.USAGE if isinstance(error, AmbiguousName) else _CODES.get(HTTPStatus(error.status or 500), Exit.FAILURE)

@@ -1,23 +1,23 @@
-"""`gpu-autoscaler jobs`: submit, list, show, cancel and wait."""
+"""`gpu-autoscaler jobs`: submit, list, show, describe, cancel, wait and read logs."""
 
 import sys
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from gpu_autoscaler_services.cli.client import Document, Gateway, path_segment
+from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_manager_sdk.calls import FINAL_STATES
+from gpu_manager_sdk.errors import NotFound
 
 HERE = Gateway()
-POLL_SECONDS = 1.0
-FINAL = ("completed", "failed", "cancelled")
 WAIT_TARGETS = Literal["final", "running", "completed"]
+JobName = Annotated[str, Parameter(help="Id, or name where one active job, or else one job, has it.")]
 
 jobs = App(
     name="jobs",
@@ -26,6 +26,7 @@ jobs = App(
   gpu-autoscaler jobs submit --name train --project p1 --image IMAGE --gpus 8
   gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
   gpu-autoscaler jobs list --state running
+  gpu-autoscaler jobs describe train
   gpu-autoscaler jobs wait JOB_ID --for completed""",
 )
 
@@ -178,8 +179,7 @@ def submit(
     Arguments after -- are the container's command.
     """
     body = request.body({} if file is None else _read(file), command)
-    key = idempotency_key or str(uuid.uuid4())
-    accepted = gateway.send("POST", "gpu/jobs", body, {"Idempotency-Key": key})
+    accepted = plain(gateway.client.submit(body, idempotency_key=idempotency_key))
     if output == "table":
         print_message(f"accepted; wait for it with: gpu-autoscaler jobs wait {accepted['job_id']}")
     _show(accepted, [accepted], output)
@@ -208,43 +208,66 @@ def list_(
     *,
     state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; repeatable.")] = None,
     project: Annotated[str | None, Parameter(help="Only jobs of this project.")] = None,
+    name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
+    created_after: Annotated[datetime | None, Parameter(help="Only jobs created at this time or later (UTC).")] = None,
+    created_before: Annotated[datetime | None, Parameter(help="Only jobs created before this time (UTC).")] = None,
     limit: Annotated[int, Parameter(help="Number of jobs, newest first.")] = 100,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """List jobs, newest first."""
-    items: list[Document] = []
-    cursor = None
-    while len(items) < limit:
-        page = gateway.read(
-            "gpu/jobs", state=state, project_id=project, limit=min(200, limit - len(items)), cursor=cursor
-        )
-        items += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
+    """List jobs, newest first, also those that ended."""
+    listed = gateway.client.list(
+        state=tuple(state or ()),
+        project_id=project,
+        job_name=name,
+        created_after=_utc(created_after),
+        created_before=_utc(created_before),
+        limit=limit,
+    )
+    items = [plain(job) for job in listed]
     _show({"items": items}, items, output)
 
 
+def _utc(at: datetime | None) -> datetime | None:
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
+
+
 @jobs.command(name="show")
-def show_(job_id: str, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
+def show_(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show one job."""
-    job = gateway.read(f"gpu/jobs/{path_segment(job_id)}")
-    _show(job, [job], output)
+    shown = plain(gateway.client.get(job))
+    _show(shown, [shown], output)
 
 
 @jobs.command
-def cancel(job_id: str, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
+def describe(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
+    """Show every field of a job, what it waits for, and its history."""
+    client = gateway.client
+    shown = plain(client.get(job))
+    try:
+        why = plain(client.why("job", shown["job_id"]))
+    except NotFound:  # it ended so long ago that its facts have expired; the store still has the job
+        why = {"now": "", "sentences": []}
+    if output != "table":
+        show({"job": shown, "why": why}, [shown], (), lambda row: str(row["job_id"]), output)
+        return
+    fields = [{"name": name.replace("_", " "), "value": value} for name, value in shown.items()]
+    show(shown, fields, (("", lambda row: row["name"]), ("", lambda row: row["value"])), lambda _: "", output)
+    print("\n".join(("", *filter(None, (why["now"],)), *why["sentences"])))
+
+
+@jobs.command
+def cancel(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Cancel a job."""
-    job = gateway.send("DELETE", f"gpu/jobs/{path_segment(job_id)}")
+    cancelled = plain(gateway.client.cancel(job))
     if output == "table":
         print_message("cancellation requested; the job ends within seconds")
-    _show(job, [job], output)
+    _show(cancelled, [cancelled], output)
 
 
 @jobs.command
 def wait(
-    job_id: str,
+    job: JobName,
     /,
     *,
     until: Annotated[WAIT_TARGETS, Parameter(name="--for", help="State to wait for.")] = "final",
@@ -258,19 +281,9 @@ def wait(
 
     Exit codes: 0 state reached (for final: completed), 1 ended in another state, 4 timed out.
     """
-    deadline = time.monotonic() + timeout_seconds
-    status = ""
-    while True:
-        job = gateway.read(f"gpu/jobs/{path_segment(job_id)}")
-        if job["status"] != status:
-            status = job["status"]
-            print_message(f"{job_id} {status}")
-        if status in FINAL or status == until:
-            _show(job, [job], output)
-            return Exit.OK if status in {"completed", until} else Exit.FAILURE
-        if time.monotonic() + POLL_SECONDS > deadline:
-            raise Stop(
-                f"job {job_id} is still {status} after {timeout_seconds:g} s; see: gpu-autoscaler why job {job_id}",
-                Exit.TIME_OUT,
-            )
-        time.sleep(POLL_SECONDS)
+    for change in gateway.client.changes(job, timeout_seconds=timeout_seconds):
+        print_message(f"{change.job_id} {change.status}")
+        if change.status == until or change.status in FINAL_STATES:
+            _show(plain(change), [plain(change)], output)
+            return Exit.OK if change.status in {"completed", until} else Exit.FAILURE
+    raise AssertionError("changes end with a final state")

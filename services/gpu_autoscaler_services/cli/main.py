@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, TransientError
-from gpu_autoscaler_services.cli.exits import Exit, Stop
+from gpu_autoscaler_services.cli.exits import Exit, Stop, exit_of
+from gpu_manager_sdk.errors import GPUManagerError
 
 _HERE = "gpu_autoscaler_services.cli"
 
@@ -69,7 +70,7 @@ Without --follow, facts are listed oldest first. With --follow, each fact is one
     "events --subject 'scaling.>' --limit 20",
     "events --follow --subject job.finished -o json",
 )
-_JOBS.add_app("jobs:jobs", "jobs", "Submit, list, show, cancel and wait for jobs.")
+_JOBS.add_app("jobs:jobs", "jobs", "Submit, list, show, describe, cancel and wait for jobs, and read their logs.")
 _JOBS.add_app("demand:demand", "demand", "Report demand, so that capacity is free for work that is about to arrive.")
 _DECISIONS.add(
     "views:why",
@@ -216,6 +217,8 @@ def run(tokens: Sequence[str] | None = None) -> int:
         code = app(tokens, exit_on_error=False, result_action="return_value")
     except CycloptsError:
         return Exit.USAGE  # cyclopts has printed the error
+    except GPUManagerError as error:
+        return _print_error(error, exit_of(error))
     except Stop as stop:
         return _print_error(stop, stop.code)
     except ConfigError as error:
@@ -241,6 +244,15 @@ def _print_error(error: Exception, code: Exit) -> Exit:
 def main() -> None:
     """Run the installed command."""
     sys.exit(run())
+
+
+def odg() -> None:
+    """Run `odg gpu`, which is `gpu-autoscaler jobs` under another name."""
+    group, *tokens = sys.argv[1:] or [""]
+    if group != "gpu":
+        print("usage: odg gpu COMMAND; list the commands with: odg gpu --help", file=sys.stderr)
+        sys.exit(Exit.OK if group in {"--help", "-h"} else Exit.USAGE)
+    sys.exit(run(["jobs", *tokens]))
 
 
 if __name__ == "__main__":

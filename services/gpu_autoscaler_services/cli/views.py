@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gpu_autoscaler.model.format import counted
-from gpu_autoscaler_services.cli.client import Gateway, path_segment
+from gpu_autoscaler_services.cli.client import Gateway, plain
 from gpu_autoscaler_services.cli.directives import describe, until
 from gpu_autoscaler_services.cli.output import Output, Row, age, print_message, show, usd
 
@@ -223,7 +223,7 @@ def why(
     output: Output = "table",
 ) -> None:
     """Explain a node, pod or job."""
-    document = gateway.read(f"why/{kind}/{path_segment(name)}")
+    document = plain(gateway.client.why(kind, name))
     if output == "table":
         if document["now"]:
             print(document["now"], end="\n\n")

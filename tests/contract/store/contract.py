@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.events.scaling import ScalingPlanMade
@@ -15,7 +16,7 @@ from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.store.protocol import Expiry, Store
+from gpu_autoscaler.store.protocol import Expiry, JobFilter, JobRow, Page, Store
 
 T0 = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -157,7 +158,28 @@ class StoreContract:
         pages = [[row.spec.job_id for row in page.rows] for page in (first, second, third)]
         assert pages == [["job-4", "job-3"], ["job-2", "job-1"], ["job-0"]]
         assert third.next_cursor is None
-        assert [row.spec.job_id for row in (await store.jobs(project_id="a")).rows] == ["job-3", "job-1"]
+        assert [row.spec.job_id for row in (await store.jobs(JobFilter(project_id="a"))).rows] == ["job-3", "job-1"]
+
+    async def test_history_is_filtered_and_paged(self, store: Store) -> None:
+        """By name, project, outcome and time, alone and together; pages hold wanted rows only."""
+        for number in range(6):
+            named = replace(job(f"job-{number}", "a"), job_name="eval" if number % 2 else 'tr"ain')
+            await store.accept_job(named, request_digest="a", accepted_at=T0 + number * timedelta(hours=1))
+        for job_id, outcome in (("job-1", "failed"), ("job-3", "completed"), ("job-4", "completed")):
+            await store.finish_job(JobId(job_id), outcome=outcome, finished_at=T0)  # type: ignore[arg-type]  # from a table
+        two_to_five = JobFilter(accepted_from=T0 + timedelta(hours=2), accepted_before=T0 + timedelta(hours=5))
+        for wanted, numbers in (
+            (JobFilter(job_name="eval"), [5, 3, 1]),
+            (JobFilter(job_name='tr"ain'), [4, 2, 0]),
+            (JobFilter(job_name="train"), []),
+            (JobFilter(outcomes=("completed", "failed")), [4, 3, 1]),
+            (two_to_five, [4, 3, 2]),
+            (replace(two_to_five, project_id="a", job_name="eval", outcomes=("completed",)), [3]),
+            (JobFilter(project_id="b", job_name="eval"), []),
+        ):
+            first = await store.jobs(wanted, count_max=2)
+            rest = await store.jobs(wanted, cursor=first.next_cursor) if first.next_cursor else Page[JobRow](rows=())
+            assert [row.spec.job_id for row in (*first.rows, *rest.rows)] == [f"job-{number}" for number in numbers]
 
     async def test_an_invalid_cursor_is_refused(self, store: Store) -> None:
         """An invalid cursor is an error, not an empty page."""

@@ -13,9 +13,11 @@ from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store.protocol import (
+    EVERY_JOB,
     PAGE_COUNT_MAX,
     Acceptance,
     Expiry,
+    JobFilter,
     JobOutcome,
     JobRow,
     LastCharge,
@@ -76,11 +78,11 @@ class MemoryStore:
         return self._tables.jobs.get(job_id)
 
     async def jobs(
-        self, *, project_id: str | None = None, cursor: str | None = None, count_max: int = 100
+        self, wanted: JobFilter = EVERY_JOB, *, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
         await self._reached()
         rows = list(self._tables.jobs.values())
-        return _page(rows, [project_id in (None, row.spec.project_id) for row in rows], cursor, count_max)
+        return _page(rows, [wanted.wants(row) for row in rows], cursor, count_max)
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
         await self._reached()

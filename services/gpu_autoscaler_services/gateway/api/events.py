@@ -94,7 +94,8 @@ async def _send(request: web.Request, listener: Listener, positions: Positions) 
     )
     await response.prepare(request)
     try:
-        await _write(response, f"retry: {RECONNECT_MILLISECONDS}\n\n")
+        # An id without data: a client that is cut off before the first event resumes where it started.
+        await _write(response, f"retry: {RECONNECT_MILLISECONDS}\nid: {_id(positions)}\n\n")
         async for entry in _missed(read_model.bus, read_model.tail, listener.subjects, positions):
             await _write(response, _event(entry, positions))
         while True:
@@ -138,9 +139,14 @@ async def _missed(bus: Bus, tail: Tail, subjects: SubjectFilter, positions: Posi
 def _event(entry: Entry, positions: Positions) -> str:
     stream = entry.recorded.stream
     positions[stream] = entry.recorded.sequence
-    others = (f"{name}:{sequence}" for name, sequence in sorted(positions.items()) if name != stream)
     payload = envelopes.encode(entry.recorded.envelope).decode()
-    return f"id: {','.join((entry.position, *others))}\ndata: {payload}\n\n"
+    return f"id: {_id(positions, first=stream)}\ndata: {payload}\n\n"
+
+
+def _id(positions: Positions, first: str = "") -> str:
+    """Return the positions, that of the event's own stream first."""
+    ordered = sorted(positions, key=lambda stream: (stream != first, stream))
+    return ",".join(f"{stream}:{positions[stream]}" for stream in ordered)
 
 
 async def _write(response: web.StreamResponse, text: str) -> None:

@@ -1,6 +1,7 @@
 """Pages of jobs. Jobs that have not ended come from memory, all others from the store."""
 
 import base64
+from datetime import timedelta
 from typing import Annotated
 
 import msgspec
@@ -8,12 +9,15 @@ import msgspec
 from gpu_autoscaler.core.state.queries import job_states
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
+from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.store.protocol import JobFilter
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 
 PAGE_COUNT_DEFAULT = 100
 PAGE_COUNT_MAX = 500
+ACCEPTANCE_MAX = timedelta(days=1)  # from a job's creation to its row
 PAGES_READ_MAX = 10  # of the store per answer; a rare state may need further requests
 
 
@@ -24,10 +28,37 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
         tuple[JobState, ...], msgspec.Meta(description="Only jobs in this state; repeatable. Default: all.")
     ] = ()
     project_id: Annotated[str | None, msgspec.Meta(description="Only jobs of this project.")] = None
+    job_name: Annotated[str | None, msgspec.Meta(description="Only jobs of this name.")] = None
+    created_after: Annotated[
+        Instant | None, msgspec.Meta(description="Only jobs created at this instant or later.")
+    ] = None
+    created_before: Annotated[Instant | None, msgspec.Meta(description="Only jobs created before this instant.")] = None
     limit: Annotated[
         int, msgspec.Meta(ge=1, le=PAGE_COUNT_MAX, description="Maximum page size; a page may hold fewer.")
     ] = PAGE_COUNT_DEFAULT
     cursor: Annotated[str | None, msgspec.Meta(description="`next_cursor` of the previous page.")] = None
+
+    def wants(self, spec: JobSpec, status: JobState) -> bool:
+        """Return whether a job is wanted."""
+        return (
+            (not self.state or status in self.state)
+            and self.project_id in {None, spec.project_id}
+            and self.job_name in {None, spec.job_name}
+            and (self.created_after is None or spec.requested_at >= self.created_after)
+            and (self.created_before is None or spec.requested_at < self.created_before)
+        )
+
+    def of_store(self) -> JobFilter:
+        """Return what the store can leave out: it does not know the states before the final one, and a job may be
+        accepted some time after it was created."""
+        before = self.created_before
+        return JobFilter(
+            project_id=self.project_id,
+            job_name=self.job_name,
+            outcomes=tuple(map(str, self.state)) if FINAL_STATES.issuperset(self.state) else (),  # type: ignore[arg-type]  # outcomes are the final states
+            accepted_from=self.created_after,
+            accepted_before=None if before is None else before + ACCEPTANCE_MAX,
+        )
 
 
 async def job_page(query: JobsQuery, model: ReadModel) -> schema.JobPage:
@@ -51,9 +82,7 @@ def _active(query: JobsQuery, state: ClusterState) -> Page:
     active = [
         (record.queued.spec, states[job_id])
         for job_id, record in state.jobs.items()
-        if record.queued is not None
-        and states.get(job_id) in query.state
-        and query.project_id in {None, record.queued.spec.project_id}
+        if record.queued is not None and job_id in states and query.wants(record.queued.spec, states[job_id])
     ]
     active.sort(key=lambda item: (item[0].requested_at, item[0].job_id), reverse=True)
     if query.cursor is not None:
@@ -70,15 +99,13 @@ async def _stored(query: JobsQuery, model: ReadModel, state: ClusterState) -> Pa
     cursor = None if query.cursor is None else _read_cursor(query.cursor)
     for _ in range(PAGES_READ_MAX):
         try:
-            page = await model.store.jobs(
-                project_id=query.project_id, cursor=cursor, count_max=query.limit - len(items)
-            )
+            page = await model.store.jobs(query.of_store(), cursor=cursor, count_max=query.limit - len(items))
         except ValueError as error:
             raise _bad_cursor() from error
         for row in page.rows:
             ended = None if row.outcome is None else JobState(row.outcome)
             status = ended or states.get(row.spec.job_id, JobState.PENDING)
-            if not query.state or status in query.state:
+            if query.wants(row.spec, status):
                 items.append((row.spec, status))
         cursor = page.next_cursor
         if cursor is None or len(items) >= query.limit:
