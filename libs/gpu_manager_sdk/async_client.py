@@ -13,9 +13,9 @@ import aiohttp
 
 from gpu_manager_sdk import calls, models
 from gpu_manager_sdk.calls import FINAL_STATES, PAGE_COUNT, Call
-from gpu_manager_sdk.client import ANSWER_SECONDS_MAX, POLL_SECONDS, SILENCE_SECONDS_MAX
+from gpu_manager_sdk.client import ANSWER_SECONDS_MAX, POLL_SECONDS
 from gpu_manager_sdk.connection import DEFAULT_RETRIES, Endpoint, Retries
-from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, problem_of
+from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, read_problem
 from gpu_manager_sdk.events import Event, EventReader
 
 LINE_BYTES_MAX = 16 << 20  # a plan of a large cluster is one line of an event stream
@@ -207,6 +207,7 @@ class AsyncGPUJobClient:
         job: str,
         *,
         member: int | None = None,
+        container: str | None = None,
         follow: bool = False,
         tail_lines: int | None = None,
         previous: bool = False,
@@ -217,7 +218,12 @@ class AsyncGPUJobClient:
         `previous`: of the container before its last restart. A connection that breaks raises ConnectionFailed.
         """
         options = calls.log_options(
-            member=member, follow=follow, tail_lines=tail_lines, previous=previous, timestamps=timestamps
+            member=member,
+            container=container,
+            follow=follow,
+            tail_lines=tail_lines,
+            previous=previous,
+            timestamps=timestamps,
         )
         response = await self._of_job(job, lambda job_id: calls.logs(job_id, options), self._stream)
         with contextlib.closing(response):
@@ -263,7 +269,7 @@ class AsyncGPUJobClient:
         return call.decoded(body, self.api_url)
 
     async def _stream(self, call: Call[Any]) -> aiohttp.ClientResponse:
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_SECONDS_MAX, sock_read=call.silence_seconds_max)
         return await self._retried(call, lambda call: self._opened(call, limits))
 
     async def _opened(self, call: Call[Any], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
@@ -289,7 +295,7 @@ class AsyncGPUJobClient:
                 body = await response.read()
             except (OSError, aiohttp.ClientError) as error:
                 raise self._failed(error, was_sent=True) from error
-        raise problem_of(response.status, body, response.headers.get("Retry-After"))
+        raise read_problem(response.status, body, response.headers.get("Retry-After"))
 
     def _failed(self, error: Exception, *, was_sent: bool) -> ConnectionFailed:
         return calls.connection_failed(error, self.api_url, ANSWER_SECONDS_MAX, was_sent=was_sent)

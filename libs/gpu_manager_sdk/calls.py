@@ -18,6 +18,8 @@ from gpu_manager_sdk.errors import AmbiguousName, ConnectionFailed, NotFound
 FINAL_STATES = frozenset({models.JobState.COMPLETED, models.JobState.FAILED, models.JobState.CANCELLED})
 PAGE_COUNT = 200
 CANDIDATES_COUNT_MAX = 20  # jobs of one name that are looked at
+SILENCE_SECONDS_MAX = 45.0  # of a stream of events: three missed heartbeats
+LOG_SILENCE_SECONDS_MAX = 3600.0  # of a container whose log is followed, as the gateway allows
 USER_AGENT = "gpu-manager-sdk/0.2.0"
 
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class Call(Generic[T]):
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     is_repeatable: bool = True  # a second time changes nothing more
+    silence_seconds_max: float = SILENCE_SECONDS_MAX  # of a stream
 
     @property
     def target(self) -> str:
@@ -145,11 +148,12 @@ def events(subjects: tuple[str, ...], last_event_id: str) -> Call[bytes]:
 
 
 def log_options(
-    *, member: int | None, follow: bool, tail_lines: int | None, previous: bool, timestamps: bool
+    *, member: int | None, container: str | None, follow: bool, tail_lines: int | None, previous: bool, timestamps: bool
 ) -> Mapping[str, object]:
     """Return the query of logs; options that are off are left out."""
     return {
         "member": member,
+        "container": container,
         "tail_lines": tail_lines,
         **{
             name: True
@@ -161,7 +165,13 @@ def log_options(
 
 def logs(job_id: str, options: Mapping[str, object]) -> Call[bytes]:
     """Stream the output of a member."""
-    return Call(method="GET", path=f"gpu/jobs/{_segment(job_id)}/logs", answer=bytes, query=options)
+    return Call(
+        method="GET",
+        path=f"gpu/jobs/{_segment(job_id)}/logs",
+        answer=bytes,
+        query=options,
+        silence_seconds_max=LOG_SILENCE_SECONDS_MAX,
+    )
 
 
 def broken_log(error: Exception) -> str:

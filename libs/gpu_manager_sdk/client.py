@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 from gpu_manager_sdk import calls, models
 from gpu_manager_sdk.calls import FINAL_STATES, PAGE_COUNT, Call
 from gpu_manager_sdk.connection import DEFAULT_RETRIES, Endpoint, Retries
-from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, problem_of
+from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, read_problem
 from gpu_manager_sdk.events import Event, EventReader
 
 ANSWER_SECONDS_MAX = 30.0  # the gateway answers from memory; longer is a fault
-SILENCE_SECONDS_MAX = 45.0  # of a stream of events: three missed heartbeats
 POLL_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -186,6 +185,7 @@ class GPUJobClient:
         job: str,
         *,
         member: int | None = None,
+        container: str | None = None,
         follow: bool = False,
         tail_lines: int | None = None,
         previous: bool = False,
@@ -196,7 +196,12 @@ class GPUJobClient:
         `previous`: of the container before its last restart. A connection that breaks raises ConnectionFailed.
         """
         options = calls.log_options(
-            member=member, follow=follow, tail_lines=tail_lines, previous=previous, timestamps=timestamps
+            member=member,
+            container=container,
+            follow=follow,
+            tail_lines=tail_lines,
+            previous=previous,
+            timestamps=timestamps,
         )
         connection, response = self._of_job(job, lambda job_id: calls.logs(job_id, options), self._stream)
         with contextlib.closing(connection):
@@ -242,29 +247,30 @@ class GPUJobClient:
         return call.decoded(body, self.api_url)
 
     def _stream(self, call: Call[Any]) -> Opened:
-        return self._retried(call, lambda call: self._opened(call, SILENCE_SECONDS_MAX))
+        return self._retried(call, lambda call: self._opened(call, call.silence_seconds_max))
 
     def _opened(self, call: Call[Any], silence_seconds_max: float) -> Opened:
         """Return an open connection with a response below 400."""
         parts, headers, was_sent = self._endpoint.parts, call.all_headers(self._endpoint.token()), False
         host = parts.hostname or ""
         connection = (
-            http.client.HTTPConnection(host, parts.port, timeout=silence_seconds_max)
+            http.client.HTTPConnection(host, parts.port, timeout=ANSWER_SECONDS_MAX)
             if self._endpoint.tls is None
-            else http.client.HTTPSConnection(host, parts.port, timeout=silence_seconds_max, context=self._endpoint.tls)
+            else http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_SECONDS_MAX, context=self._endpoint.tls)
         )
         try:
             connection.connect()
-            was_sent = True
+            was_sent, stream = True, connection.sock
             connection.request(call.method, f"{parts.path}/api/v1/{call.target}", body=call.body, headers=headers)
             response = connection.getresponse()
+            stream.settimeout(silence_seconds_max)
             body = response.read() if response.status >= http.client.BAD_REQUEST else b""
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise self._failed(error, was_sent=was_sent) from error
         if response.status >= http.client.BAD_REQUEST:
             connection.close()
-            raise problem_of(response.status, body, response.headers.get("Retry-After"))
+            raise read_problem(response.status, body, response.headers.get("Retry-After"))
         return connection, response
 
     def _failed(self, error: Exception, *, was_sent: bool) -> ConnectionFailed:

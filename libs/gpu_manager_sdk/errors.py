@@ -140,7 +140,7 @@ _CLASSES: dict[int, type[ProblemError]] = {
 }
 
 
-def problem_of(status: int, body: bytes, retry_after: str | None) -> ProblemError:
+def read_problem(status: int, body: bytes, retry_after: str | None) -> ProblemError:
     """Return the error of an answer with status 400 or above; also for one that no gateway wrote, such as a proxy's."""
     try:
         document = msgspec.json.decode(body, type=ProblemDocument)

@@ -123,7 +123,7 @@ class ProjectCost(Struct, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Spend by time and by project: every charge that the gateway knows, of at most the last 31 days of UTC."""
+    """Spend by time and by project, of at most 31 days of UTC; earlier days are further pages."""
 
     span_seconds: int
     from_at: datetime | None = None
@@ -131,6 +131,8 @@ class Cost(Struct, frozen=True, kw_only=True):
     idle_micro_usd: int
     spans: tuple[CostSpan, ...]
     projects: tuple[ProjectCost, ...]
+    daily_before: datetime | None = None
+    next_before: str | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True):

@@ -21,10 +21,10 @@ from gpu_autoscaler.core.explain.kube_events import Announcement
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.event_recorder import EventRecorder
-from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES
+from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS, POLICIES, NotFound
 from gpu_autoscaler.kube.wire import policy as wire_policy
 from gpu_autoscaler.model.errors import PermanentError
-from gpu_autoscaler.model.labels import ACTION_ID
+from gpu_autoscaler.model.labels import ACTION_ID, JOB_ID
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.node_gateway.admission import Admission
@@ -143,6 +143,16 @@ async def test_the_scaler_may_delete_pods_late(plane: ControlPlane, kubeconfigs:
         await users.made(PODS_PATH, pod("late", nodeName="somewhere"))
         late = PODS.decode((await _raw(users, f"{PODS_PATH}/late")), "get")
         assert await kube.delete_pod(late, grace_seconds=1)
+
+
+async def test_the_gateway_may_read_logs(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
+    """It finds the pods of a job, and asks for a log: not refused, but the node that would have it does not exist."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["gateway"]) as kube:
+        await users.made(PODS_PATH, pod("talks", labels={JOB_ID: "j1"}, nodeName="nowhere"))
+        (found,) = await kube.list_all(PODS, {"labelSelector": f"{JOB_ID}=j1"})
+        assert found.metadata.name == "talks"
+        with pytest.raises(NotFound, match="nowhere"):
+            await kube.open_log("default", "talks", {}, read_seconds_max=10)
 
 
 async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:

@@ -25,12 +25,13 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.gateway.api.logs import LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
-from gpu_autoscaler_services.gateway.server import make_app, serving
+from gpu_autoscaler_services.gateway.server import NO_LOGS, make_app, serving
 from gpu_autoscaler_services.gateway.spec import Gateway
 
 SETTLE_SECONDS_MAX = 60.0
@@ -98,6 +99,7 @@ async def front(
     unreadable: frozenset[str] = frozenset(),
     port: int = 0,
     before: Front | None = None,
+    logs: LogSource = NO_LOGS,
 ) -> AsyncIterator[Front]:
     """Serve a gateway until the context ends, on a free port by default. `before`: the gateway that it continues, with
     its broker and state."""
@@ -120,7 +122,7 @@ async def front(
         policy_file=policy,
         clock=clock,
     )
-    app = make_app(model, authenticators=authenticators, readiness=readiness)
+    app = make_app(model, authenticators=authenticators, readiness=readiness, logs=logs)
     try:
         async with serving(app, GatewaySettings(port=port)) as url:
             yield Front(url=url, model=model, bus=bus, broker=broker)

@@ -71,12 +71,24 @@ class KubeClient:
         self, kind: Kind[Any], query: Mapping[str, str], *, read_seconds_max: float
     ) -> aiohttp.ClientResponse:
         """Open a watch. It is dead after `read_seconds_max` of wall time without data."""
-        what = f"watch {kind.plural}"
+        return await self._stream(kind.path(), query, f"watch {kind.plural}", read_seconds_max)
+
+    async def open_log(
+        self, namespace: str, name: str, query: Mapping[str, str], *, read_seconds_max: float
+    ) -> aiohttp.ClientResponse:
+        """Open the log of a container. Raises Rejected (400) while it has not started, and for an unknown container."""
+        return await self._stream(
+            f"{PODS.path(namespace, name)}/log", query, f"log of {namespace}/{name}", read_seconds_max
+        )
+
+    async def _stream(
+        self, path: str, query: Mapping[str, str], what: str, read_seconds_max: float
+    ) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS_MAX, sock_read=read_seconds_max)
         headers = await self._headers()
         try:
             response = await (await self._open()).get(
-                self._connection.base_url + kind.path(),
+                self._connection.base_url + path,
                 params=query,
                 headers=headers,
                 timeout=timeout,

@@ -14,6 +14,7 @@ from gpu_autoscaler.simcluster.faults import Faults
 from gpu_autoscaler.simcluster.kinds import PODS, Kind, Registry
 from gpu_autoscaler.simcluster.listing import Page, list_page, positive_integer
 from gpu_autoscaler.simcluster.objects import Json
+from gpu_autoscaler.simcluster.pod_logs import serve_log
 from gpu_autoscaler.simcluster.shapes import DeleteBody, read_as
 from gpu_autoscaler.simcluster.store import Record
 from gpu_autoscaler.simcluster.subresources import bind, delete_options, evict
@@ -147,6 +148,8 @@ class RestApi:
         kind, key, verb = target.kind, target.key, (request.method, target.subresource)
         if kind is PODS and verb == ("POST", "eviction"):
             return json_answer(evict(self._api, key, await _body(request)), status=201)
+        if kind is PODS and verb == ("GET", "log"):
+            return await serve_log(self._api, key, request)
         if kind is PODS and verb == ("POST", "binding"):
             return json_answer(bind(self._api, key, await _body(request)), status=201)
         if target.subresource != "status" or not kind.has_status:
@@ -276,4 +279,5 @@ def _resources(kind: Kind) -> list[Json]:
         eviction = {"group": "policy", "version": "v1", "kind": "Eviction", "verbs": ["create"]}
         entries.append({**row, **eviction, "name": "pods/eviction", "singularName": ""})
         entries.append({**row, "kind": "Binding", "name": "pods/binding", "singularName": "", "verbs": ["create"]})
+        entries.append({**row, "name": "pods/log", "singularName": "", "verbs": ["get"]})
     return entries

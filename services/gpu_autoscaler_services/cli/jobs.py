@@ -27,6 +27,7 @@ jobs = App(
   gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
   gpu-autoscaler jobs list --state running
   gpu-autoscaler jobs describe train
+  gpu-autoscaler jobs logs train -f --tail 100
   gpu-autoscaler jobs wait JOB_ID --for completed""",
 )
 
@@ -263,6 +264,35 @@ def cancel(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table"
     if output == "table":
         print_message("cancellation requested; the job ends within seconds")
     _show(cancelled, [cancelled], output)
+
+
+@jobs.command
+def logs(
+    job: JobName,
+    /,
+    *,
+    member: Annotated[int, Parameter(help="Member of the job, from 0.")] = 0,
+    container: Annotated[str | None, Parameter(help="Container of the pod. Default: its first.")] = None,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], negative=(), help="Print new lines until the container ends.")
+    ] = False,
+    tail: Annotated[int | None, Parameter(help="Only this many of the last lines.")] = None,
+    previous: Annotated[bool, Parameter(negative=(), help="Of the container before its last restart.")] = False,
+    timestamps: Annotated[bool, Parameter(negative=(), help="Begin each line with its time.")] = False,
+    gateway: Gateway = HERE,
+) -> None:
+    """Print what a member of a job has written."""
+    lines = gateway.client.logs(
+        job,
+        member=member,
+        container=container,
+        follow=follow,
+        tail_lines=tail,
+        previous=previous,
+        timestamps=timestamps,
+    )
+    for line in lines:
+        print(line, flush=follow)
 
 
 @jobs.command

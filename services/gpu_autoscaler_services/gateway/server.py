@@ -14,6 +14,7 @@ from gpu_autoscaler.runtime.config import GatewaySettings
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.gateway.api import ROUTES
+from gpu_autoscaler_services.gateway.api.logs import LOGS, LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator, guard
 from gpu_autoscaler_services.gateway.problems import Problem, problems
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
@@ -22,13 +23,18 @@ from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
 STATE_CONDITION = "state"  # the runtime's readiness condition for the replayed state
 STATE_RETRY_SECONDS = 1.0
 SHUTDOWN_SECONDS_MAX = 5.0
+NO_LOGS = LogSource(None, "it has no settings of the Kubernetes API")
 
 _WEB = "gpu_autoscaler_services.gateway.web"
 _CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def make_app(
-    model: ReadModel, *, authenticators: Sequence[Authenticator] = (), readiness: Readiness | None = None
+    model: ReadModel,
+    *,
+    authenticators: Sequence[Authenticator] = (),
+    readiness: Readiness | None = None,
+    logs: LogSource = NO_LOGS,
 ) -> web.Application:
     """Return the app with all routes and the page. Without `readiness`, requests never wait for the state."""
     page = _page_files()
@@ -38,6 +44,7 @@ def make_app(
         middlewares.append(require_state(readiness, open_paths))
     app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
     app[READ_MODEL] = model
+    app[LOGS] = logs
     for route in ROUTES:
         for path in (route.path, *route.aliases):
             if route.method == "GET":

@@ -11,12 +11,15 @@ from gpu_autoscaler.events.gpu import GpuNodeSampled
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
 from gpu_autoscaler.events.shadow import ShadowPlanMade
+from gpu_autoscaler.kube.client import KubeClient, read_only
+from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services import wiring
+from gpu_autoscaler_services.gateway.api.logs import LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
@@ -88,19 +91,31 @@ async def compose(context: ProcessContext) -> Composed:
     authenticators: list[Authenticator] = [SharedTokens(settings.tokens)] if settings.tokens else []
     if settings.is_token_review_enabled:
         authenticators.append(TokenReviews((await wiring.open_kube(context))[0]))
-    app = make_app(model, authenticators=authenticators, readiness=context.readiness)
+    app = make_app(model, authenticators=authenticators, readiness=context.readiness, logs=_logs(context))
     await context.closing.enter_async_context(serving(app, context.settings.gateway))
     return Gateway(store, timedelta(days=context.settings.store.request_days)), bus
+
+
+def _logs(context: ProcessContext) -> LogSource:
+    """Return the cluster's logs; a gateway without a cluster serves everything else."""
+    try:
+        client = KubeClient(wiring.connection_of(context.settings.kube), now=context.clock.now, before_write=read_only)
+    except ConfigError as error:
+        return LogSource(None, str(error))
+    context.closing.push_async_callback(client.close)
+    return LogSource(client)
 
 
 SPEC = ServiceSpec(
     service=Gateway,
     compose=compose,
     processes=(Process(name="gateway", uses=("store", "policy", "kube"), chart_replicas=1, is_observer=True),),
-    rights=(  # used only with token review
-        CLUSTER_IDENTITY,
+    rights=(
+        CLUSTER_IDENTITY,  # these three only with token review
         Right(verbs=("create",), resource="tokenreviews", group="authentication.k8s.io"),
         Right(verbs=("create",), resource="subjectaccessreviews", group="authorization.k8s.io"),
+        Right(verbs=("list",), resource="pods"),  # these two for logs of jobs
+        Right(verbs=("get",), resource="pods/log"),
     ),
     # It serves the streams as events, and shows which scaler is active.
     reads=(*sorted({fact.stream() for fact in FACTS}), LEASES.stream),

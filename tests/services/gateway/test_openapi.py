@@ -1,5 +1,6 @@
 """The OpenAPI document and the gateway agree: each operation answers the declared statuses and bodies."""
 
+import asyncio
 import io
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,7 +15,9 @@ import jsonschema
 import pytest
 import structlog
 from tests.services.gateway.test_jobs import BODY
+from tests.support.cluster import running_cluster
 from tests.support.front import Front, front
+from tests.support.kube_objects import pod
 from tests.support.stories import T0, TimedFact, job, node, policy
 
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
@@ -25,11 +28,14 @@ from gpu_autoscaler.model.decisions import Cut, Plan
 from gpu_autoscaler.model.directives import Freeze
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId, PlanId
+from gpu_autoscaler.model.labels import JOB_ID
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler_services.gateway.api import ROUTES, events
+from gpu_autoscaler_services.gateway.api.logs import STREAMS_COUNT_MAX, LogSource
 from gpu_autoscaler_services.gateway.auth import Caller
 from gpu_autoscaler_services.gateway.openapi import document
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, JSON, Route
+from gpu_autoscaler_services.gateway.server import NO_LOGS
 
 DOCUMENT = document()
 PROBLEM = "application/problem+json"
@@ -114,9 +120,11 @@ async def walk() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def _with_objects(folder: Path, policy: ScalingPolicy = DEFAULT_POLICY) -> AsyncIterator[Front]:
+async def _with_objects(
+    folder: Path, policy: ScalingPolicy = DEFAULT_POLICY, logs: LogSource = NO_LOGS
+) -> AsyncIterator[Front]:
     """A gateway that knows a node, two jobs of which one has ended, a plan and a directive."""
-    async with front(folder, authenticators=[_Callers()], policy=policy) as gate:
+    async with front(folder, authenticators=[_Callers()], policy=policy, logs=logs) as gate:
         now = gate.model.clock.now()
         plan = ScalingPlanMade(
             plan_id=PlanId("p1"), plan=Plan(as_of=T0, parent_sequence=0), cut=Cut(), policy_digest="p", core_digest="c"
@@ -154,10 +162,10 @@ async def _of_starting(walk: Walk, folders: Folders) -> None:
             assert (await walk.ask(gate, path, route, headers={"Host": "evil.example"}))[0] == 421
 
 
-async def _of_answers(walk: Walk, folders: Folders) -> None:
+async def _of_answers(walk: Walk, folders: Folders, logs: LogSource) -> None:
     """What handlers answer: objects, invalid requests, missing objects."""
     for path, route in _paths():
-        async with _with_objects(folders()) as gate:
+        async with _with_objects(folders(), logs=logs) as gate:
             ask = _token(READ if route.method == "GET" else WRITE)
             assert (await walk.ask(gate, path, route, headers=ask))[0] == route.status
             if route.method == "GET" and route.media_type == JSON:
@@ -186,6 +194,32 @@ async def _of_bodies(walk: Walk, gate: Front, path: str, route: Route, ask: dict
         (413, large, as_json),
     ):
         assert (await walk.ask(gate, path, route, headers=headers, data=io.BytesIO(body)))[0] == expected
+
+
+@asynccontextmanager
+async def _cluster_with_logs() -> AsyncIterator[LogSource]:
+    """A cluster in which the pod of the first job runs, and the pod of the second one has no node."""
+    async with running_cluster() as cluster:
+        cluster.add_node("n1")
+        for job_id, node_name in (("j1", "n1"), ("j2", None)):
+            item = pod(job_id, labels={JOB_ID: job_id}, schedulerName="nobody")
+            item["spec"] |= {"nodeName": node_name} if node_name else {}
+            cluster.add("pods", item)
+        async with asyncio.timeout(60):
+            while cluster.item("pods", "j1").get("status", {}).get("phase") != "Running":
+                await asyncio.sleep(0.02)
+        yield LogSource(cluster.kube)
+
+
+async def _of_logs(walk: Walk, folders: Folders, logs: LogSource) -> None:
+    """A pod that has not started, too many readers, and no cluster."""
+    ask, full = _token(READ), LogSource(logs.kube)
+    full.streams_count = STREAMS_COUNT_MAX
+    for path, route in _paths():
+        if route.operation_id == "logs":
+            for source, objects, status in ((logs, {"job_id": "j2"}, 409), (full, {}, 429), (NO_LOGS, {}, 501)):
+                async with _with_objects(folders(), logs=source) as gate:
+                    assert (await walk.ask(gate, path, route, headers=ask, objects=objects))[0] == status
 
 
 async def _of_conflicts(walk: Walk, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +252,9 @@ async def test_every_operation_declares_exactly_what_it_answers(
     with structlog.testing.capture_logs():
         await _of_callers(walk, folders)
         await _of_starting(walk, folders)
-        await _of_answers(walk, folders)
+        async with _cluster_with_logs() as logs:
+            await _of_answers(walk, folders, logs)
+            await _of_logs(walk, folders, logs)
         await _of_conflicts(walk, folders, monkeypatch)
     declared = {
         (method, path): {int(status) for status in operation["responses"]}

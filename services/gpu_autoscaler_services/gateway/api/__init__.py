@@ -1,9 +1,10 @@
 """Handlers of the REST API. `ROUTES` are all routes in the order of the OpenAPI document."""
 
-from gpu_autoscaler_services.gateway.api import demand, directives, events, jobs, offers, shadow, views
+from gpu_autoscaler_services.gateway.api import demand, directives, events, jobs, logs, offers, shadow, views
 
 ROUTES = (
     *jobs.ROUTES,
+    *logs.ROUTES,
     *demand.ROUTES,
     *directives.ROUTES,
     *views.ROUTES,

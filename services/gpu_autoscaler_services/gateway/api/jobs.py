@@ -165,7 +165,7 @@ async def list_handler(request: web.Request) -> web.Response:
 
 async def show_handler(request: web.Request) -> web.Response:
     """Show a job."""
-    row, status = await _find(request)
+    row, status = await find_job(request)
     model = request.app[READ_MODEL]
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, estimates.job(row.spec, status, scene, model.status_view()))
@@ -177,7 +177,7 @@ async def cancel_handler(request: web.Request) -> web.Response:
     Repeating it changes nothing; a job that completed or failed is a conflict.
     """
     model = request.app[READ_MODEL]
-    row, status = await _find(request)
+    row, status = await find_job(request)
     if status in FINAL_STATES and status is not JobState.CANCELLED:
         raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is already {status} and cannot be cancelled")
     if status is not JobState.CANCELLED:
@@ -187,7 +187,7 @@ async def cancel_handler(request: web.Request) -> web.Response:
     return answer(request, estimates.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
 
 
-async def _find(request: web.Request) -> tuple[JobRow, JobState]:
+async def find_job(request: web.Request) -> tuple[JobRow, JobState]:
     """Return the job named by the path, with its state from the stream, else from the store."""
     model = request.app[READ_MODEL]
     job_id = JobId(request.match_info["job_id"])
