@@ -24,7 +24,7 @@ Statement = tuple[str, Sequence[object]]
 Operation = Generator[Statement, Sequence[Row], T]
 
 _ADD_JOB = """
-INSERT INTO jobs (job_id, project_id, request_digest, spec, accepted_at) VALUES (?, ?, ?, ?, ?)
+INSERT INTO jobs (job_id, project_id, request_digest, spec, accepted_at, template) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING RETURNING number
 """
 _ROLLED = "SELECT provider_id, rolled_until FROM charged_instances WHERE rolled_until > 0 AND provider_id IN ({})"
@@ -55,9 +55,13 @@ ON CONFLICT DO NOTHING RETURNING started_at
 """
 
 
-def accept_job(spec: JobSpec, request_digest: str, accepted_at: datetime) -> Operation[Acceptance]:
+def accept_job(
+    spec: JobSpec, request_digest: str, accepted_at: datetime, template: bytes | None
+) -> Operation[Acceptance]:
     """Add the job's row unless its id is taken; return whether by the same request."""
-    added = yield (_ADD_JOB, (spec.job_id, spec.project_id, request_digest, document(spec), number_of(accepted_at)))
+    text = None if template is None else template.decode()
+    values = (spec.job_id, spec.project_id, request_digest, document(spec), number_of(accepted_at), text)
+    added = yield (_ADD_JOB, values)
     if added:
         return "accepted"
     ((known,),) = yield "SELECT request_digest FROM jobs WHERE job_id = ?", (spec.job_id,)

@@ -117,8 +117,17 @@ class Store(Protocol):
     """The store of record. All methods raise TransientError while it is full, locked or away, and ValueError for an
     invalid cursor."""
 
-    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
-        """Commit the job's row unless its id is taken. `request_digest` identifies a repetition of the same request."""
+    async def accept_job(
+        self, spec: JobSpec, *, request_digest: str, accepted_at: datetime, template: bytes | None = None
+    ) -> Acceptance:
+        """Commit the job's row unless its id is taken. `request_digest` identifies a repetition of the same request.
+
+        `template`: the pod template of its members as JSON; None: the job has the short form.
+        """
+        ...
+
+    async def job_template(self, job_id: JobId) -> bytes | None:
+        """Return the pod template of the job as JSON; None for a job without one, and for an unknown job."""
         ...
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:

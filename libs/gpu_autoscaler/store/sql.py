@@ -65,9 +65,16 @@ class SqlStore(ABC):
     async def _rows(self, query: str, values: Sequence[object] = ()) -> Sequence[Row]:
         """Return the rows of a query."""
 
-    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+    async def accept_job(
+        self, spec: JobSpec, *, request_digest: str, accepted_at: datetime, template: bytes | None = None
+    ) -> Acceptance:
         """See Store."""
-        return await self._write(operations.accept_job(spec, request_digest, accepted_at))
+        return await self._write(operations.accept_job(spec, request_digest, accepted_at, template))
+
+    async def job_template(self, job_id: JobId) -> bytes | None:
+        """See Store."""
+        records = await self._rows("SELECT template FROM jobs WHERE job_id = ?", (job_id,))
+        return None if not records or records[0][0] is None else str(records[0][0]).encode()
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
         """See Store."""

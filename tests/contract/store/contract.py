@@ -111,6 +111,21 @@ class StoreContract:
         assert row is not None
         assert (row.spec, row.accepted_at, row.request_digest) == (job(), T0, "a")
 
+    async def test_the_template_of_a_job_is_kept_as_it_was_accepted(self, store: Store) -> None:
+        """Byte for byte; of the first request alone, and gone with its job."""
+        text = '{"spec":{"containers":[{"name":"main","image":"x","args":["ü"]}]}}'.encode()
+        await store.accept_job(job(), request_digest="a", accepted_at=T0, template=text)
+        await store.accept_job(job(), request_digest="a", accepted_at=T0, template=b"{}")
+        await store.accept_job(job("short"), request_digest="a", accepted_at=T0)
+        assert await store.job_template(JobId("job-1")) == text
+        assert await store.job_template(JobId("short")) is None
+        assert await store.job_template(JobId("unknown")) is None
+        await store.finish_job(JobId("job-1"), outcome="completed", finished_at=T0 + timedelta(days=1))
+        while await delete_one_of_each(store):
+            pass
+        assert await store.job(JobId("job-1")) is None
+        assert await store.job_template(JobId("job-1")) is None
+
     async def test_of_two_processes_one_accepts_a_job(self, open_store: Open) -> None:
         """Many at once, through two openings of the same store: each job is accepted exactly once."""
         stores = [await open_store(), await open_store()]

@@ -211,9 +211,13 @@ class SimStore(MemoryStore):
         self._boundary = boundary
         self._store_faults = store_faults
 
-    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+    async def accept_job(
+        self, spec: JobSpec, *, request_digest: str, accepted_at: datetime, template: bytes | None = None
+    ) -> Acceptance:
         """See Store; the row is written, but the caller may be killed or get no response."""
-        acceptance = await super().accept_job(spec, request_digest=request_digest, accepted_at=accepted_at)
+        acceptance = await super().accept_job(
+            spec, request_digest=request_digest, accepted_at=accepted_at, template=template
+        )
         await self._boundary.after_call("store_answer_lost")
         return acceptance
 

@@ -38,6 +38,7 @@ class Tables:
 
     def __init__(self) -> None:
         self.jobs: dict[JobId, JobRow] = {}
+        self.templates: dict[JobId, bytes] = {}
         self.plans: dict[PlanId, PlanRow] = {}
         self.ledger: dict[_SpanKey, CostAccrued] = {}
         self.days: dict[tuple[ProviderId, str], CostAccrued] = {}  # merged spans
@@ -58,13 +59,21 @@ class MemoryStore:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def accept_job(self, spec: JobSpec, *, request_digest: str, accepted_at: datetime) -> Acceptance:
+    async def accept_job(
+        self, spec: JobSpec, *, request_digest: str, accepted_at: datetime, template: bytes | None = None
+    ) -> Acceptance:
         await self._reached()
         known = self._tables.jobs.get(spec.job_id)
         if known is not None:
             return "same" if known.request_digest == request_digest else "conflict"
         self._tables.jobs[spec.job_id] = JobRow(spec=spec, request_digest=request_digest, accepted_at=accepted_at)
+        if template is not None:
+            self._tables.templates[spec.job_id] = template
         return "accepted"
+
+    async def job_template(self, job_id: JobId) -> bytes | None:
+        await self._reached()
+        return self._tables.templates.get(job_id)
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
         await self._reached()
@@ -186,6 +195,7 @@ class MemoryStore:
         ended = ended[:count_max]
         for job_id in ended:
             del tables.jobs[job_id]
+            tables.templates.pop(job_id, None)
             tables.spent.pop(job_id, None)
         for key in days:
             del tables.days[key]
