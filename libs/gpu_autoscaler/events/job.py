@@ -1,14 +1,22 @@
 """Facts about jobs. Any program publishes `requested` and `cancel_requested`; the scheduler publishes the outcome;
 `started`, `listed` and `finished` are observations of the pod watcher."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec, ResourceRequest, Runtime, Violation
+from gpu_autoscaler.model.jobs import (
+    ContainerRequest,
+    GpuRequirements,
+    JobSpec,
+    ResourceRequest,
+    Runtime,
+    Violation,
+    template_digest,
+)
 from gpu_autoscaler.model.observed import Instant
 
 
@@ -20,7 +28,7 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     job_name: str
     project_id: str
     gpu_requirements: GpuRequirements
-    container: ContainerRequest
+    container: ContainerRequest = ContainerRequest(image="")  # the short form; left out with a pod template
     priority: str | int = "medium"  # low, medium, high, or 0..1000; higher goes first
     resources: ResourceRequest = ResourceRequest()
     budget_limit_usd: float | None = None
@@ -39,6 +47,18 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes
+    # Kubernetes' PodTemplateSpec of each member; None: the short form. Its GPUs are `gpu_requirements`.
+    pod_template: dict[str, Any] | None = None
+    # Whether the template may have fields that reach beyond its pod (hostPath, privileged ...). Set by the gateway for
+    # callers with that right, and by trusted publishers.
+    dangerous_fields_allowed: bool = False
+    pod_template_digest: str | None = None  # in records of open jobs, which leave the template out
+
+    def without_template(self) -> Self:
+        """Return the request with its template's digest instead of the template, as the state keeps it."""
+        if self.pod_template is None:
+            return self
+        return msgspec.structs.replace(self, pod_template=None, pod_template_digest=template_digest(self.pod_template))
 
     def condition(self) -> str | None:
         """One request per job id; a request without one is identified by its event id."""

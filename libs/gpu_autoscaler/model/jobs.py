@@ -1,12 +1,16 @@
 """A job as requested, as accepted, and its states."""
 
 import enum
+import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import NO_DEMANDS, NodeDemands
 
 
 class JobState(enum.StrEnum):
@@ -83,6 +87,11 @@ class Violation(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+def template_digest(template: Mapping[str, Any]) -> str:
+    """Return 32 hex digits over the pod template, whatever the order of its keys."""
+    return hashlib.blake2b(msgspec.json.encode(template, order="sorted"), digest_size=16).hexdigest()
+
+
 class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An accepted job: validated, in our units, with all defaults filled in."""
 
@@ -110,6 +119,9 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     member_count_min: int | None = None  # minimum number of members to start and to keep running; None: all
     pod_labels: dict[str, str] = {}  # besides our own
     pod_annotations: dict[str, str] = {}
+    # Of the pod template in the store, from which the members are made; None: from image, command and env.
+    template_digest: str | None = None
+    demands: NodeDemands = NO_DEMANDS  # of the pod template and its volumes on a node
 
     @property
     def gang_count(self) -> int:

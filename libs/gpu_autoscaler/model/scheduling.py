@@ -1,5 +1,6 @@
 """Scheduling constraints of pods and taints of nodes: selectors, affinity, topology spread, taints, tolerations."""
 
+from itertools import product
 from typing import Literal
 
 import msgspec
@@ -19,6 +20,25 @@ class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False):
     """Conditions that must all hold. The terms of a pod are alternatives."""
 
     requirements: tuple[LabelRequirement, ...]
+
+
+Terms = tuple[NodeSelectorTerm, ...]  # alternatives; empty: no condition
+# Terms of the pod times those of its volumes; no realistic pod has more.
+_TERMS_COUNT_MAX = 256
+
+
+def all_terms(own: Terms, others: tuple[Terms, ...]) -> Terms:
+    """Return terms equivalent to the conjunction of these lists of alternative terms."""
+    parts = [terms for terms in (own, *others) if terms]
+    if len(parts) <= 1:
+        return parts[0] if parts else ()
+    combined: dict[NodeSelectorTerm, None] = {}
+    for terms in product(*parts):
+        conditions = dict.fromkeys(requirement for term in terms for requirement in term.requirements)
+        combined[NodeSelectorTerm(tuple(conditions))] = None
+        if len(combined) == _TERMS_COUNT_MAX:
+            break
+    return tuple(combined)
 
 
 class Taint(msgspec.Struct, frozen=True, gc=False):

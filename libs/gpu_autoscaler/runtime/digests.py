@@ -165,7 +165,7 @@ def policy_digest(policy: ScalingPolicy) -> str:
 
 def request_digest(request: JobRequested) -> str:
     """Return 32 hex digits over the request without its job id, which a client may leave to the scheduler."""
-    anonymous = msgspec.structs.replace(request, job_id=None)
+    anonymous = msgspec.structs.replace(request.without_template(), job_id=None)
     values = msgspec.to_builtins(anonymous)
     for field in msgspec.structs.fields(anonymous):
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -37,6 +37,8 @@ class ReadModel:
     publisher: Publisher
     policy_file: ScalingPolicy
     clock: Clock
+    are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
+    are_env_values_shown: bool = False  # in events of jobs
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
     explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     cost_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # reads up to 100,000 rows

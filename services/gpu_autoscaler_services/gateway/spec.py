@@ -85,6 +85,8 @@ async def compose(context: ProcessContext) -> Composed:
         ),
         policy_file=policies.now,
         clock=context.clock,
+        are_dangerous_fields_allowed=context.settings.gateway.are_dangerous_fields_allowed,
+        are_env_values_shown=context.settings.gateway.are_env_values_shown,
     )
     await wiring.follow_policy(context, policies, model.use_policy)
     settings = context.settings.gateway

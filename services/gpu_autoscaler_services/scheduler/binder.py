@@ -5,13 +5,27 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import structlog
 
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
-from gpu_autoscaler.kube.protocol import SERVICES, Conflict, KubeApi, NotFound, Patch, Rejected
+from gpu_autoscaler.kube.pod_templates.resources import Template, pod_of
+from gpu_autoscaler.kube.protocol import (
+    CLAIMS,
+    CLASSES,
+    SERVICES,
+    VOLUMES,
+    Conflict,
+    KubeApi,
+    NotFound,
+    Patch,
+    Rejected,
+)
+from gpu_autoscaler.kube.translate.devices import Claims
 from gpu_autoscaler.kube.translate.job import is_ending, is_fully_suspended, is_over, job_id_of
+from gpu_autoscaler.kube.translate.related_objects import NO_PROVISIONER, RelatedObjects, Storage, related_objects
 from gpu_autoscaler.kube.translate.workload_progress import KINDS, display_name, progress
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -23,13 +37,13 @@ from gpu_autoscaler_services.scheduler.manifest import gang_service, is_gang, jo
 
 log = structlog.get_logger()
 
-_SUSPENDED: dict[Runtime, Callable[[JobSpec, ClusterState], dict[str, Any]]] = {
+_SUSPENDED: dict[Runtime, Callable[[JobSpec, ClusterState, Template | None], dict[str, Any]]] = {
     Runtime.JOB: job_manifest,
     Runtime.JOBSET: job_kinds.jobset,
     Runtime.PYTORCHJOB: job_kinds.pytorchjob,
     Runtime.RAYJOB: job_kinds.rayjob,
 }
-_RELEASE_PATCHES: dict[Runtime, Callable[[JobSpec, Sequence[str], ClusterState], Patch]] = {
+_RELEASE_PATCHES: dict[Runtime, Callable[[JobSpec, Sequence[str], ClusterState, Template | None], Patch]] = {
     Runtime.JOB: release_patch,
     Runtime.JOBSET: job_kinds.release_jobset,
     Runtime.PYTORCHJOB: job_kinds.release_pytorchjob,
@@ -65,30 +79,67 @@ class Binder:
         kind = KINDS[runtime]
         return not kind.is_optional or await self._kube.serves(kind)
 
-    async def create(self, spec: JobSpec, state: ClusterState) -> None:
-        """Create the suspended Job if it does not exist.
+    async def volumes(self, template: Template) -> RelatedObjects:
+        """Return which nodes reach the claims of the template's volumes, or which claim no node can have.
+
+        A claim whose volume is not known yet allows every node. Raises TransientError.
+        """
+        pod = pod_of(template, self._namespace)
+        storage, volumes = Storage(), list[core.Volume]()
+        for volume in pod.spec.volumes:
+            source = volume.persistent_volume_claim
+            if source is not None and await self._read_claim(source.claim_name, storage):
+                volumes.append(volume)
+        decided = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, volumes=tuple(volumes)))
+        return related_objects(decided, storage, Claims(), version=0, group_count_min=None)
+
+    async def _read_claim(self, name: str, storage: Storage) -> bool:
+        """Add the claim with its volume or class; return whether they decide which nodes reach it."""
+        key = (self._namespace, name)
+        try:
+            claim = storage.claims[key] = await self._kube.get(CLAIMS, *key)
+        except NotFound:
+            return True
+        if claim.status.phase == "Lost":
+            return True
+        if volume_name := claim.spec.volume_name:
+            with contextlib.suppress(NotFound):
+                storage.volumes[volume_name] = await self._kube.get(VOLUMES, "", volume_name)
+            return True
+        if not (class_name := claim.spec.storage_class_name):
+            return False
+        try:
+            storage_class = storage.classes[class_name] = await self._kube.get(CLASSES, "", class_name)
+        except NotFound:
+            return True
+        return storage_class.volume_binding_mode != "Immediate" and storage_class.provisioner != NO_PROVISIONER
+
+    async def create(self, spec: JobSpec, state: ClusterState, template: Template | None = None) -> None:
+        """Create the suspended Job if it does not exist. `template`: of its members; None: they have the short form.
 
         Raises PermanentError if its name is taken, NotInstalled, InvalidJob. A kind that cannot be
         suspended is created when it is released: nothing may run before.
         """
         if spec.runtime in _SUSPENDED:
-            await self._make(spec, _SUSPENDED[spec.runtime](spec, state))
+            await self._make(spec, _SUSPENDED[spec.runtime](spec, state, template))
 
-    async def release(self, spec: JobSpec, placed: JobPlaced, state: ClusterState) -> None:
+    async def release(
+        self, spec: JobSpec, placed: JobPlaced, state: ClusterState, template: Template | None = None
+    ) -> None:
         """Resume the Job with its affinity. A Job that runs already (a lost member was replaced) is left unchanged."""
         try:
             job = await self._own(spec.job_id, spec.runtime)
         except NotFound:
             if spec.runtime is Runtime.VOLCANO:
-                await self._make(spec, job_kinds.volcano_job(spec, state, placed.node_names))
+                await self._make(spec, job_kinds.volcano_job(spec, state, placed.node_names, template))
                 return
-            job = await self._make(spec, _SUSPENDED[spec.runtime](spec, state))
+            job = await self._make(spec, _SUSPENDED[spec.runtime](spec, state, template))
         if progress(job).is_suspended and not is_over(job):
             kind = KINDS[spec.runtime]
             if spec.runtime is Runtime.JOBSET and placed.attempt > 1:
-                patch = job_kinds.resume_jobset(spec, placed.node_names, state)
+                patch = job_kinds.resume_jobset(spec, placed.node_names, state, template)
             else:
-                patch = _RELEASE_PATCHES[spec.runtime](spec, placed.node_names, state)
+                patch = _RELEASE_PATCHES[spec.runtime](spec, placed.node_names, state, template)
             try:
                 await self._kube.change(kind, self._namespace, job.metadata.name, patch)
             except PermanentError as exc:

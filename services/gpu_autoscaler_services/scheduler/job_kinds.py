@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.kube.pod_templates.admission import entrypoint
+from gpu_autoscaler.kube.pod_templates.resources import Template
 from gpu_autoscaler.kube.protocol import Patch
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
 from gpu_autoscaler.model.jobs import JobSpec
@@ -30,9 +32,9 @@ VOLCANO_RETRIES_COUNT = 1000
 RAY_RETRIES_COUNT = 3
 
 
-def jobset(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
+def jobset(spec: JobSpec, state: ClusterState, template: Template | None = None) -> dict[str, Any]:
     """Return a suspended JobSet of one indexed Job; the JobSet controller names the members."""
-    job = {**members(spec), "activeDeadlineSeconds": seconds_max(spec), "template": pod_template(spec, state)}
+    job = {**members(spec), "activeDeadlineSeconds": seconds_max(spec), "template": pod_template(spec, state, template)}
     labels = job_labels(spec)
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -49,16 +51,20 @@ def jobset(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     }
 
 
-def release_jobset(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
+def release_jobset(
+    spec: JobSpec, node_names: Sequence[str], state: ClusterState, template: Template | None = None
+) -> Patch:
     """Return the JSON patch that resumes the JobSet.
 
     Its webhook allows changes of node selectors but not of affinity: the shared topology domain becomes a selector, the
     preference for the placement's nodes is dropped.
     """
-    return _release_jobset(_domain_selector(spec, node_names, state))
+    return _release_jobset(_domain_selector(spec, node_names, state), template)
 
 
-def resume_jobset(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
+def resume_jobset(
+    spec: JobSpec, node_names: Sequence[str], state: ClusterState, template: Template | None = None
+) -> Patch:
     """Return the JSON patch that resumes a JobSet that must leave spot: a selector names the capacity type.
 
     Selectors have no negation: if the placement's nodes share no such label, or spot is allowed, there is no selector.
@@ -66,7 +72,7 @@ def resume_jobset(spec: JobSpec, node_names: Sequence[str], state: ClusterState)
     selector = _domain_selector(spec, node_names, state)
     if not spec.is_preemptible:
         selector |= _lasting_selector(node_names, state)
-    return _release_jobset(selector)
+    return _release_jobset(selector, template)
 
 
 def _domain_selector(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> dict[str, str]:
@@ -86,21 +92,22 @@ def _lasting_selector(node_names: Sequence[str], state: ClusterState) -> dict[st
     return {}
 
 
-def _release_jobset(selector: dict[str, str]) -> Patch:
+def _release_jobset(selector: dict[str, str], template: Template | None) -> Patch:
     operations: list[dict[str, Any]] = [{"op": "replace", "path": "/spec/suspend", "value": False}]
     if selector:
+        given = {} if template is None else template["spec"].get("nodeSelector", {})
         path = "/spec/replicatedJobs/0/template/spec/template/spec/nodeSelector"
-        operations.append({"op": "add", "path": path, "value": selector})
+        operations.append({"op": "add", "path": path, "value": given | selector})
     return operations
 
 
-def pytorchjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
+def pytorchjob(spec: JobSpec, state: ClusterState, template: Template | None = None) -> dict[str, Any]:
     """Return a suspended PyTorchJob: the first member is the master, whose address all members get."""
     # Exit codes below 128 are failures of the work, those above are signals: an evicted member (the CRD's description
     # of `restartPolicy`).
     replica = {
         "restartPolicy": "ExitCode",
-        "template": _without_restart(pod_template(spec, state, container="pytorch")),
+        "template": _without_restart(pod_template(spec, state, template, container="pytorch")),
     }
     roles = {"Master": {"replicas": 1, **replica}}
     if spec.member_count > 1:
@@ -122,20 +129,22 @@ def pytorchjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     }
 
 
-def release_pytorchjob(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
+def release_pytorchjob(
+    spec: JobSpec, node_names: Sequence[str], state: ClusterState, template: Template | None = None
+) -> Patch:
     """Return the merge patch that resumes the PyTorchJob, with a preference for these nodes."""
-    replica = {"template": {"spec": {"affinity": affinity(spec, state, node_names)}}}
+    replica = {"template": {"spec": {"affinity": affinity(spec, state, node_names, template)}}}
     roles = ("Master", "Worker") if spec.member_count > 1 else ("Master",)
     return {"spec": {"runPolicy": {"suspend": False}, "pytorchReplicaSpecs": dict.fromkeys(roles, replica)}}
 
 
-def rayjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
+def rayjob(spec: JobSpec, state: ClusterState, template: Template | None = None) -> dict[str, Any]:
     """Return a suspended RayJob with a cluster of its own: the first member is the head and works as well.
 
     The entrypoint is submitted by HTTP: a submitter pod would be one pod more than the gang has.
     """
     cluster: dict[str, Any] = {
-        "headGroupSpec": {"rayStartParams": {}, "template": pod_template(spec, state, container="ray-head")}
+        "headGroupSpec": {"rayStartParams": {}, "template": pod_template(spec, state, template, container="ray-head")}
     }
     if spec.member_count > 1:
         workers_count = spec.member_count - 1
@@ -146,7 +155,7 @@ def rayjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
                 "minReplicas": workers_count,
                 "maxReplicas": workers_count,
                 "rayStartParams": {},
-                "template": pod_template(spec, state, container="ray-worker"),
+                "template": pod_template(spec, state, template, container="ray-worker"),
             }
         ]
     for group in (cluster["headGroupSpec"], *cluster.get("workerGroupSpecs", ())):
@@ -157,7 +166,7 @@ def rayjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
         "metadata": {"name": spec.job_id, "labels": job_labels(spec)},
         "spec": {
             "suspend": True,
-            "entrypoint": shlex.join(spec.command),
+            "entrypoint": shlex.join(spec.command if template is None else entrypoint(template)),
             "submissionMode": "HTTPMode",
             "activeDeadlineSeconds": seconds_max(spec),
             "backoffLimit": RAY_RETRIES_COUNT if spec.is_preemptible else 0,
@@ -168,10 +177,12 @@ def rayjob(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
     }
 
 
-def release_rayjob(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> Patch:
+def release_rayjob(
+    spec: JobSpec, node_names: Sequence[str], state: ClusterState, template: Template | None = None
+) -> Patch:
     """Return the JSON patch that resumes the RayJob, with a preference for these nodes."""
     groups = ["headGroupSpec", *(["workerGroupSpecs/0"] if spec.member_count > 1 else [])]
-    preferred = affinity(spec, state, node_names)
+    preferred = affinity(spec, state, node_names, template)
     return [
         {"op": "replace", "path": "/spec/suspend", "value": False},
         *(
@@ -181,15 +192,17 @@ def release_rayjob(spec: JobSpec, node_names: Sequence[str], state: ClusterState
     ]
 
 
-def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
+def volcano_job(
+    spec: JobSpec, state: ClusterState, node_names: Sequence[str], template: Template | None = None
+) -> dict[str, Any]:
     """Return a running Volcano Job with a preference for these nodes: the kind cannot be created suspended.
 
     Volcano's scheduler binds the gang. A deleted (for example evicted) member is `PodEvicted` to its controller, never
     failed. The others may then fail for lack of it, which looks like any failure, so all restart first. Exit by signal
     is no reason to restart: a timeout looks the same. Source: v1.10.0, `job_controller_handler.go`, `state/running.go`.
     """
-    template = pod_template(spec, state, node_names=node_names)
-    template["spec"]["activeDeadlineSeconds"] = seconds_max(spec)  # Volcano's Job has no time limit of its own
+    member = pod_template(spec, state, template, node_names=node_names)
+    member["spec"]["activeDeadlineSeconds"] = seconds_max(spec)  # Volcano's Job has no time limit of its own
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
@@ -205,7 +218,7 @@ def volcano_job(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -
             ],
             "maxRetry": VOLCANO_RETRIES_COUNT,
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
-            "tasks": [{"name": "member", "replicas": spec.member_count, "template": template}],
+            "tasks": [{"name": "member", "replicas": spec.member_count, "template": member}],
         },
     }
 
@@ -216,9 +229,7 @@ def _without_restart(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_command(template: dict[str, Any]) -> dict[str, Any]:
-    """Remove the command: the containers run Ray, the command is the entrypoint."""
-    containers = [
-        {key: value for key, value in container.items() if key != "command"}
-        for container in template["spec"]["containers"]
-    ]
-    return {**template, "spec": {**template["spec"], "containers": containers}}
+    """Remove the command of the first container: it runs Ray, and its command is the entrypoint."""
+    first, *others = template["spec"]["containers"]
+    ray = {key: value for key, value in first.items() if key not in ("command", "args")}
+    return {**template, "spec": {**template["spec"], "containers": [ray, *others]}}

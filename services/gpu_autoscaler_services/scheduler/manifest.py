@@ -3,7 +3,7 @@
 Source: Kubernetes API reference v1.36, "Job"; Kubernetes, "Jobs: Pod failure policy" (read 2026-11-21).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.sources import GPU_TOLERATIONS, share_memory
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.kube.pod_templates.resources import Template, main_index, with_devices
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS
 from gpu_autoscaler.kube.translate.node import CAPACITY_TYPE_LABELS
 from gpu_autoscaler.kube.wire import core
@@ -31,9 +32,11 @@ _TOLERATIONS = [
 ]
 
 _Term = tuple[dict[str, Any], ...]  # conditions joined by AND
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
+def job_manifest(spec: JobSpec, state: ClusterState, template: Template | None = None) -> dict[str, Any]:
     """Return the suspended Job: nothing runs until `release_patch`. Its name is the job's id."""
     annotations = {} if spec.member_count_min is None else {labels.MIN_MEMBERS: str(spec.member_count_min)}
     return {
@@ -45,7 +48,7 @@ def job_manifest(spec: JobSpec, state: ClusterState) -> dict[str, Any]:
             "activeDeadlineSeconds": seconds_max(spec),
             "ttlSecondsAfterFinished": KEPT_SECONDS_AFTER_END,
             **members(spec),
-            "template": pod_template(spec, state),
+            "template": pod_template(spec, state, template),
         },
     }
 
@@ -66,9 +69,12 @@ def members(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def release_patch(spec: JobSpec, node_names: Sequence[str], state: ClusterState) -> dict[str, Any]:
+def release_patch(
+    spec: JobSpec, node_names: Sequence[str], state: ClusterState, template: Template | None = None
+) -> dict[str, Any]:
     """Return the merge patch that resumes the Job, preferring these nodes. Valid once: then the template is fixed."""
-    return {"spec": {"suspend": False, "template": {"spec": {"affinity": affinity(spec, state, node_names)}}}}
+    preferred = affinity(spec, state, node_names, template)
+    return {"spec": {"suspend": False, "template": {"spec": {"affinity": preferred}}}}
 
 
 def gang_service(spec: JobSpec, job: core.Job) -> dict[str, Any]:
@@ -108,33 +114,62 @@ def seconds_max(spec: JobSpec) -> int:
 
 
 def pod_template(
-    spec: JobSpec, state: ClusterState, *, node_names: Sequence[str] = (), container: str = "main"
+    spec: JobSpec,
+    state: ClusterState,
+    template: Template | None = None,
+    *,
+    node_names: Sequence[str] = (),
+    container: str = "main",
 ) -> dict[str, Any]:
-    """Return the pod template of the members. `container`: the container name that the job kind requires."""
+    """Return the pod template of the members: the job's own with our fields, or one from its short form.
+
+    `container`: the container name that the job kind requires; a template of a job has it already.
+    """
     run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
+    metadata: Mapping[str, Any] = {} if template is None else template.get("metadata", {})
+    pod_spec = _short_form(spec, container) if template is None else _pod_spec(spec, template)
+    if _needs_gang_service(spec):
+        pod_spec["subdomain"] = gang_name(spec)
     return {
-        "metadata": {"labels": spec.pod_labels | job_labels(spec), "annotations": spec.pod_annotations | run},
-        "spec": _pod_spec(spec, state, node_names, container),
+        "metadata": {
+            "labels": metadata.get("labels", {}) | spec.pod_labels | job_labels(spec),
+            "annotations": metadata.get("annotations", {}) | spec.pod_annotations | run,
+        },
+        "spec": pod_spec | {"affinity": affinity(spec, state, node_names, template)},
     }
 
 
-def _pod_spec(spec: JobSpec, state: ClusterState, node_names: Sequence[str], container_name: str) -> dict[str, Any]:
+def _short_form(spec: JobSpec, container_name: str) -> dict[str, Any]:
     amounts = _amounts(spec)
     container: dict[str, Any] = {
         "name": container_name,
         "image": spec.image,
-        "env": [*_rendezvous(spec), *({"name": name, "value": value} for name, value in sorted(spec.env.items()))],
+        "env": [
+            *_rendezvous(spec, spec.env),
+            *({"name": name, "value": value} for name, value in sorted(spec.env.items())),
+        ],
         "resources": {"requests": amounts, "limits": amounts},
     }
     if spec.command:
         container["command"] = list(spec.command)
-    pod_spec = {
-        "restartPolicy": "Never",
-        "containers": [container],
-        "tolerations": _TOLERATIONS if spec.member_resources.has_gpus else [],
-        "affinity": affinity(spec, state, node_names),
-    }
-    return {**pod_spec, "subdomain": gang_name(spec)} if _needs_gang_service(spec) else pod_spec
+    return {"restartPolicy": "Never", "containers": [container], "tolerations": _gpu_tolerations(spec)}
+
+
+def _pod_spec(spec: JobSpec, template: Template) -> dict[str, Any]:
+    """Return the template's spec with our fields; admission has refused those that contradict them."""
+    main = main_index(template["spec"], spec.runtime) or 0
+    pod_spec: dict[str, Any] = with_devices(template, spec.member_resources, main)["spec"]
+    containers = list(pod_spec["containers"])
+    own = containers[main].get("env", [])
+    if rendezvous := _rendezvous(spec, {variable["name"] for variable in own}):
+        containers[main] = {**containers[main], "env": [*rendezvous, *own]}
+    tolerations = pod_spec.get("tolerations", [])
+    added = [toleration for toleration in _gpu_tolerations(spec) if toleration not in tolerations]
+    return pod_spec | {"restartPolicy": "Never", "containers": containers, "tolerations": [*tolerations, *added]}
+
+
+def _gpu_tolerations(spec: JobSpec) -> list[dict[str, str]]:
+    return _TOLERATIONS if spec.member_resources.has_gpus else []
 
 
 def _needs_gang_service(spec: JobSpec) -> bool:
@@ -142,8 +177,8 @@ def _needs_gang_service(spec: JobSpec) -> bool:
     return is_gang(spec) and spec.runtime is Runtime.JOB
 
 
-def _rendezvous(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return PyTorch's rendezvous variables for the members of a gang; those of the request take precedence.
+def _rendezvous(spec: JobSpec, own: Container[str]) -> list[dict[str, Any]]:
+    """Return PyTorch's rendezvous variables for the members of a gang; those of the request (`own`) take precedence.
 
     Source: PyTorch documentation, "Distributed communication package", environment variable initialization; the rank
     of an indexed Job's pod is its index (read 2026-11-21).
@@ -157,7 +192,7 @@ def _rendezvous(spec: JobSpec) -> list[dict[str, Any]]:
         "RANK": {"valueFrom": index},
         "WORLD_SIZE": {"value": str(spec.member_count)},
     }
-    return [{"name": name, **value} for name, value in variables.items() if name not in spec.env]
+    return [{"name": name, **value} for name, value in variables.items() if name not in own]
 
 
 def _amounts(spec: JobSpec) -> dict[str, str]:
@@ -173,18 +208,24 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if amount not in ("0", "0m")}
 
 
-def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> dict[str, Any]:
-    """Return the job's node requirements as required affinity; its placement and best GPUs as preferred affinity."""
+def affinity(
+    spec: JobSpec, state: ClusterState, node_names: Sequence[str], template: Template | None = None
+) -> dict[str, Any]:
+    """Return the job's node requirements as required affinity; its placement and best GPUs as preferred affinity.
+
+    The template's affinity is kept: its required terms hold together with ours, its preferences stand beside ours.
+    """
     value = domain(spec, state, node_names)
     within: list[_Term] = [] if spec.within is None or value is None else [(_in(spec.within, [value]),)]
     groups = [_models(spec, state), _memories(spec, state), _capacity_types(spec), within]
-    terms = [
+    own: list[dict[str, Any]] = [
         {"matchExpressions": [condition for part in parts for condition in part]}
         for parts in product(*(group for group in groups if group))
     ]
-    node_affinity: dict[str, Any] = {}
-    if any(groups):
-        node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    given: Mapping[str, Any] = {} if template is None else template["spec"].get("affinity", {})
+    given_nodes = given.get("nodeAffinity", {})
+    terms = _combined(given_nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", []), own if any(groups) else [])
+    node_affinity: dict[str, Any] = {_REQUIRED: {"nodeSelectorTerms": terms}} if terms else {}
     # The GPU models, best first, for replaced pods; the last model needs no weight.
     preferences = [
         (max(1, PREFERENCE_WEIGHT // 2 - number), _in(labels.GPU_MODEL, [model]))
@@ -192,11 +233,23 @@ def affinity(spec: JobSpec, state: ClusterState, node_names: Sequence[str]) -> d
     ]
     if node_names:
         preferences.insert(0, (PREFERENCE_WEIGHT, _in(labels.HOSTNAME, sorted(set(node_names)))))
-    if preferences:
-        node_affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in preferences
-        ]
-    return {"nodeAffinity": node_affinity}
+    preferred = [
+        {"weight": weight, "preference": {"matchExpressions": [condition]}} for weight, condition in preferences
+    ]
+    if preferred := [*preferred, *given_nodes.get(_PREFERRED, [])]:
+        node_affinity[_PREFERRED] = preferred
+    return {**given, "nodeAffinity": node_affinity}
+
+
+def _combined(given: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return terms that hold where one of both lists holds; an empty list holds everywhere."""
+    if not given or not own:
+        return given or own
+    return [
+        {**first, "matchExpressions": [*first.get("matchExpressions", []), *second["matchExpressions"]]}
+        for first in given
+        for second in own
+    ]
 
 
 def _models(spec: JobSpec, state: ClusterState) -> list[_Term]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.intake.admission import admit, supply
+from gpu_autoscaler.core.intake.admission import supply
 from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -37,10 +37,12 @@ from gpu_autoscaler.events.job import (
 )
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.kube.pod_templates.admission import FIELD, Admitted, admit
 from gpu_autoscaler.kube.protocol import Now
 from gpu_autoscaler.model.errors import PermanentError, RequestRefused, TransientError
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation
+from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation, template_digest
+from gpu_autoscaler.model.scheduling import all_terms
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
@@ -204,7 +206,7 @@ class Scheduler:
     async def _admit(self, request: JobRequested, recorded: Recorded) -> Outputs:
         """Store the job, then publish it: a queued job is never lost."""
         envelope = recorded.envelope
-        spec = admit(
+        admitted = admit(
             request,
             event_id=envelope.id,
             at=envelope.time,
@@ -212,15 +214,20 @@ class Scheduler:
             policy=self._policy,
             supply=supply(self._view.state, self._policy),
         )
-        if not isinstance(spec, JobSpec):
-            return _refused(request, envelope.id, spec)
-        row = await self._store.job(spec.job_id)
+        if not isinstance(admitted, Admitted):
+            return _refused(request, envelope.id, admitted)
+        row = await self._store.job(admitted.spec.job_id)
+        spec = await self._with_volumes(admitted)
+        if row is None and not isinstance(spec, JobSpec):
+            return _refused(request, envelope.id, (spec,))
+        # With a row the job is accepted already, or the gateway has promised it (202): never refused for a claim, for a
+        # full queue.
+        spec = spec if isinstance(spec, JobSpec) else admitted.spec
         if row is None and (violation := budget_violation(spec, self._view.state)) is not None:
             return _refused(request, envelope.id, (violation,))
         if row is None and not await self._binder.serves(spec.runtime):
             return _refused(request, envelope.id, (Violation("runtime", not_installed(spec.runtime)),))
         waiting_count = len(queue(self._view.state))
-        # With a row the job is accepted already, or the gateway has promised it (202): never refused for a full queue.
         if row is None and waiting_count >= self._policy.queue_count_max:
             if abs(self._now() - envelope.time) < PROMISE_AGE_MAX:
                 return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
@@ -229,7 +236,9 @@ class Scheduler:
             )
             return _refused(request, envelope.id, (Violation("queue", reason),))
         now = self._now()
-        acceptance = await self._store.accept_job(spec, request_digest=request_digest(request), accepted_at=now)
+        acceptance = await self._store.accept_job(
+            spec, request_digest=request_digest(request), accepted_at=now, template=admitted.template_bytes
+        )
         if acceptance == "conflict":
             reason = f"{spec.job_id!r} is taken by a request with another body; choose another id"
             return _refused(request, envelope.id, (Violation("job_id", reason),))
@@ -237,10 +246,37 @@ class Scheduler:
             return ()  # a late repeat: the state may have forgotten the job and would run it once more
         return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
 
+    async def _with_volumes(self, admitted: Admitted) -> JobSpec | Violation:
+        """Return the job with the nodes that its volumes demand, or the volume that no node can have."""
+        spec = admitted.spec
+        if admitted.template is None:
+            return spec
+        related = await self._binder.volumes(admitted.template)
+        if related.problem:
+            return Violation(f"{FIELD}.spec.volumes", f"{related.problem}; create it, then submit the job again")
+        terms = all_terms(spec.demands.node_affinity, related.alternatives)
+        demands = msgspec.structs.replace(spec.demands, node_affinity=terms)
+        return msgspec.structs.replace(spec, demands=demands)
+
+    async def _template_of(self, spec: JobSpec) -> dict[str, Any] | None:
+        """Return the job's pod template; None for the short form. Raises InvalidJob if the store lost it."""
+        if spec.template_digest is None:
+            return None
+        text = await self._store.job_template(spec.job_id)
+        template = None if text is None else msgspec.json.decode(text, type=dict[str, Any])
+        if template is None or template_digest(template) != spec.template_digest:
+            raise InvalidJob("the store does not have its pod template; submit the job again")
+        return template
+
     async def _create(self, queued: JobQueued) -> Sequence[Fact]:
         if self._is_ending(queued.job_id):
             return ()
-        return await self._unless_impossible(queued.job_id, self._binder.create(queued.spec, self._view.state))
+
+        async def create() -> None:
+            template = await self._template_of(queued.spec)
+            await self._binder.create(queued.spec, self._view.state, template)
+
+        return await self._unless_impossible(queued.job_id, create())
 
     async def _release(self, placed: JobPlaced) -> Sequence[Fact]:
         job = self._view.state.jobs.get(placed.job_id)
@@ -250,8 +286,11 @@ class Scheduler:
         if must_leave_spot(job, self._policy, placed.placed_at):
             # Non-preemptible to Kubernetes, so that it binds no member to free spot capacity.
             spec = msgspec.structs.replace(spec, is_preemptible=False)
-        released = self._binder.release(spec, placed, self._view.state)
-        return await self._unless_impossible(placed.job_id, released)
+
+        async def release() -> None:
+            await self._binder.release(spec, placed, self._view.state, await self._template_of(spec))
+
+        return await self._unless_impossible(placed.job_id, release())
 
     async def _unless_impossible(self, job_id: JobId, effect: Awaitable[None]) -> Sequence[Fact]:
         """Await the effect; return the end of the job if its kind is not installed, or its Job is invalid."""

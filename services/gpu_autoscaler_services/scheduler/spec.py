@@ -41,6 +41,10 @@ SPEC = ServiceSpec(
             for resource, group in (("jobs", "batch"), *JOB_KINDS)
         ),
         Right(verbs=("create",), resource="services", is_for_jobs=True),  # the names of a gang's members
+        # The volumes of pod templates: which nodes reach them.
+        Right(verbs=("get",), resource="persistentvolumeclaims", is_for_jobs=True),
+        Right(verbs=("get",), resource="persistentvolumes"),
+        Right(verbs=("get",), resource="storageclasses", group="storage.k8s.io"),
         Right(verbs=("list",), resource="pods"),  # of a node, in all namespaces
         Right(verbs=("patch",), resource="pods", is_for_jobs=True),  # checkpoint requests
     ),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.front import Front, front
+from tests.support.pod_templates import lacking
 from tests.support.stories import TimedFact, job, node, on_sale
 
 from gpu_autoscaler.events.job import JobFinished
@@ -75,6 +76,16 @@ async def test_options_override_the_file(
     assert await _run(*SUBMIT[:2], *SUBMIT[4:], "--gpus", "1", "-f", str(path), "-o", "yaml") == Exit.OK
 
     assert yaml.safe_load(capsys.readouterr().out)["job_name"] == "from-file"
+
+
+async def test_the_example_of_a_pod_template_is_accepted(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is; its template is in the store with every field."""
+    example = Path(__file__).parents[3] / "examples" / "pod-template.yaml"
+    assert await _run("jobs", "submit", "-f", str(example), "-o", "name") == Exit.OK
+    stored = await gate.model.store.job_template(JobId(capsys.readouterr().out.strip()))
+    assert stored is not None
+    wanted = yaml.safe_load(example.read_text(encoding="utf-8"))["pod_template"]
+    assert lacking(json.loads(stored), wanted) == []
 
 
 async def test_a_request_can_be_piped(

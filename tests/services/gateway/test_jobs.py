@@ -11,9 +11,10 @@ import aiohttp
 import msgspec
 import pytest
 from tests.support.front import Front, front
+from tests.support.pod_templates import lacking, template
 from tests.support.stories import TimedFact, job, node, offer, on_sale, policy, synced
 
-from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobQueued, JobRequested, JobResynced
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.decode import decode_message
@@ -343,3 +344,68 @@ async def test_a_running_job_shows_where_it_runs(gate: Front, http: aiohttp.Clie
     assert (shown["status"], shown["node_names"], shown["queue_position"]) == ("running", ["n1"], None)
     async with http.get(f"{gate.url}/jobs/runs", headers={"If-None-Match": etag}) as response:
         assert response.status == 304
+
+
+def _templated(**spec: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    own = template()
+    own["spec"] |= spec
+    return {
+        **{name: value for name, value in BODY.items() if name not in ("container", "resources")},
+        "pod_template": own,
+    }
+
+
+async def test_a_pod_template_is_on_the_stream_and_in_the_store(gate: Front, http: aiohttp.ClientSession) -> None:
+    """The scheduler finds the template at either place."""
+    status, job_, _ = await _post(http, gate, _templated())
+
+    assert status == 202, job_
+    (request,) = await _requests_on_stream(gate)
+    assert request.pod_template == template()
+    stored = await gate.model.store.job_template(JobId(job_["job_id"]))
+    assert stored is not None
+    assert lacking(msgspec.json.decode(stored), template()) == []
+    assert (await _post(http, gate, {**_templated(), "job_id": job_["job_id"]}))[1]["job_id"] == job_["job_id"]
+
+
+async def test_dangerous_fields_need_the_setting_and_no_caller_sets_the_mark(
+    gate: Front, http: aiohttp.ClientSession
+) -> None:
+    """Refused by default, all at once; with the setting the gateway marks the request for the scheduler."""
+    body = _templated(hostNetwork=True, hostPID=True)
+    status, problem, _ = await _post(http, gate, body)
+    assert status == 422
+    fields = [violation["field"] for violation in problem["violations"]]
+    assert fields == ["pod_template.spec.hostNetwork", "pod_template.spec.hostPID"]
+    status, problem, _ = await _post(http, gate, {**body, "dangerous_fields_allowed": True})
+    assert status == 422
+    assert [violation["field"] for violation in problem["violations"]] == ["dangerous_fields_allowed"]
+    assert await gate.model.bus.last_sequence("JOB") == 0
+
+    gate.model.are_dangerous_fields_allowed = True
+    assert (await _post(http, gate, body))[0] == 202
+    assert (await _post(http, gate, _templated()))[0] == 202
+    marks = [request.dangerous_fields_allowed for request in await _requests_on_stream(gate)]
+    assert marks == [True, False], "only where the template has such fields"
+
+
+async def test_values_of_environment_variables_are_not_shown(gate: Front, http: aiohttp.ClientSession) -> None:
+    """In facts of short jobs and of templates; names stay. With the setting they are shown."""
+    _, job_, _ = await _post(http, gate, _templated())
+    await _post(http, gate, {**BODY, "container": {"image": "x", "env": {"A": "secret-value"}}})
+    requested = [request for request in await _requests_on_stream(gate) if request.job_id != job_["job_id"]]
+    story = job("other", env={"A": "secret-value"})
+    (queued,) = (told.fact for told in story if isinstance(told.fact, JobQueued))
+    resynced = JobResynced(job_id=JobId("other"), requested=requested[0], queued=queued)
+    await gate.tell(story, (TimedFact(resynced, Clock().now()),))
+
+    async def shown() -> str:
+        async with http.get(f"{gate.url}/api/v1/facts?subject=job.%3E") as response:
+            return await response.text()
+
+    hidden = await shown()
+    assert "secret-value" not in hidden
+    assert hidden.count("(hidden)") == 5
+    assert '"TOKEN"' in hidden
+    gate.model.are_env_values_shown = True
+    assert (await shown()).count("secret-value") == 5

@@ -7,11 +7,11 @@ import pytest
 
 from gpu_autoscaler.kube.translate.devices import Claims
 from gpu_autoscaler.kube.translate.pod import pod_observed
-from gpu_autoscaler.kube.translate.related_objects import DEFAULT_CLASS, Storage, all_terms, related_objects
+from gpu_autoscaler.kube.translate.related_objects import DEFAULT_CLASS, Storage, related_objects
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import storage as wire_storage
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm, all_terms
 
 ZONE_A = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-a",)),))
 ZONE_B = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-b",)),))

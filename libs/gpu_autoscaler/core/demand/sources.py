@@ -23,7 +23,14 @@ from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import aware_instant
 from gpu_autoscaler.model.reasons.defer import DeferReason, DeviceClaimsUnsupported, GroupIncomplete, VolumeNotReady
 from gpu_autoscaler.model.resources import GPU_RESOURCE
-from gpu_autoscaler.model.scheduling import NO_DEMANDS, LabelRequirement, NodeDemands, NodeSelectorTerm, Toleration
+from gpu_autoscaler.model.scheduling import (
+    NO_DEMANDS,
+    LabelRequirement,
+    NodeDemands,
+    NodeSelectorTerm,
+    Toleration,
+    all_terms,
+)
 
 # ---- inferred unschedulable pods: the scheduler needs seconds to try every pod of a burst
 
@@ -216,9 +223,16 @@ def job_shape(spec: JobSpec) -> Shape:
 def _job_demands(spec: JobSpec) -> NodeDemands:
     """Node requirements of the pods besides model and capacity type, whose labels depend on who launched the node."""
     if not spec.member_resources.has_gpus:
-        return NO_DEMANDS
+        return spec.demands
     least = share_memory(spec)
-    return _GPU_DEMANDS if least is None else msgspec.structs.replace(_GPU_DEMANDS, node_affinity=(least,))
+    own = _GPU_DEMANDS if least is None else msgspec.structs.replace(_GPU_DEMANDS, node_affinity=(least,))
+    if spec.demands == NO_DEMANDS:
+        return own
+    return NodeDemands(
+        node_selector=spec.demands.node_selector,
+        node_affinity=all_terms(own.node_affinity, (spec.demands.node_affinity,)),
+        tolerations=tuple(dict.fromkeys((*spec.demands.tolerations, *own.tolerations))),
+    )
 
 
 def share_memory(spec: JobSpec) -> NodeSelectorTerm | None:

@@ -56,7 +56,8 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
     """The first fact wins for steps that happen once, else the highest attempt or version, or the last fact."""
     match fact:
         case job.JobRequested():
-            return record if record.requested else replace(record, requested=fact, requested_at=at)
+            # The template is in the store: no state holds the templates of all open jobs.
+            return record if record.requested else replace(record, requested=fact.without_template(), requested_at=at)
         case job.JobCancelRequested():
             return record if record.cancel_requested else replace(record, cancel_requested=fact)
         case job.JobQueued():

@@ -12,14 +12,14 @@ import msgspec
 from gpu_autoscaler.events.pod import PodGone, PodObserved, PodPhase
 from gpu_autoscaler.kube.translate.common import GPU_MODEL_LABELS, amounts, condition, honored, pairs, requirements
 from gpu_autoscaler.kube.translate.pod_affinity import pod_constraints, preferences
-from gpu_autoscaler.kube.translate.related_objects import NO_RELATED_OBJECTS, RelatedObjects, all_terms
+from gpu_autoscaler.kube.translate.related_objects import NO_RELATED_OBJECTS, RelatedObjects
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.gpu import gpu_model_name
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.resources import GPU_RESOURCE, NO_RESOURCES, Resources, Slices, is_slice
-from gpu_autoscaler.model.scheduling import NodeDemands, NodeSelectorTerm, Toleration
+from gpu_autoscaler.model.scheduling import NodeDemands, NodeSelectorTerm, Toleration, all_terms
 
 _PHASES: dict[str, PodPhase] = {
     "Pending": "pending",
@@ -39,7 +39,7 @@ def pod_observed(pod: core.Pod, *, epoch: int, related: RelatedObjects = NO_RELA
     is_unschedulable = scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable"
     ready = condition(status.conditions, "Ready")
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
-    demands = _demands(spec)
+    demands = pod_demands(spec)
     devices = related.devices
     models = devices.gpu_models or _gpu_models(demands)
     if related.alternatives:
@@ -147,7 +147,8 @@ def _finished_at(status: core.PodStatus) -> datetime | None:
     return max((end for end in ends if end is not None), default=None)
 
 
-def _demands(spec: core.PodSpec) -> NodeDemands:
+def pod_demands(spec: core.PodSpec) -> NodeDemands:
+    """Return node selector, required node affinity and tolerations of a pod."""
     required = spec.affinity.node_affinity.required if spec.affinity and spec.affinity.node_affinity else None
     return NodeDemands(
         node_selector=pairs(spec.node_selector),

@@ -6,7 +6,6 @@ read 2026-11-21.
 """
 
 from collections.abc import Iterator
-from itertools import product
 
 import msgspec
 
@@ -16,7 +15,7 @@ from gpu_autoscaler.kube.translate.devices import NOTHING_CLAIMED, Claimed, Clai
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import storage as wire_storage
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm, Terms
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 NO_PROVISIONER = "kubernetes.io/no-provisioner"  # only existing, manually created volumes
@@ -30,11 +29,7 @@ _ZONE_KEYS = frozenset(
         "topology.disk.csi.azure.com/zone",
     }
 )
-# Terms of the pod times those of its volumes; no realistic pod has more.
-_TERMS_COUNT_MAX = 256
-
 Key = tuple[str, str]  # namespace and name
-Terms = tuple[NodeSelectorTerm, ...]  # alternatives; empty: no condition
 
 
 class Storage(msgspec.Struct, kw_only=True):
@@ -104,20 +99,6 @@ def related_objects(
     return RelatedObjects(
         alternatives=tuple(alternatives), devices=devices, version=version, group_count_min=group_count_min
     )
-
-
-def all_terms(own: Terms, others: tuple[Terms, ...]) -> Terms:
-    """Return terms equivalent to the conjunction of these lists of alternative terms."""
-    parts = [terms for terms in (own, *others) if terms]
-    if len(parts) <= 1:
-        return parts[0] if parts else ()
-    combined: dict[NodeSelectorTerm, None] = {}
-    for terms in product(*parts):
-        conditions = dict.fromkeys(requirement for term in terms for requirement in term.requirements)
-        combined[NodeSelectorTerm(tuple(conditions))] = None
-        if len(combined) == _TERMS_COUNT_MAX:
-            break
-    return tuple(combined)
 
 
 def _reachable_nodes(key: Key, storage: Storage) -> Terms | str:

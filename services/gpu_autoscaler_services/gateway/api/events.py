@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Bus
-from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.gateway.auth import CALLER_ID
+from gpu_autoscaler_services.gateway.env_values import encoded_event
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
@@ -97,7 +97,7 @@ async def _send(request: web.Request, listener: Listener, positions: Positions) 
         # An id without data: a client that is cut off before the first event resumes where it started.
         await _write(response, f"retry: {RECONNECT_MILLISECONDS}\nid: {_id(positions)}\n\n")
         async for entry in _missed(read_model.bus, read_model.tail, listener.subjects, positions):
-            await _write(response, _event(entry, positions))
+            await _write(response, _event(entry, positions, is_env_shown=read_model.are_env_values_shown))
         while True:
             try:
                 live = await listener.next(HEARTBEAT_SECONDS)
@@ -109,7 +109,7 @@ async def _send(request: web.Request, listener: Listener, positions: Positions) 
                 await _write(response, f"event: closed\ndata: {reason}\n\n")
                 break
             if live.recorded.sequence > positions.get(live.recorded.stream, 0):
-                await _write(response, _event(live, positions))
+                await _write(response, _event(live, positions, is_env_shown=read_model.are_env_values_shown))
     except (ConnectionError, TimeoutError):
         pass  # the client disconnected or stalled; it resumes with Last-Event-ID
     return response
@@ -136,10 +136,10 @@ async def _missed(bus: Bus, tail: Tail, subjects: SubjectFilter, positions: Posi
             await projection.close()
 
 
-def _event(entry: Entry, positions: Positions) -> str:
+def _event(entry: Entry, positions: Positions, *, is_env_shown: bool) -> str:
     stream = entry.recorded.stream
     positions[stream] = entry.recorded.sequence
-    payload = envelopes.encode(entry.recorded.envelope).decode()
+    payload = encoded_event(entry.recorded.envelope, is_env_shown=is_env_shown).decode()
     return f"id: {_id(positions, first=stream)}\ndata: {payload}\n\n"
 
 

@@ -12,12 +12,14 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.intake.admission import admit, job_id_of, supply
+from gpu_autoscaler.core.intake.admission import job_id_of, supply
 from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.state.queries import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.kube.pod_templates.admission import Admitted, admit
+from gpu_autoscaler.kube.pod_templates.security import dangerous_fields
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
+from gpu_autoscaler.model.jobs import FINAL_STATES, JobState, Violation
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.documents import validation_errors
@@ -52,16 +54,17 @@ async def submit_handler(request: web.Request) -> web.Response:
         raise invalid(f"invalid header {_KEY}", violation)
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
     job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id))
-    spec = _admit(job, event_id, model)
+    job = _with_rights(job, model)
+    admitted = _admit(job, event_id, model)
     digest = request_digest(job)
     if key is None:
-        return await _accept(request, job, spec, digest)
+        return await _accept(request, job, admitted, digest)
     claim = await model.store.begin_request(key, request_digest=digest, started_at=model.clock.now())
     if claim is not None and claim.request_digest != digest:
         raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
     if claim is not None and claim.status is not None and claim.answer is not None:
-        return _accepted_response(claim.answer, spec.job_id)
-    response = await _accept(request, job, spec, digest)
+        return _accepted_response(claim.answer, admitted.spec.job_id)
+    response = await _accept(request, job, admitted, digest)
     await model.store.answer_request(key, status=response.status, answer=_body(response))
     return response
 
@@ -95,7 +98,17 @@ def _of_version(reason: str) -> str:
     return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
 
 
-def _admit(job: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
+def _with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
+    """Return the request with the caller's right to dangerous fields of a pod template, which no caller sets itself."""
+    if job.dangerous_fields_allowed:
+        reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
+        raise invalid(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
+    if job.pod_template is None or not model.are_dangerous_fields_allowed or not dangerous_fields(job.pod_template):
+        return job
+    return msgspec.structs.replace(job, dangerous_fields_allowed=True)
+
+
+def _admit(job: JobRequested, event_id: str, model: ReadModel) -> Admitted:
     admitted = admit(
         job,
         event_id=event_id,
@@ -104,14 +117,14 @@ def _admit(job: JobRequested, event_id: str, model: ReadModel) -> JobSpec:
         policy=model.policy,
         supply=supply(model.view.state, model.policy),
     )
-    if isinstance(admitted, JobSpec):
+    if isinstance(admitted, Admitted):
         return admitted
     raise invalid(_INVALID_JOB, *admitted)
 
 
-async def _accept(request: web.Request, job: JobRequested, spec: JobSpec, digest: str) -> web.Response:
+async def _accept(request: web.Request, job: JobRequested, admitted: Admitted, digest: str) -> web.Response:
     """Publish, commit, answer. A repeated request gets the answer of the first one."""
-    model = request.app[READ_MODEL]
+    model, spec = request.app[READ_MODEL], admitted.spec
     row = await model.store.job(spec.job_id)
     if row is None:
         if (violation := budget_violation(spec, model.view.state)) is not None:
@@ -124,7 +137,9 @@ async def _accept(request: web.Request, job: JobRequested, spec: JobSpec, digest
                 retry_after_seconds=QUEUE_RETRY_SECONDS,
             )
         await _publish_once(job, digest, model)
-        acceptance = await model.store.accept_job(spec, request_digest=digest, accepted_at=model.clock.now())
+        acceptance = await model.store.accept_job(
+            spec, request_digest=digest, accepted_at=model.clock.now(), template=admitted.template_bytes
+        )
         is_conflict = acceptance == "conflict"
     else:
         spec, is_conflict = row.spec, row.request_digest != digest

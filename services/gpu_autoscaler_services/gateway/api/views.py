@@ -12,7 +12,6 @@ from aiohttp import web
 from gpu_autoscaler.core.explain import story
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
 from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line
-from gpu_autoscaler.events import envelope as envelopes
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
@@ -26,6 +25,7 @@ from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler_services.gateway import schema, status_views
 from gpu_autoscaler_services.gateway.api.directives import active_directives
+from gpu_autoscaler_services.gateway.env_values import encoded_event
 from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
@@ -196,7 +196,9 @@ def _subject(decision: decisions.AnyDecision) -> str:
 async def facts_handler(request: web.Request) -> web.Response:
     """List the newest facts."""
     query = read_query(request, FactsQuery)
-    entries = request.app[READ_MODEL].tail.recent(SubjectFilter(query.subject), query.limit)
+    model = request.app[READ_MODEL]
+    entries = model.tail.recent(SubjectFilter(query.subject), query.limit)
+    is_env_shown = model.are_env_values_shown
     return answer(
         request,
         schema.FactList(
@@ -204,7 +206,7 @@ async def facts_handler(request: web.Request) -> web.Response:
                 schema.RecordedFact(
                     position=entry.position,
                     subject=entry.subject,
-                    event=msgspec.json.decode(envelopes.encode(entry.recorded.envelope)),
+                    event=msgspec.json.decode(encoded_event(entry.recorded.envelope, is_env_shown=is_env_shown)),
                 )
                 for entry in entries
             )
