@@ -29,6 +29,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.node_gateway.admission import Admission
 from gpu_autoscaler_services.registry import services
+from gpu_autoscaler_services.scheduler.binder import Binder
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -63,6 +64,9 @@ NOT_PLAYED = {
         ("patch", "pods", ""),
         ("list", "pods", ""),
         ("create", "services", ""),
+        ("get", "persistentvolumeclaims", ""),
+        ("get", "persistentvolumes", ""),
+        ("get", "storageclasses", "storage.k8s.io"),
         *((verb, *kind) for verb in ("create", "get", "patch", "delete") for kind in OTHERS),
     },
     "gateway": granted("gateway"),  # only with token review
@@ -184,6 +188,32 @@ async def test_the_scheduler_may_preempt_a_job(plane: ControlPlane, kubeconfigs:
         made = await kube.make(JOBS, "default", job("taken-back"))
         assert await kube.remove(JOBS, made)
         await users.until(f"{JOBS_PATH}/taken-back", lambda body: not body)
+
+
+async def test_the_scheduler_may_read_the_volumes_of_templates(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path]
+) -> None:
+    """A bound claim and its volume, an unbound one and its class; claims of other namespaces are refused."""
+    zone = {"key": "topology.kubernetes.io/zone", "values": ["zone-a"]}
+    storage_class = {
+        "metadata": {"name": "late"},
+        "provisioner": "disk.example",
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowedTopologies": [{"matchLabelExpressions": [zone]}],
+    }
+    size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("bound", "unbound")]
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scheduler"]) as kube:
+        await users.made("/apis/storage.k8s.io/v1/storageclasses", storage_class)
+        for name, spec in (("bound", {"volumeName": "none"}), ("unbound", {})):
+            claim = {"metadata": {"name": name}, "spec": {**size, "storageClassName": "late", **spec}}
+            await users.made("/api/v1/namespaces/default/persistentvolumeclaims", claim)
+        template = {"spec": {"containers": [], "volumes": volumes}}
+        assert (await Binder(kube, "default").volumes(template)).problem.endswith("volume none does not exist")
+        ((term,),) = (await Binder(kube, "default").volumes({"spec": {"volumes": volumes[1:]}})).alternatives
+        assert term.requirements[0].values == ("zone-a",)
+        with pytest.raises(PermanentError, match="403"):
+            await Binder(kube, "kube-system").volumes(template)
 
 
 @pytest.mark.parametrize("service", ["announcer", "policy_watcher"])
