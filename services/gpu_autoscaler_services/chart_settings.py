@@ -80,6 +80,7 @@ REFUSED_SETTINGS = {
     "gateway.port": "set gateway.service.port, the port at which others reach it",
     "gateway.tokens": "set gateway.tokensSecret",
     "gateway.is_token_review_enabled": "set gateway.tokenReview",
+    "gateway.are_pod_templates_allowed": "set jobs.namespace to a namespace of its own",
     "http.host": _POD,
     "http.port": "set sensing.hostPort, of the pods that share the network of their node",
     "sensing.role": _POD,

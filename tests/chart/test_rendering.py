@@ -580,3 +580,24 @@ def test_network_policies_open_what_is_used() -> None:
     assert 9090 not in _ports(without["gpu-autoscaler-controller"]["spec"]["egress"])
     closed = of_kind(rendered("cluster", "networkPolicy.checkpointHooks.enabled=false"), "NetworkPolicy")
     assert 8080 not in _ports(closed["gpu-autoscaler-scheduler"]["spec"]["egress"])
+
+
+@pytest.mark.parametrize(
+    ("values", "sets", "are_allowed"),
+    [
+        ("cluster", ("jobs.namespace=",), False),
+        ("cluster", (f"jobs.namespace={NAMESPACE}",), False),
+        ("cluster", ("jobs.namespace=work",), True),
+        ("simulated", (), True),
+    ],
+)
+def test_pod_templates_are_accepted_only_outside_of_our_namespace(
+    values: str, sets: tuple[str, ...], *, are_allowed: bool
+) -> None:
+    """Beside our own Secrets a template of a user could read them."""
+    (settings,) = (
+        settings
+        for name, _, settings in processes(rendered(values, *sets))
+        if name.endswith("gateway") and "node" not in name
+    )
+    assert settings.gateway.are_pod_templates_allowed is are_allowed

@@ -109,6 +109,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     port: Port = 8000
     tokens: tuple[str, ...] = ()  # accepted bearer tokens
     is_token_review_enabled: bool = False  # authenticate bearer tokens with the TokenReview API of Kubernetes
+    # Whether callers may submit pod templates, which may use all Secrets and service accounts of the jobs' namespace.
+    are_pod_templates_allowed: bool = True
     # Whether callers may submit pod templates that reach beyond their pod: hostPath, privileged, hostNetwork ...
     are_dangerous_fields_allowed: bool = False
     are_env_values_shown: bool = False  # whether events show the values of environment variables of jobs

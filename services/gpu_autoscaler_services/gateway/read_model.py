@@ -37,6 +37,7 @@ class ReadModel:
     publisher: Publisher
     policy_file: ScalingPolicy
     clock: Clock
+    are_pod_templates_allowed: bool = True  # to callers
     are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
     are_env_values_shown: bool = False  # in events of jobs
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.

@@ -389,6 +389,16 @@ async def test_dangerous_fields_need_the_setting_and_no_caller_sets_the_mark(
     assert marks == [True, False], "only where the template has such fields"
 
 
+async def test_templates_are_refused_where_jobs_share_our_namespace(gate: Front, http: aiohttp.ClientSession) -> None:
+    """They could read our Secrets; the short form names none."""
+    gate.model.are_pod_templates_allowed = False
+    status, problem, _ = await _post(http, gate, _templated())
+    assert status == 422
+    (violation,) = problem["violations"]
+    assert (violation["field"], "jobs.namespace" in violation["reason"]) == ("pod_template", True)
+    assert (await _post(http, gate, BODY))[0] == 202
+
+
 async def test_values_of_environment_variables_are_not_shown(gate: Front, http: aiohttp.ClientSession) -> None:
     """In facts of short jobs and of templates; names stay. With the setting they are shown."""
     _, job_, _ = await _post(http, gate, _templated())

@@ -270,6 +270,10 @@ source.
 {{- if $process.kube }}
 - {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ENABLED, value: "true"}
 {{- end }}
+{{- /* Templates of users could use the Secrets and service accounts of this release. */}}
+{{- if and (not $isSimulated) (eq (include "gpu-autoscaler.jobsNamespace" $root) $root.Release.Namespace) }}
+- {name: GPU_AUTOSCALER_GATEWAY_ARE_POD_TEMPLATES_ALLOWED, value: "false"}
+{{- end }}
 {{- if or $isSimulated $values.gateway.tokensSecret }}
 - name: GPU_AUTOSCALER_GATEWAY_TOKENS
   valueFrom: {secretKeyRef: {name: {{ include "gpu-autoscaler.tokensSecret" $root }}, key: tokens}}

@@ -103,6 +103,13 @@ def _with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
     if job.dangerous_fields_allowed:
         reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
         raise invalid(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
+    if job.pod_template is not None and not model.are_pod_templates_allowed:
+        reason = (
+            "is refused here: it could use the Secrets and service accounts of gpu-autoscaler; give the jobs a"
+            " namespace of their own (jobs.namespace of the chart, gateway.are_pod_templates_allowed), or send"
+            " container instead"
+        )
+        raise invalid(_INVALID_JOB, Violation("pod_template", reason))
     if job.pod_template is None or not model.are_dangerous_fields_allowed or not dangerous_fields(job.pod_template):
         return job
     return msgspec.structs.replace(job, dangerous_fields_allowed=True)
