@@ -345,7 +345,7 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_name: str
     project_id: str
     gpu_requirements: GpuRequirements
-    container: ContainerRequest
+    container: ContainerRequest = ContainerRequest(image='')
     priority: str | int = "medium"
     resources: ResourceRequest = ResourceRequest()
     budget_limit_usd: float | None = None
@@ -361,6 +361,9 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runtime: str = "job"
     job_id: str | None = None
     run_seconds: float | None = None
+    pod_template: Mapping[str, Any] | None = None
+    dangerous_fields_allowed: bool = False
+    pod_template_digest: str | None = None
 
 
 class Notice(Struct, frozen=True, kw_only=True):
