@@ -61,12 +61,16 @@ class GPUJobClient:
         state: tuple[str, ...] = (),
         project_id: str | None = None,
         job_name: str | None = None,
+        submitted_by: str | None = None,
+        mine: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         limit: int | None = None,
     ) -> Iterator[models.Job]:
-        """Yield jobs, the newest first, also ended ones; pages are read as they are needed."""
+        """Yield jobs, the newest first, also ended ones; pages are read as they are needed. `mine`: that the caller
+        submitted, by the name of its token."""
         filters = {"state": state, "project_id": project_id, "job_name": job_name,
+                   "submitted_by": submitted_by, "mine": mine or None,
                    "created_after": created_after, "created_before": created_before}  # fmt: skip
         cursor, left = None, limit
         while left is None or left > 0:

@@ -48,6 +48,7 @@ __all__ = [
     "ProblemDocument",
     "ProjectCost",
     "RecordedFact",
+    "RequiredRight",
     "ResourceRequest",
     "Shadow",
     "ShadowDifference",
@@ -322,6 +323,7 @@ class Job(Struct, frozen=True, kw_only=True):
     estimated_start_latest: datetime | None = None
     estimated_cost_usd_max: float | None = None
     estimate_basis: str = ""
+    submitted_by: str = ""
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
@@ -361,6 +363,7 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     runtime: str = "job"
     job_id: str | None = None
     run_seconds: float | None = None
+    submitted_by: str = ""
     pod_template: Mapping[str, Any] | None = None
     dangerous_fields_allowed: bool = False
     pod_template_digest: str | None = None
@@ -466,6 +469,16 @@ class Violation(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class RequiredRight(Struct, frozen=True, kw_only=True):
+    """The right that a caller lacks, as Kubernetes RBAC grants it."""
+
+    verb: str
+    resource: str
+    group: str
+    namespace: str
+    grant: str
+
+
 class ProblemDocument(Struct, frozen=True, kw_only=True):
     """The body of every error."""
 
@@ -475,6 +488,7 @@ class ProblemDocument(Struct, frozen=True, kw_only=True):
     type: str = "about:blank"
     instance: str = ""
     violations: tuple[Violation, ...] = ()
+    required: RequiredRight | None = None
 
 
 class ShadowSide(Struct, frozen=True, kw_only=True):

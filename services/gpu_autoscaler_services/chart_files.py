@@ -8,6 +8,7 @@ from gpu_autoscaler.bus.permissions import CALLOUT_SECONDS_MAX, password_variabl
 from gpu_autoscaler.bus.streams import SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.contracts.schemas import to_yaml
 from gpu_autoscaler.providers.registry import PROVIDERS
+from gpu_autoscaler_services.api_rights import ROLES, role_rules
 from gpu_autoscaler_services.chart_settings import REFUSED_SETTINGS, values_schema
 from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
 from gpu_autoscaler_services.permissions import users, users_file
@@ -25,6 +26,7 @@ def chart_files() -> dict[str, str]:
             "passwordVariables": {user: password_variable(user) for user in users()},
         },
         "refusedSettings": REFUSED_SETTINGS,
+        "apiRoles": {role: role_rules(role) for role in ROLES},
         "rights": {
             spec.name: {
                 "everywhere": spec.rules(is_for_jobs=False),

@@ -63,7 +63,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def tuned(self) -> range:
-        """Places of the minutes on which rules are chosen."""
+        """CheckedNamespaces of the minutes on which rules are chosen."""
         return range(LEARNING_DAYS * MINUTES_A_DAY, TUNED_DAYS * MINUTES_A_DAY)
 
     @property

@@ -142,6 +142,13 @@ FURTHER: list[tuple[str, Json]] = [
             "streamLimits": {"NODE": "1GiB"},
             "tls": {"secretName": "tls", "clientSecretName": "tls", "serverName": "nats.example"},
         },
+        "fullnameOverride": "gpu",
+        "gateway": {"clusterTokens": False, "singleRight": False, "projectNamespaces": {"research": "team-r"},
+            "tls": {"secretName": "tls"},
+            "oidc": {
+                "issuer": "https://login.example", "audience": "gpu", "userClaim": "email", "userPrefix": "u:",
+                "groupsClaim": "roles", "groupsPrefix": "r:", "caConfigMap": "ca",
+            }},
         "policy": {"shadow": "nodes_count_max = 1"},
         "sensing": {"dcgmUrl": "http://{node_name}:9400", "scrapeSeconds": 5},
         "store": {

@@ -18,6 +18,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.karpenter.catalog import offers_in
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler_services.api_rights import ROLES, role_rules
 from gpu_autoscaler_services.node_gateway.admission import AUDIENCE
 from gpu_autoscaler_services.permissions import fresh_secret, users, users_file
 from gpu_autoscaler_services.registry import services
@@ -402,8 +403,13 @@ REFUSED = {
     "nats.authCallout.issuer=SAJAC": "/nats/authCallout/issuer",
     "nats.syncInterval=sometimes": "/nats/syncInterval",
     "nats.goMemoryLimit=2Gi": "/nats/goMemoryLimit",
+    "nats.clients[0].name=a b": "/nats/clients/0",
     "nats.tls.serverName=nats.example": "nats.tls.secretName: required by",
     "nats.tls.clientSecretName=clients": "nats.tls.secretName: required by",
+    "gateway.oidc.issuer=http://login.example": "/gateway/oidc/issuer",
+    "gateway.oidc.issuer=https://login.example": "gateway.oidc.audience: required with gateway.oidc.issuer",
+    "gateway.tls.certManager.name=authority": "gateway.tls.secretName: required with gateway.tls.certManager",
+    "gateway.projectNamespaces.research=Team": "/gateway/projectNamespaces/research",
     "services.scheduler.replicas=2": "/services/scheduler/replicas",
     "services.planner.replicas=1": "additional properties 'planner' not allowed",
 }
@@ -415,6 +421,69 @@ def test_an_invalid_value_is_refused(value: str) -> None:
     result = template(None, value)
     assert result.returncode != 0
     assert REFUSED[value] in result.stderr
+
+
+def test_roles_of_the_api_are_those_of_the_code() -> None:
+    """With the fullname, which refusals name; the roles of 0.2 beside them, unless switched off."""
+    roles = of_kind(rendered("cluster"), "ClusterRole")
+    for role in ROLES:
+        assert roles[f"gpu-autoscaler-{role}"]["rules"] == role_rules(role)
+        assert not any("aggregate" in label for label in roles[f"gpu-autoscaler-{role}"]["metadata"]["labels"])
+    assert {"gpu-autoscaler-jobs-view", "gpu-autoscaler-jobs-edit"} <= roles.keys()
+    roles = of_kind(rendered("cluster", "gateway.singleRight=false", "gateway.aggregateRoles=true"), "ClusterRole")
+    assert not {"gpu-autoscaler-jobs-view", "gpu-autoscaler-jobs-edit"} & roles.keys()
+    for role, into in (("viewer", "view"), ("submitter", "edit"), ("operator", "admin")):
+        key = f"rbac.authorization.k8s.io/aggregate-to-{into}"
+        assert roles[f"gpu-autoscaler-{role}"]["metadata"]["labels"][key] == "true"
+
+
+def test_clients_with_names_are_users_of_the_broker() -> None:
+    """As the code writes them; their passwords come from Secrets of their own. The auth callout leaves them alone."""
+    names = ["system:serviceaccount:research:pipeline", "oidc:anna"]
+    sets = [f"nats.clients[{number}].name={name}" for number, name in enumerate(names)]
+    sets += [f"nats.clients[{number}].passwordSecret=of-{number}" for number in range(len(names))]
+    found = rendered("simulated", *sets)
+    config = of_kind(found, "ConfigMap")["gpu-autoscaler-nats"]["data"]
+    assert config["users.conf"].strip() == users_file(clients=names).strip()
+    env = {variable["name"]: variable for variable in pods(found)["gpu-autoscaler-nats"]["containers"][0]["env"]}
+    assert env["NATS_PASSWORD_CLIENT_1"]["valueFrom"]["secretKeyRef"] == {"name": "of-1", "key": "password"}
+    issuer = f"A{'A' * 55}"
+    callout = ("nats.authCallout.enabled=true", f"nats.authCallout.issuer={issuer}", "nats.authCallout.seedSecret=seed")
+    text = of_kind(rendered("aws", *sets, *callout), "ConfigMap")["gpu-autoscaler-nats"]["data"]["users.conf"]
+    (line,) = (line for line in text.splitlines() if "auth_users" in line)
+    assert all(json.dumps(name) in line for name in names)
+
+
+def test_the_gateway_serves_the_certificate_of_cert_manager() -> None:
+    """For every name of the Service and the given ones, into the Secret that the gateway mounts."""
+    sets = ("gateway.tls.secretName=gateway-tls", "gateway.tls.certManager.name=authority")
+    found = rendered("cluster", *sets, "gateway.tls.certManager.dnsNames={gpu.example}")
+    spec = of_kind(found, "Certificate")["gpu-autoscaler-gateway"]["spec"]
+    host = f"gpu-manager.{NAMESPACE}"
+    names = ["gpu-manager", host, f"{host}.svc", f"{host}.svc.cluster.local", "gpu.example"]
+    assert (spec["secretName"], spec["dnsNames"]) == ("gateway-tls", names)
+    pod = pods(found)["gpu-autoscaler-gateway"]
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "tls")
+    assert volume["secret"]["secretName"] == "gateway-tls"
+    mounted = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    settings = environment(pod["containers"][0])
+    for path in ("TLS_CERTIFICATE_PATH", "TLS_KEY_PATH"):
+        assert settings[f"GPU_AUTOSCALER_GATEWAY_{path}"].rpartition("/")[0] in mounted
+    assert not of_kind(rendered("cluster", "gateway.tls.secretName=own"), "Certificate")
+
+
+def test_a_provider_of_identities_is_reachable_and_rights_are_checked() -> None:
+    """Without token review, too: roles, the rights of the gateway's account, and egress to the issuer."""
+    sets = ("gateway.tokenReview=false", "gateway.oidc.issuer=https://login.example:8443", "gateway.oidc.audience=gpu")
+    found = rendered("cluster", *sets)
+    assert "gpu-autoscaler-operator" in of_kind(found, "ClusterRole")
+    account = of_kind(found, "ClusterRole")["gpu-autoscaler-gateway"]
+    assert any("subjectaccessreviews" in rule["resources"] for rule in account["rules"])
+    egress = of_kind(found, "NetworkPolicy")["gpu-autoscaler-gateway"]["spec"]["egress"]
+    assert {"ports": [{"port": 8443}]} in egress
+    settings = environment(pods(found)["gpu-autoscaler-gateway"]["containers"][0])
+    assert settings["GPU_AUTOSCALER_GATEWAY_OIDC_ISSUER"] == "https://login.example:8443"
+    assert "GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ENABLED" not in settings
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.outside import ask, cli, event, example, publish, request_body
 from tests.support.running import Running, running
 
+from gpu_autoscaler.bus.client_subjects import client_token
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX
 from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
@@ -80,6 +81,47 @@ async def until_answered(cluster: Running, event_id: str) -> None:
     """Submit another job and wait for its acceptance, so that earlier messages are processed."""
     await publish(cluster, "job.requested", event(event_id, BODY), event_id)
     await cluster.until(lambda record: queued(record, event_id) == 1, f"{event_id} accepted")
+
+
+async def test_a_client_with_a_name_submits_and_cancels_in_it(cluster: Running) -> None:
+    """The subject names the submitter, whatever the request says; nothing is stored on it, and repeats are one job."""
+    subject = f"{JobRequested.subject_root()}.{client_token('anna')}"
+    client = Client()
+    await client.connect(cluster.system.nats_url)
+    body = json.dumps({**BODY, "submitted_by": "somebody"}).encode()
+    acks = 0
+    async with asyncio.timeout(60):
+        while acks < 2:
+            try:
+                ack = await client.jetstream().publish(subject, body, headers={"Nats-Msg-Id": "of-anna"}, timeout=30)
+            except nats.js.errors.ServiceUnavailableError:  # the gateway is still reading the streams
+                await asyncio.sleep(0.2)
+                continue
+            acks += 1
+            assert ack.stream == "JOB"
+    job_id = job_id_of(None, "client/anna/of-anna")
+
+    def accepted(record: Record) -> list[str]:
+        return [fact.spec.submitted_by for fact, _ in record.of(JobQueued) if fact.job_id == job_id]
+
+    await cluster.until(lambda record: bool(accepted(record)), "accepted")
+    with pytest.raises(nats.js.errors.APIError, match="members"):
+        await client.jetstream().publish(subject, json.dumps({**BODY, "members": 0}).encode(), timeout=30)
+    data = {"job_id": job_id, "requested_by": "somebody"}
+    cancel = event("cancel-of-anna", data, type="job.cancel_requested.v1")
+    for name, is_allowed in (("bob", False), ("anna", True)):
+        cancelling = client.jetstream().publish(f"job.cancel_requested.{client_token(name)}", cancel, timeout=30)
+        if is_allowed:
+            await cancelling
+        else:
+            with pytest.raises(nats.js.errors.APIError, match="bob may not cancel"):
+                await cancelling
+    await client.close()
+    await cluster.until(
+        lambda record: any("by anna" in fact.message for fact, _ in record.of(JobFinished) if fact.job_id == job_id),
+        "cancelled",
+    )
+    assert accepted(cluster.record) == ["anna"]
 
 
 async def test_a_subscriber_without_our_package_reads_decisions_by_schema(cluster: Running) -> None:

@@ -26,6 +26,8 @@ from gpu_autoscaler.kube.wire import policy as wire_policy
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.labels import ACTION_ID, JOB_ID
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler_services.api_rights import FREEZE
+from gpu_autoscaler_services.gateway.access import AccessReviews
 from gpu_autoscaler_services.gateway.auth import TokenReviews
 from gpu_autoscaler_services.node_gateway.admission import Admission
 from gpu_autoscaler_services.registry import services
@@ -246,18 +248,20 @@ async def test_the_policy_watcher_may_write_status(plane: ControlPlane, kubeconf
 
 
 async def test_the_gateway_may_review_tokens(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:
-    """TokenReview identifies the owner; SubjectAccessReview checks jobs.gpu-autoscaler.io."""
+    """TokenReview identifies the owner; SubjectAccessReview checks rights, the single right of 0.2 among them."""
     plane.kubectl("create", "serviceaccount", "alice")
     token = plane.kubectl("create", "token", "alice").strip()
     async with acting_as(kubeconfigs["gateway"]) as kube:
         assert (await kube.cluster()).installation
-        assert await TokenReviews(kube).caller(token) is None, "nothing was granted yet"
+        caller = await TokenReviews(kube).caller(token)
+        assert caller is not None
+        assert caller.name == "system:serviceaccount:default:alice"
+        assert not await AccessReviews(kube).allows(caller, FREEZE, "default"), "nothing was granted yet"
         role = ("--clusterrole=gpu-autoscaler-jobs-edit", "--serviceaccount=default:alice")
         plane.kubectl("create", "clusterrolebinding", "alice", *role)
         async with asyncio.timeout(60):
-            while (caller := await TokenReviews(kube).caller(token)) is None:
+            while not await AccessReviews(kube).allows(caller, FREEZE, "default"):
                 await asyncio.sleep(0.1)
-    assert (caller.name, caller.may_write) == ("system:serviceaccount:default:alice", True)
 
 
 async def test_the_node_gateway_may_find_the_instance_of_a_watcher(

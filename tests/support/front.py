@@ -25,6 +25,7 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.sqlite import SqliteStore
+from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules
 from gpu_autoscaler_services.gateway.api.logs import LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
@@ -94,6 +95,7 @@ async def front(
     *,
     policy: ScalingPolicy = DEFAULT_POLICY,
     authenticators: Sequence[Authenticator] = (),
+    rules: AccessRules = NO_ACCESS_RULES,
     readiness: Readiness | None = None,
     ring_count_max: int = 500,
     unreadable: frozenset[str] = frozenset(),
@@ -122,7 +124,7 @@ async def front(
         policy_file=policy,
         clock=clock,
     )
-    app = make_app(model, authenticators=authenticators, readiness=readiness, logs=logs)
+    app = make_app(model, authenticators=authenticators, rules=rules, readiness=readiness, logs=logs)
     try:
         async with serving(app, GatewaySettings(port=port)) as url:
             yield Front(url=url, model=model, bus=bus, broker=broker)

@@ -10,6 +10,7 @@ from itertools import chain
 
 import msgspec
 
+from gpu_autoscaler.bus.client_subjects import MAPPINGS, client_subjects
 from gpu_autoscaler.bus.streams import ATTEMPT, BUCKETS, DEAD, LEASES, STREAMS, ConsumerSpec, subject_filter
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.fact import Fact
@@ -79,6 +80,11 @@ def of_requester(subject: str, *, inbox: str) -> Permissions:
 def of_ingress(published: Iterable[type[Fact]]) -> Permissions:
     """Return the permissions of clients: publish these facts and receive their acknowledgments."""
     return Permissions(publish=_sorted(map(subject_filter, published)), subscribe=(STOCK_INBOXES,))
+
+
+def of_client(client: str) -> Permissions:
+    """Return the permissions of a client with a name of its own: its requests, their answers, nothing else."""
+    return Permissions(publish=client_subjects(client), subscribe=(STOCK_INBOXES,))
 
 
 def of_reader(durables: Iterable[ConsumerSpec], *, command: str) -> Permissions:
@@ -170,26 +176,37 @@ def server_text(users: Mapping[str, Permissions], *, callout_issuer: str | None 
     """Return the server's configuration of these users; passwords come from its environment.
 
     `callout_issuer`: whoever is none of these users is let in, or not, by the auth callout that signs with this key.
-    Source: NATS documentation, "Authorization" and "Server Config", section "Variables" (read 2026-11-21).
+    Source: NATS documentation, "Authorization", "Subject Mapping and Partitioning", and "Server Config", section
+    "Variables" (read 2026-11-21).
     """
-    lines = ["authorization {"]
+    lines = [
+        "mappings {",
+        *(f'  "{source}": "{target}"' for source, target in MAPPINGS.items()),
+        "}",
+        "authorization {",
+    ]
     if callout_issuer is not None:
         lines.append(f"  timeout: {CALLOUT_SECONDS_MAX}")
         lines.append(f"  auth_callout {{issuer: {callout_issuer}, auth_users: [{', '.join(sorted(users))}]}}")
     lines.append("  users = [")
     for user, permissions in users.items():
-        lines += [
-            "    {",
-            f"      user: {user}",
-            f"      password: ${password_variable(user)}",
-            "      permissions: {",
-            f"        publish: {{allow: {_listed(permissions.publish)}{_denied(permissions.publish_denied)}}}",
-            f"        subscribe: {{allow: {_listed(permissions.subscribe)}}}",
-            *(["        allow_responses: true"] if permissions.may_answer else []),
-            "      }",
-            "    }",
-        ]
+        lines += user_lines(user, password_variable(user), permissions)
     return "\n".join([*lines, "  ]", "}"]) + "\n"
+
+
+def user_lines(user: str, password: str, permissions: Permissions) -> list[str]:
+    """Return the lines of a user; `password`: the environment variable that holds it."""
+    return [
+        "    {",
+        f"      user: {user}",
+        f"      password: ${password}",
+        "      permissions: {",
+        f"        publish: {{allow: {_listed(permissions.publish)}{_denied(permissions.publish_denied)}}}",
+        f"        subscribe: {{allow: {_listed(permissions.subscribe)}}}",
+        *(["        allow_responses: true"] if permissions.may_answer else []),
+        "      }",
+        "    }",
+    ]
 
 
 def _listed(subjects: Iterable[str]) -> str:

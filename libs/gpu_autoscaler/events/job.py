@@ -47,6 +47,7 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes
+    submitted_by: str = ""  # the gateway writes its caller's name; empty: unknown
     # Kubernetes' PodTemplateSpec of each member; None: the short form. Its GPUs are `gpu_requirements`.
     pod_template: dict[str, Any] | None = None
     # Whether the template may have fields that reach beyond its pod (hostPath, privileged ...). Set by the gateway for

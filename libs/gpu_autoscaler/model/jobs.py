@@ -122,6 +122,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     # Of the pod template in the store, from which the members are made; None: from image, command and env.
     template_digest: str | None = None
     demands: NodeDemands = NO_DEMANDS  # of the pod template and its volumes on a node
+    submitted_by: str = ""  # empty: unknown
 
     @property
     def gang_count(self) -> int:

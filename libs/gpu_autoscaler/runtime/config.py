@@ -5,9 +5,11 @@ to the settings (`runtime/policies.py`).
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +38,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: any free port
 Seconds = Annotated[float, Meta(gt=0)]
 
 
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # Kubernetes documentation, "Namespaces"
 REPLICAS_COUNTS = (1, 3, 5)  # an even number has the majority of the next odd one, and one more server to lose
 
 
@@ -114,11 +117,34 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # Whether callers may submit pod templates that reach beyond their pod: hostPath, privileged, hostNetwork ...
     are_dangerous_fields_allowed: bool = False
     are_env_values_shown: bool = False  # whether events show the values of environment variables of jobs
+    # With TokenReview: accept tokens for the API server besides those with the audience gpu-autoscaler.io. Whoever sees
+    # such a token can use it at the API server.
+    is_cluster_token_accepted: bool = True
+    # Rights (docs/rights.md). Namespace in which rights that belong to no project are checked; empty: kube.namespace.
+    namespace: str = ""
+    # Namespaces in which the rights of projects are checked: "research=team-r"; "*=jobs": of all other projects. A
+    # project without an entry: the namespace of its name.
+    project_namespaces: tuple[str, ...] = ()
+    # The right of 0.2, get and create on jobs.gpu-autoscaler.io in all namespaces, grants everything.
+    is_single_right_accepted: bool = True
+    role_prefix: str = "gpu-autoscaler"  # of the chart's ClusterRoles, which refusals name
+    # OpenID Connect: accept tokens of this issuer (its URL, https) for this audience. Claims name user and groups; the
+    # prefixes keep them apart from names of Kubernetes. Rights are checked by Kubernetes.
+    oidc_issuer: str | None = None
+    oidc_audience: str | None = None
+    oidc_user_claim: str = "sub"
+    oidc_user_prefix: str = "oidc:"
+    oidc_groups_claim: str = "groups"
+    oidc_groups_prefix: str = "oidc:"
+    oidc_ca_path: str | None = None  # PEM; the authority of the issuer's certificate. None: those of the system
+    # TLS: PEM files, read again when they change. None: HTTP.
+    tls_certificate_path: str | None = None
+    tls_key_path: str | None = None
 
     @property
     def requires_token(self) -> bool:
         """True when callers must present a token."""
-        return bool(self.tokens) or self.is_token_review_enabled
+        return bool(self.tokens) or self.is_token_review_enabled or self.oidc_issuer is not None
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,8 +284,9 @@ def _contradictions(settings: Settings) -> list[str]:
     if not settings.gateway.requires_token and not is_loopback(settings.gateway.host):
         errors.append(
             f"gateway.host: {settings.gateway.host} is reachable from other machines without authentication; "
-            "set gateway.tokens or gateway.is_token_review_enabled, or listen on 127.0.0.1"
+            "set gateway.tokens, gateway.is_token_review_enabled or gateway.oidc_issuer, or listen on 127.0.0.1"
         )
+    errors += _gateway_contradictions(settings.gateway)
     errors += _nats_contradictions(settings.nats)
     kube = settings.kube
     ways = [
@@ -280,6 +307,22 @@ def _contradictions(settings: Settings) -> list[str]:
         errors.append(f"store.url: {error}")
     if settings.sensing.role == "node" and settings.sensing.node_name is None:
         errors.append("sensing.node_name: required by sensing.role = 'node'; set it to the node this process runs on")
+    return errors
+
+
+def _gateway_contradictions(gateway: GatewaySettings) -> list[str]:
+    errors = []
+    for entry in gateway.project_namespaces:
+        project, _, namespace = entry.rpartition("=")
+        if not project or not NAMESPACE.fullmatch(namespace):
+            errors.append(f"gateway.project_namespaces: {entry!r} is not project=namespace; example: research=team-r")
+    if (gateway.tls_certificate_path is None) is not (gateway.tls_key_path is None):
+        errors.append("gateway.tls_certificate_path, gateway.tls_key_path: set both, or neither for HTTP")
+    if (gateway.oidc_issuer is None) is not (gateway.oidc_audience is None):
+        errors.append("gateway.oidc_issuer, gateway.oidc_audience: set both; a token for others must not be accepted")
+    issuer = urlsplit(gateway.oidc_issuer or "https://unset")
+    if issuer.scheme != "https" and not (issuer.scheme == "http" and is_loopback(issuer.hostname or "")):
+        errors.append(f"gateway.oidc_issuer: {gateway.oidc_issuer!r} must start with https://; its keys are trusted")
     return errors
 
 

@@ -164,8 +164,9 @@ def policy_digest(policy: ScalingPolicy) -> str:
 
 
 def request_digest(request: JobRequested) -> str:
-    """Return 32 hex digits over the request without its job id, which a client may leave to the scheduler."""
-    anonymous = msgspec.structs.replace(request.without_template(), job_id=None)
+    """Return 32 hex digits over the request without its job id, which a client may leave to the scheduler, and without
+    who submits it: a repeat may come with another token."""
+    anonymous = msgspec.structs.replace(request.without_template(), job_id=None, submitted_by="")
     values = msgspec.to_builtins(anonymous)
     for field in msgspec.structs.fields(anonymous):
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -25,7 +25,7 @@ jobs = App(
     help_epilogue="""Examples:
   gpu-autoscaler jobs submit --name train --project p1 --image IMAGE --gpus 8
   gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
-  gpu-autoscaler jobs list --state running
+  gpu-autoscaler jobs list --state running --mine
   gpu-autoscaler jobs describe train
   gpu-autoscaler jobs logs train -f --tail 100
   gpu-autoscaler jobs wait JOB_ID --for completed""",
@@ -42,6 +42,7 @@ _COLUMNS: Columns = (
     ("ESTIMATED START", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
     ("ESTIMATED COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
     ("CREATED", lambda row: row["created_at"][:19] + "Z"),
+    ("SUBMITTED BY", lambda row: row.get("submitted_by") or "-"),
     ("MESSAGE", lambda row: row["message"]),
 )
 
@@ -205,13 +206,17 @@ def _read(path: str) -> Document:
 
 
 @jobs.command(name="list")
-def list_(
+def list_(  # noqa: PLR0913 - one for each option
     *,
     state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; repeatable.")] = None,
     project: Annotated[str | None, Parameter(help="Only jobs of this project.")] = None,
     name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
     created_after: Annotated[datetime | None, Parameter(help="Only jobs created at this time or later (UTC).")] = None,
     created_before: Annotated[datetime | None, Parameter(help="Only jobs created before this time (UTC).")] = None,
+    mine: Annotated[
+        bool, Parameter(negative="", help="Only jobs that you submitted, by the name of your token.")
+    ] = False,
+    submitted_by: Annotated[str | None, Parameter(help="Only jobs that this user submitted.")] = None,
     limit: Annotated[int, Parameter(help="Number of jobs, newest first.")] = 100,
     gateway: Gateway = HERE,
     output: Output = "table",
@@ -221,6 +226,8 @@ def list_(
         state=tuple(state or ()),
         project_id=project,
         job_name=name,
+        submitted_by=submitted_by,
+        mine=mine,
         created_after=_utc(created_after),
         created_before=_utc(created_before),
         limit=limit,

@@ -1,5 +1,6 @@
-"""Authentication and authorization. Without an authenticator the gateway listens on loopback only."""
+"""Authentication: who the caller is. Without an authenticator the gateway listens on loopback only."""
 
+import asyncio
 import hmac
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,27 +12,25 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gpu_autoscaler.model.errors import ConfigError, PermanentError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.config import is_loopback
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.access import (
+    ACCESS,
+    REVIEWS_AT_ONCE_MAX,
+    Access,
+    AccessRules,
+    Caller,
+    KubernetesReviews,
+)
+from gpu_autoscaler_services.gateway.problems import Problem, unauthorized
 from gpu_autoscaler_services.gateway.routes import is_text
 
 REVIEW_SECONDS_MAX = 60.0  # cache time of a token review; Kubernetes' own webhook cache keeps 2 minutes
 REVIEWS_COUNT_MAX = 1000
-READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_LENGTH_MIN = 16
-CALLER: web.RequestKey[str] = web.RequestKey("caller", str)  # name of the authenticated caller
-# The user, or the shared token: bearers of several shared tokens have one name.
-CALLER_ID: web.RequestKey[str] = web.RequestKey("caller_id", str)
-
-
-class Caller(msgspec.Struct, frozen=True):
-    """An authenticated caller."""
-
-    name: str
-    may_write: bool
-    token_number: int = 0  # of a shared token, from 1; 0: the caller has a name of its own
+TOKEN_AUDIENCE = "gpu-autoscaler.io"  # noqa: S105 - no secret; of projected tokens; one for the API server would be valid there as well
+SHARED_NAME = "bearer of a token"
 
 
 class Authenticator(Protocol):
@@ -43,7 +42,7 @@ class Authenticator(Protocol):
 
 
 class SharedTokens:
-    """Tokens from the settings, compared in constant time. Their bearers may read and write."""
+    """Tokens from the settings, compared in constant time. Their bearers have all rights."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         short = sum(len(token) < TOKEN_LENGTH_MIN for token in tokens)
@@ -58,33 +57,45 @@ class SharedTokens:
         matches = [hmac.compare_digest(known, token.encode()) for known in self._tokens]
         if not any(matches):
             return None
-        return Caller("bearer of a token", may_write=True, token_number=matches.index(True) + 1)
+        return Caller(name=SHARED_NAME, has_all_rights=True, token_number=matches.index(True) + 1)
 
 
-class KubernetesReviews(Protocol):
-    """The Kubernetes client call that token reviews need."""
+class _User(msgspec.Struct):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = {}
 
-    async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """POST an object and return the answer. Raises TransientError if the API server is unreachable."""
-        ...
+
+class _Review(msgspec.Struct):
+    authenticated: bool = False
+    audiences: tuple[str, ...] = ()
+    user: _User = msgspec.field(default_factory=_User)
 
 
 class TokenReviews:
-    """Asks Kubernetes who owns a token, and whether the owner may get and create `jobs.gpu-autoscaler.io`.
+    """Asks Kubernetes who owns a token: one for our audience, or, if accepted, one for the API server.
 
-    Source: Kubernetes API reference, "TokenReview v1" and "SubjectAccessReview v1" (read 2026-11-21).
+    Source: Kubernetes API reference, "TokenReview v1" (read 2026-11-21).
     """
 
-    def __init__(self, kubernetes: KubernetesReviews) -> None:
+    def __init__(
+        self, kubernetes: KubernetesReviews, *, audience: str = TOKEN_AUDIENCE, is_cluster_token_accepted: bool = True
+    ) -> None:
+        """`is_cluster_token_accepted`: also tokens for the API server, which whoever sees them can use there."""
         self._kubernetes = kubernetes
+        self._audience = audience
+        self._is_cluster_token_accepted = is_cluster_token_accepted
         self._known: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
+        self._turns = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
 
     async def caller(self, token: str) -> Caller | None:
         """Return the token's owner, cached for a minute."""
         now = Clock.monotonic_seconds()
         reviewed_at, caller = self._known.get(token, (float("-inf"), None))
         if now - reviewed_at > REVIEW_SECONDS_MAX:
-            caller = await self._review(token)
+            async with self._turns:
+                caller = await self._review(token)
             self._known[token] = (now, caller)
             self._known.move_to_end(token)
             if len(self._known) > REVIEWS_COUNT_MAX:
@@ -92,39 +103,33 @@ class TokenReviews:
         return caller
 
     async def _review(self, token: str) -> Caller | None:
-        review = await self._kubernetes.create(
+        review = await self._reviewed({"token": token, "audiences": [self._audience]})
+        # A server that ignores audiences answers without them.
+        is_ours = review.authenticated and self._audience in review.audiences
+        if not is_ours and self._is_cluster_token_accepted:
+            review = await self._reviewed({"token": token})
+            is_ours = review.authenticated
+        user = review.user
+        if not is_ours or not user.username:
+            return None
+        return Caller(name=user.username, groups=user.groups, uid=user.uid, extra=user.extra)
+
+    async def _reviewed(self, spec: Mapping[str, Any]) -> _Review:
+        answer = await self._kubernetes.create(
             "/apis/authentication.k8s.io/v1/tokenreviews",
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec},
         )
-        status = review.get("status", {})
-        if not status.get("authenticated", False):
-            return None
-        user = status.get("user", {})
-        if not await self._may(user, "get"):
-            return None
-        return Caller(str(user.get("username", "")), may_write=await self._may(user, "create"))
-
-    async def _may(self, user: Mapping[str, Any], verb: str) -> bool:
-        review = await self._kubernetes.create(
-            "/apis/authorization.k8s.io/v1/subjectaccessreviews",
-            {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SubjectAccessReview",
-                "spec": {
-                    "user": user.get("username", ""),
-                    "groups": user.get("groups", []),
-                    "resourceAttributes": {"group": "gpu-autoscaler.io", "resource": "jobs", "verb": verb},
-                },
-            },
-        )
-        return bool(review.get("status", {}).get("allowed", False))
+        try:
+            return msgspec.convert(answer.get("status", {}), _Review)
+        except msgspec.ValidationError as exc:
+            raise TransientError(f"TokenReview of the API server is not readable: {exc}") from exc
 
 
-def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]) -> Middleware:
+def guard(authenticators: Sequence[Authenticator], rules: AccessRules, *, open_paths: frozenset[str]) -> Middleware:
     """Return a middleware that authenticates callers; `open_paths` need no token (the page itself).
 
     Without authenticators the gateway is reachable from this machine only, and requests for a foreign host name are
-    refused, so that a web page elsewhere cannot reach it (DNS rebinding).
+    refused, so that a web page elsewhere cannot reach it (DNS rebinding). What a caller may do, each route checks.
     """
 
     @web.middleware
@@ -133,17 +138,9 @@ def guard(authenticators: Sequence[Authenticator], *, open_paths: frozenset[str]
             if not _is_own_name(request.host):
                 detail = f"host {request.host!r} is not local; without tokens the gateway serves its own machine only"
                 raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
-            return await handler(request)
-        if request.path in open_paths:
-            return await handler(request)
-        caller = await _caller(request, authenticators)
-        if request.method not in READING_METHODS and not caller.may_write:
-            raise Problem(
-                HTTPStatus.FORBIDDEN,
-                f"{caller.name} has read access only; grant the verb create on jobs.gpu-autoscaler.io",
-            )
-        request[CALLER] = caller.name
-        request[CALLER_ID] = f"{caller.name} {caller.token_number}" if caller.token_number else caller.name
+            request[ACCESS] = Access(None, rules)
+        elif request.path not in open_paths:
+            request[ACCESS] = Access(await _caller(request, authenticators), rules)
         return await handler(request)
 
     return guarded
@@ -159,7 +156,7 @@ def _is_own_name(host: str) -> bool:
 async def _caller(request: web.Request, authenticators: Sequence[Authenticator]) -> Caller:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip() or not is_text(token):
-        raise Problem(HTTPStatus.UNAUTHORIZED, "send the header `Authorization: Bearer <token>`")
+        raise unauthorized("send the header `Authorization: Bearer <token>`")
     for authenticator in authenticators:
         try:
             caller = await authenticator.caller(token.strip())
@@ -168,6 +165,4 @@ async def _caller(request: web.Request, authenticators: Sequence[Authenticator])
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=REVIEW_SECONDS_MAX) from error
         if caller is not None:
             return caller
-    raise Problem(
-        HTTPStatus.UNAUTHORIZED, "unknown or expired token, or its owner lacks the verb get on jobs.gpu-autoscaler.io"
-    )
+    raise unauthorized("unknown or expired token")

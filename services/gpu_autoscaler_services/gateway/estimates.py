@@ -84,6 +84,7 @@ def job(spec: JobSpec, status: JobState, scene: Scene, status_view: StatusView |
         started_at=None if started is None else started.started_at,
         finished_at=None if finished is None else finished.finished_at,
         message=message,
+        submitted_by=spec.submitted_by,
     )
 
 

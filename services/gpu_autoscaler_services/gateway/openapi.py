@@ -23,8 +23,9 @@ _DESCRIPTION = (
     "on loopback only, and ignores tokens."
 )
 _BEARER = (
-    "A token from the gateway's settings; or, if review is enabled, a Kubernetes token whose owner has the verb get on "
-    "jobs.gpu-autoscaler.io to read, and create to write."
+    "A token from the gateway's settings, which has all rights; or, if enabled, a Kubernetes token. Each operation "
+    "lists the rights that it checks, verbs on virtual resources, which Kubernetes RBAC grants: those of jobs in the "
+    "namespace of the project, all others in that of the release. Where it lists several, the request decides which."
 )
 _TEXT = {"type": "string"}
 # Response headers by status (RFC 9110, sections 10.2.3, 11.6.1).
@@ -70,6 +71,7 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
         "operationId": route.operation_id + ("_alias" if is_alias else ""),
         "summary": route.summary,
         "tags": [route.tag],
+        "security": [{"bearer": [right.qualified]} for right in route.rights],
         "responses": _responses(route),
     }
     if is_alias:

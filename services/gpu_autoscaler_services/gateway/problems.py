@@ -1,7 +1,8 @@
 """Errors as `application/problem+json` documents.
 
-Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is `about:blank`: status and
-title are the class of the problem, `detail` is cause and next step, `violations` lists invalid fields.
+Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is `about:blank` where status and
+title are the class of the problem; a missing right has a type of its own, and names what is `required`. `detail` is
+cause and next step, `violations` lists invalid fields.
 """
 
 from http import HTTPStatus
@@ -16,9 +17,20 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.jobs import Violation
 
 RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker restart takes seconds
-
+BLANK_TYPE = "about:blank"
+FORBIDDEN_TYPE = "urn:gpu-autoscaler:problem:right-missing"
 
 log = structlog.get_logger()
+
+
+class RequiredRight(msgspec.Struct, frozen=True, kw_only=True):
+    """The right that a caller lacks, as Kubernetes RBAC grants it."""
+
+    verb: str
+    resource: str  # with its subresource, as in directives/freeze
+    group: str
+    namespace: str  # of the project, or of the release
+    grant: str  # the command that grants it
 
 
 class Problem(Exception):
@@ -31,8 +43,12 @@ class Problem(Exception):
         *,
         violations: tuple[Violation, ...] = (),
         retry_after_seconds: float | None = None,
+        kind: str = BLANK_TYPE,
+        required: RequiredRight | None = None,
     ) -> None:
         super().__init__(detail)
+        self.kind = kind
+        self.required = required
         self.status = status
         self.detail = detail
         self.violations = violations
@@ -44,15 +60,21 @@ def invalid(detail: str, *violations: Violation) -> Problem:
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
 
 
+def unauthorized(detail: str) -> Problem:
+    """Return the problem of a request whose caller is not known."""
+    return Problem(HTTPStatus.UNAUTHORIZED, detail)
+
+
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of every error."""
 
     title: str
     status: int
     detail: str
-    type: str = "about:blank"
+    type: str = BLANK_TYPE  # of a missing right: urn:gpu-autoscaler:problem:right-missing
     instance: str = ""  # path of the request
     violations: tuple[Violation, ...] = ()  # invalid fields with reasons
+    required: RequiredRight | None = None  # the missing right
 
 
 def problem_response(problem: Problem, path: str) -> web.Response:
@@ -61,8 +83,10 @@ def problem_response(problem: Problem, path: str) -> web.Response:
         title=problem.status.phrase,
         status=problem.status.value,
         detail=problem.detail,
+        type=problem.kind,
         instance=path,
         violations=problem.violations,
+        required=problem.required,
     )
     response = web.Response(
         status=problem.status.value, body=msgspec.json.encode(document), content_type="application/problem+json"

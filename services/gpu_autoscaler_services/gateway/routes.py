@@ -9,6 +9,8 @@ from aiohttp import web
 
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler_services.api_rights import ApiRight
+from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.problems import invalid
 
 BODY_BYTES_MAX = 1 << 20
@@ -17,6 +19,7 @@ MISSING = (HTTPStatus.NOT_FOUND,)
 # Errors of every operation, before its handler runs: of the caller, and of a gateway that cannot answer yet.
 COMMON = (
     HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
     HTTPStatus.MISDIRECTED_REQUEST,
     HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -34,6 +37,9 @@ class Route(msgspec.Struct, frozen=True):
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     tag: str
     answer: type  # body of a success
+    # A single right of the release's namespace is checked before the handler runs; others the handler checks itself,
+    # since the request decides which, or for which project.
+    rights: tuple[ApiRight, ...]
     problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every operation
     body: type | None = None
     query: type | None = None  # struct of the query parameters
@@ -52,9 +58,14 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> tuple[HTTPStatus, ...]:
-        """Return all errors that the operation can answer; one that writes also refuses readers."""
-        writing = () if self.method == "GET" else (HTTPStatus.FORBIDDEN,)
-        return tuple(sorted({*self.problems, *COMMON, *writing}))
+        """Return all errors that the operation can answer."""
+        return tuple(sorted({*self.problems, *COMMON}))
+
+    async def answered(self, request: web.Request) -> web.StreamResponse:
+        """Check the right, and run the handler. Raises a 403."""
+        if len(self.rights) == 1 and not self.rights[0].is_by_project:
+            await request[ACCESS].require(self.rights[0])
+        return await self.handler(request)
 
     @property
     def summary(self) -> str:

@@ -39,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     estimated_start_latest: Instant | None = None  # 90th percentile
     estimated_cost_usd_max: float | None = None  # for the job time limit
     estimate_basis: str = ""  # basis of the estimate, or why there is none
+    submitted_by: str = ""  # empty: unknown
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):

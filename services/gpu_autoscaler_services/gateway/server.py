@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from importlib.resources import files
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -13,12 +14,14 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import GatewaySettings
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler_services.gateway import openapi
+from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules
 from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.api.logs import LOGS, LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator, guard
 from gpu_autoscaler_services.gateway.problems import Problem, problems
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
+from gpu_autoscaler_services.gateway.tls import Certificate, following
 
 STATE_CONDITION = "state"  # the runtime's readiness condition for the replayed state
 STATE_RETRY_SECONDS = 1.0
@@ -33,13 +36,14 @@ def make_app(
     model: ReadModel,
     *,
     authenticators: Sequence[Authenticator] = (),
+    rules: AccessRules = NO_ACCESS_RULES,
     readiness: Readiness | None = None,
     logs: LogSource = NO_LOGS,
 ) -> web.Application:
     """Return the app with all routes and the page. Without `readiness`, requests never wait for the state."""
     page = _page_files()
     open_paths = frozenset({*page, "/openapi.json"})
-    middlewares = [add_security_headers, problems, guard(authenticators, open_paths=open_paths)]
+    middlewares = [add_security_headers, problems, guard(authenticators, rules, open_paths=open_paths)]
     if readiness is not None:
         middlewares.append(require_state(readiness, open_paths))
     app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
@@ -48,9 +52,9 @@ def make_app(
     for route in ROUTES:
         for path in (route.path, *route.aliases):
             if route.method == "GET":
-                app.router.add_get(path, route.handler)
+                app.router.add_get(path, route.answered)
             else:
-                app.router.add_route(route.method, path, route.handler)
+                app.router.add_route(route.method, path, route.answered)
     for path, (body, content_type) in page.items():
         app.router.add_get(path, _serve(body, content_type))
     app.router.add_get("/openapi.json", _document())
@@ -118,19 +122,25 @@ def _document() -> Handler:
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, settings: GatewaySettings) -> AsyncIterator[str]:
     """Serve the app and follow the streams until the context ends. Yields the address. Raises ConfigError if the port
-    is taken."""
+    is taken, or certificate and key cannot be used."""
+    certificate = None
+    if settings.tls_certificate_path is not None and settings.tls_key_path is not None:
+        certificate = Certificate(Path(settings.tls_certificate_path), Path(settings.tls_key_path))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS_MAX)
     await runner.setup()
     tail = asyncio.create_task(app[READ_MODEL].tail.run(), name="tail")
     try:
         try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
+            tls = None if certificate is None else certificate.context
+            await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls).start()
         except OSError as error:
             raise ConfigError(
                 "gateway",
                 [f"port: cannot listen on {settings.host}:{settings.port} ({error}); free it or set gateway.port"],
             ) from error
-        yield f"http://{settings.host}:{runner.addresses[0][1]}"
+        async with following(certificate):
+            scheme = "http" if certificate is None else "https"
+            yield f"{scheme}://{settings.host}:{runner.addresses[0][1]}"
     finally:
         tail.cancel()
         with contextlib.suppress(asyncio.CancelledError):

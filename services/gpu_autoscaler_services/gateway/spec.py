@@ -1,8 +1,11 @@
 """The declaration of the gateway. `server.py` serves HTTP, the handlers are in `api/`."""
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import ClassVar
 
+from gpu_autoscaler.bus.client_subjects import ALL_CLIENT_REQUESTS
+from gpu_autoscaler.bus.nats.requests import answering
 from gpu_autoscaler.bus.streams import LEASES
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
@@ -13,23 +16,62 @@ from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLi
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.kube.client import KubeClient, read_only
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.runtime.config import GatewaySettings, Settings
 from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.runtime.runner import instance_name
 from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services import wiring
+from gpu_autoscaler_services.gateway.access import (
+    NO_ACCESS_RULES,
+    AccessReviews,
+    AccessRules,
+    CheckedNamespaces,
+    KubernetesReviews,
+    namespaces_of,
+)
 from gpu_autoscaler_services.gateway.api.logs import LogSource
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
+from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.ledger import Ledger
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Tail
-from gpu_autoscaler_services.gateway.server import make_app, serving
+from gpu_autoscaler_services.gateway.server import STATE_CONDITION, make_app, serving
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
 
 # Not folded: the tail (`recent_facts.py`) reads them.
 _NOT_FOLDED = frozenset({GpuNodeSampled, ShadowPlanMade})
+
+
+def rules_of(settings: Settings, kubernetes: KubernetesReviews) -> AccessRules:
+    """Return how the settings check rights."""
+    gateway = settings.gateway
+    return AccessRules(
+        authorizer=AccessReviews(kubernetes, is_single_right_accepted=gateway.is_single_right_accepted),
+        namespaces=CheckedNamespaces(
+            namespace=gateway.namespace or settings.kube.namespace,
+            by_project=namespaces_of(gateway.project_namespaces),
+            role_prefix=gateway.role_prefix,
+        ),
+    )
+
+
+def oidc_tokens(settings: GatewaySettings, issuer: str, audience: str) -> Authenticator:
+    """Return what identifies the callers of an OpenID Connect provider. Raises ConfigError."""
+    from gpu_autoscaler_services.gateway.oidc import OidcOptions, OidcTokens  # noqa: PLC0415 - loads cryptography
+
+    options = OidcOptions(
+        issuer=issuer,
+        audience=audience,
+        user_claim=settings.oidc_user_claim,
+        user_prefix=settings.oidc_user_prefix,
+        groups_claim=settings.oidc_groups_claim,
+        groups_prefix=settings.oidc_groups_prefix,
+        ca_path=settings.oidc_ca_path,
+    )
+    return OidcTokens(options)
 
 
 class Gateway:
@@ -92,10 +134,18 @@ async def compose(context: ProcessContext) -> Composed:
     await wiring.follow_policy(context, policies, model.use_policy)
     settings = context.settings.gateway
     authenticators: list[Authenticator] = [SharedTokens(settings.tokens)] if settings.tokens else []
-    if settings.is_token_review_enabled:
-        authenticators.append(TokenReviews((await wiring.open_kube(context))[0]))
-    app = make_app(model, authenticators=authenticators, readiness=context.readiness, logs=_logs(context))
+    rules = NO_ACCESS_RULES
+    if settings.oidc_issuer is not None and settings.oidc_audience is not None:
+        authenticators.append(oidc_tokens(settings, settings.oidc_issuer, settings.oidc_audience))
+    if settings.is_token_review_enabled or settings.oidc_issuer is not None:
+        kube, _ = await wiring.open_kube(context)
+        rules = rules_of(context.settings, kube)
+        if settings.is_token_review_enabled:
+            authenticators.append(TokenReviews(kube, is_cluster_token_accepted=settings.is_cluster_token_accepted))
+    logs = _logs(context)
+    app = make_app(model, authenticators=authenticators, rules=rules, readiness=context.readiness, logs=logs)
     await context.closing.enter_async_context(serving(app, context.settings.gateway))
+    await _answer_clients(context, model, rules)
     return Gateway(store, timedelta(days=context.settings.store.request_days)), bus
 
 
@@ -109,6 +159,29 @@ def _logs(context: ProcessContext) -> LogSource:
     return LogSource(client)
 
 
+async def _answer_clients(context: ProcessContext, model: ReadModel, rules: AccessRules) -> None:
+    """Answer the clients that the broker identifies, for as long as the process runs."""
+    readiness = context.readiness
+
+    def is_ready() -> bool:
+        return readiness.conditions.get(STATE_CONDITION, "not started") is None
+
+    requests = ClientRequests(model, rules, is_ready=is_ready)
+    await context.closing.enter_async_context(running(requests))
+    nats = context.settings.nats
+    await context.closing.enter_async_context(
+        answering(
+            wiring.broker_addresses(nats),
+            name=f"{Gateway.name}-answers",
+            group=Gateway.name,
+            receivers={ALL_CLIENT_REQUESTS: requests.receive},
+            credentials=None if nats.credentials_path is None else Path(nats.credentials_path),
+            tls=wiring.tls_of(nats),
+            on_closed=context.lost.set,
+        )
+    )
+
+
 SPEC = ServiceSpec(
     service=Gateway,
     compose=compose,
@@ -120,6 +193,7 @@ SPEC = ServiceSpec(
         Right(verbs=("list",), resource="pods"),  # these two for logs of jobs
         Right(verbs=("get",), resource="pods/log"),
     ),
+    answers=(ALL_CLIENT_REQUESTS,),
     # It serves the streams as events, and shows which scaler is active.
     reads=(*sorted({fact.stream() for fact in FACTS}), LEASES.stream),
 )

@@ -7,7 +7,6 @@ import shlex
 import stat
 import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from gpu_autoscaler.kube.connection import Connection, from_kubeconfig, from_ser
 from gpu_autoscaler.kube.protocol import NAMESPACES, NODES
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, TransientError
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.gateway.auth import Caller, TokenReviews
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -278,34 +276,3 @@ async def may_list_nodes(kube: KubeClient) -> bool:
     except PermanentError:
         return False
     return True
-
-
-async def is_known_as(kube: KubeClient, token: str, wanted: Caller | None) -> bool:
-    """Return whether the gateway accepts this token; not cached."""
-    return await TokenReviews(kube).caller(token) == wanted
-
-
-async def test_the_gateway_asks_a_real_server_whose_token_it_is(plane: ControlPlane) -> None:
-    """An unknown token is rejected; an account may read with `get` on our jobs, and write with `create`."""
-    kube = KubeClient(from_kubeconfig(str(plane.kubeconfig())), now=Clock().now)
-    rights = {"reader": ("get",), "writer": ("get", "create"), "stranger": ()}
-    try:
-        for name, verbs in rights.items():
-            token = await account_token(plane, name)
-            account = f"--serviceaccount=default:{name}"
-            if verbs:
-                # No such kind is served, and none has to be: rights are about names. But kubectl would look for it.
-                role = {
-                    "apiVersion": "rbac.authorization.k8s.io/v1",
-                    "kind": "ClusterRole",
-                    "metadata": {"name": name},
-                    "rules": [{"apiGroups": ["gpu-autoscaler.io"], "resources": ["jobs"], "verbs": list(verbs)}],
-                }
-                await kube.create("/apis/rbac.authorization.k8s.io/v1/clusterroles", role)
-                plane.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
-            user = f"system:serviceaccount:default:{name}"
-            wanted = Caller(user, may_write="create" in verbs) if verbs else None
-            await until(partial(is_known_as, kube, token, wanted))  # the server hears of a new role a moment later
-        assert await TokenReviews(kube).caller("made-up") is None
-    finally:
-        await kube.close()

@@ -44,7 +44,8 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler_services.gateway import recent_facts
-from gpu_autoscaler_services.gateway.auth import Caller, SharedTokens
+from gpu_autoscaler_services.gateway.access import Caller
+from gpu_autoscaler_services.gateway.auth import SharedTokens
 from gpu_autoscaler_services.gateway.openapi import document
 
 TOKEN = "a-token-that-is-long-enough"
@@ -304,22 +305,25 @@ async def test_a_configured_token_is_required(tmp_path: Path) -> None:
         assert (await _get(gate, "/openapi.json"))[0] == 200
 
 
-class _Reader:
-    """Authenticates one caller with read access."""
+class _Stranger:
+    """Authenticates one caller, who has no rights."""
 
     async def caller(self, token: str) -> Caller | None:
-        return Caller("reader", may_write=False) if token == TOKEN else None
+        return Caller(name="anna") if token == TOKEN else None
 
 
-async def test_a_reader_may_not_write(tmp_path: Path) -> None:
-    """403 for a write."""
+async def test_a_caller_without_rights_reads_and_writes_nothing(tmp_path: Path) -> None:
+    """403 before the body is judged; a list of all projects is empty."""
     async with (
-        front(tmp_path, authenticators=[_Reader()]) as gate,
+        front(tmp_path, authenticators=[_Stranger()]) as gate,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
     ):
-        async with http.get(gate.url + "/jobs") as response:
-            assert response.status == 200
-        async with http.post(gate.url + "/jobs", json={}) as response:
+        await gate.tell(job("j1"))
+        async with http.get(gate.url + "/jobs?state=pending") as response:
+            assert (response.status, (await response.json())["items"]) == (200, [])
+        async with http.get(gate.url + "/api/v1/nodes") as response:
+            assert response.status == 403
+        async with http.delete(gate.url + "/jobs/j1") as response:
             assert response.status == 403
 
 

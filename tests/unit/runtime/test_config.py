@@ -70,6 +70,14 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
         ({"NATS_STREAM_LIMITS": "POD=1GiB, NODE=7"}, "nats.stream_limits: NODE: '7' is no size and age; write NAME="),
         ({"SENSING_ROLE": "node"}, "sensing.node_name: required"),
         ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
+        ({"GATEWAY_PROJECT_NAMESPACES": "research=Team R"}, "'research=Team R' is not project=namespace"),
+        ({"GATEWAY_PROJECT_NAMESPACES": "research"}, "'research' is not project=namespace"),
+        ({"GATEWAY_TLS_KEY_PATH": "/key"}, "gateway.tls_certificate_path, gateway.tls_key_path: set both"),
+        ({"GATEWAY_OIDC_ISSUER": "https://login.example"}, "gateway.oidc_issuer, gateway.oidc_audience: set both"),
+        (
+            {"GATEWAY_OIDC_ISSUER": "http://login.example", "GATEWAY_OIDC_AUDIENCE": "a"},
+            "gateway.oidc_issuer: 'http://login.example' must start with https://",
+        ),
     ],
 )
 def test_contradictions_are_refused(variables: dict[str, str], message: str) -> None:

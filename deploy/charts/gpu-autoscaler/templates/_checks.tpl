@@ -135,7 +135,18 @@
 {{- if and (not .Values.nats.tls.secretName) (or .Values.nats.tls.clientSecretName .Values.nats.tls.serverName) }}
 {{- fail "nats.tls.secretName: required by nats.tls.clientSecretName and nats.tls.serverName; set the name of a Secret with ca.crt" }}
 {{- end }}
-{{- if and (not .Values.gateway.tokenReview) (not .Values.gateway.tokensSecret) (not (include "gpu-autoscaler.isSimulated" .)) }}
-{{- fail "gateway: no way to authenticate callers; set gateway.tokenReview or gateway.tokensSecret" }}
+{{- with .Values.gateway }}
+{{- if and (not .tokenReview) (not .tokensSecret) (not .oidc.issuer) (not (include "gpu-autoscaler.isSimulated" $)) }}
+{{- fail "gateway: no way to authenticate callers; set gateway.tokenReview, gateway.oidc.issuer or gateway.tokensSecret" }}
+{{- end }}
+{{- if and .oidc.issuer (not .oidc.audience) }}
+{{- fail "gateway.oidc.audience: required with gateway.oidc.issuer; set the client id of the gateway, so that tokens for others are refused" }}
+{{- end }}
+{{- if and .oidc.issuer (include "gpu-autoscaler.isSimulated" $) }}
+{{- fail "gateway.oidc.issuer: the simulated cluster cannot check rights; remove it" }}
+{{- end }}
+{{- if and .tls.certManager.name (not .tls.secretName) }}
+{{- fail "gateway.tls.secretName: required with gateway.tls.certManager; set the name of the Secret that cert-manager writes" }}
+{{- end }}
 {{- end }}
 {{- end }}

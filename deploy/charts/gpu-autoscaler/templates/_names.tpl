@@ -59,14 +59,29 @@ http://{{ include "gpu-autoscaler.fullname" . }}-simcluster:8001
 {{- if include "gpu-autoscaler.isSimulated" . }}default{{ else }}{{ .Values.jobs.namespace | default .Release.Namespace }}{{ end }}
 {{- end }}
 
+{{/* Quoted names of clients whose requests carry their name, as JSON. */}}
+{{- define "gpu-autoscaler.clientNames" -}}
+{{- $names := list }}
+{{- range .Values.nats.clients }}{{ $names = append $names (printf "%q" .name) }}{{ end }}
+{{- toJson $names }}
+{{- end }}
+
 {{/* The broker's users, with the auth callout if it is enabled. */}}
 {{- define "gpu-autoscaler.usersConf" -}}
 {{- $users := .Files.Get "files/users.conf" }}
 {{- if .Values.nats.authCallout.enabled }}
 {{- $broker := (include "gpu-autoscaler.code" . | fromYaml).broker }}
-{{- $callout := printf "authorization {\n  timeout: %v\n  auth_callout {issuer: %s, auth_users: [%s]}" $broker.calloutSeconds .Values.nats.authCallout.issuer (keys $broker.passwordVariables | sortAlpha | join ", ") }}
+{{- $callout := printf "authorization {\n  timeout: %v\n  auth_callout {issuer: %s, auth_users: [%s]}" $broker.calloutSeconds .Values.nats.authCallout.issuer (concat (keys $broker.passwordVariables | sortAlpha) (include "gpu-autoscaler.clientNames" . | fromJsonArray) | join ", ") }}
 {{- $users = replace "authorization {" $callout $users }}
 {{- end }}
+{{- $clients := "" }}
+{{- range $number, $client := .Values.nats.clients }}
+{{- $token := $client.name | b64enc | replace "+" "-" | replace "/" "_" | trimAll "=" }}
+{{- $publish := printf "[\n          \"client_request.job_requested.%s\"\n          \"client_request.job_cancel_requested.%s\"\n        ]" $token $token }}
+{{- $clients = printf "%s    {\n      user: %q\n      password: $NATS_PASSWORD_CLIENT_%d\n      permissions: {\n        publish: {allow: %s}\n        subscribe: {allow: [\n          \"_INBOX.>\"\n        ]}\n      }\n    }\n" $clients $client.name $number $publish }}
+{{- end }}
+{{- $end := "  ]\n}\n" }}
+{{- $users = printf "%s%s%s" (trimSuffix $end $users) $clients $end }}
 {{- $users }}
 {{- end }}
 

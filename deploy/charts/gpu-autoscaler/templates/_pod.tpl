@@ -24,7 +24,7 @@ announcer: {service: announcer, snapshots: true, policy: true, kube: true}
 policy-watcher: {service: policy_watcher, snapshots: true, policy: true, kube: true}
 {{- end }}
 cost-tracker: {service: cost_tracker, store: true}
-gateway: {service: gateway, store: true, policy: true, kube: {{ and .Values.gateway.tokenReview (not $isSimulated) }}}
+gateway: {service: gateway, store: true, policy: true, kube: {{ and (or .Values.gateway.tokenReview .Values.gateway.oidc.issuer | empty | not) (not $isSimulated) }}}
 {{- end }}
 
 {{/*
@@ -267,12 +267,43 @@ source.
 {{- end }}
 {{- if eq $process.service "gateway" }}
 - {name: GPU_AUTOSCALER_GATEWAY_HOST, value: 0.0.0.0}
-{{- if $process.kube }}
-- {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ENABLED, value: "true"}
-{{- end }}
 {{- /* Templates of users could use the Secrets and service accounts of this release. */}}
 {{- if and (not $isSimulated) (eq (include "gpu-autoscaler.jobsNamespace" $root) $root.Release.Namespace) }}
 - {name: GPU_AUTOSCALER_GATEWAY_ARE_POD_TEMPLATES_ALLOWED, value: "false"}
+{{- end }}
+{{- if $process.kube }}
+{{- if $values.gateway.tokenReview }}
+- {name: GPU_AUTOSCALER_GATEWAY_IS_TOKEN_REVIEW_ENABLED, value: "true"}
+{{- end }}
+{{- with $values.gateway.oidc }}
+{{- if .issuer }}
+{{- range $name, $value := dict "ISSUER" .issuer "AUDIENCE" .audience "USER_CLAIM" .userClaim "USER_PREFIX" .userPrefix "GROUPS_CLAIM" .groupsClaim "GROUPS_PREFIX" .groupsPrefix }}
+- {name: GPU_AUTOSCALER_GATEWAY_OIDC_{{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- if .caConfigMap }}
+- {name: GPU_AUTOSCALER_GATEWAY_OIDC_CA_PATH, value: /etc/gpu-autoscaler-oidc/ca.crt}
+{{- end }}
+{{- end }}
+{{- end }}
+- {name: GPU_AUTOSCALER_GATEWAY_NAMESPACE, value: {{ $root.Release.Namespace }}}
+- {name: GPU_AUTOSCALER_GATEWAY_ROLE_PREFIX, value: {{ include "gpu-autoscaler.fullname" $root }}}
+{{- with $values.gateway }}
+{{- if not .clusterTokens }}
+- {name: GPU_AUTOSCALER_GATEWAY_IS_CLUSTER_TOKEN_ACCEPTED, value: "false"}
+{{- end }}
+{{- if not .singleRight }}
+- {name: GPU_AUTOSCALER_GATEWAY_IS_SINGLE_RIGHT_ACCEPTED, value: "false"}
+{{- end }}
+{{- with .projectNamespaces }}
+{{- $namespaces := list }}
+{{- range $project, $namespace := . }}{{ $namespaces = append $namespaces (printf "%s=%s" $project $namespace) }}{{ end }}
+- {name: GPU_AUTOSCALER_GATEWAY_PROJECT_NAMESPACES, value: {{ join "," $namespaces | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $values.gateway.tls.secretName }}
+- {name: GPU_AUTOSCALER_GATEWAY_TLS_CERTIFICATE_PATH, value: /etc/gpu-autoscaler-tls/tls.crt}
+- {name: GPU_AUTOSCALER_GATEWAY_TLS_KEY_PATH, value: /etc/gpu-autoscaler-tls/tls.key}
 {{- end }}
 {{- if or $isSimulated $values.gateway.tokensSecret }}
 - name: GPU_AUTOSCALER_GATEWAY_TOKENS
@@ -419,6 +450,14 @@ spec:
         {{- if $values.nats.tls.secretName }}
         - {name: nats-tls, mountPath: /etc/gpu-autoscaler-nats, readOnly: true}
         {{- end }}
+        {{- if eq $process.service "gateway" }}
+        {{- if $values.gateway.tls.secretName }}
+        - {name: tls, mountPath: /etc/gpu-autoscaler-tls, readOnly: true}
+        {{- end }}
+        {{- if and $process.kube $values.gateway.oidc.issuer $values.gateway.oidc.caConfigMap }}
+        - {name: oidc, mountPath: /etc/gpu-autoscaler-oidc, readOnly: true}
+        {{- end }}
+        {{- end }}
         {{- with $settings.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -452,6 +491,14 @@ spec:
           {{- if .clientSecretName }}
           - secret: {name: {{ .clientSecretName }}, items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]}
           {{- end }}
+    {{- end }}
+    {{- end }}
+    {{- if eq $process.service "gateway" }}
+    {{- with $values.gateway.tls.secretName }}
+    - {name: tls, secret: {secretName: {{ . }}, defaultMode: 0440, items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]}}
+    {{- end }}
+    {{- if and $process.kube $values.gateway.oidc.issuer $values.gateway.oidc.caConfigMap }}
+    - {name: oidc, configMap: {name: {{ $values.gateway.oidc.caConfigMap }}, items: [{key: ca.crt, path: ca.crt}]}}
     {{- end }}
     {{- end }}
     {{- with $settings.extraVolumes }}

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ CLOSED_POLL_SECONDS = 1.0
 PING_SECONDS = 10  # of those who answer
 EXPIRED = "authentication expired"  # the server's words; the next login needs no wait
 ANSWERING_PENDING_COUNT_MAX = 65_536
+MESSAGE_ID = "Nats-Msg-Id"
 
 log = structlog.get_logger(__name__)
 
@@ -226,6 +228,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     payload: bytes
     answer: Callable[[bytes], Awaitable[None]]  # at most once; a lost answer is not reported
+    message_id: str | None = None  # its Nats-Msg-Id
 
 
 @asynccontextmanager
@@ -235,6 +238,7 @@ async def answering(
     name: str,
     group: str,
     receivers: Mapping[str, Callable[[Request], None]],
+    credentials: Path | None = None,
     tls: Tls | None = None,
     on_closed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Client]:
@@ -264,6 +268,7 @@ async def answering(
                 "error_cb": on_error,
                 "closed_cb": on_closed_for_good,
                 **({} if tls is None else tls.options()),
+                **({} if credentials is None else {"user_credentials": str(credentials)}),
             }
             await client.connect(**options)
             for subject, receive in receivers.items():
@@ -292,7 +297,9 @@ def _passing_to(receive: Callable[[Request], None]) -> Callable[[Msg], Awaitable
                 await message.respond(payload)
 
         if message.reply:
-            receive(Request(subject=message.subject, payload=bytes(message.data), answer=answer))
+            message_id = (message.headers or {}).get(MESSAGE_ID)
+            payload = bytes(message.data)
+            receive(Request(subject=message.subject, payload=payload, answer=answer, message_id=message_id))
 
     return on_message
 

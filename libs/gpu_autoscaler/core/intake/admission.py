@@ -28,6 +28,7 @@ from gpu_autoscaler.model.resources import SHARED_GPU_RESOURCE, Resources, parse
 # documentation, "Object Names and IDs", read 2026-11-21).
 JOB_ID_LENGTH_MAX = 50
 JOB_NAME_LENGTH_MAX = 128  # project default: it is shown in tables and log lines
+SUBMITTER_LENGTH_MAX = 512  # project default: a name of a user, such as the subject of an identity provider
 IMAGE_LENGTH_MAX = 512  # project default: several times a registry, a path and a digest
 PRIORITY_MAX = max(PRIORITY_NAMES.values())
 
@@ -169,6 +170,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         runtime=Runtime(request.runtime.lower()),
         pod_labels=request.pod_labels,
         pod_annotations=request.pod_annotations,
+        submitted_by=request.submitted_by,
     )
 
 
@@ -188,6 +190,9 @@ def _name_violations(request: JobRequested) -> Iterator[Violation]:
         yield Violation("project_id", "is empty; set the project that the job is charged to")
     elif not LABEL_VALUE.fullmatch(request.project_id):
         yield Violation("project_id", _label_rule(request.project_id))
+    if len(request.submitted_by) > SUBMITTER_LENGTH_MAX:
+        length = len(request.submitted_by)
+        yield Violation("submitted_by", f"has {length} characters; at most {SUBMITTER_LENGTH_MAX} are allowed")
     if request.workload_type is not None and not LABEL_VALUE.fullmatch(request.workload_type):
         yield Violation("workload_type", _label_rule(request.workload_type))
     if request.within is not None and not LABEL_KEY.fullmatch(request.within):

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler_services.api_rights import READ_DEMAND, REPORT_DEMAND
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.problems import invalid
@@ -56,6 +57,15 @@ def _demand(report: DemandReported, message: str) -> schema.Demand:
 
 
 ROUTES = (
-    Route("POST", _DEMAND, report_demand_handler, "demand", schema.Demand, BODY_PROBLEMS, body=DemandReported),
-    Route("GET", _DEMAND, list_demand_handler, "demand", schema.DemandList),
+    Route(
+        "POST",
+        _DEMAND,
+        report_demand_handler,
+        "demand",
+        schema.Demand,
+        (REPORT_DEMAND,),
+        BODY_PROBLEMS,
+        body=DemandReported,
+    ),
+    Route("GET", _DEMAND, list_demand_handler, "demand", schema.DemandList, (READ_DEMAND,)),
 )

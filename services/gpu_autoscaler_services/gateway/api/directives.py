@@ -4,6 +4,7 @@ A directive is accepted (202) when the stream has acknowledged it. It replaces t
 it is harmless and needs no Idempotency-Key.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -12,12 +13,13 @@ from aiohttp import web
 from gpu_autoscaler.core.intake.directives import active_facts, violations_of
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
-from gpu_autoscaler.model.directives import BRAKE, PERMANENT, AnyDirective
+from gpu_autoscaler.model.directives import BRAKE, PERMANENT, AnyDirective, Freeze, Override, PausePool
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
+from gpu_autoscaler_services.api_rights import FREEZE, OVERRIDE, PAUSE, READ_DIRECTIVES, RESUME, ApiRight
 from gpu_autoscaler_services.gateway import schema
+from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
-from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
@@ -25,6 +27,7 @@ from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answ
 LOCAL_USER = "a user on the gateway's machine"  # without tokens the gateway listens on loopback only
 _DIRECTIVES = "/api/v1/directives"
 _ONE = f"{_DIRECTIVES}/{{key}}"
+_RIGHTS: Mapping[type, ApiRight] = {Freeze: FREEZE, PausePool: PAUSE, Override: OVERRIDE}
 
 
 class DirectiveRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +50,11 @@ async def give_directive_handler(request: web.Request) -> web.Response:
     """Override the policy temporarily: freeze, pause a pool, or set a minimum or maximum of nodes or GPUs."""
     model = request.app[READ_MODEL]
     body = await read_body(request, DirectiveRequest)
+    await request[ACCESS].require(_RIGHTS[type(body.directive)])
     given = PolicyDirectiveGiven(
         directive=body.directive,
         reason=body.reason.strip(),
-        given_by=request.get(CALLER) or body.given_by.strip() or LOCAL_USER,
+        given_by=request[ACCESS].name or body.given_by.strip() or LOCAL_USER,
         given_at=model.clock.now(),
         until=body.until,
     )
@@ -74,7 +78,7 @@ async def lift_directive_handler(request: web.Request) -> web.Response:
     if key not in directives:
         active = f"active: {', '.join(directives)}" if directives else "there are none"
         raise Problem(HTTPStatus.NOT_FOUND, f"no active directive {key!r}; {active}")
-    lifted_by = request.get(CALLER) or query.lifted_by.strip() or LOCAL_USER
+    lifted_by = request[ACCESS].name or query.lifted_by.strip() or LOCAL_USER
     fact = PolicyDirectiveLifted(
         key=key,
         lifted_by=lifted_by,
@@ -124,11 +128,19 @@ ROUTES = (
         give_directive_handler,
         "directives",
         schema.Directive,
+        tuple(_RIGHTS.values()),
         BODY_PROBLEMS,
         body=DirectiveRequest,
     ),
-    Route("GET", _DIRECTIVES, list_directives_handler, "directives", schema.DirectiveList),
+    Route("GET", _DIRECTIVES, list_directives_handler, "directives", schema.DirectiveList, (READ_DIRECTIVES,)),
     Route(
-        "DELETE", _ONE, lift_directive_handler, "directives", schema.Directive, (*MISSING, *INVALID), query=LiftQuery
+        "DELETE",
+        _ONE,
+        lift_directive_handler,
+        "directives",
+        schema.Directive,
+        (RESUME,),
+        (*MISSING, *INVALID),
+        query=LiftQuery,
     ),
 )

@@ -15,7 +15,8 @@ from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.jobs import Violation
-from gpu_autoscaler_services.gateway.auth import CALLER_ID
+from gpu_autoscaler_services.api_rights import READ_FACTS
+from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.env_values import encoded_event
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
@@ -58,7 +59,8 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
     if tail.listeners_count >= LISTENERS_COUNT_MAX:
         detail = f"the gateway serves at most {LISTENERS_COUNT_MAX} event streams; use one stream with several subjects"
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=HEARTBEAT_SECONDS)
-    caller = request.get(CALLER_ID, "")
+    known = request[ACCESS].caller
+    caller = "" if known is None else known.key
     if caller and tail.listeners_count_of(caller) >= LISTENERS_PER_CALLER_COUNT_MAX:
         detail = (
             f"{caller} has {LISTENERS_PER_CALLER_COUNT_MAX} open event streams, the most for one user or token; "
@@ -172,6 +174,7 @@ ROUTES = (
         events_handler,
         "facts",
         str,
+        (READ_FACTS,),
         (*INVALID, HTTPStatus.TOO_MANY_REQUESTS),
         query=EventsQuery,
         headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},

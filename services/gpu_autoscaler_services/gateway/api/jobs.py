@@ -19,15 +19,16 @@ from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.kube.pod_templates.admission import Admitted, admit
 from gpu_autoscaler.kube.pod_templates.security import dangerous_fields
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.jobs import FINAL_STATES, JobState, Violation
+from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.documents import validation_errors
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.store.protocol import JobRow
+from gpu_autoscaler_services.api_rights import CANCEL_JOBS, CANCEL_OWN_JOBS, READ_JOBS, SUBMIT_JOBS
 from gpu_autoscaler_services.gateway import estimates, schema
+from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
-from gpu_autoscaler_services.gateway.auth import CALLER
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, JSON, MISSING, Route, answer, is_text, read_query
@@ -48,25 +49,27 @@ async def submit_handler(request: web.Request) -> web.Response:
     """Submit a job."""
     model = request.app[READ_MODEL]
     job = await read_body(request, JobRequested)
+    await request[ACCESS].require(SUBMIT_JOBS, job.project_id)
     key = request.headers.get(_KEY)
     if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
         violation = Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
         raise invalid(f"invalid header {_KEY}", violation)
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
-    job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id))
-    job = _with_rights(job, model)
-    admitted = _admit(job, event_id, model)
+    submitted_by = request[ACCESS].name or job.submitted_by
+    job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id), submitted_by=submitted_by)
+    job = with_rights(job, model)
+    admitted = admitted_job(job, event_id, model)
     digest = request_digest(job)
     if key is None:
-        return await _accept(request, job, admitted, digest)
+        return _accepted_response(await accept(model, job, admitted, digest), admitted.spec.job_id)
     claim = await model.store.begin_request(key, request_digest=digest, started_at=model.clock.now())
     if claim is not None and claim.request_digest != digest:
         raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
     if claim is not None and claim.status is not None and claim.answer is not None:
         return _accepted_response(claim.answer, admitted.spec.job_id)
-    response = await _accept(request, job, admitted, digest)
-    await model.store.answer_request(key, status=response.status, answer=_body(response))
-    return response
+    body = await accept(model, job, admitted, digest)
+    await model.store.answer_request(key, status=HTTPStatus.ACCEPTED, answer=body)
+    return _accepted_response(body, admitted.spec.job_id)
 
 
 # Errors of requests with a body.
@@ -98,7 +101,7 @@ def _of_version(reason: str) -> str:
     return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
 
 
-def _with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
+def with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
     """Return the request with the caller's right to dangerous fields of a pod template, which no caller sets itself."""
     if job.dangerous_fields_allowed:
         reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
@@ -115,7 +118,8 @@ def _with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
     return msgspec.structs.replace(job, dangerous_fields_allowed=True)
 
 
-def _admit(job: JobRequested, event_id: str, model: ReadModel) -> Admitted:
+def admitted_job(job: JobRequested, event_id: str, model: ReadModel) -> Admitted:
+    """Return the job with every default filled in. Raises a 422 that names every violation."""
     admitted = admit(
         job,
         event_id=event_id,
@@ -129,9 +133,9 @@ def _admit(job: JobRequested, event_id: str, model: ReadModel) -> Admitted:
     raise invalid(_INVALID_JOB, *admitted)
 
 
-async def _accept(request: web.Request, job: JobRequested, admitted: Admitted, digest: str) -> web.Response:
-    """Publish, commit, answer. A repeated request gets the answer of the first one."""
-    model, spec = request.app[READ_MODEL], admitted.spec
+async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest: str) -> bytes:
+    """Publish, commit, and return the answer. A repeated request gets the answer of the first one."""
+    spec = admitted.spec
     row = await model.store.job(spec.job_id)
     if row is None:
         if (violation := budget_violation(spec, model.view.state)) is not None:
@@ -153,7 +157,7 @@ async def _accept(request: web.Request, job: JobRequested, admitted: Admitted, d
     if is_conflict:
         raise Problem(HTTPStatus.CONFLICT, f"job_id {spec.job_id!r} {OTHER_BODY}")
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
-    return _accepted_response(msgspec.json.encode(estimates.job(spec, JobState.PENDING, scene)), spec.job_id)
+    return msgspec.json.encode(estimates.job(spec, JobState.PENDING, scene))
 
 
 async def _publish_once(job: JobRequested, digest: str, model: ReadModel) -> None:
@@ -175,19 +179,16 @@ def _accepted_response(body: bytes, job_id: JobId) -> web.Response:
     )
 
 
-def _body(response: web.Response) -> bytes:
-    assert isinstance(response.body, bytes), "an accepted job is answered with bytes"  # noqa: S101 - a bug of ours
-    return response.body
-
-
 async def list_handler(request: web.Request) -> web.Response:
-    """List jobs, newest first."""
-    return answer(request, await job_page(read_query(request, JobsQuery), request.app[READ_MODEL]))
+    """List jobs, newest first: those of one project, or of all that the caller may read."""
+    page = await job_page(read_query(request, JobsQuery), request.app[READ_MODEL], request[ACCESS])
+    return answer(request, page)
 
 
 async def show_handler(request: web.Request) -> web.Response:
     """Show a job."""
-    row, status = await find_job(request)
+    row, status = await find_job(request.app[READ_MODEL], JobId(request.match_info["job_id"]))
+    await request[ACCESS].require(READ_JOBS, row.spec.project_id)
     model = request.app[READ_MODEL]
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, estimates.job(row.spec, status, scene, model.status_view()))
@@ -199,20 +200,32 @@ async def cancel_handler(request: web.Request) -> web.Response:
     Repeating it changes nothing; a job that completed or failed is a conflict.
     """
     model = request.app[READ_MODEL]
-    row, status = await find_job(request)
-    if status in FINAL_STATES and status is not JobState.CANCELLED:
-        raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is already {status} and cannot be cancelled")
-    if status is not JobState.CANCELLED:
-        caller = request.get(CALLER, "")
-        await model.publish(JobCancelRequested(job_id=row.spec.job_id, requested_by=caller))
+    row, status = await find_job(model, JobId(request.match_info["job_id"]))
+    access = request[ACCESS]
+    await require_cancel(access, row.spec)
+    await request_cancel(model, row, status, JobCancelRequested(job_id=row.spec.job_id, requested_by=access.name))
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, estimates.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
 
 
-async def find_job(request: web.Request) -> tuple[JobRow, JobState]:
-    """Return the job named by the path, with its state from the stream, else from the store."""
-    model = request.app[READ_MODEL]
-    job_id = JobId(request.match_info["job_id"])
+async def request_cancel(model: ReadModel, row: JobRow, status: JobState, cancel: JobCancelRequested) -> None:
+    """Publish the cancellation, unless the job is cancelled already. Raises a 409 if it ended otherwise."""
+    if status in FINAL_STATES and status is not JobState.CANCELLED:
+        raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is already {status} and cannot be cancelled")
+    if status is not JobState.CANCELLED:
+        await model.publish(cancel)
+
+
+async def require_cancel(access: Access, spec: JobSpec) -> None:
+    """Raise a 403 unless the caller may cancel any job of the project, or has submitted this one and may cancel it."""
+    if await access.allows(CANCEL_JOBS, spec.project_id):
+        return
+    is_own = bool(access.name) and spec.submitted_by == access.name
+    await access.require(CANCEL_OWN_JOBS if is_own else CANCEL_JOBS, spec.project_id)
+
+
+async def find_job(model: ReadModel, job_id: JobId) -> tuple[JobRow, JobState]:
+    """Return the job with its state from the stream, else from the store. Raises a 404."""
     row = await model.store.job(job_id)
     state = job_state(model.view.state, job_id)
     if row is None:
@@ -231,14 +244,24 @@ ROUTES = (
         submit_handler,
         "jobs",
         schema.Job,
+        (SUBMIT_JOBS,),
         (*BODY_PROBLEMS, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
         aliases=("/jobs",),
         body=JobRequested,
         headers={_KEY: "Requests with the same key and body submit one job and get the same answer, for one day"},
     ),
-    Route("GET", _JOBS, list_handler, "jobs", schema.JobPage, INVALID, aliases=("/jobs",), query=JobsQuery),
-    Route("GET", _ONE, show_handler, "jobs", schema.Job, MISSING, aliases=("/jobs/{job_id}",)),
     Route(
-        "DELETE", _ONE, cancel_handler, "jobs", schema.Job, (*MISSING, HTTPStatus.CONFLICT), aliases=("/jobs/{job_id}",)
+        "GET", _JOBS, list_handler, "jobs", schema.JobPage, (READ_JOBS,), INVALID, aliases=("/jobs",), query=JobsQuery
+    ),
+    Route("GET", _ONE, show_handler, "jobs", schema.Job, (READ_JOBS,), MISSING, aliases=("/jobs/{job_id}",)),
+    Route(
+        "DELETE",
+        _ONE,
+        cancel_handler,
+        "jobs",
+        schema.Job,
+        (CANCEL_OWN_JOBS, CANCEL_JOBS),
+        (*MISSING, HTTPStatus.CONFLICT),
+        aliases=("/jobs/{job_id}",),
     ),
 )

@@ -15,8 +15,12 @@ from gpu_autoscaler.kube.protocol import PODS, Kind, NotFound, Rejected
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler_services.api_rights import READ_JOBS
+from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import find_job
 from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, read_query
 
 INDEX = "batch.kubernetes.io/job-completion-index"  # Kubernetes' label and annotation of the pods of an indexed Job
@@ -84,7 +88,8 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def logs_handler(request: web.Request) -> web.StreamResponse:
     """Read what a member of a job has written, at most 16 MiB, or follow it."""
     query = read_query(request, LogsQuery)
-    row, status = await find_job(request)
+    row, status = await find_job(request.app[READ_MODEL], JobId(request.match_info["job_id"]))
+    await request[ACCESS].require(READ_JOBS, row.spec.project_id)
     source = request.app[LOGS]
     if source.kube is None:
         raise Problem(HTTPStatus.NOT_IMPLEMENTED, f"this gateway has no access to Kubernetes: {source.missing_reason}")
@@ -178,6 +183,7 @@ ROUTES = (
         logs_handler,
         "jobs",
         str,
+        (READ_JOBS,),
         (*MISSING, *INVALID, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.NOT_IMPLEMENTED),
         aliases=("/jobs/{job_id}/logs",),
         query=LogsQuery,

@@ -10,6 +10,7 @@ from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailab
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import Route, answer
 
@@ -116,6 +117,6 @@ async def offers_handler(request: web.Request) -> web.Response:
 
 
 ROUTES = (
-    Route("GET", "/api/v1/budget", budget_handler, "spend", BudgetList),
-    Route("GET", "/api/v1/offers", offers_handler, "decisions", OfferList),
+    Route("GET", "/api/v1/budget", budget_handler, "spend", BudgetList, (READ_COSTS,)),
+    Route("GET", "/api/v1/offers", offers_handler, "decisions", OfferList, (READ_CLUSTER,)),
 )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.decisions import Side
+from gpu_autoscaler_services.api_rights import READ_SETTINGS
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
@@ -86,4 +87,15 @@ def _side(side: Side) -> schema.ShadowSide:
     return schema.ShadowSide(outcome=side.what, reason=side.reason, sentence=side.sentence)
 
 
-ROUTES = (Route("GET", "/api/v1/shadow", shadow_handler, "decisions", schema.Shadow, INVALID, query=ShadowQuery),)
+ROUTES = (
+    Route(
+        "GET",
+        "/api/v1/shadow",
+        shadow_handler,
+        "decisions",
+        schema.Shadow,
+        (READ_SETTINGS,),
+        INVALID,
+        query=ShadowQuery,
+    ),
+)

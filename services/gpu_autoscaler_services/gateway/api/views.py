@@ -21,9 +21,12 @@ from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
 from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
+from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS, READ_FACTS, READ_JOBS
 from gpu_autoscaler_services.gateway import schema, status_views
+from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.directives import active_directives
 from gpu_autoscaler_services.gateway.env_values import encoded_event
 from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX
@@ -232,6 +235,7 @@ async def why_handler(request: web.Request) -> web.Response:
     if explain_kind is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"unknown kind {kind!r}; use one of {', '.join(_EXPLAIN)}")
     model = request.app[READ_MODEL]
+    await _require_explanation(request[ACCESS], kind, name, model)
     history = History(model.bus, model.clock)
     async with model.explanation_turn:
         recorded: list[Recorded] = []
@@ -246,6 +250,16 @@ async def why_handler(request: web.Request) -> web.Response:
         )
     now = await asyncio.to_thread(_LINE[kind], name, model.status_view())
     return answer(request, schema.Why(kind=kind, name=name, now=now, sentences=sentences))
+
+
+async def _require_explanation(access: Access, kind: str, name: str, model: ReadModel) -> None:
+    """Raise a 403 unless the caller may read the object. Names of jobs are those of any project, ids of one."""
+    if await access.allows(READ_CLUSTER):
+        return
+    row = await model.store.job(JobId(name)) if kind == "job" else None
+    if row is None:
+        raise access.refusal(READ_CLUSTER)
+    await access.require(READ_JOBS, row.spec.project_id)
 
 
 _LINE: Mapping[str, Callable[[str, StatusView], str]] = {"node": node_line, "pod": pod_line, "job": job_line}
@@ -265,11 +279,13 @@ _EXPLANATORY = tuple(
 )
 
 ROUTES = (
-    Route("GET", "/api/v1/status", status_handler, "cluster", schema.Status),
-    Route("GET", "/api/v1/nodes", nodes_handler, "cluster", schema.NodeList),
-    Route("GET", "/api/v1/plans", plans_handler, "decisions", schema.PlanList, INVALID, query=PlansQuery),
-    Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, MISSING),
-    Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, INVALID, query=FactsQuery),
-    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, INVALID, query=CostQuery),
-    Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, MISSING),
+    Route("GET", "/api/v1/status", status_handler, "cluster", schema.Status, (READ_CLUSTER,)),
+    Route("GET", "/api/v1/nodes", nodes_handler, "cluster", schema.NodeList, (READ_CLUSTER,)),
+    Route(
+        "GET", "/api/v1/plans", plans_handler, "decisions", schema.PlanList, (READ_CLUSTER,), INVALID, query=PlansQuery
+    ),
+    Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, (READ_CLUSTER,), MISSING),
+    Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, (READ_FACTS,), INVALID, query=FactsQuery),
+    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, (READ_COSTS,), INVALID, query=CostQuery),
+    Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, (READ_JOBS, READ_CLUSTER), MISSING),
 )

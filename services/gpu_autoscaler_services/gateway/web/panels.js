@@ -433,6 +433,7 @@ function jobFacts(job, now) {
     definitions([
       ["State", `${job.status}, for ${jobTime(job, now)}`],
       ["Project", `${job.project_id}, priority ${job.priority}`],
+      ["Submitted by", job.submitted_by],
       ["Nodes", job.node_names.join(", ")],
       ["Start", job.status === "running" || !job.estimated_start_time ? "" : `${shortTime(job.estimated_start_time)}${latest}`],
       ["Estimate", job.estimate_basis],

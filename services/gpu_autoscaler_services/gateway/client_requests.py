@@ -1,0 +1,151 @@
+"""Requests of clients that the broker identifies: jobs submitted and cancelled in the name of the subject.
+
+The answer has the form of a JetStream acknowledgment, so that a client publishes as on any stream; an error of the
+gateway is an error of the publish. Source: NATS ADR-1, "JetStream JSON API Design", errors (read 2026-11-23).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import msgspec
+import structlog
+
+from gpu_autoscaler.bus.client_subjects import read_client_subject
+from gpu_autoscaler.bus.nats.requests import Request
+from gpu_autoscaler.core.intake.admission import job_id_of
+from gpu_autoscaler.events.ingress import read
+from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.model.errors import InvalidFact, PermanentError, TransientError
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.runtime.digests import request_digest
+from gpu_autoscaler_services.api_rights import CANCEL_OWN_JOBS, SUBMIT_JOBS
+from gpu_autoscaler_services.gateway.access import Access, AccessRules, Caller
+from gpu_autoscaler_services.gateway.api.jobs import (
+    accept,
+    admitted_job,
+    find_job,
+    request_cancel,
+    require_cancel,
+    with_rights,
+)
+from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.read_model import ReadModel
+from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX
+
+REQUESTS_WAITING_COUNT_MAX = 1000
+REQUESTS_AT_ONCE_MAX = 8
+
+log = structlog.get_logger()
+
+
+class Acknowledgment(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request that was accepted."""
+
+    stream: str = JobRequested.stream()
+    seq: int  # the last one of the stream at the time: the request is stored at or before it
+    job_id: JobId
+
+
+class ClientRequests:
+    """Answers requests, a few at a time. Beyond REQUESTS_WAITING_COUNT_MAX they are dropped; clients repeat them."""
+
+    def __init__(self, model: ReadModel, rules: AccessRules, *, is_ready: Callable[[], bool] = lambda: True) -> None:
+        """`is_ready`: the state is complete."""
+        self._model = model
+        self._rules = rules
+        self._is_ready = is_ready
+        self._waiting: asyncio.Queue[Request] = asyncio.Queue(REQUESTS_WAITING_COUNT_MAX)
+
+    def receive(self, request: Request) -> None:
+        """Store a request; drop it if too many wait."""
+        try:
+            self._waiting.put_nowait(request)
+        except asyncio.QueueFull:
+            log.warning("client request dropped, too many wait", waiting_count=REQUESTS_WAITING_COUNT_MAX)
+
+    async def run(self) -> None:
+        """Answer until canceled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REQUESTS_AT_ONCE_MAX):
+                group.create_task(self._answer_all())
+
+    async def _answer_all(self) -> None:
+        while True:
+            request = await self._waiting.get()
+            await request.answer(await self.answer(request))
+
+    async def answer(self, request: Request) -> bytes:
+        """Return the acknowledgment of a request, or its error."""
+        try:
+            job_id = await self._handle(request)
+            sequence = await self._model.bus.last_sequence(JobRequested.stream())
+            return msgspec.json.encode(Acknowledgment(seq=sequence, job_id=job_id))
+        except Problem as problem:
+            details = "; ".join(f"{violation.field}: {violation.reason}" for violation in problem.violations)
+            return _error(problem.status, f"{problem.detail}; {details}" if details else problem.detail)
+        except InvalidFact as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error))
+        except TransientError as error:
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry")
+        except PermanentError as error:
+            return _error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except Exception:  # the next request may be answered
+            log.exception("client request failed", subject=request.subject)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the gateway's log has the traceback")
+
+    async def _handle(self, request: Request) -> JobId:
+        if not self._is_ready():
+            raise TransientError("the gateway is still reading the recorded facts")
+        fact_type, client = read_client_subject(request.subject)
+        if len(request.payload) > BODY_BYTES_MAX:
+            raise InvalidFact(f"the request has {len(request.payload)} bytes; at most {BODY_BYTES_MAX} are allowed")
+        now = self._model.clock.now
+        # As on the subject without a name: an event, or a bare body.
+        subject = fact_type.subject_root()
+        envelope = read(subject, request.payload, message_id=request.message_id, arrived_at=now)
+        access = Access(Caller(name=client, groups=("system:authenticated",)), self._rules)
+        match envelope.fact:
+            case JobRequested() as job:
+                # Ids of different clients may be equal.
+                return await self._submit(access, job, f"client/{client}/{envelope.id}")
+            case JobCancelRequested() as cancel:
+                return await self._cancel(access, cancel)
+            case other:
+                raise InvalidFact(f"{other.type_name()} is not a request of clients")
+
+    async def _submit(self, access: Access, job: JobRequested, event_id: str) -> JobId:
+        if self._rules.authorizer is not None:  # else the permission of the broker is the only right
+            await access.require(SUBMIT_JOBS, job.project_id)
+        job_id = job_id_of(job.job_id, event_id)
+        job = with_rights(msgspec.structs.replace(job, job_id=job_id, submitted_by=access.name), self._model)
+        await accept(self._model, job, admitted_job(job, event_id, self._model), request_digest(job))
+        return job_id
+
+    async def _cancel(self, access: Access, cancel: JobCancelRequested) -> JobId:
+        row, status = await find_job(self._model, cancel.job_id)
+        if self._rules.authorizer is not None:
+            await require_cancel(access, row.spec)
+        elif row.spec.submitted_by != access.name:
+            raise access.refusal(CANCEL_OWN_JOBS, row.spec.project_id)
+        named = msgspec.structs.replace(cancel, requested_by=access.name)
+        await request_cancel(self._model, row, status, named)
+        return cancel.job_id
+
+
+def _error(status: HTTPStatus, description: str) -> bytes:
+    return msgspec.json.encode({"error": {"code": status.value, "description": description}})
+
+
+@asynccontextmanager
+async def running(requests: ClientRequests) -> AsyncIterator[None]:
+    """Answer requests until the context ends."""
+    task = asyncio.create_task(requests.run(), name="client requests")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
