@@ -14,12 +14,11 @@ from gpu_autoscaler.core.demand.sources import demand
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives, active_directives
 from gpu_autoscaler.core.next_change import plain
-from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.placement.bins import current_bins
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, node_views
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
-from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
@@ -103,6 +102,10 @@ def _directive(directive: AnyDirective, reason: str) -> PolicyDirectiveGiven:
     return PolicyDirectiveGiven(directive=directive, reason=reason, given_by=_BY, given_at=_ALWAYS, until=PERMANENT)
 
 
+DRAINED = Selected(lambda view: view.drain is not None)
+_LEAVING = Selected(lambda view: view.is_ours and view.is_counted and view.is_leaving)
+
+
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     """A node to buy, and the purchases that it depends on."""
 
@@ -117,7 +120,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     as_of: datetime
     state: ClusterState
     parent_sequence: int
-    views: tuple[NodeView, ...]  # sorted by name
+    views: NodeIndex  # sorted by name
     pods: Mapping[str, tuple[PodObserved, ...]]  # unfinished, by node name
     demand: tuple[DemandItem, ...]  # in the order in which it is served
     free_capacity: FreeCapacity
@@ -142,7 +145,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         rejected: Mapping[str, PlanRejected] | None = None,
     ) -> "Draft":
         """Return a draft without decisions. `rejected`: set aside in addition to what the state knows."""
-        views, pods = node_views(state, as_of), pods_by_node(state)
+        views = node_views(state, as_of)
+        bins = views.table(CURRENT_BINS)
         set_aside = {**set_aside_now(state, as_of), **(rejected or {})}
         wanted = _without_rejected(demand(state, views, as_of), set_aside)
         return cls(
@@ -150,9 +154,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             state=state,
             parent_sequence=state.last_plan_sequence,
             views=views,
-            pods=pods,
+            pods=views.pods,
             demand=wanted,
-            free_capacity=FreeCapacity(current_bins(views, pods), policy.placement, [item.shape for item in wanted]),
+            free_capacity=FreeCapacity(bins, policy.placement, [item.shape for item in wanted]),
             rejected=set_aside,
             brake=tripped_brake(state) if policy.removal.brake.is_on else None,
             directives=with_pool_directives(active_directives(state.directives, as_of), policy),
@@ -200,17 +204,22 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         """Return the names of counted nodes that are being removed, by earlier plans or this one, for any reason."""
         node_uids = {removal.node_uid for removal in self.removals if isinstance(removal, DrainNode)}
         orders = {removal.order_action_id for removal in self.removals if isinstance(removal, ReleaseInstance)}
-        return frozenset(
+        leaving = frozenset(view.name for view in self.views.table(_LEAVING))
+        if not self.removals:
+            return leaving
+        return leaving.union(
             view.name
             for view in self.views
-            if view.is_ours
-            and view.is_counted
-            and (view.is_leaving or view.node_uid in node_uids or view.action_id in orders)
+            if view.is_ours and view.is_counted and (view.node_uid in node_uids or view.action_id in orders)
         )
 
     def disrupted_nodes(self) -> frozenset[NodeUid]:
         """Return nodes with discretionary drains: unfinished ones, and those of this draft."""
-        drains = [view.drain.decision for view in self.views if view.drain is not None and view.drain.drained is None]
+        drains = [
+            view.drain.decision
+            for view in self.views.table(DRAINED)
+            if view.drain is not None and view.drain.drained is None
+        ]
         canceled = {drain.node_uid for drain in self.canceled_drains}
         return frozenset(
             drain.node_uid

@@ -2,9 +2,8 @@
 
 from datetime import datetime
 
-from gpu_autoscaler.core.demand.sources import is_member
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.queries import is_preempted, job_pods
+from gpu_autoscaler.core.state.queries import is_member, is_preempted, job_pods
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.fact import Fact

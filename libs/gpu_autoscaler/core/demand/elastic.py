@@ -3,12 +3,10 @@
 They are served after every gang and pod of the same priority. None is bought for before its gang has a placement.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
-from gpu_autoscaler.core.identity_cache import cached_by_identity
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Grouped, NodeView, table_of
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.model.ids import JobId
@@ -50,27 +48,28 @@ def elastic_job_of(demand: tuple[str, ...]) -> JobId | None:
     return jobs.pop() if len(jobs) == 1 else None
 
 
+def _bought_for(view: NodeView) -> tuple[str, ...]:
+    decision = None if view.order is None else view.order.decision
+    reason = None if decision is None else decision.reason
+    return reason.demand if isinstance(reason, UnmetDemand | ReplacesAtRiskNode) else ()
+
+
+_BOOTING = Grouped(lambda view: _bought_for(view) if view.is_booting else ())
+_USABLE = Grouped(lambda view: _bought_for(view) if view.is_usable else ())
+_ELASTIC = Grouped(
+    lambda view: [job_id for key in _bought_for(view) if view.is_booting and (job_id := job_of_member(key))]
+)
+
+
 class OrderedBins:
     """Bins of booting and usable nodes by the demand that they were bought for."""
 
-    def __init__(self, views: tuple[NodeView, ...]) -> None:
-        self._views = views
-        self._bins: dict[str, list[str]] = {}  # of booting nodes
-        self._elastic: dict[JobId, list[str]] = {}
-        for key, bin_ in _bought_for(view for view in views if view.is_booting):
-            self._bins.setdefault(key, []).append(bin_)
-            if (job_id := job_of_member(key)) is not None:
-                self._elastic.setdefault(job_id, []).append(bin_)
+    def __init__(self, views: Sequence[NodeView]) -> None:
+        self._bins = table_of(views, _BOOTING)
+        self._elastic = table_of(views, _ELASTIC)
+        self._usable = table_of(views, _USABLE)  # their pods are bound soon
 
-    @cached_property
-    def _usable(self) -> dict[str, list[str]]:
-        """Bins of usable nodes: their pods are bound soon."""
-        bins: dict[str, list[str]] = {}
-        for key, bin_ in _bought_for(view for view in self._views if view.is_usable):
-            bins.setdefault(key, []).append(bin_)
-        return bins
-
-    @cached_property
+    @property
     def any(self) -> bool:
         """False if no node was bought for waiting work."""
         return bool(self._bins or self._usable)
@@ -79,8 +78,8 @@ class OrderedBins:
         """Return the only bin bought for this single member, booting ones first; None: none or several."""
         if item.member_count > 1:
             return None
-        keys = self._bins.get(item.key) or self._usable.get(item.key) or []
-        return keys[0] if len(keys) == 1 else None
+        views = self._bins.get(item.key) or self._usable.get(item.key) or ()
+        return bin_key(views[0]) if len(views) == 1 else None
 
     def of(self, item: DemandItem) -> tuple[str, ...]:
         """Return the bins of the item, and for a pod those of its job, of the gang first.
@@ -89,24 +88,10 @@ class OrderedBins:
         """
         own = self._bins.get(item.key, ())
         if item.job_id is None or item.source is DemandSource.ELASTIC_MEMBER:
-            return tuple(own)
+            return tuple(map(bin_key, own))
         gang = self._bins.get(f"job/{item.job_id}", ())
         elastic = () if item.source is DemandSource.QUEUED_JOB else self._elastic.get(item.job_id, ())
-        return (*own, *gang, *elastic)
-
-
-def _bought_for(views: Iterable[NodeView]) -> Iterator[tuple[str, str]]:
-    for view in views:
-        decision = None if view.order is None else view.order.decision
-        if decision is not None and isinstance(decision.reason, UnmetDemand | ReplacesAtRiskNode):
-            for key in decision.reason.demand:
-                yield key, bin_key(view)
-
-
-@cached_by_identity(2)
-def ordered_bins(views: tuple[NodeView, ...]) -> OrderedBins:
-    """Return the bins of these views."""
-    return OrderedBins(views)
+        return tuple(map(bin_key, (*own, *gang, *elastic)))
 
 
 def deferred_elastic_members(planned: Mapping[str, object], job_id: JobId) -> tuple[str, ...]:

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpu_autoscaler.core.demand.sources import is_member, job_spec
+from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.next_change import note_whole
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.demand_history import DemandHistory, score
-from gpu_autoscaler.core.state.queries import counts_for_idleness, queue
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_member, queue
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.forecasts import Score

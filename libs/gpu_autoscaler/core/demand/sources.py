@@ -10,7 +10,7 @@ from gpu_autoscaler.core.demand.elastic import elastic_members
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.reported_demand import spec_of
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeView, Selected, table_of
 from gpu_autoscaler.core.placement.pod_affinity import Rules, pod_constraints_of, rules_of
 from gpu_autoscaler.core.placement.preferences import job_preferences, pod_preferences
 from gpu_autoscaler.core.placement.shapes import Shape
@@ -158,17 +158,21 @@ _GPU_DEMANDS = NodeDemands(tolerations=GPU_TOLERATIONS)
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
     """Return all work without a lasting node, in the order in which it is served: placed work first, reported demand
     last, between them by priority, start deadline and waiting time."""
-    leaving = {view.name: view for view in views if view.node is not None and (view.notice or view.drain)}
-    unbound, pods_per_job = _unbound_and_members(state.pods)
-    bound = queries.pods_by_node(state)
-    pods = (*unbound, *(pod for name in leaving for pod in bound.get(name, ())))
+    leaving = {view.name: view for view in table_of(views, _LEAVING)}
+    index = queries.pod_index(state)
+    unbound, pods_per_job = tuple(index.unbound.values()), index.members
+    pods = (*unbound, *(pod for name in leaving for pod in index.by_node.get(name, ())))
     sources = ((pod, _source(pod, leaving)) for pod in pods)
-    items = [_pod_item(pod, source, state, leaving) for pod, source in sources if source is not None]
+    rules = rules_of(state)
+    items = [_pod_item(pod, source, state, leaving, rules) for pod, source in sources if source is not None]
     items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
     items.extend(_job_items(state, pods_per_job))
     reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
     items.extend(item for record in reports for item in _reported_items(record))
     return tuple(sorted(items, key=_serving_order))
+
+
+_LEAVING = Selected(lambda view: view.node is not None and (view.notice is not None or view.drain is not None))
 
 
 def _serving_order(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
@@ -194,18 +198,6 @@ def _reported_items(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
         )
         for number in range(1, (report.count or 0) + 1)
     )
-
-
-@cached_by_identity(4)
-def _unbound_and_members(pods: Mapping[PodUid, PodObserved]) -> tuple[tuple[PodObserved, ...], Mapping[JobId, int]]:
-    """Return the pods without a node, and the number of members of each job that exist."""
-    members = Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod))
-    return tuple(pod for pod in pods.values() if pod.node_name is None), members
-
-
-def is_member(pod: PodObserved) -> bool:
-    """True for a pod that counts as a member of its job: pending, running, or succeeded."""
-    return pod.deleting_since is None and pod.phase != "failed"
 
 
 def job_shape(spec: JobSpec) -> Shape:
@@ -292,7 +284,7 @@ def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource |
 
 
 def _pod_item(
-    pod: PodObserved, source: DemandSource, state: ClusterState, leaving: Mapping[str, NodeView]
+    pod: PodObserved, source: DemandSource, state: ClusterState, leaving: Mapping[str, NodeView], rules: Rules
 ) -> DemandItem:
     spec, annotations = job_spec(state, pod.job_id), dict(pod.annotations)
     job = None if pod.job_id is None else state.jobs.get(pod.job_id)
@@ -300,7 +292,7 @@ def _pod_item(
     return DemandItem(
         key=f"pod/{pod.pod_uid}",
         source=source,
-        shape=pod_shape(pod, spec, rules_of(state.pods)),
+        shape=pod_shape(pod, spec, rules),
         member_count=1,
         priority=pod_priority(pod, spec),
         since=pod.unschedulable_since or pod.created_at,

@@ -11,7 +11,7 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
-from gpu_autoscaler.core.nodes.views import NodeView, node_views
+from gpu_autoscaler.core.nodes.views import NodeView, Selected, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState
@@ -63,9 +63,12 @@ def is_karpenter_managed(node: NodeObserved) -> bool:
     return is_new or any(key == labels.KARPENTER_REGISTERED for key, _ in node.labels)
 
 
+_DELETED = Selected(lambda view: view.is_ours and view.node is not None and view.node.deleting_since is not None)
+
+
 def drain_deleted_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Drain every managed node that is being deleted, by force at the deadline: its user has decided."""
-    drains = (_drain(view, draft, state, policy) for view in draft.views)
+    drains = (_drain(view, draft, state, policy) for view in draft.views.table(_DELETED))
     return draft.adding(removals=[drain for drain in drains if drain is not None])
 
 

@@ -4,8 +4,8 @@ Work moves to ready nodes, else a replacement is bought and awaited. Drift respe
 for its grace period; health and failed boots do not. Force is used only at the drain's deadline.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -21,7 +21,7 @@ from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, Table
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
@@ -192,9 +192,16 @@ def replace_drifted(draft: Draft, state: ClusterState, policy: ScalingPolicy) ->
     return draft
 
 
+def _is_removable(view: NodeView) -> bool:
+    return view.is_ours and view.drain is None and view.notice is None and view.node_uid is not None
+
+
+_FAILED = Selected(lambda view: view.phase is NodePhase.FAILED and _is_removable(view))
+
+
 def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_Due]:
     reason: drain.NodeUnhealthy | drain.NodeExpired | None
-    ages = _ages(draft.views, policy)
+    ages = draft.views.table(_ages_under(policy))
     is_unhealthy: set[str] = set()
     suspects = suspect_nodes(state, policy)
     if suspects:
@@ -204,8 +211,8 @@ def _due(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Iterator[_
                 yield _Due(view, RemovalCause.UNHEALTHY, reason, is_forced=reason.is_fatal)
     yield from (
         _Due(view, RemovalCause.UNHEALTHY, boot_timed_out(view, policy, draft.as_of), is_forced=True)
-        for view in draft.views
-        if view.phase is NodePhase.FAILED and _is_removable(view) and has_workload_pods(view, draft.pods)
+        for view in draft.views.table(_FAILED)
+        if has_workload_pods(view, draft.pods)
     )
     if state.rebalance_recommended_at:
         for view in filter(_is_removable, draft.views):
@@ -228,35 +235,58 @@ class _Ages(NamedTuple):
     """Expiry and drift of nodes, which change with the nodes and the policy alone."""
 
     expires_at: list[datetime]  # ascending, of the nodes in `by_age`
-    by_age: list[NodeView]
-    drifted: list[NodeView]  # those that are not in `by_age`
+    by_age: list[NodeView]  # by expiry and name
+    drifted: tuple[NodeView, ...]  # those that are not in `by_age`
 
 
-@cached_by_identity(4)
-def _ages(views: tuple[NodeView, ...], policy: ScalingPolicy) -> _Ages:
-    by_age: list[tuple[datetime, str, NodeView]] = []
-    others: list[NodeView] = []
-    for view in views:
-        at, is_drifted = _expiry_and_drift(view, policy)
-        if is_drifted:
-            others.append(view)
-        elif at is not None:
-            by_age.append((at, view.name, view))
-    by_age.sort(key=lambda entry: entry[:2])
-    return _Ages([at for at, _, _ in by_age], [view for _, _, view in by_age], others)
+class _AgesUnder(Table[_Ages]):
+    """Expiry and drift of the nodes under a policy."""
+
+    def __init__(self, policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._drifted = Selected(lambda view: _expiry_and_drift(view, policy)[1])
+
+    def build(self, nodes: NodeIndex) -> _Ages:
+        """Evaluate every node."""
+        aged = sorted(((at, view) for view in nodes if (at := self._expires_at(view))), key=_by_age)
+        return _Ages([at for at, _ in aged], [view for _, view in aged], self._drifted.build(nodes))
+
+    def update(self, table: _Ages, removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex) -> _Ages:
+        """Evaluate the replaced nodes."""
+        expires_at, by_age = list(table.expires_at), list(table.by_age)
+        for view in removed:
+            if (at := self._expires_at(view)) is not None:
+                place = bisect_left(expires_at, at)
+                while by_age[place] is not view:
+                    place += 1
+                del expires_at[place], by_age[place]
+        for view in added:
+            if (at := self._expires_at(view)) is not None:
+                place = bisect_left(expires_at, at)
+                while place < len(by_age) and (expires_at[place], by_age[place].name) < (at, view.name):
+                    place += 1
+                expires_at.insert(place, at)
+                by_age.insert(place, view)
+        return _Ages(expires_at, by_age, self._drifted.update(table.drifted, removed, added, nodes))
+
+    def _expires_at(self, view: NodeView) -> datetime | None:
+        at, is_drifted = _expiry_and_drift(view, self._policy)
+        return None if is_drifted else at
 
 
-@cached_by_identity(8192)
+_ages_under = cached_by_identity(4)(_AgesUnder)
+
+
+def _by_age(entry: tuple[datetime, NodeView]) -> tuple[datetime, str]:
+    return entry[0], entry[1].name
+
+
 def _expiry_and_drift(view: NodeView, policy: ScalingPolicy) -> tuple[datetime | None, bool]:
     """Return when the node expires, and whether it has drifted; nothing if it may not be removed by choice."""
     if not _is_removable(view):
         return None, False
     at = None if view.node is None else expires_at(view.name, view.node.created_at, policy)
     return at, drifted(view, policy) is not None
-
-
-def _is_removable(view: NodeView) -> bool:
-    return view.is_ours and view.drain is None and view.notice is None and view.node_uid is not None
 
 
 def _too_many_unhealthy(due: list[_Due], draft: Draft, policy: ScalingPolicy) -> TooManyUnhealthy | None:

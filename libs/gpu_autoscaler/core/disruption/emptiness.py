@@ -16,7 +16,7 @@ from gpu_autoscaler.core.limits.override_bounds import exceeded_override
 from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeView, Selected
 from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -86,6 +86,11 @@ _RELEASE = "release_idle"
 _CONSOLIDATE = "consolidate"
 
 
+_EMPTY = Selected(lambda view: view.empty_since is not None)
+_UNREADY = Selected(lambda view: view.phase is not NodePhase.READY)
+_UNORDERED = Selected(lambda view: view.order is None)
+
+
 def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Drain nodes that were empty for long enough; release instances that never became usable or are orphaned. Nodes
     above an override's maximum, or bought for a gang that cannot be completed, are removed at once."""
@@ -94,7 +99,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         return draft.deferring(_RELEASE, "cluster", stale)
     draft = _release(draft, state, policy)
     # The most expensive first, so that a small budget saves most.
-    empty = (view for view in draft.views if view.empty_since is not None)
+    empty = draft.views.table(_EMPTY)
     for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
         if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
             continue
@@ -160,7 +165,7 @@ def _cost_to_empty(view: NodeView, draft: Draft, policy: ScalingPolicy) -> tuple
 
 def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Release purchases that missed their deadline or their gang, and instances without an order."""
-    unready = [view for view in draft.views if view.phase is not NodePhase.READY]
+    unready = draft.views.table(_UNREADY)
     releases = [
         (view, _missed_deadline(view, draft, policy) or _release_of_abandoned_gang(view, draft)) for view in unready
     ]
@@ -180,7 +185,7 @@ def _release(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     for view, release in releases:
         if release is not None and waits[view.name] is None:
             draft = _releasing(release, view, draft, state, policy)
-    unowned = (view for view in draft.views if view.order is None and _is_unused(view, draft))
+    unowned = (view for view in draft.views.table(_UNORDERED) if _is_unused(view, draft))
     orphans = [
         (view, since)
         for view in unowned

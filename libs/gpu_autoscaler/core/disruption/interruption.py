@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
-from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.draft import DRAINED, Draft
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeView, Selected
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot
@@ -19,11 +19,13 @@ from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
 from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.drain import NoticeWithdrawn, SpotReclaim
 
+_AT_RISK = Selected(lambda view: view.notice is not None)
+
 
 def drain_at_risk_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Drain every node under notice until its deadline; cancel drains whose notice was withdrawn."""
-    drains = (_drain(view, draft, policy) for view in draft.views if view.notice is not None)
-    returns = (_canceled_drain(view, draft, state) for view in draft.views if view.drain is not None)
+    drains = (_drain(view, draft, policy) for view in draft.views.table(_AT_RISK))
+    returns = (_canceled_drain(view, draft, state) for view in draft.views.table(DRAINED))
     return draft.adding(
         removals=[drain for drain in drains if drain is not None],
         canceled_drains=[cancellation for cancellation in returns if cancellation is not None],

@@ -61,7 +61,7 @@ def place_elsewhere(
     coming: list[Bin] = []
     unplaced: list[PodObserved] = []
     for pod in sorted(pods, key=lambda pod: (-pod.requests.gpu_count, -pod.requests.cpu_milli, pod.pod_uid)):
-        placed = free_capacity.place_gang(pod_shape(pod, job_spec(state, pod.job_id), rules_of(state.pods)), 1)
+        placed = free_capacity.place_gang(pod_shape(pod, job_spec(state, pod.job_id), rules_of(state)), 1)
         if placed is None:
             unplaced.append(pod)
         elif free_capacity[placed[0]].readiness is BinReadiness.READY:
@@ -212,7 +212,7 @@ def _item(pod: PodObserved, state: ClusterState) -> DemandItem:
     return DemandItem(
         key=f"pod/{pod.pod_uid}",
         source=DemandSource.MOVING_POD,
-        shape=pod_shape(pod, spec, rules_of(state.pods)),
+        shape=pod_shape(pod, spec, rules_of(state)),
         member_count=1,
         priority=pod_priority(pod, spec),
         since=pod.created_at,

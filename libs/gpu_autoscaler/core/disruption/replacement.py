@@ -35,7 +35,7 @@ def stands_in_for_spot(view: NodeView, draft: Draft, state: ClusterState) -> boo
     """True for an on-demand node all of whose work may run on spot: it was bought while spot was unavailable."""
     if view.capacity_type is not CapacityType.ON_DEMAND:
         return False
-    rules = rules_of(state.pods)
+    rules = rules_of(state)
     shapes = (pod_shape(pod, job_spec(state, pod.job_id), rules) for pod in repack.moving_pods(view, draft))
     return all(shape.is_spot_allowed for shape in shapes)
 

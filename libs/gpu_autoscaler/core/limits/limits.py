@@ -4,7 +4,7 @@ Nodes that we bought count from the plan that decided them until the cloud confi
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives
 from gpu_autoscaler.core.limits.override_bounds import OverrideUsage, frozen_by
 from gpu_autoscaler.core.limits.spend import PlannedSpend, SpendSnapshot, spend_caps, spend_snapshot_of
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Counted, NodeView, Selected, table_of
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.ledger import CLUSTER, owners_of
 from gpu_autoscaler.model import labels
@@ -38,24 +38,44 @@ class _Usage(NamedTuple):
     unpriced: tuple[str, ...]
 
 
-@cached_by_identity(2)
-def _usage_of(views: tuple[NodeView, ...]) -> _Usage:
-    counted = [view for view in views if view.is_ours and view.is_counted]
+class _Equal(NamedTuple):
+    """What counted nodes have in common."""
+
+    pool: str | None
+    zone: str | None
+    project: str | None
+    gpu_count: int
+    price_micro_usd_per_hour: int | None
+    is_owner_known: bool
+
+
+def _equal(view: NodeView) -> _Equal | None:
+    if not view.is_ours or not view.is_counted:
+        return None
+    project, price = view.labels.get(labels.PROJECT_ID), view.price_micro_usd_per_hour
+    return _Equal(view.pool, view.zone, project, view.gpu_count, price, view.is_owner_known)
+
+
+_EQUAL = Counted(_equal)
+_UNPRICED = Selected(lambda view: view.is_ours and view.is_counted and view.price_micro_usd_per_hour is None)
+
+
+def _usage_of(views: Sequence[NodeView]) -> _Usage:
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    equal = Counter((view.pool, view.zone, view.labels.get(labels.PROJECT_ID), view.gpu_count) for view in counted)
-    for (pool, zone, project, gpu_count), count in equal.items():
-        for owner in owners_of(pool, zone, project):
+    equal = table_of(views, _EQUAL)
+    for kind, count in equal.items():
+        for owner in owners_of(kind.pool, kind.zone, kind.project):
             nodes[owner] += count
-            gpus[owner] += count * gpu_count
-    unknown = [view for view in counted if not view.is_owner_known]
+            gpus[owner] += count * kind.gpu_count
+    unknown = [(kind, count) for kind, count in equal.items() if not kind.is_owner_known]
     return _Usage(
         nodes=nodes,
         gpus=gpus,
-        nodes_of_unknown=len(unknown),
-        gpus_of_unknown=sum(view.gpu_count for view in unknown),
-        price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in counted),
-        unpriced=tuple(sorted(view.name for view in counted if view.price_micro_usd_per_hour is None)),
+        nodes_of_unknown=sum(count for _, count in unknown),
+        gpus_of_unknown=sum(kind.gpu_count * count for kind, count in unknown),
+        price_micro_usd_per_hour=sum((kind.price_micro_usd_per_hour or 0) * count for kind, count in equal.items()),
+        unpriced=tuple(sorted(view.name for view in table_of(views, _UNPRICED))),
     )
 
 
@@ -64,7 +84,7 @@ class LimitUsage:
 
     def __init__(
         self,
-        views: tuple[NodeView, ...],
+        views: Sequence[NodeView],
         policy: ScalingPolicy,
         directives: ActiveDirectives = NO_ACTIVE_DIRECTIVES,
         spend: SpendSnapshot | None = None,

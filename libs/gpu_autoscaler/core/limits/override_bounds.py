@@ -4,15 +4,14 @@ Nodes that we bought count from the plan that decided them until the cloud confi
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import ActiveDirectives
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Counted, NodeView, table_of
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.model.directives import Attribution, Override
@@ -81,10 +80,16 @@ def kind_of(view: NodeView) -> Kind:
     return view.pool, view.gpu_model
 
 
-@cached_by_identity(2)
-def counted(views: tuple[NodeView, ...]) -> Mapping[Kind, Count]:
+_COUNTED = Counted(lambda view: (kind_of(view), view.gpu_count) if view.is_ours and view.is_counted else None)
+
+
+def counted(views: Sequence[NodeView]) -> Mapping[Kind, Count]:
     """Return the counted nodes by pool and GPU model."""
-    return count_of(view for view in views if view.is_ours and view.is_counted)
+    counts: dict[Kind, Count] = {}
+    for (kind, gpu_count), count in table_of(views, _COUNTED).items():
+        before = counts.get(kind, Count())
+        counts[kind] = Count(before.nodes + count, before.gpus + count * gpu_count)
+    return counts
 
 
 def count_of(views: Iterable[NodeView]) -> Mapping[Kind, Count]:
@@ -100,7 +105,7 @@ def count_of(views: Iterable[NodeView]) -> Mapping[Kind, Count]:
 class OverrideUsage:
     """Nodes and GPUs by pool and model while a plan is made, against maximums of overrides. Mutable."""
 
-    def __init__(self, views: tuple[NodeView, ...], directives: ActiveDirectives) -> None:
+    def __init__(self, views: Sequence[NodeView], directives: ActiveDirectives) -> None:
         self._paused = directives.paused
         self._maxima = tuple(maxima(directives))
         self._counts = dict(counted(views)) if directives.overrides else {}

@@ -19,8 +19,7 @@ from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import has_lasted_longer, note_whole
 from gpu_autoscaler.core.nodes.boot_timeout import has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.placement.bins import PodsByNode
+from gpu_autoscaler.core.nodes.views import NodeView, PodsByNode, node_views
 from gpu_autoscaler.core.policy.limit_settings import SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import idle_seconds_set

@@ -3,24 +3,26 @@
 A node has up to three ids, of which a fact has one or two: action id, provider id, and Kubernetes uid.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import TypeVar
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.policy.gpu_slices import gpu_count_min
+from gpu_autoscaler.core.state.lineage import Changes, Derivation
 from gpu_autoscaler.core.state.queries import pods_by_node
-from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Tombstone, Usable
+from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import BuyNode, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -35,6 +37,8 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def _first(values: Iterable[T | None]) -> T | None:
@@ -162,23 +166,65 @@ class NodeRecords(msgspec.Struct, frozen=True, kw_only=True):
         return allocatable.has_gpus or self.node is None or self.node.gpu_model is None
 
 
+# Records of one node: rank (0 node, 1 order without a node, 2 instance alone), and its Kubernetes uid, action id or
+# provider id.
+RecordKey = tuple[int, str]
+
+_FIELDS = ("orders", "instances", "nodes", "drains", "notices")
+_RANKS = {"nodes": 0, "orders": 1, "instances": 2}
+_Entry = tuple[str, str]  # field of the state, key
+_Related = OrderRecord | NodeInstanceObserved | NodeObserved | DrainRecord | NoticeRecord
+
+
+def _ids_of(entry: _Related) -> Iterator[str]:
+    """Yield the ids of every node that a record is about, of all kinds."""
+    ids: tuple[str | None, ...]
+    match entry:
+        case OrderRecord():
+            ids = (entry.action_id, None if entry.launched is None else entry.launched.provider_id)
+        case NodeInstanceObserved():
+            ids = (entry.provider_id, entry.action_id)
+        case NodeObserved():
+            ids = (entry.node_uid, entry.provider_id, entry.action_id)
+        case NoticeRecord():
+            ids = (entry.notice.provider_id,)
+        case DrainRecord():
+            decision, drained, ended = entry.decision, entry.drained, entry.terminated
+            ids = (
+                _node_uid_of(entry),
+                decision.order_action_id if isinstance(decision, ReleaseInstance) else None,
+                decision.provider_id if isinstance(decision, ReleaseInstance) else None,
+                None if drained is None else drained.provider_id,
+                None if ended is None else ended.provider_id,
+            )
+    return (name for name in ids if name is not None)
+
+
+def _node_uid_of(drain: DrainRecord) -> NodeUid | None:
+    decision = None if isinstance(drain.decision, ReleaseInstance) else drain.decision
+    return next((fact.node_uid for fact in (decision, drain.started, drain.drained) if fact is not None), None)
+
+
 class RecordIndex:
-    """Index of records by the ids that other streams use."""
+    """Index of records by the ids that other streams use. Frozen: an update is another index."""
 
     def __init__(
         self,
         orders: Mapping[ActionId, OrderRecord],
         instances: Mapping[ProviderId, NodeInstanceObserved],
         nodes: Mapping[NodeUid, NodeObserved],
-        nodes_gone: Mapping[int, Mapping[NodeUid, Tombstone]],
         drains: Mapping[ActionId, DrainRecord],
         notices: Mapping[str, NoticeRecord],
+        lost: frozenset[ProviderId],
     ) -> None:
+        """`lost` are instances whose Kubernetes node was deleted."""
         self._orders = orders
         self._instances = instances
         self._nodes = nodes
+        self._all_drains, self._all_notices = drains, notices
+        self.providers_without_node = lost
         self._orders_by_provider = {
-            order.launched.provider_id: order for order in orders.values() if order.launched is not None
+            order.launched.provider_id: order for _, order in sorted(orders.items()) if order.launched is not None
         }
         # An action launches one instance; of two (a lost idempotency token) the smaller id belongs to the order.
         self._instances_by_action = {
@@ -189,27 +235,112 @@ class RecordIndex:
         self._drains: dict[NodeUid, DrainRecord] = {}
         self._emptied: dict[ProviderId, DrainRecord] = {}
         self._releases: dict[ActionId | ProviderId, DrainRecord] = {}
-        self.ended: set[ActionId | ProviderId] = set()
+        self.ended: dict[ProviderId, None] = {}
         for drain in sorted(drains.values(), key=_planned_order):
             self._index_drain(drain)
         self._notices: dict[str, list[NoticeRecord]] = {}
         for notice in notices.values():
             if notice.is_active:
                 self._notices.setdefault(notice.notice.provider_id, []).append(notice)
-        gone = frozenset(stone.provider_id for stone in all_tombstones(nodes_gone) if stone.provider_id is not None)
-        self.providers_without_node = gone.difference(node.provider_id for node in nodes.values()) if gone else gone
-        # Kubernetes nodes first, then orders without a node, then instances without an order.
-        self.records = tuple(self._all())
-        self._deadlines = sorted({records.deadline_at for records in self.records if records.deadline_at is not None})
+        self.by_key: Mapping[RecordKey, NodeRecords] = {_key_of(records): records for records in self._all()}
 
-    def deadlines_passed_count(self, as_of: datetime) -> int:
-        """Return the number of different deadlines up to this instant."""
-        return bisect_right(self._deadlines, as_of)
+    @classmethod
+    def of(cls, state: ClusterState) -> "RecordIndex":
+        """Return the index of the state, built from nothing."""
+        return cls(state.orders, state.instances, state.nodes, state.drains, state.notices, _lost_providers(state))
+
+    def updated(self, state: ClusterState, changes: Changes) -> "tuple[RecordIndex, frozenset[RecordKey]] | None":
+        """Return the index of the state and the keys whose records or drains, notices and ends changed.
+
+        Only what shares an id with a changed record is read. None: that is too much of everything.
+        """
+        lost = _lost_providers(state) if {"nodes", "nodes_gone"} & changes.keys() else self.providers_without_node
+        ids = {*(lost ^ self.providers_without_node), *self._changed_ids(state, changes)}
+        entries, ids = self._component(ids, changes)
+        if len(entries) > max(_ENTRIES_COUNT_MIN, len(self.entries) // 4):
+            return None
+        tables: Sequence[Mapping[Any, Any]] = _tables(state)
+        of_part: dict[str, dict[Any, Any]] = {
+            name: {key: table[key] for field, key in entries if field == name and key in table}
+            for name, table in zip(_FIELDS, tables, strict=True)
+        }
+        part = RecordIndex(**of_part, lost=lost)
+        replaced: dict[str, object] = dict(zip(_TABLES, tables, strict=True))
+        for name in _BY_ID:
+            own, new = getattr(self, name), getattr(part, name)
+            if new or not own.keys().isdisjoint(ids):
+                replaced[name] = _merged(own, own.keys() & ids, new)
+        keys = frozenset((rank, key) for field, key in entries if (rank := _RANKS.get(field)) is not None)
+        replaced["by_key"] = _merged(self.by_key, keys, part.by_key)
+        replaced["entries"] = self._entries_after(part, entries, ids)
+        index = copy(self)
+        vars(index).update(replaced, providers_without_node=lost)
+        vars(index).pop("records", None)
+        return index, keys
+
+    def _changed_ids(self, state: ClusterState, changes: Changes) -> set[str]:
+        tables = zip(_FIELDS, self._tables, _tables(state), strict=True)
+        changed = (
+            record
+            for name, before, now in tables
+            for key in changes.get(name, ())
+            for record in (before.get(key), now.get(key))
+            if record is not None
+        )
+        return {name for record in changed for name in _ids_of(record)}
+
+    def keys_of(self, ids: Iterable[str]) -> frozenset[RecordKey]:
+        """Return the keys that the records of the nodes with these ids may have."""
+        entries, _ = self._component(set(ids), {})
+        return frozenset((rank, key) for field, key in entries if (rank := _RANKS.get(field)) is not None)
+
+    def _component(self, ids: set[str], changes: Changes) -> tuple[set[_Entry], set[str]]:
+        """Return the records that the ids lead to, over other ids of theirs, and all these ids."""
+        entries = {(name, key) for name in _FIELDS for key in changes.get(name, ())}
+        tables = dict(zip(_FIELDS, self._tables, strict=True))
+        todo, seen = list(ids), set(ids)
+        while todo:
+            for entry in self.entries.get(todo.pop(), ()):
+                if entry not in entries:
+                    entries.add(entry)
+                    more = [name for name in _ids_of(tables[entry[0]][entry[1]]) if name not in seen]
+                    seen.update(more)
+                    todo += more
+        return entries, seen
+
+    @property
+    def _tables(self) -> tuple[Mapping[str, _Related], ...]:
+        return tuple(vars(self)[name] for name in _TABLES)
+
+    @cached_property
+    def entries(self) -> Mapping[str, tuple[_Entry, ...]]:
+        """The records that are about a node, by each id of it."""
+        entries: dict[str, tuple[_Entry, ...]] = {}
+        for field, table in zip(_FIELDS, self._tables, strict=True):
+            for key, record in table.items():
+                for name in {*_ids_of(record)}:
+                    entries[name] = (*entries.get(name, ()), (field, key))
+        return entries
+
+    def _entries_after(
+        self, part: "RecordIndex", replaced: set[_Entry], ids: set[str]
+    ) -> Mapping[str, tuple[_Entry, ...]]:
+        entries = dict(self.entries)
+        for name in ids:
+            others = [entry for entry in entries.pop(name, ()) if entry not in replaced]
+            if kept := (*others, *part.entries.get(name, ())):
+                entries[name] = kept
+        return entries
+
+    @cached_property
+    def records(self) -> tuple[NodeRecords, ...]:
+        """All records: Kubernetes nodes, orders without a node, and instances without an order."""
+        return tuple(self.by_key.values())
 
     def _index_drain(self, drain: DrainRecord) -> None:
         ended_nothing = drain.terminated is not None and drain.terminated.provider_id is None
         if drain.terminated is not None and drain.terminated.provider_id is not None:
-            self.ended.add(drain.terminated.provider_id)
+            self.ended[drain.terminated.provider_id] = None
         if drain.cancelled is not None or ended_nothing:  # an instance that shows after all must be terminated again
             return
         if isinstance(drain.decision, ReleaseInstance):
@@ -217,8 +348,7 @@ class RecordIndex:
             if drain.decision.provider_id is not None:
                 self._releases[drain.decision.provider_id] = drain
             return
-        decision: DrainNode | None = drain.decision
-        node_uid = next((fact.node_uid for fact in (decision, drain.started, drain.drained) if fact is not None), None)
+        node_uid = _node_uid_of(drain)
         if node_uid is not None:
             self._drains[node_uid] = drain
         if drain.drained is not None and drain.drained.provider_id is not None:
@@ -241,7 +371,7 @@ class RecordIndex:
                 providers.add(order.launched.provider_id)
             elif node is not None and node.provider_id is not None:
                 providers.add(node.provider_id)
-            return _join(order, instance, node)
+            return NodeRecords(order=order, instance=instance, node=node)
 
         for node in self._nodes.values():
             seen = None if node.provider_id is None else self._instances.get(node.provider_id)
@@ -291,29 +421,49 @@ class RecordIndex:
         return terminated is not None and not (terminated.provider_id is None and is_refuted)
 
 
-_index = cached_by_identity(8)(RecordIndex)
+_ENTRIES_COUNT_MIN = 64  # of an update, whatever the size of the cluster
+_BY_ID = ("_orders_by_provider", "_instances_by_action", "_drains", "_emptied", "_releases", "ended", "_notices")
+_TABLES = ("_orders", "_instances", "_nodes", "_all_drains", "_all_notices")  # those of the state, as _FIELDS
+_tables = attrgetter(*_FIELDS)
+
+
+def _merged(table: Mapping[K, V], removed: Iterable[K], added: Mapping[K, V]) -> dict[K, V]:
+    merged = {**table, **added}
+    for key in removed:
+        if key not in added:
+            merged.pop(key, None)
+    return merged
+
+
+def _lost_providers(state: ClusterState) -> frozenset[ProviderId]:
+    gone = frozenset(stone.provider_id for stone in all_tombstones(state.nodes_gone) if stone.provider_id is not None)
+    return gone.difference(node.provider_id for node in state.nodes.values()) if gone else gone
+
+
+def _key_of(records: NodeRecords) -> RecordKey:
+    if records.node is not None:
+        return 0, records.node.node_uid
+    if records.order is not None:
+        return 1, records.order.action_id
+    return 2, records.provider_id or ""
+
+
+def _update(before: RecordIndex, state: ClusterState, changes: Changes) -> RecordIndex | None:
+    updated = before.updated(state, changes)
+    return None if updated is None else updated[0]
+
+
+INDEX_FIELDS = (*_FIELDS, "nodes_gone")
+INDEX = Derivation(INDEX_FIELDS, RecordIndex.of, _update)
 
 
 def index_of(state: ClusterState) -> RecordIndex:
     """Return the index of the state."""
-    return _index(state.orders, state.instances, state.nodes, state.nodes_gone, state.drains, state.notices)
-
-
-# Unchanged records of a node give the same NodeRecords, so that results can be cached by identity.
-_records: IdentityCache[NodeRecords] = IdentityCache(8192)
-
-
-def _join(order: OrderRecord | None, instance: NodeInstanceObserved | None, node: NodeObserved | None) -> NodeRecords:
-    key = (id(order), id(instance), id(node))
-    records = _records.get(key)
-    if records is None:
-        records = NodeRecords(order=order, instance=instance, node=node)
-        _records.put(key, records)
-    return records
+    return INDEX.of(state)
 
 
 @cached_by_identity(2)
-def _offered_gpus(offers: SpotOffersSampled | None) -> Mapping[str, int]:
+def offered_gpus(offers: SpotOffersSampled | None) -> Mapping[str, int]:
     """Return the GPUs of each offered instance type: the same object until one changes."""
     if offers is None:
         return _same_counts(())
@@ -328,11 +478,11 @@ def _same_counts(counts: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
 class Correlation:
     """The records of the state, correlated by node."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, index: RecordIndex) -> None:
         self._state = state
         self.pods = pods_by_node(state)
-        self.index = index_of(state)
-        self.offered_gpus = _offered_gpus(state.offers)
+        self.index = index
+        self.offered_gpus = offered_gpus(state.offers)
         self.drain_of = self.index.drain_of
         self.notice_of = self.index.notice_of
         self.is_closed = self.index.is_closed
@@ -346,18 +496,9 @@ class Correlation:
             return offered
         if offered:
             return max(offered, records.node.allocatable.gpu_count)
-        usable = self.usable_record(records.node.node_uid)
+        usable = self._state.usable.get(records.node.node_uid)
         seen = (records.node.allocatable, *(() if usable is None else (usable.gpus,)))
         return max(gpu_count_min(gpus, records.node.gpu_memory_bytes) for gpus in seen)
-
-    def inputs(self) -> tuple[object, ...]:
-        """Return the inputs of views except the lists of the cloud, for comparison by identity."""
-        state = self._state
-        return (self.index, self.pods, state.usable, state.busy_until, state.telemetry, self.offered_gpus)
-
-    def usable_record(self, node_uid: NodeUid) -> Usable | None:
-        """Return the most GPUs that the node had while ready, whatever was promised."""
-        return self._state.usable.get(node_uid)
 
     def usable_of(self, records: NodeRecords) -> Usable | None:
         """Return since when the node had everything promised; None: never."""

@@ -3,21 +3,33 @@
 A view is never stored. It is derived from the records of all streams, so it does not depend on the order of arrival.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from datetime import datetime
-from functools import lru_cache
-from operator import attrgetter, is_
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, changed_keys
-from gpu_autoscaler.core.nodes.correlation import Correlation, NodeRecords, RecordIndex
+from gpu_autoscaler.core.next_change import plain
+from gpu_autoscaler.core.nodes.correlation import (
+    INDEX,
+    INDEX_FIELDS,
+    Correlation,
+    NodeRecords,
+    RecordIndex,
+    RecordKey,
+    index_of,
+    offered_gpus,
+)
 from gpu_autoscaler.core.nodes.lifecycle import BOOTING_PHASES, LEAVING_PHASES, NodePhase, is_counted, phase_of
-from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.lineage import Changes, Derivation
+from gpu_autoscaler.core.state.queries import counts_for_idleness, node_names_of, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, NoticeRecord, OrderRecord, Usable
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
@@ -25,139 +37,8 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import NO_RESOURCES, Resources
 from gpu_autoscaler.model.scheduling import Taint
 
-# A fact concerns one of a thousand nodes: results of the others are cached by the identity of their records
-# (`core/identity_cache.py`).
-
-# Nodes whose instances are missing from the lists of the cloud, by provider id and action.
-Missing = frozenset[tuple[ProviderId | None, ActionId | None]]
-
-
-class NodeRow(NamedTuple):
-    """Source of a view besides notices, pods and telemetry. The same object while nothing in it changes."""
-
-    records: NodeRecords
-    usable: Usable | None  # GPUs seen, whatever was promised
-    phase: NodePhase
-    is_counted: bool  # against limits and budgets
-    drain: DrainRecord | None  # decided and not canceled
-    has_lost_node: bool
-    name: str
-    node_name: str | None  # None: not registered
-    node_uid: NodeUid | None
-
-
-class _Evidence(NamedTuple):
-    """Inputs of a phase besides the records of the node. The same object while nothing in it changes."""
-
-    drains: Mapping[ActionId, DrainRecord]
-    missing: Missing
-    providers_without_node: frozenset[ProviderId]
-
-
-class _PhaseEntry(NamedTuple):
-    """A row with its inputs, and whether its deadline has passed."""
-
-    evidence: _Evidence
-    deadline_at: datetime | None
-    is_late: bool
-    row: NodeRow
-
-
-_missing: IdentityCache[tuple[tuple[object, ...], Missing]] = IdentityCache(4)
-_evidence: IdentityCache[_Evidence] = IdentityCache(4)
-_phase_entries: IdentityCache[_PhaseEntry] = IdentityCache(8192)
-_row: IdentityCache[NodeRow] = IdentityCache(8192)
-_rows: IdentityCache[tuple[tuple[object, ...], tuple[NodeRow, ...]]] = IdentityCache(4)
-
-
-def rows_at(correlation: Correlation, state: ClusterState, as_of: datetime) -> tuple[NodeRow, ...]:
-    """Return the rows of all nodes with a view, sorted by name; the same tuple while nothing changes."""
-    gone = missing_instances(correlation, state)
-    read = (correlation.index, state.usable, gone)
-    key = (*map(id, read), correlation.index.deadlines_passed_count(as_of))
-    kept = _rows.get(key)
-    if kept is None:
-        evidence = _evidence_of(correlation.index, state, gone)
-        rows = [_phase_entry(records, correlation, evidence, as_of).row for records in _candidates(correlation.index)]
-        there = (row for row in rows if row.phase is not NodePhase.GONE)
-        kept = (read, tuple(sorted(there, key=attrgetter("name"))))
-        _rows.put(key, kept)
-    return kept[1]
-
-
-def missing_instances(correlation: Correlation, state: ClusterState) -> Missing:
-    """Return instances missing from lists for too long. The same object while nothing changes: lists arrive every few
-    seconds and rarely differ."""
-    read = (correlation.index, state.instances_seen_at, state.instances_listed_at)
-    key = tuple(map(id, read))
-    kept = _missing.get(key)
-    if kept is None:
-        absent = (records for records in _candidates(correlation.index) if correlation.is_missing(records))
-        kept = (read, _same(frozenset((records.provider_id, records.action_id) for records in absent)))
-        _missing.put(key, kept)
-    return kept[1]
-
-
-@lru_cache(16)
-def _same(missing: Missing) -> Missing:
-    """Return one object for equal values."""
-    return missing
-
-
-def _evidence_of(index: RecordIndex, state: ClusterState, gone: Missing) -> _Evidence:
-    now = _Evidence(state.drains, gone, index.providers_without_node)
-    key = tuple(map(id, now[:2]))
-    kept = _evidence.get(key)
-    if kept is None or kept.providers_without_node != now.providers_without_node:
-        kept = now
-        _evidence.put(key, kept)
-    return kept
-
-
-def _phase_entry(records: NodeRecords, correlation: Correlation, evidence: _Evidence, as_of: datetime) -> _PhaseEntry:
-    """Return the cached entry unless the evidence changed or the deadline passed."""
-    usable = None if records.node is None else correlation.usable_record(records.node.node_uid)
-    key = (id(evidence), id(records), id(usable))
-    kept = _phase_entries.get(key)
-    if kept is None or (kept.deadline_at is not None and kept.is_late != (as_of >= kept.deadline_at)):
-        deadline_at = records.deadline_at
-        is_late = deadline_at is not None and as_of >= deadline_at
-        kept = _PhaseEntry(evidence, deadline_at, is_late, _row_of(records, usable, correlation, as_of))
-        _phase_entries.put(key, kept)
-    return kept
-
-
-def _row_of(records: NodeRecords, usable: Usable | None, correlation: Correlation, as_of: datetime) -> NodeRow:
-    read = (
-        records,
-        usable,
-        phase_of(records, correlation, as_of),
-        is_counted(records, correlation.index),
-        correlation.drain_of(records),
-        correlation.has_lost_node(records),
-    )
-    key = tuple(map(id, read))
-    kept = _row.get(key)
-    if kept is None:
-        name, uid = (None, None) if records.node is None else (records.node.name, records.node.node_uid)
-        kept = NodeRow(*read, name=records.name, node_name=name, node_uid=uid)
-        _row.put(key, kept)
-    return kept
-
-
-@cached_by_identity(8)
-def _candidates(index: RecordIndex) -> tuple[NodeRecords, ...]:
-    """Records that may have a view at some instant. Most records are closed."""
-    # Records without an order are filtered by their phase, which is cached.
-    return tuple(records for records in index.records if records.order is None or _may_have_view(records, index))
-
-
-def _may_have_view(records: NodeRecords, index: RecordIndex) -> bool:
-    # A refused order with an existing instance is kept: the instance must be terminated.
-    if is_counted(records, index):
-        return True
-    is_refused = records.order is not None and records.order.refused is not None
-    return not is_refused and (records.node is not None or not index.is_closed(records))
+PodsByNode = Mapping[str, tuple[PodObserved, ...]]
+_NO_PODS: PodsByNode = {}
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,89 +101,371 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in LEAVING_PHASES or self.drain is not None
 
 
-# All views, with their inputs.
-_all_views: IdentityCache[tuple[tuple[object, ...], tuple[NodeView, ...]]] = IdentityCache(2)
+V = TypeVar("V")
+H = TypeVar("H", bound=Hashable)
 
 
-def node_views(state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
+class Table(Protocol[V]):
+    """Something about all nodes, which a changed view updates."""
+
+    def build(self, nodes: "NodeIndex") -> V:
+        """Return the table of all views."""
+        ...
+
+    def update(self, table: V, removed: Sequence[NodeView], added: Sequence[NodeView], nodes: "NodeIndex") -> V | None:
+        """Return the table of the nodes from an earlier one; None: build it. The earlier one is not changed.
+
+        A changed view, and one whose node's pods changed, is both removed and added.
+        """
+        ...
+
+
+class _Stale(NamedTuple):
+    """A table of earlier nodes, and what was replaced since."""
+
+    table: object
+    removed: tuple[NodeView, ...]
+    added: tuple[NodeView, ...]
+
+
+class NodeIndex(tuple[NodeView, ...]):  # noqa: SLOT001 - what is derived of the views stays with them
+    """The views of all nodes, sorted by name. Iterating them costs the cluster; a table costs what changed since it
+    was read last."""
+
+    pods: PodsByNode  # unfinished, by node name
+    _order: list[tuple[str, str, str, str]] | None
+    _tables: dict[Table[Any], object]
+    _stale: dict[Table[Any], _Stale]
+
+    @classmethod
+    def of(cls, views: Iterable[NodeView], pods: PodsByNode = _NO_PODS) -> "NodeIndex":
+        """Return the views and the pods of their nodes."""
+        return cls._of(sorted(views, key=_order_of), pods, None, {})
+
+    @classmethod
+    def _of(
+        cls,
+        views: Iterable[NodeView],
+        pods: PodsByNode,
+        order: list[tuple[str, str, str, str]] | None,
+        stale: dict[Table[Any], _Stale],
+    ) -> "NodeIndex":
+        nodes = cls(views)
+        vars(nodes).update(pods=pods, _order=order, _tables={}, _stale=stale)
+        return nodes
+
+    def replaced(self, removed: Iterable[NodeView], added: Iterable[NodeView], pods: PodsByNode) -> "NodeIndex":
+        """Return the index with other views in place of these."""
+        out, into = tuple(removed), tuple(added)
+        if not out and not into and pods is self.pods:
+            return self
+        views, order = list(self), list(self._order or map(_order_of, self))
+        for view in out:
+            place = bisect_left(order, _order_of(view))
+            del views[place], order[place]
+        for view in into:
+            place = bisect_left(order, key := _order_of(view))
+            views.insert(place, view)
+            order.insert(place, key)
+        stale = {table: _Stale(value, out, into) for table, value in dict(self._tables).items()}
+        for table, earlier in dict(self._stale).items():
+            if len(earlier.removed) + len(out) <= len(views) // 2 and table not in stale:
+                stale[table] = _Stale(earlier.table, *_joined(earlier, out, into))
+        return self._of(views, pods, order, stale)
+
+    def table(self, table: Table[V]) -> V:
+        """Return the table of these views."""
+        value = self._tables.get(table)
+        if value is None:
+            stale = self._stale.pop(table, None)
+            if stale is not None:
+                value = table.update(cast("V", stale.table), stale.removed, stale.added, self)
+            if value is None:
+                value = table.build(self)
+            self._tables[table] = value
+        return cast("V", value)
+
+
+def _joined(
+    earlier: _Stale, removed: tuple[NodeView, ...], added: tuple[NodeView, ...]
+) -> tuple[tuple[NodeView, ...], tuple[NodeView, ...]]:
+    """Return what both steps replaced: a view that was added and removed again is in neither."""
+    between = {id(view) for view in earlier.added}
+    gone = {id(view) for view in removed}
+    return (
+        (*earlier.removed, *(view for view in removed if id(view) not in between)),
+        (*(view for view in earlier.added if id(view) not in gone), *added),
+    )
+
+
+def _order_of(view: NodeView) -> tuple[str, str, str, str]:
+    return view.name, view.node_uid or "", view.action_id or "", view.provider_id or ""
+
+
+def table_of(views: Sequence[NodeView], table: Table[V]) -> V:
+    """Return the table of these views, which are an index or come from elsewhere."""
+    return (views if isinstance(views, NodeIndex) else NodeIndex.of(views)).table(table)
+
+
+class Selected(Table[tuple[NodeView, ...]]):
+    """The few views that a predicate selects, in order."""
+
+    def __init__(self, is_selected: Callable[[NodeView], bool]) -> None:
+        """The predicate reads nothing but the view."""
+        self._is_selected = is_selected
+
+    def build(self, nodes: NodeIndex) -> tuple[NodeView, ...]:
+        """Return the selected views."""
+        return tuple(filter(self._is_selected, nodes))
+
+    def update(
+        self, table: tuple[NodeView, ...], removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
+    ) -> tuple[NodeView, ...]:
+        """Return the same table if the replaced views were and are not selected."""
+        new = [view for view in added if self._is_selected(view)]
+        out = {id(view) for view in removed}
+        kept = [view for view in table if id(view) not in out] if table else []
+        return table if not new and len(kept) == len(table) else tuple(sorted((*kept, *new), key=_order_of))
+
+
+class Grouped(Table[Mapping[H, tuple[NodeView, ...]]], Generic[H]):
+    """The views by keys that each of them has, in order; views without a key are in no group."""
+
+    def __init__(self, keys_of: Callable[[NodeView], Iterable[H]]) -> None:
+        """The keys read nothing but the view."""
+        self._keys_of = keys_of
+
+    def build(self, nodes: NodeIndex) -> Mapping[H, tuple[NodeView, ...]]:
+        """Return the groups."""
+        groups: dict[H, list[NodeView]] = {}
+        for view in nodes:
+            for key in self._keys_of(view):
+                groups.setdefault(key, []).append(view)
+        return {key: tuple(group) for key, group in groups.items()}
+
+    def update(
+        self,
+        table: Mapping[H, tuple[NodeView, ...]],
+        removed: Sequence[NodeView],
+        added: Sequence[NodeView],
+        _: NodeIndex,
+    ) -> Mapping[H, tuple[NodeView, ...]]:
+        """Return the same table if the replaced views are and were in no group."""
+        out = {id(view) for view in removed}
+        new: dict[H, list[NodeView]] = {key: [] for view in removed for key in self._keys_of(view)}
+        for view in added:
+            for key in self._keys_of(view):
+                new.setdefault(key, []).append(view)
+        if not new:
+            return table
+        groups = dict(table)
+        for key, views in new.items():
+            kept = [view for view in table.get(key, ()) if id(view) not in out]
+            groups[key] = tuple(sorted((*kept, *views), key=_order_of))
+            if not groups[key]:
+                del groups[key]
+        return groups
+
+
+class Counted(Table[Mapping[H, int]], Generic[H]):
+    """How many views have each value of a key, for keys of few values; None is not counted."""
+
+    def __init__(self, key_of: Callable[[NodeView], H | None]) -> None:
+        """The key reads nothing but the view."""
+        self._key_of = key_of
+
+    def build(self, nodes: NodeIndex) -> Mapping[H, int]:
+        """Return the count by key."""
+        counts = Counter(map(self._key_of, nodes))
+        return {key: count for key, count in counts.items() if key is not None}
+
+    def update(
+        self, table: Mapping[H, int], removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
+    ) -> Mapping[H, int]:
+        """Return the same table if the replaced views have the keys that they had."""
+        changes = Counter(map(self._key_of, added))
+        changes.subtract(map(self._key_of, removed))
+        counts = dict(table)
+        for key, count in changes.items():
+            if key is not None and count:
+                counts[key] = counts.get(key, 0) + count
+                if not counts[key]:
+                    del counts[key]
+        return counts
+
+
+_FIELDS = (
+    *INDEX_FIELDS,
+    "instances_seen_at",
+    "instances_listed_at",
+    "usable",
+    "busy_until",
+    "telemetry",
+    "pods",
+    "offers",
+)
+
+
+def node_views(state: ClusterState, as_of: datetime) -> NodeIndex:
     """Return every node that is planned, exists, or whose end is not confirmed, sorted by name.
 
-    Each Kubernetes node, open order and managed instance has exactly one view. The result is the same tuple until a
+    Each Kubernetes node, open order and managed instance has exactly one view. The result is the same object until a
     fact changes a node or a boot deadline passes; time has no other effect on views.
     """
-    correlation = Correlation(state)
-    read = (*correlation.inputs(), missing_instances(correlation, state))
-    key = (*map(id, read), correlation.index.deadlines_passed_count(as_of))
-    kept = _all_views.get(key)
-    if kept is None:
-        kept = (read, _views_at(correlation, state, as_of))
-        _all_views.put(key, kept)
-    return kept[1]
+    source = _SOURCE.of(state)
+    return source.at(state, as_of, bisect_right(source.deadlines, as_of)).nodes
 
 
-class _LastViews(NamedTuple):
-    rows: tuple[NodeRow, ...]
-    pods: Mapping[str, object]
-    busy_until: Mapping[str, object]
-    telemetry: Mapping[NodeUid, object]
-    offered_gpus: Mapping[str, int]
-    views: tuple[NodeView, ...]
+class _Views(NamedTuple):
+    """The views at one instant."""
+
+    at: datetime
+    passed_count: int  # of deadlines
+    by_key: Mapping[RecordKey, NodeView]
+    nodes: NodeIndex
 
 
-_last_views: IdentityCache[_LastViews] = IdentityCache(4)
+class _Source:
+    """What views are made of, and the last views. Frozen but for these: only time changes them."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.index = index_of(state)
+        self.all_pods, self.pods = state.pods, pods_by_node(state)
+        correlation = Correlation(state, self.index)
+        self.offered_gpus = correlation.offered_gpus
+        self.missing = frozenset(key for key, records in self.index.by_key.items() if correlation.is_missing(records))
+        self.dated = sorted(_dated(self.index.by_key.items()))
+        self.deadlines = [at for at, _ in self.dated]
+        names: dict[str, tuple[RecordKey, ...]] = {}
+        for key, records in self.index.by_key.items():
+            if records.node is not None:
+                names[records.node.name] = (*names.get(records.node.name, ()), key)
+        self.keys_by_name: Mapping[str, tuple[RecordKey, ...]] = names
+        self.views: _Views | None = None
+
+    def at(self, state: ClusterState, as_of: datetime, passed_count: int) -> _Views:
+        """Return the views of this instant, when this many deadlines have passed."""
+        before = self.views
+        if before is not None and before.passed_count == passed_count:
+            return before
+        at = plain(as_of)
+        if before is None:
+            by_key = _views_of(self.index.by_key, self, state, at)
+            self.views = _Views(at, passed_count, by_key, NodeIndex.of(by_key.values(), self.pods))
+        else:
+            first, end = sorted((before.passed_count, passed_count))
+            keys = [key for _, key in self.dated[first:end]]
+            self.views = self.replaced(before, keys, state, at, passed_count)
+        return self.views
+
+    def updated(self, state: ClusterState, changes: Changes) -> "_Source | None":
+        """Return the source of the state, with the views of the last instant; None if too much has changed."""
+        if "offers" in changes and offered_gpus(state.offers) != self.offered_gpus:
+            return None
+        now, keys = copy(self), set[RecordKey]()
+        if not changes.keys().isdisjoint(INDEX_FIELDS):
+            found = self.index.updated(state, changes)
+            if found is None:
+                return None
+            now.index, of_records = found
+            keys |= of_records
+            INDEX.put(state, now.index)
+            vars(now).update(_reindexed(self, now.index, of_records))
+        now.all_pods, now.pods = state.pods, pods_by_node(state)
+        keys |= {(0, uid) for field in ("usable", "telemetry") for uid in changes.get(field, ())}
+        names = {*changes.get("busy_until", ()), *node_names_of(changes.get("pods", ()), self.all_pods, state.pods)}
+        keys.update(key for name in names for key in now.keys_by_name.get(name, ()))
+        now.missing = _missing_after(self.missing, now.index, state, keys, changes)
+        keys |= now.missing ^ self.missing
+        if self.views is not None:
+            passed_count = bisect_right(now.deadlines, self.views.at)
+            now.views = now.replaced(self.views, keys, state, self.views.at, passed_count)
+        return now
+
+    def replaced(
+        self, before: _Views, keys: Iterable[RecordKey], state: ClusterState, at: datetime, passed_count: int
+    ) -> _Views:
+        """Return the views with those of these keys rebuilt."""
+        made = _views_of(keys, self, state, at)
+        removed = {key: view for key in keys if (view := before.by_key.get(key)) is not None}
+        by_key = before.by_key
+        if removed or made:
+            kept = {**by_key, **made}
+            for key in removed.keys() - made.keys():
+                del kept[key]
+            by_key = kept
+        return _Views(at, passed_count, by_key, before.nodes.replaced(removed.values(), made.values(), self.pods))
 
 
-def _views_at(correlation: Correlation, state: ClusterState, as_of: datetime) -> tuple[NodeView, ...]:
-    """Like `node_views`; views of unchanged nodes are not looked up again."""
-    rows = rows_at(correlation, state, as_of)
-    last = _last_views.get((id(rows),))
-    if last is None or last.offered_gpus is not correlation.offered_gpus:
-        views = tuple(_view_of(row, correlation, state) for row in rows)
-    else:
-        names = changed_keys(last.pods, correlation.pods) | changed_keys(last.busy_until, state.busy_until)
-        uids = changed_keys(last.telemetry, state.telemetry)
-        views = tuple(
-            _view_of(row, correlation, state) if row.node_name in names or row.node_uid in uids else view
-            for row, view in zip(rows, last.views, strict=True)
-        )
-    if last is not None and all(map(is_, views, last.views)):
-        views = last.views
-    _last_views.put(
-        (id(rows),),
-        _LastViews(rows, correlation.pods, state.busy_until, state.telemetry, correlation.offered_gpus, views),
-    )
+_SOURCE = Derivation(_FIELDS, _Source, _Source.updated)
+
+
+def _reindexed(source: _Source, index: RecordIndex, keys: Iterable[RecordKey]) -> dict[str, object]:
+    """Return the deadlines and names of the source with those of these keys as in the index."""
+    dated, deadlines, names = [*source.dated], [*source.deadlines], {**source.keys_by_name}
+    old = [(key, records) for key in keys if (records := source.index.by_key.get(key)) is not None]
+    new = [(key, records) for key in keys if (records := index.by_key.get(key)) is not None]
+    for entry in _dated(old):
+        place = bisect_left(dated, entry)
+        del dated[place], deadlines[place]
+    for entry in _dated(new):
+        place = bisect_left(dated, entry)
+        dated.insert(place, entry)
+        deadlines.insert(place, entry[0])
+    for key, records in old:
+        if records.node is not None:
+            others = tuple(other for other in names.pop(records.node.name) if other != key)
+            names |= {records.node.name: others} if others else {}
+    for key, records in new:
+        if records.node is not None:
+            names[records.node.name] = (*names.get(records.node.name, ()), key)
+    return {"dated": dated, "deadlines": deadlines, "keys_by_name": names}
+
+
+def _missing_after(
+    before: frozenset[RecordKey],
+    index: RecordIndex,
+    state: ClusterState,
+    changed: Iterable[RecordKey],
+    changes: Changes,
+) -> frozenset[RecordKey]:
+    """Return the records whose instances are missing; a list of instances concerns all of them."""
+    correlation, is_all = Correlation(state, index), "instances_listed_at" in changes
+    seen: Iterable[ProviderId] = changes.get("instances_seen_at", ())
+    keys = index.by_key.keys() if is_all else {*changed, *index.keys_of(seen)}
+    missing = frozenset(key for key in keys if key in index.by_key and correlation.is_missing(index.by_key[key]))
+    return missing if is_all else before.difference(keys) | missing
+
+
+def _dated(records: Iterable[tuple[RecordKey, NodeRecords]]) -> Iterator[tuple[datetime, RecordKey]]:
+    return ((at, key) for key, entry in records if (at := entry.deadline_at) is not None)
+
+
+def _views_of(
+    keys: Iterable[RecordKey], source: _Source, state: ClusterState, at: datetime
+) -> dict[RecordKey, NodeView]:
+    """Return the views of those records that have one at the instant."""
+    correlation, index = Correlation(state, source.index), source.index
+    views: dict[RecordKey, NodeView] = {}
+    for key in keys:
+        records = index.by_key.get(key)
+        if records is None or (records.order is not None and not _may_have_view(records, index)):
+            continue  # most orders are closed
+        if (phase := phase_of(records, correlation, at)) is not NodePhase.GONE:
+            views[key] = _view(records, phase, correlation, state)
     return views
 
 
-class _CachedView(NamedTuple):
-    read: tuple[object, ...]
-    view: NodeView
+def _may_have_view(records: NodeRecords, index: RecordIndex) -> bool:
+    # A refused order with an existing instance is kept: the instance must be terminated.
+    if is_counted(records, index):
+        return True
+    is_refused = records.order is not None and records.order.refused is not None
+    return not is_refused and (records.node is not None or not index.is_closed(records))
 
 
-_views: IdentityCache[_CachedView] = IdentityCache(8192)
-
-
-def _view_of(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeView:
-    """Return the view; the same object while its inputs are unchanged."""
-    name, uid = row.node_name, row.node_uid
-    read = (
-        row,
-        correlation.notice_of(row.records),
-        None if name is None else correlation.pods.get(name),
-        None if name is None else state.busy_until.get(name),
-        None if uid is None else state.telemetry.get(uid),
-        None if row.records.purchase is not None else correlation.offered_gpus,
-    )
-    key = tuple(map(id, read))
-    kept = _views.get(key)
-    if kept is None:
-        kept = _CachedView(read, _view(row, correlation, state))
-        _views.put(key, kept)
-    return kept.view
-
-
-def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeView:
-    records, phase, node = row.records, row.phase, row.records.node
+def _view(records: NodeRecords, phase: NodePhase, correlation: Correlation, state: ClusterState) -> NodeView:
+    node = records.node
     usable, notice = correlation.usable_of(records), correlation.notice_of(records)
     own_labels = {} if node is None else dict(node.labels)
     allocatable, taints = _capacity_of(records, is_usable=usable is not None)
@@ -310,7 +473,7 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
         name=records.name,
         phase=phase,
         is_ours=records.action_id is not None,
-        is_counted=row.is_counted,
+        is_counted=is_counted(records, correlation.index),
         allocatable=allocatable,
         gpu_count=correlation.gpu_count_of(records),
         labels=own_labels if usable is not None else {**records.promised_labels, **own_labels},
@@ -334,8 +497,8 @@ def _view(row: NodeRow, correlation: Correlation, state: ClusterState) -> NodeVi
         order=records.order,
         instance=records.instance,
         node=node,
-        has_lost_node=row.has_lost_node,
-        drain=row.drain,
+        has_lost_node=correlation.has_lost_node(records),
+        drain=correlation.drain_of(records),
         telemetry=None if node is None else state.telemetry.get(node.node_uid),
     )
 

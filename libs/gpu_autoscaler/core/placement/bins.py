@@ -1,10 +1,10 @@
 """Nodes as bins: existing nodes, nodes on their way, and offered nodes, in the terms of the placement engine."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from gpu_autoscaler.core.identity_cache import cached_by_identity
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
+from gpu_autoscaler.core.placement.bin_columns import Bins
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.policy.gpu_slices import sharing_labels, slices_of
 from gpu_autoscaler.core.policy.policy import NodePool
@@ -15,36 +15,39 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.resources import Resources, Slices
 
-PodsByNode = Mapping[str, tuple[PodObserved, ...]]
 
-
-@cached_by_identity(2)
-def current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> tuple[Bin, ...]:
-    """Return a bin for each node on which work may be planned: usable nodes, and ordered ones until their deadline.
+class _CurrentBins(Table[Bins]):
+    """A bin for each node on which work may be planned: usable nodes, and ordered ones until their deadline.
 
     The node of a canceled drain has a bin. Nodes under notice have none, nor those that are being removed, nor foreign
     nodes that never were usable, whose readiness is unknown.
     """
-    return tuple(_current_bins(views, pods))
+
+    def build(self, nodes: NodeIndex) -> Bins:
+        """Return the bins in the order of their nodes."""
+        return Bins(filter(None, (_current_bin(view, nodes.pods) for view in nodes)))
+
+    def update(self, table: Bins, removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex) -> Bins:
+        """Replace the bins of these nodes; new ones come last."""
+        now = (_current_bin(view, nodes.pods) for view in added)
+        return table.replaced(map(bin_key, removed), [entry for entry in now if entry is not None])
 
 
-def _current_bins(views: tuple[NodeView, ...], pods: PodsByNode) -> Iterator[Bin]:
-    for view in views:
-        if view.notice is not None or (view.drain is not None and view.drain.cancel is None):
-            continue
-        if view.is_usable:
-            yield node_bin(view, pods, BinReadiness.READY)
-        elif view.drain is not None or (view.is_booting and view.order is not None):
-            yield node_bin(view, pods, BinReadiness.COMING)
+CURRENT_BINS = _CurrentBins()
+
+
+def _current_bin(view: NodeView, pods: PodsByNode) -> Bin | None:
+    if view.notice is not None or (view.drain is not None and view.drain.cancel is None):
+        return None
+    if view.is_usable:
+        return node_bin(view, pods, BinReadiness.READY)
+    is_coming = view.drain is not None or (view.is_booting and view.order is not None)
+    return node_bin(view, pods, BinReadiness.COMING) if is_coming else None
 
 
 def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:
-    """Return the node's bin with what its pods leave free; the same object while neither has changed."""
-    return _node_bin(view, pods.get(view.name, ()), readiness)
-
-
-@cached_by_identity(8192)
-def _node_bin(view: NodeView, bound: tuple[PodObserved, ...], readiness: BinReadiness) -> Bin:
+    """Return the node's bin with what its pods leave free."""
+    bound = pods.get(view.name, ())
     return Bin(
         key=bin_key(view),
         name=view.name,

@@ -4,7 +4,9 @@ A condition is evaluated once for each distinct value: thousands of bins share a
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
+from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,19 +43,41 @@ class _Column(Generic[V]):
     """One property of every bin: its distinct values, and the value of each bin."""
 
     def __init__(self, values: Iterable[V]) -> None:
-        numbers: dict[V, int] = {}
-        self._number_of = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
-        self._values = tuple(numbers)
+        self._numbers: dict[V, int] = {}
+        self._number_of = _numbered(values, self._numbers)
+
+    def after(self, replaced: Mapping[int, V], removed: Sequence[int], added: Iterable[V]) -> "_Column[V]":
+        """Return the column with other values in these places, without some, and with more after them."""
+        numbers, number_of = dict(self._numbers), self._number_of.copy()
+        number_of[list(replaced)] = _numbered(replaced.values(), numbers)
+        column = copy(self)
+        vars(column).update(
+            _numbers=numbers, _number_of=np.append(np.delete(number_of, removed), _numbered(added, numbers))
+        )
+        return column
 
     def where(self, is_accepted: Callable[[V], bool]) -> Bools:
         """Return for each bin whether its value satisfies the predicate."""
-        answers: Bools = np.array([is_accepted(value) for value in self._values], dtype=np.bool_)
+        answers: Bools = np.array([is_accepted(value) for value in self._numbers], dtype=np.bool_)
         return answers[self._number_of]
 
     def figures(self, figure: Callable[[V], int]) -> Ints:
         """Return for each bin the figure of its value."""
-        figures: Ints = np.array([figure(value) for value in self._values], dtype=np.int64)
+        figures: Ints = np.array([figure(value) for value in self._numbers], dtype=np.int64)
         return figures[self._number_of]
+
+
+def _numbered(values: Iterable[V], numbers: dict[V, int]) -> Ints:
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+
+
+# Columns of a NodeMatcher besides those of labels.
+_PROPERTIES: Mapping[str, Callable[[Bin], Hashable]] = {
+    "_models": attrgetter("gpu_model"),
+    "_memories": attrgetter("gpu_memory_bytes"),
+    "_capacity_types": attrgetter("capacity_type"),
+    "_taints": attrgetter("taints"),
+}
 
 
 class NodeMatcher:
@@ -64,6 +88,22 @@ class NodeMatcher:
         self._labels: dict[str, _Column[str | None]] = {}
         self._requirements: dict[LabelRequirement, Bools] = {}
         self._answers: dict[NodeRequirements, Bools] = {}
+
+    def after(
+        self, bins: Sequence[Bin], replaced: Mapping[int, Bin], removed: Sequence[int], added: Sequence[Bin]
+    ) -> "NodeMatcher":
+        """Return the matcher of the bins that these are after some were replaced, removed by place, and added."""
+        matcher = NodeMatcher(bins)
+        for name, property_of in _PROPERTIES.items():
+            if name in vars(self):
+                column = vars(self)[name]
+                values = {place: property_of(entry) for place, entry in replaced.items()}
+                vars(matcher)[name] = column.after(values, removed, map(property_of, added))
+        own_labels: dict[str, _Column[str | None]] = vars(matcher)["_labels"]
+        for key, column in dict(self._labels).items():
+            labels = {place: entry.labels.get(key) for place, entry in replaced.items()}
+            own_labels[key] = column.after(labels, removed, [entry.labels.get(key) for entry in added])
+        return matcher
 
     def by(self, shape: Shape) -> Bools:
         """Return for each bin whether it satisfies everything but the amounts.

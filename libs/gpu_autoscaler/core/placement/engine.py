@@ -5,47 +5,21 @@ Pods of equal shape fit equally, so each query is about one shape and a count, n
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.placement.bin_columns import Bins, Columns
 from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_that_fit
 from gpu_autoscaler.core.placement.pod_affinity import Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
-from gpu_autoscaler.core.placement.resources import FIRST_SLICE, Bools, Ints, Kinds, kinds_of, resources, row, rows
+from gpu_autoscaler.core.placement.resources import FIRST_SLICE, Bools, Ints, Kinds, resources, row
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.placement.topology import PodTopology
-from gpu_autoscaler.model.offers import CapacityType
 
-
-class _Columns(NamedTuple):
-    """The amounts and properties of some bins as read-only arrays."""
-
-    kinds: Kinds  # of slices among what is free
-    free: Ints
-    readiness: Ints
-    has_gpus: Bools
-    is_on_demand: Bools
-    matcher: NodeMatcher
-
-    @classmethod
-    def of(cls, bins: tuple[Bin, ...]) -> "_Columns":
-        kinds = kinds_of(entry.free for entry in bins)
-        return cls(
-            kinds=kinds,
-            free=rows((entry.free for entry in bins), kinds),
-            readiness=np.array([int(entry.readiness) for entry in bins], dtype=np.int64),
-            has_gpus=np.array([entry.has_gpus for entry in bins], dtype=np.bool_),
-            is_on_demand=np.array([entry.capacity_type is CapacityType.ON_DEMAND for entry in bins], dtype=np.bool_),
-            matcher=NodeMatcher(bins),
-        )
-
-
-# For the bins that a plan starts with; the next plan starts with the same ones if no node has changed.
-_columns = cached_by_identity(2)(_Columns.of)
+# Fewer bins than this part of all are sorted alone.
+_RANKED_ALONE_RATIO = 8
 
 
 class _Fixed:
@@ -84,9 +58,9 @@ class FreeCapacity:
         self._version = 0  # of bins and free amounts: after a rollback that of the mark
         self._versions_count = 0
         self._fitting: dict[Shape, tuple[int, Ints]] = {}  # of shapes without pod constraints, at this version
-        there = tuple(bins)
+        there = bins if isinstance(bins, Bins) else Bins(bins)
         self._ranking = Ranking(placement, there, waiting)
-        self._put(there, _columns(there))
+        self._put(there, there.columns)
 
     def __getitem__(self, key: str) -> Bin:
         place = self._places[key]
@@ -108,14 +82,14 @@ class FreeCapacity:
 
     def put_all(self, entries: Iterable[Bin]) -> None:
         """Add several bins, like `put`."""
-        added = tuple(entries)
-        self._put(added, _Columns.of(added))
+        added = Bins(entries)
+        self._put(added, added.columns)
 
-    def _put(self, added: tuple[Bin, ...], columns: "_Columns") -> None:
+    def _put(self, added: Bins, columns: Columns) -> None:
         first = len(self._bins)
-        for place, entry in enumerate(added, first):
-            if self._places.setdefault(entry.key, place) != place:
-                raise ValueError(f"bin {entry.key} added twice")
+        if len(added.places) < len(added) or not self._places.keys().isdisjoint(added.places):
+            raise ValueError(f"bin added twice: one of {', '.join(entry.key for entry in added)}")
+        self._places |= {key: place + first for key, place in added.places.items()} if first else added.places
         self._bins += added
         free = self._in_own_columns(columns)  # may add columns to `_free`
         self._free = np.concatenate((self._free, free))
@@ -128,7 +102,7 @@ class FreeCapacity:
         self._ranks = None
         self._changed(partial(self._forget, first))
 
-    def _in_own_columns(self, added: "_Columns") -> Ints:
+    def _in_own_columns(self, added: Columns) -> Ints:
         """Return the added amounts in this object's column order; a new kind of slice gets its column now."""
         new = tuple(kind for kind in added.kinds if kind not in self._kinds)
         if new:
@@ -312,10 +286,7 @@ class FreeCapacity:
         empty), then the packing policy.
         """
         fitting = np.flatnonzero(members)
-        if self._ranks is None:
-            order = sorted(range(len(self._bins)), key=lambda place: self._bins[place].key)
-            self._ranks = np.empty(len(order), dtype=np.int64)
-            self._ranks[order] = np.arange(len(order))
+        ranks = self._ranks_of(fitting)
         is_blocked = self._has_gpus[fitting] & (not shape.resources.has_gpus)  # its GPUs would stay idle
         is_expensive = self._is_on_demand[fitting] & shape.is_spot_allowed
         keys = self._ranking.keys(
@@ -325,10 +296,20 @@ class FreeCapacity:
             lambda: [self._bins[place].key for place in fitting],
         )
         preferred = self._preference_keys(shape, fitting)
-        ranked = np.lexsort(
-            (self._ranks[fitting], *keys, is_expensive, *preferred, is_blocked, self._readiness[fitting])
-        )
+        ranked = np.lexsort((ranks, *keys, is_expensive, *preferred, is_blocked, self._readiness[fitting]))
         return [int(place) for place in fitting[ranked]]
+
+    def _ranks_of(self, places: Ints) -> Ints:
+        """Return sort keys of these bins by their keys; those of all bins are kept while none is added."""
+        if self._ranks is None and places.size > len(self._bins) // _RANKED_ALONE_RATIO:
+            self._ranks = self._ranked(range(len(self._bins)))
+        return self._ranked(places) if self._ranks is None else self._ranks[places]
+
+    def _ranked(self, places: Sequence[int] | Ints) -> Ints:
+        keys = [self._bins[place].key for place in places]
+        ranks = np.empty(len(keys), dtype=np.int64)
+        ranks[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
+        return ranks
 
     def _preference_keys(self, shape: Shape, places: Ints) -> tuple[Ints, ...]:
         """Return sort keys of the shape's preferences, the least significant first."""

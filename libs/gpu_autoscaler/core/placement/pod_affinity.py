@@ -6,11 +6,15 @@ Semantics: Kubernetes, "Assigning Pods to Nodes" and "Pod Topology Spread Constr
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.placement.label_matching import holds
+from gpu_autoscaler.core.state.lineage import Changes, Derivation
+from gpu_autoscaler.core.state.queries import pod_index
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
@@ -85,18 +89,33 @@ class Rules(msgspec.Struct, frozen=True):
 NO_RULES = Rules()
 
 
-@cached_by_identity(4)
-def rules_of(pods: Mapping[PodUid, PodObserved]) -> Rules:
+def rules_of(state: ClusterState) -> Rules:
     """Return the rules of all unfinished pods, each once, in order of their first pod's uid."""
-    with_rules = [pod for pod in pods.values() if pod.pod_affinity is not None or pod.preferences is not None]
-    alive = (pod for pod in with_rules if pod.phase not in ("succeeded", "failed"))
-    tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, sorted(alive, key=lambda pod: pod.pod_uid))))
-    if not tallies:
-        return NO_RULES
-    by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
-    for number, tally in enumerate(tallies):
-        by_label.setdefault(_label_of(tally.group), []).append((number, tally))
-    return Rules({label: tuple(rules) for label, rules in by_label.items()})
+    return _RULES.of(state).rules
+
+
+class _PodRules(NamedTuple):
+    """The rules of pods, the same object while the pods with rules do not change."""
+
+    with_rules: Mapping[PodUid, PodObserved]
+    rules: Rules
+
+    @classmethod
+    def of(cls, state: ClusterState) -> "_PodRules":
+        with_rules = pod_index(state).with_rules
+        alive = (pod for pod in with_rules.values() if pod.phase not in ("succeeded", "failed"))
+        tallies = dict.fromkeys(chain.from_iterable(map(_tallies_of, sorted(alive, key=lambda pod: pod.pod_uid))))
+        by_label: dict[tuple[str, str] | None, list[tuple[int, Tally]]] = {}
+        for number, tally in enumerate(tallies):
+            by_label.setdefault(_label_of(tally.group), []).append((number, tally))
+        rules = Rules({label: tuple(rules) for label, rules in by_label.items()}) if tallies else NO_RULES
+        return cls(with_rules, rules)
+
+    def updated(self, state: ClusterState, _: Changes) -> "_PodRules | None":
+        return self if pod_index(state).with_rules is self.with_rules else None
+
+
+_RULES = Derivation(("pods",), _PodRules.of, _PodRules.updated)
 
 
 @cached_by_identity(8192)

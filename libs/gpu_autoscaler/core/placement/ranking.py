@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.placement.bin_columns import Bins
 from gpu_autoscaler.core.placement.gpu_packing import (
     WHOLE,
     Fragmentation,
@@ -20,8 +20,7 @@ from gpu_autoscaler.core.placement.gpu_packing import (
     packing_scores,
 )
 from gpu_autoscaler.core.placement.resources import CPU, FIRST_SLICE, GPU, MEMORY, Ints
-from gpu_autoscaler.core.placement.shapes import Bin, Shape
-from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.core.placement.shapes import Shape
 
 # The default is the gradient with best fit among equals, which leaves fewer GPUs idle than the gradient alone
 # (`make bench CASE=V6`).
@@ -44,7 +43,7 @@ _POPULAR_RATIO = 0.95
 class Ranking:
     """One packing policy over the work of one cluster."""
 
-    def __init__(self, name: str, bins: tuple[Bin, ...], waiting: Iterable[Shape] = ()) -> None:
+    def __init__(self, name: str, bins: Bins, waiting: Iterable[Shape] = ()) -> None:
         """`bins` hold the running work, `waiting` are the shapes that need capacity: both measure fragmentation."""
         self.policy = BY_NAME[name]
         self._bins = bins
@@ -58,7 +57,7 @@ class Ranking:
 
     @cached_property
     def _fragmentation(self) -> Fragmentation:
-        counts = Counter(dict(_shapes_on(self._bins)))
+        counts = Counter(self._bins.pod_shapes)
         counts.update((shape.resources.cpu_milli, shape.resources.gpu_count) for shape in self._waiting)
         popular = _popular(counts)
         return Fragmentation(tuple(popular), tuple(popular.values()))
@@ -110,18 +109,3 @@ def _popular(counts: Counter[tuple[int, int]]) -> dict[tuple[int, int], int]:
         popular[shape] = counts[shape]
         covered += counts[shape]
     return popular
-
-
-@cached_by_identity(2)
-def _shapes_on(bins: tuple[Bin, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
-    counts: Counter[tuple[int, int]] = Counter()
-    for entry in bins:
-        for shape, count in _shapes_of(entry.pods):
-            counts[shape] += count
-    return tuple(counts.items())
-
-
-@cached_by_identity(8192)
-def _shapes_of(pods: tuple[PodObserved, ...]) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Return how many pods of each shape run on one node, which changes with its pods alone."""
-    return tuple(Counter((pod.requests.cpu_milli, pod.requests.gpu_count) for pod in pods).items())

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.draft import DRAINED, Draft
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import node_bin
@@ -26,7 +26,7 @@ class CancelableDrains:
         self._catalog = catalog
         self._policy = policy
         self.canceled: list[CancelDrain] = []
-        drains = ((view, _cancelable_drain(view)) for view in draft.views if view.drain is not None)
+        drains = ((view, _cancelable_drain(view)) for view in draft.views.table(DRAINED))
         self._drains = {drain.node_uid: (view, drain) for view, drain in drains if drain is not None}
 
     def mark(self) -> int:

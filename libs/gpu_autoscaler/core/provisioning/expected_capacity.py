@@ -4,7 +4,7 @@ The end is certain for a pod in its grace period, and for a job by its time limi
 when the work began to wait (docs/decisions.md#waiting-before-scale-up).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -12,12 +12,11 @@ import msgspec
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.identity_cache import cached_by_identity
-from gpu_autoscaler.core.placement.bins import PodsByNode, node_bin
+from gpu_autoscaler.core.placement.bins import node_bin
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.queries import counts_for_idleness
+from gpu_autoscaler.core.state.queries import pod_index
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
@@ -73,7 +72,7 @@ def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
 
 def _ending(draft: Draft, state: ClusterState, within: timedelta) -> Iterator[Bin]:
     """Yield for each usable node that stays what it gets back in this time, as a bin available from the last end."""
-    may_end = _may_end_by_node(draft.pods)
+    may_end = _may_end_by_node(state)
     leaving = draft.leaving_nodes() if may_end else frozenset()
     for view in draft.views if may_end else ():
         if view.name not in may_end or not view.is_usable or view.notice is not None or view.drain is not None:
@@ -91,19 +90,10 @@ def _ending(draft: Draft, state: ClusterState, within: timedelta) -> Iterator[Bi
             )
 
 
-@cached_by_identity(2)
-def _may_end_by_node(pods: PodsByNode) -> Mapping[str, tuple[PodObserved, ...]]:
-    """Return the pods of each node whose end may be certain; nodes without such pods are omitted."""
-    ending = ((name, _may_end(bound)) for name, bound in pods.items())
-    return {name: of_node for name, of_node in ending if of_node}
-
-
-@cached_by_identity(8192)
-def _may_end(bound: tuple[PodObserved, ...]) -> tuple[PodObserved, ...]:
-    """Return the pods that are being deleted or run for a job."""
-    return tuple(
-        pod
-        for pod in bound
-        if (pod.deleting_since is not None or (pod.job_id is not None and pod.started_at is not None))
-        and counts_for_idleness(pod)
-    )
+def _may_end_by_node(state: ClusterState) -> Mapping[str, Sequence[PodObserved]]:
+    """Return the pods of each node whose end may be certain, by uid; nodes without such pods are omitted."""
+    by_node: dict[str, list[PodObserved]] = {}
+    for _, pod in sorted(pod_index(state).may_end.items()):
+        if pod.node_name is not None:
+            by_node.setdefault(pod.node_name, []).append(pod)
+    return by_node

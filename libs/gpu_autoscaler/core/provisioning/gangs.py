@@ -1,13 +1,12 @@
 """Gangs: placed whole or not at all, within one domain if requested, with a back-off after purchases in vain."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import has_lasted
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Grouped, NodeView, table_of
 from gpu_autoscaler.core.placement.shapes import BinReadiness
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.provisioning_settings import GangPolicy
@@ -91,7 +90,7 @@ class Gangs:
         if all(self._free_capacity.original_bin(key).readiness is BinReadiness.READY for key in keys):
             return None
         gang = outcomes[0].lot.first.gang or ""
-        begun_at = _waiting_since(self._draft.views).get(gang)
+        begun_at = _waiting_since(self._draft.views, gang)
         if begun_at is None:
             return None
         most = self._policy.gangs.complete_seconds_max
@@ -136,18 +135,21 @@ def retried_at(record: GangRecord, rules: GangPolicy) -> Instant:
     return record.abandoned_at + timedelta(seconds=min(seconds, rules.backoff_seconds_max))
 
 
-@cached_by_identity(2)
-def _waiting_since(views: tuple[NodeView, ...]) -> Mapping[str, Instant]:
-    """Return by gang when the first node was bought that the gang still waits for: it boots, or is empty."""
-    begun: dict[str, Instant] = {}
-    for view in views:
-        order = view.order
-        if order is None or order.decision is None or order.planned_at is None or order.decision.gang is None:
-            continue
-        if (view.is_booting or _is_unused(view)) and view.drain is None:
-            gang = order.decision.gang
-            begun[gang] = min(order.planned_at, begun.get(gang, order.planned_at))
-    return begun
+def _awaited_by(view: NodeView) -> tuple[str, ...]:
+    """Return the gang that waits for the node: it boots, or is empty."""
+    decision = None if view.order is None else view.order.decision
+    if decision is None or decision.gang is None or view.drain is not None:
+        return ()
+    return (decision.gang,) if view.is_booting or _is_unused(view) else ()
+
+
+_AWAITED = Grouped(_awaited_by)
+
+
+def _waiting_since(views: Sequence[NodeView], gang: str) -> Instant | None:
+    """Return when the first node was bought that the gang still waits for."""
+    awaited = table_of(views, _AWAITED).get(gang, ())
+    return min((view.order.planned_at for view in awaited if view.order and view.order.planned_at), default=None)
 
 
 def _is_unused(view: NodeView) -> bool:

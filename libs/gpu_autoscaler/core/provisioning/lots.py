@@ -6,7 +6,7 @@ from itertools import groupby
 
 import msgspec
 
-from gpu_autoscaler.core.demand.elastic import OrderedBins, ordered_bins
+from gpu_autoscaler.core.demand.elastic import OrderedBins
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.engine import FreeCapacity
@@ -78,7 +78,7 @@ class KeptPlaces:
         what was bought for the next, or block each other by their spread constraints.
         """
         self._free_capacity = free_capacity
-        self._ordered: OrderedBins = ordered_bins(views)
+        self._ordered: OrderedBins = OrderedBins(views)
         self._keys: dict[str, tuple[str, ...]] = {}  # by the key of a lot
         waiting = [lot for lot in lots if lot.first.is_bought_for] if self._ordered.any else []
         own = {lot.key: Counter(key for item in lot.items if (key := self._ordered.own(item))) for lot in waiting}

@@ -13,8 +13,8 @@ import numpy as np
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import note
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import PodsByNode, allocatable_for_work, offered_bin
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
+from gpu_autoscaler.core.placement.bins import allocatable_for_work, offered_bin
 from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_by_amounts, members_that_fit
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
@@ -159,7 +159,7 @@ class OfferCatalog:
         static = _static_catalog(self._offers or (), policy.pools)
         observed = {
             static.places[key]: _as_observed(static.offerings[static.places[key]].node, view, draft.pods)
-            for key, view in _latest_nodes(draft.views).items()
+            for key, view in draft.views.table(_LATEST).items()
             if key in static.places
         }
         observed |= _with_shortfalls(static, observed, state.observed_allocatable, draft.as_of)
@@ -327,16 +327,48 @@ def _widened(capacity: Ints, *, by: int) -> Ints:
     return wider
 
 
-@cached_by_identity(2)
-def _latest_nodes(views: tuple[NodeView, ...]) -> dict[tuple[str, str], NodeView]:
-    """Return the node that became usable last, by pool and offer."""
-    latest: dict[tuple[str, str], NodeView] = {}
-    usable = (view for view in views if view.is_usable and view.usable_since is not None and view.order is not None)
-    for view in sorted(usable, key=lambda view: (view.usable_since, view.name)):
+_Latest = Mapping[tuple[str, str], NodeView]
+
+
+class _LatestNodes(Table[_Latest]):
+    """The node that became usable last, by pool and offer."""
+
+    def build(self, nodes: NodeIndex) -> _Latest:
+        """Compare all nodes."""
+        return _with_later({}, nodes)
+
+    def update(
+        self, table: _Latest, removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
+    ) -> _Latest | None:
+        """Compare the added nodes; all of them again if the last of a kind left."""
+        out = {id(view) for view in removed}
+        kept = {kind: view for kind, view in table.items() if id(view) not in out}
+        latest = _with_later(kept, added)
+        for kind, view in table.items():
+            now = latest.get(kind)
+            if kind not in kept and (now is None or _since(now) < _since(view)):
+                return None
+        return latest
+
+
+def _with_later(table: _Latest, views: Sequence[NodeView]) -> _Latest:
+    latest = dict(table)
+    for view in views:
         decision = None if view.order is None else view.order.decision
-        if decision is not None:
-            latest[decision.pool, decision.offer.key] = view
+        if decision is None or not view.is_usable or view.usable_since is None:
+            continue
+        kind = decision.pool, decision.offer.key
+        before = latest.get(kind)
+        if before is None or _since(before) <= _since(view):
+            latest[kind] = view
     return latest
+
+
+def _since(view: NodeView) -> tuple[datetime | None, str]:
+    return view.usable_since, view.name
+
+
+_LATEST = _LatestNodes()
 
 
 def _with_shortfalls(

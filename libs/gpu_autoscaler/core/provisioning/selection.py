@@ -9,12 +9,12 @@ after an interruption. The last two occur once in a node's life, and count for m
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import DemandItem
-from gpu_autoscaler.core.identity_cache import cached_by_identity
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Counted, NodeView, table_of
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, rows
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.fleet.problem import FleetNode, FleetProblem
@@ -356,15 +356,35 @@ class SpotShares:
         return True
 
 
-@cached_by_identity(2)
-def _counted(views: tuple[NodeView, ...]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+class _Bought(NamedTuple):
+    """What counted nodes that were bought have in common."""
+
+    pool: str
+    capacity_type: CapacityType
+    counts_as: tuple[str, ...]
+    gpu_count: int
+
+
+def _bought(view: NodeView) -> _Bought | None:
+    decision = None if view.order is None else view.order.decision
+    if decision is None or not view.is_ours or not view.is_counted:
+        return None
+    offer = decision.offer
+    return _Bought(decision.pool, offer.capacity_type, _counted_as(offer), offer.resources.gpu_count)
+
+
+_BOUGHT = Counted(_bought)
+
+
+def _counted(views: Sequence[NodeView]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
     """Return the GPUs that were bought and count: by what they count as, and by pool and capacity type."""
-    orders = (view.order for view in views if view.is_ours and view.is_counted)
-    decisions = [order.decision for order in orders if order is not None and order.decision is not None]
+    gpus: Counter[str] = Counter()
     by_pool: Counter[tuple[str, str]] = Counter()
-    for decision in decisions:
-        by_pool[decision.pool, decision.offer.capacity_type] += decision.offer.resources.gpu_count
-    return _gpus_of(decision.offer for decision in decisions), by_pool
+    for kind, count in table_of(views, _BOUGHT).items():
+        by_pool[kind.pool, kind.capacity_type] += count * kind.gpu_count
+        for name in kind.counts_as:
+            gpus[name] += count * kind.gpu_count
+    return gpus, by_pool
 
 
 def _counted_as(offer: Offer) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
-from gpu_autoscaler.core.demand.sources import demand, is_member, job_spec
+from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.placement.bins import current_bins
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.shapes import BinReadiness
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -22,7 +22,7 @@ from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from
 from gpu_autoscaler.core.provisioning.topology_domains import place_in_one_domain
 from gpu_autoscaler.core.queueing.job_budgets import offer_keys_of
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import is_finished, pods_by_node, queue
+from gpu_autoscaler.core.state.queries import is_finished, is_member, queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId, NodeUid
@@ -59,9 +59,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
         return Schedule(deferred=tuple(_deferred(job_id, stale) for job_id in waiting))
     views = node_views(state, as_of)
     items = exclude_interrupted_from_spot(demand(state, views, as_of), state, policy, as_of)
-    free_capacity = FreeCapacity(
-        current_bins(views, pods_by_node(state)), policy.placement, [item.shape for item in items]
-    )
+    bins = views.table(CURRENT_BINS)
+    free_capacity = FreeCapacity(bins, policy.placement, [item.shape for item in items])
     nodes = {f"node/{view.node_uid}": view for view in views}
     for key, view in nodes.items() if state.rebalance_recommended_at else ():
         if key in free_capacity and rebalance_recommended(view, state, policy, as_of) is not None:

@@ -1,10 +1,12 @@
 """Pods, jobs and orders, derived from the state. Nodes are derived in `core/nodes/views.py`."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
+from typing import NamedTuple
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, changed_keys
+from gpu_autoscaler.core.state.lineage import Changes, Derivation
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
@@ -47,70 +49,136 @@ def counts_for_idleness(pod: PodObserved) -> bool:
     return is_workload(pod) and not is_finished(pod)
 
 
+class PodIndex(NamedTuple):
+    """The pods of a state in the ways in which plans read them. An update keeps the parts that no change concerns."""
+
+    pods: Mapping[PodUid, PodObserved]
+    by_node: Mapping[str, tuple[PodObserved, ...]]
+    unbound: Mapping[PodUid, PodObserved]  # without a node
+    members: Mapping[JobId, int]  # pods of each job that count as members
+    with_rules: Mapping[PodUid, PodObserved]  # with pod affinity or preferences, finished ones too
+    may_end: Mapping[PodUid, PodObserved]  # workload pods on nodes that are being deleted or run for a job
+
+    @classmethod
+    def of(cls, state: ClusterState) -> "PodIndex":
+        """Return the index of the state, built from nothing."""
+        pods = state.pods
+        bound: dict[str, list[PodObserved]] = {}
+        for pod in pods.values():
+            if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
+                bound.setdefault(pod.node_name, []).append(pod)
+        return cls(
+            pods=pods,
+            by_node={name: tuple(sorted(on_node, key=_by_uid)) for name, on_node in bound.items()},
+            unbound={uid: pod for uid, pod in pods.items() if pod.node_name is None},
+            members=Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod)),
+            with_rules={uid: pod for uid, pod in pods.items() if _has_rules(pod)},
+            may_end={uid: pod for uid, pod in pods.items() if _may_end(pod)},
+        )
+
+    def updated(self, state: ClusterState, changes: Changes) -> "PodIndex":
+        """Return the index of the state."""
+        uids: frozenset[PodUid] = changes["pods"]
+        before = {uid: pod for uid in uids if (pod := self.pods.get(uid)) is not None}
+        now = {uid: pod for uid in uids if (pod := state.pods.get(uid)) is not None}
+        return PodIndex(
+            pods=state.pods,
+            by_node=self._by_node_after(before, now),
+            unbound=_replaced(self.unbound, before, now, lambda pod: pod.node_name is None),
+            members=self._members_after(before, now),
+            with_rules=_replaced(self.with_rules, before, now, _has_rules),
+            may_end=_replaced(self.may_end, before, now, _may_end),
+        )
+
+    def _by_node_after(
+        self, before: Mapping[PodUid, PodObserved], now: Mapping[PodUid, PodObserved]
+    ) -> Mapping[str, tuple[PodObserved, ...]]:
+        bound: dict[str, list[PodObserved]] = {}
+        for pod in (*before.values(), *now.values()):
+            if pod.node_name is not None and pod.node_name not in bound:
+                here = self.by_node.get(pod.node_name, ())
+                bound[pod.node_name] = [kept for kept in here if kept.pod_uid not in before]
+        if not bound:
+            return self.by_node
+        for pod in now.values():
+            if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
+                bound[pod.node_name].append(pod)
+        by_node = dict(self.by_node)
+        for name, on_node in bound.items():
+            if on_node:
+                by_node[name] = tuple(sorted(on_node, key=_by_uid))
+            else:
+                by_node.pop(name, None)
+        return by_node
+
+    def _members_after(
+        self, before: Mapping[PodUid, PodObserved], now: Mapping[PodUid, PodObserved]
+    ) -> Mapping[JobId, int]:
+        changes = Counter(pod.job_id for pod in now.values() if pod.job_id is not None and is_member(pod))
+        changes.subtract(pod.job_id for pod in before.values() if pod.job_id is not None and is_member(pod))
+        if not any(changes.values()):
+            return self.members
+        members = dict(self.members)
+        for job_id, count in changes.items():
+            members[job_id] = members.get(job_id, 0) + count
+            if not members[job_id]:
+                del members[job_id]
+        return members
+
+
+def _replaced(
+    table: Mapping[PodUid, PodObserved],
+    before: Mapping[PodUid, PodObserved],
+    now: Mapping[PodUid, PodObserved],
+    is_in: Callable[[PodObserved], bool],
+) -> Mapping[PodUid, PodObserved]:
+    added = {uid: pod for uid, pod in now.items() if is_in(pod)}
+    removed = [uid for uid in before if uid in table and uid not in added]
+    if not added and not removed:
+        return table
+    replaced = {**table, **added}
+    for uid in removed:
+        del replaced[uid]
+    return replaced
+
+
+def _has_rules(pod: PodObserved) -> bool:
+    return pod.pod_affinity is not None or pod.preferences is not None
+
+
+def _may_end(pod: PodObserved) -> bool:
+    is_ending = pod.deleting_since is not None or (pod.job_id is not None and pod.started_at is not None)
+    return is_ending and pod.node_name is not None and counts_for_idleness(pod)
+
+
+def is_member(pod: PodObserved) -> bool:
+    """True for a pod that counts as a member of its job: pending, running, or succeeded."""
+    return pod.deleting_since is None and pod.phase != "failed"
+
+
+_by_uid = attrgetter("pod_uid")
+_PODS = Derivation(("pods",), PodIndex.of, PodIndex.updated)
+
+
+def pod_index(state: ClusterState) -> PodIndex:
+    """Return the index of the state's pods."""
+    return _PODS.of(state)
+
+
 def pods_by_node(state: ClusterState) -> Mapping[str, tuple[PodObserved, ...]]:
     """Return the unfinished pods by node name, ordered by uid, including DaemonSet and mirror pods; only of nodes with
     pods."""
-    return _by_node(state.pods)
+    return pod_index(state).by_node
 
 
-# Unchanged pods of a node give the same tuple, and unchanged pods of all nodes the same mapping, so that results
-# derived from them can be cached by identity.
-_on_node: IdentityCache[tuple[PodObserved, ...]] = IdentityCache(4096)
-_on_nodes: IdentityCache[Mapping[str, tuple[PodObserved, ...]]] = IdentityCache(2)
-_by_uid = attrgetter("pod_uid")
-
-
-@cached_by_identity(4)
-def _by_node(pods: Mapping[PodUid, PodObserved]) -> Mapping[str, tuple[PodObserved, ...]]:
-    by_node = _updated(pods) if _last else _from_scratch(pods)
-    _last[:] = [(pods, by_node)]
-    return by_node
-
-
-# The last pods and their result: the next pods usually differ in few.
-_last: list[tuple[Mapping[PodUid, PodObserved], Mapping[str, tuple[PodObserved, ...]]]] = []
-
-
-def _updated(pods: Mapping[PodUid, PodObserved]) -> Mapping[str, tuple[PodObserved, ...]]:
-    """Update the last result where a pod was added, removed, or changed."""
-    before, by_node = _last[0]
-    uids = changed_keys(before, pods)
-    if len(uids) > len(pods) // 4:
-        return _from_scratch(pods)
-    bound: dict[str, list[PodObserved]] = {}
-    for pod in (source[uid] for source in (before, pods) for uid in uids if uid in source):
-        if pod.node_name is not None and pod.node_name not in bound:
-            bound[pod.node_name] = [kept for kept in by_node.get(pod.node_name, ()) if kept.pod_uid not in uids]
-    for pod in (pods[uid] for uid in uids if uid in pods):
-        if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
-            bound[pod.node_name].append(pod)
-    updated = {name: _cached(sorted(on_node, key=_by_uid)) if on_node else None for name, on_node in bound.items()}
-    if all(on_node is by_node.get(name) for name, on_node in updated.items()):
-        return by_node
-    return {name: on_node for name, on_node in {**by_node, **updated}.items() if on_node is not None}
-
-
-def _from_scratch(pods: Mapping[PodUid, PodObserved]) -> Mapping[str, tuple[PodObserved, ...]]:
-    bound: dict[str, list[PodObserved]] = {}
-    for pod in pods.values():
-        if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
-            bound.setdefault(pod.node_name, []).append(pod)
-    by_node = {name: _cached(sorted(on_node, key=_by_uid)) for name, on_node in bound.items()}
-    key = tuple(map(id, by_node.values()))
-    cached = _on_nodes.get(key)
-    if cached is None:
-        cached = by_node
-        _on_nodes.put(key, cached)
-    return cached
-
-
-def _cached(pods: list[PodObserved]) -> tuple[PodObserved, ...]:
-    key = tuple(map(id, pods))
-    cached = _on_node.get(key)
-    if cached is None:
-        cached = tuple(pods)
-        _on_node.put(key, cached)
-    return cached
+def node_names_of(
+    uids: Iterable[PodUid], before: Mapping[PodUid, PodObserved], now: Mapping[PodUid, PodObserved]
+) -> Iterator[str]:
+    """Yield the names of the nodes that these pods were or are bound to."""
+    for uid in uids:
+        for pod in (before.get(uid), now.get(uid)):
+            if pod is not None and pod.node_name is not None:
+                yield pod.node_name
 
 
 def job_pods(state: ClusterState, job_id: JobId) -> tuple[PodObserved, ...]:

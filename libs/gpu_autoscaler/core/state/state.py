@@ -166,8 +166,8 @@ class RejectionRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     retry_at: Instant
 
 
-class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """The folded facts. Empty at the start."""
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The folded facts. Empty at the start. `core/state/lineage.py` keeps beside the fields what is derived of them."""
 
     # POD
     pods: Mapping[PodUid, pod.PodObserved] = {}

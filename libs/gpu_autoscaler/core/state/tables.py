@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.state import state as records
 from gpu_autoscaler.core.state.demand_history import DemandHistory
 from gpu_autoscaler.core.state.hours import hour
+from gpu_autoscaler.core.state.lineage import hand_on
 from gpu_autoscaler.core.state.node_shortfalls import ObservedAllocatable
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, extend_telemetry_history
 from gpu_autoscaler.events.fact import Versioned
@@ -101,11 +102,12 @@ class TombstoneBuckets(Generic[K]):
 class Table(Generic[K, V]):
     """A mapping of the state, copied at its first change."""
 
-    __slots__ = ("_own", "now")
+    __slots__ = ("_own", "changed", "now")
 
     def __init__(self, origin: Mapping[K, V]) -> None:
         self.now = origin
         self._own: dict[K, V] | None = None
+        self.changed: set[K] = set()  # keys that were set or removed
 
     def _owned(self) -> dict[K, V]:
         if self._own is None:
@@ -119,16 +121,19 @@ class Table(Generic[K, V]):
     def set(self, key: K, value: V) -> None:
         own = self._own  # usually copied already: saves a call per change
         (self._owned() if own is None else own)[key] = value
+        self.changed.add(key)
 
     def remove(self, key: K) -> None:
         """Remove a key if it is present."""
         if key in self.now:
             del self._owned()[key]
+            self.changed.add(key)
 
     def forget(self, is_old: Callable[[V], bool]) -> None:
         """Remove every old value; nothing is copied if there is none."""
         kept = {key: value for key, value in self.now.items() if not is_old(value)}
         if len(kept) < len(self.now):
+            self.changed.update(key for key in self.now if key not in kept)
             self._own = kept
             self.now = kept
 
@@ -264,16 +269,24 @@ class Batch:
             self.telemetry_history.set(window.node_uid, history)
 
     def state(self) -> records.ClusterState:
-        """Return the current state; the same object if nothing changed."""
+        """Return the current state; the same object if nothing changed. It derives from what the one before derived."""
         before = self._state
-        changes: dict[str, object] = {}
+        tables: dict[str, Table[Any, Any]] = {}
+        values: dict[str, object] = {}
         for name, part in vars(self).items():
             match part:
                 case Table():
-                    changes[name] = part.now
+                    tables[name] = part
                 case Entities():
-                    changes |= {name: part.living.now, f"{name}_gone": part.gone.now, f"{name}_synced": part.synced}
+                    tables[name] = part.living
+                    values |= {f"{name}_gone": part.gone.now, f"{name}_synced": part.synced}
                 case _ if part is not before:
-                    changes[name] = part
-        changes = {name: part for name, part in changes.items() if part is not getattr(before, name)}
-        return replace(before, **changes) if changes else before
+                    values[name] = part
+        tables = {name: table for name, table in tables.items() if table.now is not getattr(before, name)}
+        values = {name: value for name, value in values.items() if value is not getattr(before, name)}
+        if not tables and not values:
+            return before
+        state = replace(before, **{name: table.now for name, table in tables.items()}, **values)
+        keys = {name: frozenset(table.changed) for name, table in tables.items()}
+        hand_on(before, state, keys | dict.fromkeys(values, frozenset()))
+        return state

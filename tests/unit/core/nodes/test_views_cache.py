@@ -33,9 +33,10 @@ from gpu_autoscaler.model.ids import PodUid, ProviderId
 def test_a_pending_pod_does_not_change_views() -> None:
     """Neither does the passing of time."""
     before = given(node("n1"), pod("there", on="n1"))
+    views = node_views(before, T0)
     after = fold(before, record(pod("waits", gpus=8)))
 
-    assert node_views(after, T0 + SECOND) is node_views(before, T0)
+    assert node_views(after, T0 + SECOND) is views
 
 
 def test_a_pod_of_a_node_changes_its_view() -> None:

@@ -1,0 +1,117 @@
+"""What is derived from a state, handed on from state to state with the keys that changed.
+
+`fold` knows which keys a batch changed. A derivation that was read from the state before is updated where they concern
+it, in time proportional to the changes; without such a state, or after many changes, it is built from nothing. Both
+ways give equal values. What is derived is no field of the state: it is neither compared nor stored.
+
+A state may be read by several threads: a plan is computed beside the event loop. Two threads may derive the same value.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+from gpu_autoscaler.core.state.state import ClusterState
+
+T = TypeVar("T")
+
+# Changed keys by field of the state; empty for a field that is no table, or whose keys do not matter.
+Changes = Mapping[str, frozenset[Any]]
+
+# Beyond these, building from nothing costs less, or too many old values are held.
+CHANGED_KEYS_COUNT_MAX = 4096
+BATCHES_COUNT_MAX = 256
+
+
+class Derivation(Generic[T]):
+    """A value that some fields of the state determine."""
+
+    def __init__(
+        self,
+        fields: tuple[str, ...],
+        build: Callable[[ClusterState], T],
+        update: Callable[[T, ClusterState, Changes], T | None],
+    ) -> None:
+        """`update` returns the value of the state from an earlier one and all changes since; None: build it."""
+        self.fields = frozenset(fields)
+        self._build = build
+        self._update = update
+
+    def of(self, state: ClusterState) -> T:
+        """Return the value; the same object while nothing that it is derived from changes."""
+        lineage = _lineage(state)
+        value = lineage.values.get(self)
+        if value is None:
+            before = lineage.earlier.get(self)
+            if before is not None:
+                value = self._update(cast("T", before.value), state, _merged(before.batches))
+            if value is None:
+                value = self._build(state)
+            self.put(state, value)
+        return cast("T", value)
+
+    def peek(self, state: ClusterState) -> T | None:
+        """Return the value if it was derived from this state already."""
+        return cast("T | None", _lineage(state).values.get(self))
+
+    def put(self, state: ClusterState, value: T) -> None:
+        """Hold a value of this state, instead of one that was derived before."""
+        lineage = _lineage(state)
+        lineage.values[self] = value
+        lineage.earlier.pop(self, None)
+
+
+class _Earlier(NamedTuple):
+    """A value of an earlier state, and what has changed since."""
+
+    value: object
+    batches: tuple[Changes, ...]
+    keys_count: int
+
+
+class _Lineage:
+    """What was derived from a state, and what can be updated to be."""
+
+    def __init__(self) -> None:
+        self.values: dict[Derivation[Any], object] = {}
+        self.earlier: dict[Derivation[Any], _Earlier] = {}
+
+
+def _lineage(state: ClusterState) -> _Lineage:
+    lineage = state.__dict__.get("lineage")
+    if lineage is None:
+        lineage = state.__dict__.setdefault("lineage", _Lineage())
+    return cast("_Lineage", lineage)
+
+
+def hand_on(before: ClusterState, state: ClusterState, changes: Changes) -> None:
+    """Let the state derive from what was derived before. `changes` are all fields in which the two differ."""
+    known = before.__dict__.get("lineage")
+    if known is None:
+        return
+    lineage = _lineage(state)
+    # Copied at once: another thread may derive more meanwhile.
+    for derivation, value in dict(known.values).items():
+        _hand_on(lineage, derivation, _Earlier(value, (), 0), changes)
+    for derivation, earlier in dict(known.earlier).items():
+        if derivation not in lineage.values and derivation not in lineage.earlier:
+            _hand_on(lineage, derivation, earlier, changes)
+
+
+def _hand_on(lineage: _Lineage, derivation: Derivation[Any], earlier: _Earlier, changes: Changes) -> None:
+    own = {name: keys for name, keys in changes.items() if name in derivation.fields}
+    if not own:
+        if earlier.batches:
+            lineage.earlier[derivation] = earlier
+        else:
+            lineage.values[derivation] = earlier.value
+        return
+    keys_count = earlier.keys_count + sum(map(len, own.values()))
+    if keys_count <= CHANGED_KEYS_COUNT_MAX and len(earlier.batches) < BATCHES_COUNT_MAX:
+        lineage.earlier[derivation] = _Earlier(earlier.value, (*earlier.batches, own), keys_count)
+
+
+def _merged(batches: tuple[Changes, ...]) -> Changes:
+    if len(batches) == 1:
+        return batches[0]
+    names = {name for changes in batches for name in changes}
+    return {name: frozenset[Hashable]().union(*(changes.get(name, ()) for changes in batches)) for name in names}
