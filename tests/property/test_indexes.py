@@ -1,22 +1,49 @@
 """What is updated from changed keys equals what is built from nothing, after any facts in any batches."""
 
+import sys
 from datetime import datetime, timedelta
 
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
+from tests.support.stories import policy
 
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.correlation import RecordIndex, index_of
-from gpu_autoscaler.core.nodes.views import node_views
+from gpu_autoscaler.core.nodes.views import Table, node_views
+from gpu_autoscaler.core.placement.bin_columns import Bins
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
+from gpu_autoscaler.core.placement.resources import FIRST_SLICE
+from gpu_autoscaler.core.placement.shapes import Shape
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.queries import pod_index
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.resources import Resources
 
 _SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+_POLICY = policy()
+_WHOLE = Resources(gpu_count=1, pod_count=1)
+_SHAPES = (
+    Shape(resources=Resources(pod_count=1)),
+    Shape(resources=_WHOLE, is_spot_allowed=False),
+    Shape(resources=_WHOLE, gpu_models=("A100",), gpu_memory_bytes_min=2**30),
+)
+_TABLES = tuple(
+    {
+        id(value): value
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("gpu_autoscaler.core.")
+        for value in vars(module).values()
+        if Table in type(value).__mro__
+    }.values()
 )
 
 
@@ -37,10 +64,41 @@ def _compare(state: ClusterState, batches: list[list[Recorded]], is_read: list[b
                 assert _derived(state, as_of) == _derived(_without_lineage(state), as_of)
 
 
+def test_all_tables_are_compared() -> None:
+    """Those of modules; a table under a policy is compared by the plans that it leads to."""
+    assert CURRENT_BINS in _TABLES
+    assert len(_TABLES) >= 15
+
+
 def _derived(state: ClusterState, as_of: datetime) -> dict[str, object]:
     pods, views, index = pod_index(state), node_views(state, as_of), index_of(state)
     assert views.pods == pods.by_node
-    return {"pods": pods._asdict(), "rules": rules_of(state), "views": tuple(views), "records": _contents(index)}
+    return {
+        "pods": pods._asdict(),
+        "rules": rules_of(state),
+        "views": tuple(views),
+        "records": _contents(index),
+        "tables": [_comparable(views.table(table)) for table in _TABLES],
+        "plan": plan(state, _POLICY, as_of),
+    }
+
+
+def _comparable(table: object) -> object:
+    """Return what a table says. The order of bins decides nothing, and neither do slices that no node has any more."""
+    if not isinstance(table, Bins):
+        return table
+    kinds = sorted({name for entry in table for name, _ in entry.free.slices})
+    columns = table.columns
+    rows: dict[str, object] = {}
+    for entry in table:
+        place = table.places[entry.key]
+        free = columns.free[place].tolist()
+        slices = [free[FIRST_SLICE + columns.kinds.index(kind)] for kind in kinds]
+        flags = [int(column[place]) for column in (columns.readiness, columns.has_gpus, columns.is_on_demand)]
+        accepts = [bool(columns.matcher.by(shape)[place]) for shape in _SHAPES]
+        in_zone = int(columns.matcher.count_by_label(labels.ZONE, {"zone-a": 1})[place])
+        rows[entry.key] = (entry, free[:FIRST_SLICE], slices, flags, accepts, in_zone)
+    return rows, dict(table.pod_shapes)
 
 
 def _contents(index: RecordIndex) -> dict[str, object]:

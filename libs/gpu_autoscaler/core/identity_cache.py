@@ -1,20 +1,20 @@
 """Caches keyed by the identity of their arguments, for queries that repeat on every tick.
 
+For small or rarely changed inputs: policies, catalogs, orders, one pod. What is derived from all nodes or pods is
+updated from changed keys instead (`core/state/lineage.py`, `core/nodes/views.py: NodeIndex`).
+
 Records are frozen and `fold` replaces only changed ones: an identical object has identical content. Both caches may be
 used by several threads: a plan is computed beside the event loop. Two threads may compute the same value.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from itertools import compress
-from operator import is_not
 from typing import Generic, TypeVar, TypeVarTuple
 
 Args = TypeVarTuple("Args")
 Result = TypeVar("Result")
 T = TypeVar("T")
-Key = TypeVar("Key", bound=Hashable)
 
 
 def cached_by_identity(count_max: int) -> Callable[[Callable[[*Args], Result]], Callable[[*Args], Result]]:
@@ -39,17 +39,6 @@ def cached_by_identity(count_max: int) -> Callable[[Callable[[*Args], Result]], 
         return call
 
     return decorate
-
-
-def changed_keys(before: Mapping[Key, object], now: Mapping[Key, object]) -> set[Key]:
-    """Return the keys that were added, removed, or have another object than before."""
-    if before is now:
-        return set()
-    keys = set(compress(now, map(is_not, now.values(), map(before.get, now))))  # usually one of ten thousand
-    added_count = sum(key not in before for key in keys)
-    if len(before) + added_count != len(now):
-        keys.update(key for key in before if key not in now)
-    return keys
 
 
 class IdentityCache(Generic[T]):

@@ -1,8 +1,8 @@
 """Where a service computes a plan: in the calling task, or in a thread beside the event loop.
 
 A plan of a large cluster takes seconds. On the event loop nothing else would run meanwhile: the lease would not be
-renewed, no drain step taken, no notice folded. The core is pure, and its caches may be used
-by several threads (`core/identity_cache.py`).
+renewed, no drain step taken, no notice folded. The core is pure. Its caches, and
+what is derived from a state, may be used by several threads (`core/identity_cache.py`, `core/state/lineage.py`).
 """
 
 import asyncio

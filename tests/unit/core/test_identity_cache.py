@@ -1,6 +1,6 @@
 """Identity caches: results for the same records only."""
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, changed_keys
+from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
 
 
 def test_results_are_cached_by_identity() -> None:
@@ -35,10 +35,3 @@ def test_used_entries_outlive_unused_ones() -> None:
         kept.put((-1,), "in use")
         assert kept.get((-1,)) == "in use"
     assert kept.get((0,)) is None
-
-
-def test_changed_keys() -> None:
-    """Added, removed and replaced keys, also by an equal object."""
-    one, other = [1], [1]
-    assert changed_keys({"a": one, "b": one, "c": one}, {"a": one, "b": other, "d": one}) == {"b", "c", "d"}
-    assert changed_keys({"a": one}, {"a": one}) == set()

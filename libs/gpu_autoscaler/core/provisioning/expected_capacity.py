@@ -4,7 +4,7 @@ The end is certain for a pod in its grace period, and for a job by its time limi
 when the work began to wait (docs/decisions.md#waiting-before-scale-up).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import msgspec
@@ -72,7 +72,7 @@ def ends_at(pod: PodObserved, state: ClusterState) -> datetime | None:
 
 def _ending(draft: Draft, state: ClusterState, within: timedelta) -> Iterator[Bin]:
     """Yield for each usable node that stays what it gets back in this time, as a bin available from the last end."""
-    may_end = _may_end_by_node(state)
+    may_end = pod_index(state).may_end
     leaving = draft.leaving_nodes() if may_end else frozenset()
     for view in draft.views if may_end else ():
         if view.name not in may_end or not view.is_usable or view.notice is not None or view.drain is not None:
@@ -88,12 +88,3 @@ def _ending(draft: Draft, state: ClusterState, within: timedelta) -> Iterator[Bi
                 readiness=BinReadiness.COMING,
                 expected_at=max(at for _, at in ending),
             )
-
-
-def _may_end_by_node(state: ClusterState) -> Mapping[str, Sequence[PodObserved]]:
-    """Return the pods of each node whose end may be certain, by uid; nodes without such pods are omitted."""
-    by_node: dict[str, list[PodObserved]] = {}
-    for _, pod in sorted(pod_index(state).may_end.items()):
-        if pod.node_name is not None:
-            by_node.setdefault(pod.node_name, []).append(pod)
-    return by_node

@@ -57,7 +57,7 @@ class PodIndex(NamedTuple):
     unbound: Mapping[PodUid, PodObserved]  # without a node
     members: Mapping[JobId, int]  # pods of each job that count as members
     with_rules: Mapping[PodUid, PodObserved]  # with pod affinity or preferences, finished ones too
-    may_end: Mapping[PodUid, PodObserved]  # workload pods on nodes that are being deleted or run for a job
+    may_end: Mapping[str, tuple[PodObserved, ...]]  # by node name: those of `by_node` whose end may be certain
 
     @classmethod
     def of(cls, state: ClusterState) -> "PodIndex":
@@ -67,13 +67,14 @@ class PodIndex(NamedTuple):
         for pod in pods.values():
             if pod.node_name is not None and pod.phase not in _FINISHED_PHASES:
                 bound.setdefault(pod.node_name, []).append(pod)
+        by_node = {name: tuple(sorted(on_node, key=_by_uid)) for name, on_node in bound.items()}
         return cls(
             pods=pods,
-            by_node={name: tuple(sorted(on_node, key=_by_uid)) for name, on_node in bound.items()},
+            by_node=by_node,
             unbound={uid: pod for uid, pod in pods.items() if pod.node_name is None},
             members=Counter(pod.job_id for pod in pods.values() if pod.job_id is not None and is_member(pod)),
             with_rules={uid: pod for uid, pod in pods.items() if _has_rules(pod)},
-            may_end={uid: pod for uid, pod in pods.items() if _may_end(pod)},
+            may_end={name: ending for name, on_node in by_node.items() if (ending := tuple(filter(_may_end, on_node)))},
         )
 
     def updated(self, state: ClusterState, changes: Changes) -> "PodIndex":
@@ -81,13 +82,14 @@ class PodIndex(NamedTuple):
         uids: frozenset[PodUid] = changes["pods"]
         before = {uid: pod for uid in uids if (pod := self.pods.get(uid)) is not None}
         now = {uid: pod for uid in uids if (pod := state.pods.get(uid)) is not None}
+        by_node = self._by_node_after(before, now)
         return PodIndex(
             pods=state.pods,
-            by_node=self._by_node_after(before, now),
+            by_node=by_node,
             unbound=_replaced(self.unbound, before, now, lambda pod: pod.node_name is None),
             members=self._members_after(before, now),
             with_rules=_replaced(self.with_rules, before, now, _has_rules),
-            may_end=_replaced(self.may_end, before, now, _may_end),
+            may_end=self._may_end_after({*node_names_of(uids, before, now)}, by_node),
         )
 
     def _by_node_after(
@@ -110,6 +112,14 @@ class PodIndex(NamedTuple):
             else:
                 by_node.pop(name, None)
         return by_node
+
+    def _may_end_after(
+        self, names: Iterable[str], by_node: Mapping[str, tuple[PodObserved, ...]]
+    ) -> Mapping[str, tuple[PodObserved, ...]]:
+        ending = {name: tuple(filter(_may_end, by_node.get(name, ()))) for name in names}
+        if all(pods == self.may_end.get(name, ()) for name, pods in ending.items()):
+            return self.may_end
+        return {name: pods for name, pods in {**self.may_end, **ending}.items() if pods}
 
     def _members_after(
         self, before: Mapping[PodUid, PodObserved], now: Mapping[PodUid, PodObserved]
@@ -147,8 +157,9 @@ def _has_rules(pod: PodObserved) -> bool:
 
 
 def _may_end(pod: PodObserved) -> bool:
+    """True for a pod that is being deleted or runs for a job."""
     is_ending = pod.deleting_since is not None or (pod.job_id is not None and pod.started_at is not None)
-    return is_ending and pod.node_name is not None and counts_for_idleness(pod)
+    return is_ending and counts_for_idleness(pod)
 
 
 def is_member(pod: PodObserved) -> bool:
