@@ -110,12 +110,12 @@ async def test_a_client_with_a_name_submits_and_cancels_in_it(cluster: Running) 
     data = {"job_id": job_id, "requested_by": "somebody"}
     cancel = event("cancel-of-anna", data, type="job.cancel_requested.v1")
     for name, is_allowed in (("bob", False), ("anna", True)):
-        cancelling = client.jetstream().publish(f"job.cancel_requested.{client_token(name)}", cancel, timeout=30)
+        canceling = client.jetstream().publish(f"job.cancel_requested.{client_token(name)}", cancel, timeout=30)
         if is_allowed:
-            await cancelling
+            await canceling
         else:
             with pytest.raises(nats.js.errors.APIError, match="bob may not cancel"):
-                await cancelling
+                await canceling
     await client.close()
     await cluster.until(
         lambda record: any("by anna" in fact.message for fact, _ in record.of(JobFinished) if fact.job_id == job_id),
