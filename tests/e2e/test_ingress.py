@@ -33,6 +33,7 @@ pytestmark = [
 
 JOBS = "/api/v1/gpu/jobs"
 BODY = request_body()
+NO_CONTAINER = {name: value for name, value in BODY.items() if name != "container"}
 SCHEMAS = Path(__file__).parents[2] / "schemas" / "facts"
 MEBIBYTE = 2**20
 
@@ -310,7 +311,8 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ("POST", JOBS, b"[]", {}, 422, "must be a table"),
         ("POST", JOBS, b"x" * (MEBIBYTE + 1), {}, 413, "1 MiB"),
         ("POST", JOBS, bare(BODY), {"Content-Type": "text/plain"}, 415, "application/json"),
-        ("POST", JOBS, bare({"job_name": "a"}), {}, 422, "'field': 'container', 'reason': 'missing; add it'"),
+        ("POST", JOBS, bare({"job_name": "a"}), {}, 422, "'field': 'gpu_requirements', 'reason': 'missing; add it'"),
+        ("POST", JOBS, bare(NO_CONTAINER), {}, 422, "'field': 'container.image', 'reason': 'is empty; set the image"),
         ("POST", JOBS, bare({**BODY, "job_nam": 1}), {}, 422, "did you mean 'job_name'"),
         ("POST", JOBS, bare(request_body(members=-1)), {}, 422, "'field': 'members'"),
         ("POST", JOBS, bare(gpus(gpu_memory_gb=1e308)), {}, 422, "'field': 'gpu_requirements.gpu_memory_gb'"),
