@@ -9,6 +9,7 @@ job = GPUJobClient().submit({"job_name": "train", "project_id": "research", "gpu
 OpenAPI document (`models`). Errors are a tree below `GPUManagerError` (`errors`).
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from gpu_manager_sdk import errors, models
@@ -19,14 +20,29 @@ from gpu_manager_sdk.events import Event
 
 if TYPE_CHECKING:
     from gpu_manager_sdk.async_client import AsyncGPUJobClient
+    from gpu_manager_sdk.checkpoints import CheckpointManager
+    from gpu_manager_sdk.save_requests import SaveRequests
 
-__all__ = ["AsyncGPUJobClient", "Event", "GPUJobClient", "GPUManagerError", "Retries", "errors", "models"]
+__all__ = [
+    "AsyncGPUJobClient",
+    "CheckpointManager",
+    "Event",
+    "GPUJobClient",
+    "GPUManagerError",
+    "Retries",
+    "SaveRequests",
+    "errors",
+    "models",
+]
+_LATE = {
+    "AsyncGPUJobClient": "gpu_manager_sdk.async_client",
+    "CheckpointManager": "gpu_manager_sdk.checkpoints",
+    "SaveRequests": "gpu_manager_sdk.save_requests",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import the asynchronous client, and with it aiohttp, when it is first asked for (PEP 562)."""
-    if name != "AsyncGPUJobClient":
+    """Import what needs more modules, such as aiohttp, when it is first asked for (PEP 562)."""
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpu_manager_sdk.async_client import AsyncGPUJobClient  # noqa: PLC0415 - only where it is used
-
-    return AsyncGPUJobClient
+    return getattr(importlib.import_module(_LATE[name]), name)

@@ -68,6 +68,14 @@ class AsyncGPUJobClient:
         """Submit a job; repeating a call with the same key, within a day, does not submit another."""
         return await self.send(calls.submit(job, idempotency_key))
 
+    async def validate(self, job: models.JobRequested | Mapping[str, Any]) -> models.Job:
+        """Return the job as it would be submitted; raises InvalidRequest with every violation. Nothing is submitted."""
+        return await self.send(calls.validate(job))
+
+    async def simulate(self, *jobs: models.JobRequested | Mapping[str, Any]) -> models.SimulatedPlan:
+        """Return what would be bought if these jobs were submitted now. Nothing is submitted."""
+        return await self.send(calls.simulate(jobs))
+
     async def get(self, job: str) -> models.Job:
         """Return a job."""
         return await self._of_job(job, calls.job, self.send)

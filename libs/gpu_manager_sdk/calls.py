@@ -4,7 +4,7 @@ Both clients send these; nothing here does IO.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -88,6 +88,16 @@ def submit(job: models.JobRequested | Mapping[str, Any], idempotency_key: str | 
     """Submit a job; the key makes repetitions harmless."""
     key = idempotency_key or str(uuid.uuid4())
     return write("gpu/jobs", models.Job, job, **{"Idempotency-Key": key})
+
+
+def validate(job: models.JobRequested | Mapping[str, Any]) -> Call[models.Job]:
+    """Check a job without submitting it."""
+    return write("gpu/jobs:validate", models.Job, job)
+
+
+def simulate(jobs: Sequence[models.JobRequested | Mapping[str, Any]]) -> Call[models.SimulatedPlan]:
+    """Plan with further jobs, without submitting them."""
+    return write("plan:simulate", models.SimulatedPlan, {"jobs": list(jobs)})
 
 
 def job(job_id: str) -> Call[models.Job]:

@@ -51,6 +51,14 @@ class GPUJobClient:
         """Submit a job; repeating a call with the same key, within a day, does not submit another."""
         return self.send(calls.submit(job, idempotency_key))
 
+    def validate(self, job: models.JobRequested | Mapping[str, Any]) -> models.Job:
+        """Return the job as it would be submitted; raises InvalidRequest with every violation. Nothing is submitted."""
+        return self.send(calls.validate(job))
+
+    def simulate(self, *jobs: models.JobRequested | Mapping[str, Any]) -> models.SimulatedPlan:
+        """Return what would be bought if these jobs were submitted now. Nothing is submitted."""
+        return self.send(calls.simulate(jobs))
+
     def get(self, job: str) -> models.Job:
         """Return a job."""
         return self._of_job(job, calls.job, self.send)

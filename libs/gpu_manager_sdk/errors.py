@@ -4,6 +4,9 @@ GPUManagerError
 ├── ConnectionFailed      no answer, or no answer of this API
 ├── WaitTimedOut          the job has not reached the state in time
 ├── AmbiguousName         several jobs have this name
+├── CheckpointError       a checkpoint cannot be saved or restored
+│   ├── CheckpointStorageFailed  the directory or bucket cannot be used; `is_temporary`
+│   └── CheckpointCorrupted      no undamaged version is left
 └── ProblemError          the gateway refused the request
     ├── InvalidRequest    400, 413, 415, 422: `violations` names each field
     ├── NotAuthenticated  401: no token, or an unknown one
@@ -77,6 +80,20 @@ class AmbiguousName(GPUManagerError):
         )
         super().__init__(f"several jobs are named {name!r}; use the id of one of them:{listed}")
         self.candidates = candidates
+
+
+class CheckpointError(GPUManagerError):
+    """A checkpoint cannot be saved or restored: the job's id names no file, or a class below."""
+
+
+class CheckpointStorageFailed(CheckpointError):
+    """The directory or bucket of the checkpoints cannot be used."""
+
+    is_temporary = True
+
+
+class CheckpointCorrupted(CheckpointError):
+    """No kept version of the checkpoint has the size and checksum with which it was saved."""
 
 
 class ProblemError(GPUManagerError):

@@ -12,6 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 __all__ = [
+    "AuditItem",
+    "AuditPage",
     "Budget",
     "BudgetList",
     "CapacityType",
@@ -35,6 +37,7 @@ __all__ = [
     "JobPage",
     "JobRequested",
     "JobState",
+    "Link",
     "Node",
     "NodeList",
     "NodePod",
@@ -44,7 +47,10 @@ __all__ = [
     "Override",
     "PausePool",
     "Plan",
+    "PlanChange",
     "PlanList",
+    "PlanQuestion",
+    "PlanSide",
     "ProblemDocument",
     "ProjectCost",
     "RecordedFact",
@@ -53,6 +59,9 @@ __all__ = [
     "Shadow",
     "ShadowDifference",
     "ShadowSide",
+    "SimulatedJob",
+    "SimulatedPlan",
+    "SimulatedPurchase",
     "Status",
     "Violation",
     "Why",
@@ -69,6 +78,30 @@ class _OpenEnum(StrEnum):
         member = str.__new__(cls, value)
         member._name_, member._value_ = value, value
         return member
+
+
+class AuditItem(Struct, frozen=True, kw_only=True):
+    """An entry of the audit trail with its hash: SHA-256 over the hash of the entry before it, a line feed, and the     entry as JSON with sorted keys and without spaces."""
+
+    number: int
+    entry: dict[str, Any]
+    hash: str
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """A position in the chain."""
+
+    number: int = 0
+    hash: str = "0000000000000000000000000000000000000000000000000000000000000000"
+
+
+class AuditPage(Struct, frozen=True, kw_only=True):
+    """Entries of the audit trail, and where its chain begins and ends."""
+
+    items: tuple[AuditItem, ...]
+    next_cursor: str | None
+    anchor: Link
+    head: Link
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -324,6 +357,7 @@ class Job(Struct, frozen=True, kw_only=True):
     estimated_cost_usd_max: float | None = None
     estimate_basis: str = ""
     submitted_by: str = ""
+    queue: str = ""
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
@@ -454,6 +488,24 @@ class Plan(Struct, frozen=True, kw_only=True):
     core_digest: str
     deferred_groups: tuple[DeferredGroup, ...] = ()
     deferred_unlisted: dict[str, int] = {}
+    upkeep: tuple[Decision, ...] = ()
+
+
+class PlanSide(Struct, frozen=True, kw_only=True):
+    """What one of two plans decides about a subject."""
+
+    outcome: str
+    reason: str
+    sentence: str
+
+
+class PlanChange(Struct, frozen=True, kw_only=True):
+    """A subject about which the plan with the jobs decides differently."""
+
+    subject: str
+    name: str
+    without_jobs: PlanSide
+    with_jobs: PlanSide
 
 
 class PlanList(Struct, frozen=True, kw_only=True):
@@ -462,11 +514,18 @@ class PlanList(Struct, frozen=True, kw_only=True):
     items: tuple[Plan, ...]
 
 
+class PlanQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Jobs that would be queued together."""
+
+    jobs: Sequence[JobRequested]
+
+
 class Violation(Struct, frozen=True, kw_only=True):
     """One invalid field of a request: its path, and the reason in a sentence."""
 
     field: str
     reason: str
+    kind: Any = "invalid"
 
 
 class RequiredRight(Struct, frozen=True, kw_only=True):
@@ -520,6 +579,38 @@ class Shadow(Struct, frozen=True, kw_only=True):
     is_compared_with_scaler: bool | None
     now: tuple[ShadowDifference, ...]
     earlier: tuple[ShadowDifference, ...]
+
+
+class SimulatedPurchase(Struct, frozen=True, kw_only=True):
+    """Equal nodes that would be bought."""
+
+    pool: str
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    count: int
+    price_micro_usd_per_hour: int | None
+
+
+class SimulatedJob(Struct, frozen=True, kw_only=True):
+    """What the plan would decide for one job."""
+
+    job_id: str
+    job_name: str
+    project_id: str
+    outcome: Any
+    message: str
+    purchases: tuple[SimulatedPurchase, ...]
+
+
+class SimulatedPlan(Struct, frozen=True, kw_only=True):
+    """What the next plan would decide if the jobs were queued now. Nothing is recorded or done."""
+
+    as_of: datetime
+    jobs: tuple[SimulatedJob, ...]
+    purchases: tuple[SimulatedPurchase, ...]
+    price_micro_usd_per_hour: int | None
+    others: tuple[PlanChange, ...] | None
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,9 @@ class ApiRight(msgspec.Struct, frozen=True):
 
 READ_JOBS = ApiRight("get", "jobs", "list, show and explain jobs", is_by_project=True)
 SUBMIT_JOBS = ApiRight("create", "jobs", "submit jobs", is_by_project=True)
+DANGEROUS_FIELDS = ApiRight(
+    "create", "jobs/dangerousfields", "submit jobs with fields that reach beyond the pod", is_by_project=True
+)
 CANCEL_OWN_JOBS = ApiRight("delete", "jobs/own", "cancel jobs that the caller submitted", is_by_project=True)
 CANCEL_JOBS = ApiRight("delete", "jobs", "cancel any job", is_by_project=True)
 READ_DIRECTIVES = ApiRight("get", "directives", "list directives")
@@ -39,16 +42,29 @@ RESUME = ApiRight("create", "directives/resume", "end a directive early, and res
 READ_DEMAND = ApiRight("get", "demand", "list reported demand")
 REPORT_DEMAND = ApiRight("create", "demand", "report demand")
 READ_COSTS = ApiRight("get", "costs", "read spend, and spend budgets")
+READ_PROJECT_COSTS = ApiRight("get", "costs/project", "read the spend of one project", is_by_project=True)
 READ_SETTINGS = ApiRight("get", "settings", "read how the shadow policy differs from the active one")
 READ_CLUSTER = ApiRight("get", "cluster", "read status, nodes, offers and plans, and explain nodes and pods")
 READ_FACTS = ApiRight("get", "facts", "read all recorded facts, those about jobs of every project included")
+READ_ENV_VALUES = ApiRight("get", "facts/env", "see the values of environment variables in recorded facts")
+READ_AUDIT = ApiRight("get", "audit", "read the audit trail: who did what")
 
-_VIEWER = (READ_JOBS, READ_DIRECTIVES, READ_DEMAND, READ_COSTS, READ_SETTINGS, READ_CLUSTER, READ_FACTS)
-_SUBMITTER = (READ_JOBS, SUBMIT_JOBS, CANCEL_OWN_JOBS)
+_VIEWER = (
+    READ_JOBS,
+    READ_DIRECTIVES,
+    READ_DEMAND,
+    READ_COSTS,
+    READ_PROJECT_COSTS,
+    READ_SETTINGS,
+    READ_CLUSTER,
+    READ_FACTS,
+)
+_SUBMITTER = (READ_JOBS, SUBMIT_JOBS, CANCEL_OWN_JOBS, READ_PROJECT_COSTS)
 _OPERATOR = (*_VIEWER, CANCEL_JOBS, FREEZE, PAUSE, OVERRIDE, RESUME, REPORT_DEMAND)
 RIGHTS = (
     READ_JOBS,
     SUBMIT_JOBS,
+    DANGEROUS_FIELDS,
     CANCEL_OWN_JOBS,
     CANCEL_JOBS,
     READ_DIRECTIVES,
@@ -59,9 +75,12 @@ RIGHTS = (
     READ_DEMAND,
     REPORT_DEMAND,
     READ_COSTS,
+    READ_PROJECT_COSTS,
     READ_SETTINGS,
     READ_CLUSTER,
     READ_FACTS,
+    READ_ENV_VALUES,
+    READ_AUDIT,
 )
 # Least first: a refusal names the first role that has the right.
 ROLES: dict[str, tuple[ApiRight, ...]] = {

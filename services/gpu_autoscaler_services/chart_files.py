@@ -33,6 +33,8 @@ def chart_files() -> dict[str, str]:
                 "forJobs": spec.rules(is_for_jobs=True),
                 "withKarpenter": spec.karpenter_rules(has_limits=False),
                 "withKarpenterLimits": spec.karpenter_rules(has_limits=True),
+                "withQuotas": spec.quota_rules(),
+                "withNamespaces": spec.namespace_rules(),
             }
             for spec in specs()
         },

@@ -62,6 +62,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     rights: tuple[Right, ...] = ()
     rights_with_karpenter: tuple[Right, ...] = ()
     rights_with_limits: tuple[Right, ...] = ()
+    rights_with_quotas: tuple[Right, ...] = ()  # where kube.are_quotas_watched is set
+    # Where the policy has the scheduler create namespaces; the rights for jobs then hold in all namespaces.
+    rights_with_namespaces: tuple[Right, ...] = ()
     has_lease: bool = False
     reads: tuple[str, ...] = ()  # streams that it reads besides its consumers
     answers: tuple[str, ...] = ()  # subjects of requests that it answers
@@ -74,6 +77,14 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     def rules(self, *, is_for_jobs: bool) -> list[dict[str, Any]]:
         """Return the RBAC rules of its ClusterRole, or of its Role in the jobs' namespace."""
         return [_rule(right) for right in self.rights if right.is_for_jobs == is_for_jobs]
+
+    def quota_rules(self) -> list[dict[str, Any]]:
+        """Return the RBAC rules that watching ResourceQuotas adds."""
+        return [_rule(right) for right in self.rights_with_quotas]
+
+    def namespace_rules(self) -> list[dict[str, Any]]:
+        """Return the RBAC rules that creating namespaces of projects adds."""
+        return [_rule(right) for right in self.rights_with_namespaces]
 
     def karpenter_rules(self, *, has_limits: bool) -> list[dict[str, Any]]:
         """Return the RBAC rules that Karpenter as provider adds. `has_limits`: in mode limits."""

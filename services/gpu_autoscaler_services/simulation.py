@@ -4,15 +4,12 @@ The simulator imports no service; ROLES is passed to it.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
-from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
 from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges
-from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.job_budgets import job_spends
 from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
 from gpu_autoscaler.core.state.queries import queue
@@ -41,9 +38,11 @@ from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.scheduler.suspension import must_leave
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
@@ -100,9 +99,12 @@ def scaler(adapters: AdapterBundle) -> Service:
             purchases,
             Drains(adapters.view, adapters.kube, adapters.clock, adapters.hooks),
             adapters.store,
-            Finalizers(adapters.kube),
-            CheckpointNotices(adapters.kube, adapters.hooks),
-            OrphanedNodes(adapters.kube, adapters.provider),
+            UpkeepSteps(
+                Finalizers(adapters.kube),
+                CheckpointNotices(adapters.kube, adapters.hooks),
+                OrphanedNodes(adapters.kube, adapters.provider),
+                adapters.clock.now,
+            ),
         ),
         DecisionRecovery(adapters.store, adapters.policy),
         InstanceWatch(adapters.provider, installation, adapters.clock),
@@ -127,8 +129,6 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
     """Return the inputs of the scaler's tick; before the first plan every tick reads past decisions from the store."""
     if view.state.last_plan_sequence == 0 and view.state.restored_at is None:
         return object()  # never equal
-    if finalizer_changes(view.state, policy, now) or orphaned_nodes(view.state, policy, now):
-        return object()  # a failed write is retried; the cloud is asked repeatedly
     return plan_inputs(view, policy, now)
 
 
@@ -139,8 +139,10 @@ def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Ha
     waiting_for = _waiting_for(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
     if waiting_for in ("loss", "score"):
         return object()  # never equal
-    if any(must_leave_spot(job, policy, now) for job in queue(view.state)):
+    if any(must_leave(job, policy, now) for job in queue(view.state)):
         return object()  # the Job is read
+    if policy.quotas.is_priority_preemption_on and waiting_for == "capacity":
+        return object()  # a plan is made, which depends on everything
     if _is_nearly_spent(view.state, counted_at(now)):
         return object()  # a budget fact is published, or the job ends
     return queue_inputs(view, policy, now) if waiting_for == "capacity" else waiting_for
@@ -160,6 +162,9 @@ def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
     return cached[1]
 
 
+_ALL_CAUSES_KNOWN_AT = datetime.max.replace(tzinfo=UTC)
+
+
 @cached_by_identity(8)
 def _waiting_for(
     jobs: Mapping[JobId, JobRecord],
@@ -168,7 +173,7 @@ def _waiting_for(
     policy: ScalingPolicy,
 ) -> str:
     state = ClusterState(jobs=jobs, pods=pods, pods_gone=pods_gone)
-    if losses(state, policy):
+    if losses(state, policy, _ALL_CAUSES_KNOWN_AT):
         return "loss"
     if any(is_to_be_scored(job) for job in jobs.values()):
         return "score"

@@ -19,6 +19,7 @@ from functools import cache
 
 import msgspec
 from tests.bench.stream_objects import Cloud, node_object, pod_object, uid
+from tests.support.braked_fleet import with_finalizer
 from tests.support.stories import T0, Story, given, job, node, notice, offer, on_sale, pod, policy
 from tests.support.timed_facts import MINUTE, SECOND
 
@@ -345,7 +346,7 @@ def planned() -> tuple[Plan, ...]:
     whole = offer()
     names = [f"n{number}" for number in range(NODES_COUNT)]
     ground = (
-        *(node(name, whole) for name in names),
+        *(with_finalizer(node(name, whole)) for name in names),
         *(
             pod(f"p{number}", on=names[number // 10], gpus=int(number % 10 < GPUS_COUNT))
             for number in range(PODS_COUNT)

@@ -17,13 +17,19 @@ from gpu_autoscaler_services.chart_settings import REFUSED_SETTINGS
 
 # Values of fields of which the type alone says too little, by the name of the field.
 SAMPLES: dict[str, Any] = {
+    "admitted_namespaces": ["monitoring"],
     "capacity_types": ["spot", "on-demand"],
+    "client_projects": ["anna=research", "bob=*"],
+    "cost_center": "cc-42",
     "duration_seconds": 3600.0,
     "format": "text",  # json is the chart's own
     "gpu_model": "H100",
     "gpu_models": ["H100"],
     "mig_profiles": ["1g.10gb"],
     "mix": {"spot_ratio": 0.5, "on_demand_ratio": 0.3, "reserved_ratio": 0.2},
+    "namespace": "team-r",
+    "namespace_template": "team-{project}",
+    "quota": {"requests.nvidia.com/gpu": "16"},
     "schedule": "0 22 * * mon-fri",
     "startup_taints": [{"key": "startup-taint.gpu-autoscaler.io/agent", "value": "a", "effect": "NoExecute"}],
     "time_zone": "Europe/Berlin",
@@ -116,7 +122,7 @@ POOLS = {"near": "p"}
 PRICES = {"a/*/on-demand": 1.5}
 # Values that set what `settings` refuses, by the file of `tests/chart/values` that they are added to.
 FURTHER: list[tuple[str, Json]] = [
-    ("simulated", {}),
+    ("simulated", {"jobs": {"watchQuotas": True}}),
     ("aws", {"autoscaling": {"aws": {
         "queueUrl": "https://queue", "autoScalingGroups": {"a": "g"}, "sharedAutoScalingGroups": ["g"],
         "desiredCapacityGroups": {"b": "h"}, "placementGroups": POOLS, "capacityReservations": ["cr-1"],
@@ -153,7 +159,7 @@ FURTHER: list[tuple[str, Json]] = [
         "sensing": {"dcgmUrl": "http://{node_name}:9400", "scrapeSeconds": 5},
         "store": {
             "snapshotSeconds": 60, "spanDays": 2, "ledgerDays": 63, "planDays": 2, "jobDays": 63, "snapshotDays": 2,
-            "requestDays": 2,
+            "auditDays": 2, "requestDays": 2,
         },
     }),
 ]  # fmt: skip

@@ -15,7 +15,6 @@ from tests.support.backups import Database, PostgresDatabase, SqliteDatabase, pu
 from tests.support.outside import ask
 from tests.support.postgres import PostgresServer, programs
 from tests.support.running import Running, followed, started
-from tests.support.sweeping import represented
 
 from gpu_autoscaler.bus.streams import BUCKETS, STREAMS
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobQueued, JobStarted
@@ -84,7 +83,8 @@ async def charged(url: str) -> Counter[str]:
         await store.close()
 
 
-@pytest.mark.parametrize("kind", represented("sqlite", "postgresql"))
+@pytest.mark.sweep  # a rehearsal of two minutes
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_last_nights_database_beside_empty_streams(tmp_path: Path, kind: str) -> None:
     """Nothing is bought, drained or run twice, and every instance that lives is charged from its launch to its end.
     What was accepted since runs to its end in Kubernetes, and is unknown here."""

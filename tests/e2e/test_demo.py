@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from tests.support.aws import moto_or_skip
 from tests.support.gcp import discovery_or_skip
-from tests.support.sweeping import represented
 
 from gpu_autoscaler_services.demo.report import Report
 from gpu_autoscaler_services.demo.run import DemoOptions, run_demo
@@ -22,7 +21,8 @@ SPEED = 600.0
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("cloud", represented(*get_args(CloudName)))
+@pytest.mark.sweep  # `make demo` plays one of them
+@pytest.mark.parametrize("cloud", get_args(CloudName))
 async def test_the_scenario_keeps_every_promise(cloud: CloudName, tmp_path: Path) -> None:
     """Jobs run, a refusal is answered elsewhere, a notice is handled, the cluster ends empty, costs equal the bill."""
     if cloud == "aws":

@@ -136,6 +136,7 @@ async def test_pending_pods_get_claims_and_idle_nodes_are_removed(tmp_path: Path
     assert ("get", "kwoknodeclasses", "karpenter.kwok.sh") in told["spot_watcher"].calls
 
 
+@pytest.mark.sweep  # the contract of a provider has the same limits, without a cluster
 async def test_karpenter_launches_what_the_limits_allow(tmp_path: Path) -> None:
     """Mode limits, under the chart's accounts: a user's pods wait, the pool's limit goes up by a machine each, and
     Karpenter makes them; idle, the limit goes down and then the nodes. A gang of our queue is held until its nodes are

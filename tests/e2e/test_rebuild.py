@@ -11,7 +11,6 @@ import pytest
 from tests.e2e.test_story import has, request
 from tests.support.outside import ask, until_answered
 from tests.support.running import Running, followed, started
-from tests.support.sweeping import represented
 
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobQueued, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
@@ -182,7 +181,8 @@ async def plans_are_recomputable(cluster: Running, folder: Path, lost_plan: str)
     assert "its facts are gone" in result.sentence
 
 
-@pytest.mark.parametrize("services", represented("go on", "are stopped"))
+@pytest.mark.sweep  # a rehearsal of two minutes; the simulator loses all streams in many seeds
+@pytest.mark.parametrize("services", ["go on", "are stopped"])
 async def test_every_nats_file_is_lost(
     tmp_path: Path, services: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -16,7 +16,6 @@ from tests.e2e.test_story import request
 from tests.support.aws import moto_or_skip
 from tests.support.gcp import discovery_or_skip
 from tests.support.running import Running, followed, started
-from tests.support.sweeping import represented
 
 from gpu_autoscaler.events.job import JobFinished, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
@@ -147,7 +146,8 @@ async def storm(cluster: Running, nodes: list[str], used: set[str], usual: Mappi
 @pytest.mark.cloud("aws", errors=("storm: notices, refusals in two zones, prices, a limit of money",))
 @pytest.mark.cloud("azure", errors=("storm: notices, refusals in two zones, prices, a limit of money",))
 @pytest.mark.cloud("gcp", errors=("storm: notices, refusals in two zones, prices, a limit of money",))
-@pytest.mark.parametrize("cloud", represented(*CLOUDS))
+@pytest.mark.sweep  # a soak of minutes
+@pytest.mark.parametrize("cloud", CLOUDS)
 async def test_an_interruption_storm_is_survived(cloud: CloudName, tmp_path: Path) -> None:
     """Work moves, on-demand bridges as far as the money goes and the rest waits, spot is bought again; nothing is
     bought twice, nothing is left over.

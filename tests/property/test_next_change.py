@@ -21,6 +21,11 @@ _STEPS_COUNT_MAX = 8  # instants in a row
 _HORIZON = timedelta(days=2)
 _MOMENT = timedelta(microseconds=1)
 _HOURLY = {"schedule": "5 * * * *", "duration_seconds": 600.0}
+_QUEUES: tuple[dict[str, Any], ...] = (
+    {"name": "q", "scheduling_policy": "fcfs-strict", "reserve_after_seconds": 4000.0},
+    {"name": "q", "scheduling_policy": "priority", "aging_hourly_priority": 700.0, "reserve_after_seconds": 9000.0},
+    {"name": "q", "scheduling_policy": "fair-share", "reserve_after_seconds": 20_000.0},
+)
 
 
 @st.composite
@@ -47,6 +52,7 @@ def timed_policies(draw: st.DrawFn, policy: ScalingPolicy) -> ScalingPolicy:
         | sometimes({"headrooms": [{"name": "h", "free_gpu_count": 4, "lead_seconds": 90.0, **_HOURLY}]})
         | sometimes({"scheduled_limits": [{"name": "l", "nodes_count_max": 3, **_HOURLY}]})
         | sometimes({"utilization_trigger": "direct"})
+        | sometimes({"queues": [draw(st.sampled_from(_QUEUES))]})
     )
     return msgspec.convert(_merged(msgspec.to_builtins(policy), changes), ScalingPolicy)
 

@@ -10,7 +10,9 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+from tests.services.gateway.test_dry_runs import cluster_for_sale
 from tests.services.gateway.test_jobs import BODY
 from tests.support.front import Front, front
 from tests.support.sdk_clients import BreakingProxy, ClientKind, Sdk, breaking_proxy, sdk
@@ -328,3 +330,20 @@ async def _listened(gate: Front) -> None:
         while not gate.model.tail.listeners_count:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)  # until the start position has been sent
+
+
+async def test_a_job_is_tried_without_being_submitted(gate: Front, client: Sdk) -> None:
+    """It is validated, and the next plan with it is shown."""
+    await gate.tell(*cluster_for_sale())
+    small = msgspec.structs.replace(
+        REQUEST,
+        gpu_requirements=models.GpuRequirements(gpu_count=2),
+        resources=models.ResourceRequest(cpu="1", memory="1Gi"),
+    )
+
+    checked = await client.do("validate", small)
+    plan = await client.do("simulate", small, small)
+
+    assert checked.status == models.JobState.PENDING
+    assert [shown.outcome for shown in plan.jobs] == ["purchase", "purchase"]
+    assert await gate.model.bus.last_sequence("JOB") == 0

@@ -72,6 +72,15 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "removals of earlier plans do not count for the brake",
         "the loss of a stream releases the brake",
     ),
+    "A job waits for ever, or longer than its share demands": (
+        "small jobs pass a reservation whatever their time limit",
+        "a job that waited long is no longer ahead of others",
+        "jobs that have just started give nothing back",
+        "jobs of a strict queue pass one that does not fit",
+        "fair share forgets the GPU time of attempts that ended",
+        "GPU time never decays",
+        "a burst of one project goes before all others",
+    ),
 }
 _HEAD = """# Planted bugs
 

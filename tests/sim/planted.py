@@ -11,6 +11,7 @@ from tests.sim.planted_ledger import LEDGER
 from tests.sim.planted_limits import LIMITS
 from tests.sim.planted_retention import RETENTION
 from tests.sim.planted_seen import OBSERVED
+from tests.sim.planted_upkeep import UPKEEP
 from tests.sim.planting import Planted
 
 _SCALER = "services/gpu_autoscaler_services/scaler"
@@ -27,6 +28,16 @@ _JOBS = (
         'if finished.outcome != "completed":',
         "if False:",
         profile="users",
+    ),
+    Planted(
+        "a move by our own choice uses up a retry",
+        1,
+        f"{_CORE}/state/retries.py",
+        "    return not isinstance(reason, _FORCED_ON_US)\n",
+        "    return False\n",
+        "policy edits",
+        lambda policy: policy.job_retries_count_max == 3,
+        hours=1.0,
     ),
     Planted(
         "a repeated request of an accepted job is rejected",
@@ -294,5 +305,5 @@ _RECORDS = (
 
 PLANTED = (
     *_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION, *EFFECTS,
-    *LEDGER,
+    *LEDGER, *UPKEEP,
 )  # fmt: skip

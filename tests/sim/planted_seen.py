@@ -75,8 +75,8 @@ _ORPHANED = (
         "an orphaned node is never removed",
         3,
         _ORPHANED_PATH,
-        "    if not silent or frozen_by(",
-        "    if True or frozen_by(",
+        "        and not is_karpenter_managed(node)\n    )\n",
+        "        and False\n    )\n",
         profile="orphaned nodes",
     ),
 )

@@ -14,6 +14,7 @@ from tests.chart.charting import RELEASE, of_kind, rendered
 from tests.controlplane.plane import ControlPlane
 from tests.support.front import Front
 from tests.support.outside import request_body
+from tests.support.pod_templates import templated_body
 from tests.support.stories import TimedFact, job
 
 from gpu_autoscaler.events.job import JobQueued
@@ -29,6 +30,7 @@ STRANGER = "stranger"  # has no role
 MEMBERS = (*ROLES, STRANGER)
 KNOWN_SECONDS_MAX = 60.0
 POOL = "general"
+BODY_FILE = "the file of the body"  # in a command
 
 
 def user_of(member: str) -> str:
@@ -139,6 +141,12 @@ def call_for(right: ApiRight, project: str = PROJECT) -> Call:
         api_rights.SUBMIT_JOBS: Call(
             method="POST", path="gpu/jobs", body=request_body(project_id=project), command=submit
         ),
+        api_rights.DANGEROUS_FIELDS: Call(
+            method="POST",
+            path="gpu/jobs",
+            body={**templated_body(hostNetwork=True), "project_id": project},
+            command=("jobs", "submit", "--file", BODY_FILE),
+        ),
         api_rights.CANCEL_OWN_JOBS: Call(method="DELETE", path=own, command=("jobs", "cancel", f"own-{project}")),
         api_rights.CANCEL_JOBS: Call(method="DELETE", path=other, command=("jobs", "cancel", f"other-{project}")),
         api_rights.READ_DIRECTIVES: Call(method="GET", path="directives", command=("directives",)),
@@ -166,9 +174,14 @@ def call_for(right: ApiRight, project: str = PROJECT) -> Call:
             command=("demand", "report", "kafka", "--count", "1", "--gpus", "1"),
         ),
         api_rights.READ_COSTS: Call(method="GET", path="budget", command=("budget",)),
+        api_rights.READ_PROJECT_COSTS: Call(
+            method="GET", path=f"cost?project_id={project}", command=("cost", "--project", project)
+        ),
         api_rights.READ_SETTINGS: Call(method="GET", path="shadow", command=("shadow",)),
         api_rights.READ_CLUSTER: Call(method="GET", path="nodes", command=("nodes",)),
         api_rights.READ_FACTS: Call(method="GET", path="facts", command=("events",)),
+        api_rights.READ_ENV_VALUES: Call(method="GET", path="facts?env=true", command=("events", "--env")),
+        api_rights.READ_AUDIT: Call(method="GET", path="audit", command=("audit", "list")),
     }
     return calls[right]
 

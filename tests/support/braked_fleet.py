@@ -18,7 +18,7 @@ from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed
+from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeObserved
 from gpu_autoscaler.events.pod import PodListed
 from gpu_autoscaler.events.policy import PolicyDirectiveLifted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade
@@ -69,13 +69,15 @@ class BrakedFleet:
         price = None if usd is None else round(usd * MICRO_USD_PER_USD)
         sold = replace(offer(), price_micro_usd_per_hour=price)
         self._names.append(name)
-        self.tell(node(name, sold, at=created_at), instance(purchase(f"buy-{name}", sold), at=created_at))
+        self.tell(
+            with_finalizer(node(name, sold, at=created_at)), instance(purchase(f"buy-{name}", sold), at=created_at)
+        )
         if has_work:
             self.tell(pod(f"work-{name}", on=name, gpus=8, at=created_at))
 
     def silence(self, name: str) -> None:
         """The node stops reporting."""
-        self.tell(node(name, is_ready=False, version=2, at=self.now)[-1:])
+        self.tell(with_finalizer(node(name, is_ready=False, version=2, at=self.now))[-1:])
 
     def notice(self, name: str) -> None:
         """The cloud reclaims the node."""
@@ -120,6 +122,14 @@ class BrakedFleet:
         brake = tripped_brake(self.state)
         assert brake is not None
         self.fact(PolicyDirectiveLifted(key=BRAKE, lifted_by="ada", lifted_at=self.now, tripped_at=brake.tripped_at))
+
+
+def with_finalizer(story: Story) -> Story:
+    """Return the story with our finalizer on its nodes, as some seconds after they joined: no plan has to add it."""
+    return tuple(
+        TimedFact(replace(told.fact, has_finalizer=True), told.at) if isinstance(told.fact, NodeObserved) else told
+        for told in story
+    )
 
 
 def forced(made: Plan) -> list[str]:

@@ -60,15 +60,15 @@ def envelope_of(fact: JobCancelRequested) -> tuple[str, bytes]:
     return fact.subject(), encode(Envelope(id=FactId(f"cancel/{fact.job_id}"), source="/tests", time=AT, fact=fact))
 
 
-def declared(replicas_count: int = 1) -> BusDeclaration:
+def declared(replicas_count: int = 1, ack_wait_seconds: float = 1.0) -> BusDeclaration:
     """What the ender expects on the broker."""
-    return BusDeclaration(streams=streams(replicas_count=replicas_count), consumers=consumers())
+    return BusDeclaration(streams=streams(replicas_count=replicas_count), consumers=consumers(ack_wait_seconds))
 
 
-def consumers() -> tuple[ConsumerSpec, ...]:
-    """The ender's consumers; what a killed process held comes again after a second."""
+def consumers(ack_wait_seconds: float = 1.0) -> tuple[ConsumerSpec, ...]:
+    """The ender's consumers; what a killed process held comes again after `ack_wait_seconds`."""
     specs = consumers_of_process(Ender.name, Ender.consumes)
-    return tuple(msgspec.structs.replace(spec, ack_wait_seconds=1.0) for spec in specs)
+    return tuple(msgspec.structs.replace(spec, ack_wait_seconds=ack_wait_seconds) for spec in specs)
 
 
 async def compose(place: ProcessContext) -> tuple[Service, Bus]:

@@ -19,6 +19,7 @@ from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.kube_objects import pod as pod_object
 from tests.support.purchases import planned, purchase
 from tests.support.stories import Story, TimedFact, node, on_sale, pod, policy, synced
+from tests.support.upkeep import steps_of
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.bus.streams import Lane
@@ -37,12 +38,9 @@ from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
-from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -238,9 +236,7 @@ def scaler_of(
         Purchases(view, provider, installation, here.clock.now),
         Drains(view, kube, here.clock, hooks),
         store,
-        Finalizers(here.kube),
-        CheckpointNotices(here.kube),
-        OrphanedNodes(here.kube, here.provider),
+        steps_of(here.kube, here.provider, here.clock.now),
     )
     return kind(
         view,

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.memory_bus import MemoryBus
+from tests.support.upkeep import steps_of
 
 from gpu_autoscaler.bus.memory_broker import MemoryBroker
 from gpu_autoscaler.bus.streams import BUCKETS, BusDeclaration, streams
@@ -26,12 +27,9 @@ from gpu_autoscaler.runtime.runner import Runner
 from gpu_autoscaler.runtime.service import Service, consumers_of
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
-from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
-from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
@@ -168,9 +166,7 @@ class Line:
                         purchases,
                         Drains(view, here.kube, clock),
                         self.store,
-                        Finalizers(here.kube),
-                        CheckpointNotices(here.kube),
-                        OrphanedNodes(here.kube, here.provider),
+                        steps_of(here.kube, here.provider, here.clock.now),
                     ),
                     DecisionRecovery(self.store, self.policy),
                     InstanceWatch(here.provider, installation, clock),

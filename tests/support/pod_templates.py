@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from tests.support.outside import request_body
 from tests.support.stories import T0, request
 
 from gpu_autoscaler.core.intake.admission import UNKNOWN_SUPPLY
@@ -54,6 +55,14 @@ def template(name: str = "main") -> Template:
             ],
         },
     }
+
+
+def templated_body(name: str = "train", **spec: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    """Return a request of a job with this template, as users write it; `spec`: changes of the pods."""
+    body = request_body(name)
+    own = template()
+    own["spec"] |= spec
+    return {key: value for key, value in body.items() if key not in ("container", "resources")} | {"pod_template": own}
 
 
 def _affinity() -> Template:

@@ -22,22 +22,8 @@ from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
 
-class _NoSteps:
-    """Steps besides planning, of which there are none."""
-
-    async def remove(self, *_: object) -> tuple[()]:
-        """Remove nothing."""
-        return ()
-
-    async def write_due(self, *_: object, **__: object) -> None:
-        """Write nothing."""
-
-    async def send(self, *_: object) -> None:
-        """Notify nobody."""
-
-
 class _NoExecutor:
-    finalizers = checkpoint_notices = orphaned_nodes = _NoSteps()
+    """Executes nothing."""
 
 
 async def _no_instances() -> AsyncIterator[InstancesListed]:

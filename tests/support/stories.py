@@ -28,7 +28,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobPlaced, JobQueued, JobRequested, JobStarted
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved, NodeListed, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetListed, PodBudgetObserved, PodListed, PodObserved
+from gpu_autoscaler.events.pod import PodBudgetListed, PodBudgetObserved, PodListed, PodObserved, PodQuotaObserved
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec
 from gpu_autoscaler.model.offers import Offer
@@ -59,6 +59,7 @@ __all__ = [
     "policy",
     "provider_id",
     "purchase",
+    "quota",
     "record",
     "request",
     "resources",
@@ -215,6 +216,20 @@ def budget(
     return (TimedFact(fact, T0),)
 
 
+def quota(name: str, hard: Mapping[str, int], used: Mapping[str, int] | None = None, **changes: Any) -> Story:  # noqa: ANN401 - further fields of PodQuotaObserved
+    """A ResourceQuota of the namespace `research` with whole amounts."""
+    fact = PodQuotaObserved(
+        epoch=EPOCH,
+        version=1,
+        quota_uid=f"uid-{name}",
+        namespace="research",
+        name=name,
+        hard_milli=tuple(sorted((key, 1000 * amount) for key, amount in hard.items())),
+        used_milli=tuple(sorted((key, 1000 * amount) for key, amount in (used or {}).items())),
+    )
+    return (TimedFact(msgspec.structs.replace(fact, **changes), T0),)
+
+
 def request(job_id: str | None = "train", **changes: Any) -> JobRequested:  # noqa: ANN401 - fields of JobRequested
     """A request that is all right."""
     asked = JobRequested(
@@ -240,6 +255,7 @@ def job(
     is_preemptible: bool = True,
     placed_on: tuple[str, ...] = (),
     attempt: int = 1,
+    retries_used: int | None = None,
     is_running: bool = False,
     **changes: Any,  # noqa: ANN401 - further fields of JobSpec
 ) -> Story:
@@ -267,7 +283,14 @@ def job(
     story: Story = (TimedFact(request(job_id), at), TimedFact(queued, at))
     if placed_on:
         nodes = tuple(NodeUid(f"uid-{each}") for each in placed_on)
-        placed = JobPlaced(job_id=name, attempt=attempt, node_uids=nodes, node_names=placed_on, placed_at=at)
+        placed = JobPlaced(
+            job_id=name,
+            attempt=attempt,
+            node_uids=nodes,
+            node_names=placed_on,
+            placed_at=at,
+            retries_used_count=retries_used,
+        )
         story = (*story, TimedFact(placed, at))
     if is_running:
         started = JobStarted(epoch=EPOCH, version=1, job_id=name, kube_job=f"jobs/{job_id}", started_at=at)

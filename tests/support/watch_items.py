@@ -31,10 +31,10 @@ PODS_PER_GROUP = 10
 _CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES)
 
 
-def new_watcher() -> PodWatcher:
+def new_watcher(*, are_quotas_watched: bool = False) -> PodWatcher:
     """A watcher that is given its items; it never calls its client."""
     kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: T0)
-    return PodWatcher(kube, Cluster(installation="uid", epoch=7))
+    return PodWatcher(kube, Cluster(installation="uid", epoch=7), are_quotas_watched=are_quotas_watched)
 
 
 def decoded(kind: Kind[Any], item: Json, version: int, **metadata: Any) -> Object:  # noqa: ANN401 - any field of metadata

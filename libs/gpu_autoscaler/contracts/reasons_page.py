@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from gpu_autoscaler.model.directives import PERMANENT, Attribution
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
-from gpu_autoscaler.model.reasons import all_reasons, buy, defer, defer_limits, defer_waits, drain
+from gpu_autoscaler.model.reasons import all_reasons, buy, defer, defer_limits, defer_waits, drain, preempt, upkeep
 from gpu_autoscaler.model.reasons.base import Reason
 
 _NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -80,6 +80,10 @@ EXAMPLES: tuple[Reason, ...] = (
     defer.PriceUnknown(offers=("p4d.24xlarge/eu-west-1a/on-demand",)),
     defer.VolumeNotReady(detail="claim team-a/data does not exist"),
     defer.DeviceClaimsUnsupported(detail="request gpus has alternatives"),
+    defer.ResourceQuotaExceeded(
+        quota="gpu-research/gpus", resource="requests.nvidia.com/gpu",
+        used_milli=12_000, needed_milli=8_000, hard_milli=16_000,
+    ),
     defer.NoDomainFits(topology_key="topology.kubernetes.io/zone", domains_count=3, members_count=16),
     defer.GroupIncomplete(group="group/team-a/mpi", members_present=2, members_count_min=4),
     defer.NotYetIdle(idle_seconds=120.0, idle_seconds_max=600.0),
@@ -110,6 +114,17 @@ EXAMPLES: tuple[Reason, ...] = (
         owner="cluster", period="day", left_micro_usd=3 * _USD, limit_micro_usd=2_000 * _USD, until=_TOMORROW,
         protection="pod team-a/trainer-0: annotation karpenter.sh/do-not-disrupt=true",
     ),
+    defer_limits.QuotaReached(owner="project/vision", quota="gpu_count_max", used=24, needed=16, limit=32),
+    defer_limits.CohortQuotaReached(
+        project="vision", cohort="default", needed_gpu_count=16, used_gpu_count=8, nominal_gpu_count=32,
+        available_gpu_count=8, borrowed_by=("speech",),
+    ),
+    defer_limits.PreemptedForJob(for_job=JobId("train-70b"), until=_LATER),
+    preempt.QuotaReclaimed(
+        for_job=JobId("train-70b"), for_project="vision", project="speech", cohort="default", borrowed_gpu_count=16,
+        nominal_gpu_count=32,
+    ),
+    preempt.PriorityPreempted(for_job=JobId("train-70b"), for_priority=1000, priority=100, barred_by="gpus_limit"),
     defer_limits.Cooldown(remaining_seconds=95.0),
     defer_limits.Frozen(attribution=Attribution(key="freeze", by="ada", why="network maintenance", until=_LATER)),
     defer_limits.PoolPaused(
@@ -123,6 +138,9 @@ EXAMPLES: tuple[Reason, ...] = (
         price_micro_usd_per_hour_max=1_000 * _USD, is_of_price=False,
     ),
     defer_limits.MinimumReached(nodes_count=2, nodes_count_min=2),
+    defer_waits.QueueHeadWaits(queue="research", job_id=JobId("train-7b")),
+    defer_waits.CapacityReserved(job_id=JobId("train-7b"), gpu_count=32, until=_LATER),
+    defer_waits.ReservationHeld(job_id=JobId("train-7b"), gpu_count=32, until=_LATER),
     defer_waits.CapacityExpected(node="gpu-node-7", expected_at=_NOW + timedelta(minutes=4)),
     defer_waits.BatchWindowOpen(members_count=12, until=_NOW + timedelta(seconds=10)),
     defer_waits.GangIncomplete(job_id=JobId("train-7b"), members_placed=3, members_count=4),
@@ -132,6 +150,13 @@ EXAMPLES: tuple[Reason, ...] = (
     defer_waits.SpotAwaited(offers=(_SPOT,), saving_ratio=0.66, until=_LATER),
     defer_waits.SpotExcluded(interruptions_count=3, pods_remaining_count=1, until=_LATER),
     defer_waits.PlanFull(decisions_count=2_000),
+    upkeep.InstanceGone(gone_since=_NOW),
+    upkeep.FinalizerMissing(),
+    upkeep.FinalizerUnneeded(cause="instance_ended"),
+    upkeep.DeletedByKarpenter(deleted_at=_NOW),
+    upkeep.JobIdle(idle_seconds=1_900.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
+    upkeep.ReservationEnding(paid_until=_LATER, drain_seconds=1_800.0),
+    upkeep.UpkeepRepeated(attempts_count=2, retry_at=_LATER),
 )  # fmt: skip
 
 # Title -> union. A reason of two unions is listed under the first.
@@ -141,6 +166,8 @@ _SECTIONS: Mapping[str, Any] = {
     "Why an instance is released": drain.ReleaseReason,
     "Why a drain is canceled": drain.KeepReason,
     "Why an action is deferred": defer.DeferReason,
+    "Why an act of upkeep is decided": upkeep.UpkeepReason,
+    "Why a job is preempted": preempt.PreemptReason,
 }
 _HEAD = """\
 # Reasons

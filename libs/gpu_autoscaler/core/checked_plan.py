@@ -16,7 +16,18 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.rejections import REJECTIONS_COUNT_MAX, next_rejection
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import FORCED, AnyDecision, Deferred, DrainNode, Plan, Rejection, rejection_subjects
+from gpu_autoscaler.model.decisions import (
+    FORCED,
+    AnyDecision,
+    AnyUpkeep,
+    Deferred,
+    DeferredUpkeep,
+    DrainNode,
+    Plan,
+    Rejection,
+    Upkeep,
+    rejection_subjects,
+)
 from gpu_autoscaler.model.reasons.defer import PlanRejected
 
 ROUNDS_COUNT_MAX = 4  # plans made before only what the cloud forces is kept
@@ -80,7 +91,7 @@ def _reject(
     sentence = violation[:VIOLATION_LENGTH_MAX]
     lasting: dict[str, list[str]] = {}  # by the time of the next attempt
     reasons: dict[str, PlanRejected] = {}
-    for subject in _subjects(violation, made.decisions):
+    for subject in _subjects(violation, (*made.decisions, *made.upkeep_decisions)):
         if subject in rejected:
             continue
         reason = next_rejection(state, subject, sentence, made.as_of)
@@ -95,7 +106,7 @@ def _reject(
         ]
 
 
-def _subjects(violation: Violation, decisions: Iterable[AnyDecision]) -> tuple[str, ...]:
+def _subjects(violation: Violation, decisions: Iterable[AnyDecision | AnyUpkeep]) -> tuple[str, ...]:
     """Return what the violation names, each once, in the order of the plan."""
     subjects: dict[str, None] = dict.fromkeys(violation.demand)
     for decision in decisions:
@@ -105,7 +116,7 @@ def _subjects(violation: Violation, decisions: Iterable[AnyDecision]) -> tuple[s
     return tuple(subjects)
 
 
-def _is_forced(decision: AnyDecision) -> bool:
+def _is_forced(decision: AnyDecision | AnyUpkeep) -> bool:
     return isinstance(decision, DrainNode) and not is_discretionary(decision)
 
 
@@ -131,8 +142,9 @@ def _forced_part(
             if subject not in accounted
         ),
     ]
+    upkeep = _deferred_upkeep(made, rejected, reason)
     for _ in range(ROUNDS_COUNT_MAX):
-        kept = msgspec.structs.replace(made, decisions=drains, deferred=tuple(deferred))
+        kept = msgspec.structs.replace(made, decisions=drains, deferred=tuple(deferred), upkeep=upkeep)
         refused = check(kept, state, policy)
         violations += refused
         causes = frozenset[str]().union(*(violation.action_ids for violation in refused))
@@ -140,6 +152,20 @@ def _forced_part(
         if not causes:
             return kept  # what is left names no drain: something is missing in the plan, and no drain makes it worse
     return None
+
+
+def _deferred_upkeep(made: Plan, rejected: Mapping[str, PlanRejected], reason: PlanRejected) -> Upkeep:
+    """Return the upkeep of the plan with every act deferred."""
+    dropped = (
+        DeferredUpkeep(
+            decision=decision.tag(),
+            reason=rejected.get(decision.key, reason),
+            objects_count=1,
+            subjects=(decision.subject,),
+        )
+        for decision in made.upkeep_decisions
+    )
+    return Upkeep(deferred=(*made.upkeep_deferred, *dropped))
 
 
 def _with_rejections(made: Plan, rejections: list[Rejection]) -> Plan:

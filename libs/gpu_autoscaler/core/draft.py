@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.demand.queue_order import in_queue_order
+from gpu_autoscaler.core.demand.quotas import hold_over_quota
 from gpu_autoscaler.core.demand.sources import demand
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives, active_directives
@@ -23,7 +25,17 @@ from gpu_autoscaler.core.state.rejections import set_aside_now
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Deferred, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import (
+    NO_UPKEEP,
+    AnyDecision,
+    BuyNode,
+    CancelDrain,
+    Deferred,
+    DrainNode,
+    Plan,
+    ReleaseInstance,
+    Upkeep,
+)
 from gpu_autoscaler.model.directives import PERMANENT, AnyDirective, Override, PausePool
 from gpu_autoscaler.model.ids import ActionId, NodeUid, derive_id
 from gpu_autoscaler.model.labels import ACTION_ID
@@ -134,6 +146,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     buffers: Mapping[str, str] = {}  # by key of each bin kept as buffer: headroom/<name> or forecast/<kind>
     is_demand_met: bool = True  # False if work waits for nodes
     brake: BrakeTripped | None = None  # nothing is removed by force
+    upkeep: Upkeep = NO_UPKEEP
     numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)
 
     @classmethod
@@ -148,7 +161,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         views = node_views(state, as_of)
         bins = views.table(CURRENT_BINS)
         set_aside = {**set_aside_now(state, as_of), **(rejected or {})}
-        wanted = _without_rejected(demand(state, views, as_of), set_aside)
+        wanted = in_queue_order(demand(state, views, as_of), state, policy, as_of)
+        wanted = hold_over_quota(_without_rejected(wanted, set_aside), state, policy, as_of)
         return cls(
             as_of=as_of,
             state=state,
@@ -240,6 +254,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             decisions=decisions,
             deferred=self.deferred,
             brake=self.brake,
+            upkeep=self.upkeep,
         )
 
 

@@ -17,6 +17,7 @@ from gpu_autoscaler.core.limits import limits, override_bounds
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning import forecast_step, override_minimums, scale_up
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.upkeep import decide_upkeep
 from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.reasons.defer import PlanRejected
 
@@ -45,4 +46,5 @@ def plan(
     draft = emptiness.release_idle(draft, state, policy)
     draft = emptiness.consolidate(draft, state, policy)
     draft = replacement.replace_expensive(draft, state, policy)
-    return limits.cut_to_one_plan(limits.trim(draft, policy)).to_plan()
+    draft = limits.cut_to_one_plan(limits.trim(draft, policy))
+    return decide_upkeep(draft, state, policy).to_plan()

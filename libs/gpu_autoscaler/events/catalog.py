@@ -54,6 +54,9 @@ PodFact = (
     | pod.PodBudgetObserved
     | pod.PodBudgetGone
     | pod.PodBudgetListed
+    | pod.PodQuotaObserved
+    | pod.PodQuotaGone
+    | pod.PodQuotaListed
 )
 NodeFact = (
     node.NodeObserved

@@ -147,6 +147,14 @@ def _pods() -> Iterator[Fact]:
     )  # fmt: skip
     yield pod.PodBudgetGone(budget_uid="1c2d", namespace="gpu-jobs", name="train", epoch=EPOCH, version=9100)
     yield pod.PodBudgetListed(budget_uids=("1c2d",), listed_at=_at(180), epoch=EPOCH, version=5200)
+    yield pod.PodQuotaObserved(
+        quota_uid="5e6f", namespace="gpu-research", name="gpu-autoscaler",
+        hard_milli=(("requests.nvidia.com/gpu", 16_000),), used_milli=(("requests.nvidia.com/gpu", 8_000),),
+        scopes=(LabelRequirement("PriorityClass", "In", ("gpu-autoscaler-medium",)),),
+        epoch=EPOCH, version=5160,
+    )  # fmt: skip
+    yield pod.PodQuotaGone(quota_uid="5e6f", namespace="gpu-research", name="gpu-autoscaler", epoch=EPOCH, version=9200)
+    yield pod.PodQuotaListed(quota_uids=("5e6f",), listed_at=_at(180), epoch=EPOCH, version=5200)
 
 
 def _nodes() -> Iterator[Fact]:

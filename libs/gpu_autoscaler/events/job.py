@@ -7,7 +7,7 @@ import msgspec
 
 from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.model.estimates import Basis, Estimate
-from gpu_autoscaler.model.ids import JobId, NodeUid
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import (
     ContainerRequest,
     GpuRequirements,
@@ -18,6 +18,7 @@ from gpu_autoscaler.model.jobs import (
     template_digest,
 )
 from gpu_autoscaler.model.observed import Instant
+from gpu_autoscaler.model.reasons.preempt import PreemptReason
 
 
 class JobRequested(Fact, frozen=True, kw_only=True):
@@ -86,6 +87,11 @@ class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
 
     requested_by: str = ""
     note: str = ""
+    action_id: ActionId | None = None  # of the plan's decision; None: a user or a program requests it
+
+    def condition(self) -> str | None:
+        """One fact per decision of a plan; users may repeat theirs."""
+        return None if self.action_id is None else f"job_cancel_requested/{self.job_id}/{self.action_id}"
 
 
 class JobQueued(_AboutJob, frozen=True, kw_only=True):
@@ -119,6 +125,12 @@ class JobPlaced(_AboutJob, frozen=True, kw_only=True):
     node_uids: tuple[NodeUid, ...]  # one for each member, repeated where members share a node
     node_names: tuple[str, ...]
     placed_at: Instant
+    retries_used_count: int | None = None  # by losses of earlier attempts; None: of 0.2, where each loss used one
+
+    @property
+    def retries_used(self) -> int:
+        """Retries that losses of earlier attempts used up."""
+        return self.attempt - 1 if self.retries_used_count is None else self.retries_used_count
 
     def condition(self) -> str | None:
         """One placement per attempt."""
@@ -131,6 +143,17 @@ class JobPreempted(_AboutJob, frozen=True, kw_only=True):
     attempt: int  # the attempt that ended
     cause: str  # e.g. "node gpu-7 was drained: spot_reclaim"
     preempted_at: Instant
+    # True: lost by our own choice (consolidation, drift, a spend budget ...), which uses up no retry. False: by the
+    # cloud, a fault, a user, or an unknown cause.
+    is_own_choice: bool = False
+    retries_used_count: int | None = None  # by this and earlier losses; None: of 0.2, where each loss used one
+    pod_uid: PodUid | None = None  # the lost member; None: of 0.2
+    preemption: PreemptReason | None = None  # why it was preempted for another job; None: it lost a member
+
+    @property
+    def retries_used(self) -> int:
+        """Retries that this and earlier losses used up."""
+        return self.attempt if self.retries_used_count is None else self.retries_used_count
 
     def condition(self) -> str | None:
         """One fact per attempt."""

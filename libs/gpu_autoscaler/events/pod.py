@@ -1,4 +1,4 @@
-"""Facts about pods and PodDisruptionBudgets, as the pod watcher reads them from Kubernetes."""
+"""Facts about pods, PodDisruptionBudgets and ResourceQuotas, as the pod watcher reads them from Kubernetes."""
 
 from typing import ClassVar, Literal
 
@@ -123,4 +123,46 @@ class PodBudgetListed(Versioned, frozen=True, kw_only=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     budget_uids: tuple[str, ...]
+    listed_at: Instant
+
+
+# ResourceQuotas: published only where `kube.are_quotas_watched` is set, as 0.2 does not know these facts
+# (docs/designs/012-resource-quotas.md).
+
+
+class PodQuotaObserved(Versioned, frozen=True, kw_only=True):
+    """The amounts of a ResourceQuota that pods count against, at this resourceVersion."""
+
+    quota_uid: str
+    namespace: str
+    name: str
+    # By key of the quota ("requests.nvidia.com/gpu", "pods"), sorted; in thousandths.
+    hard_milli: tuple[tuple[str, int], ...]
+    used_milli: tuple[tuple[str, int], ...]  # a key without an entry: unknown
+    # Which pods count: all of these hold; empty: all pods. The key is the scope, such as PriorityClass or BestEffort.
+    scopes: tuple[LabelRequirement, ...] = ()
+
+    def condition(self) -> str | None:
+        """One fact per quota and version."""
+        return f"pod_quota_observed/{self.quota_uid}/{self.epoch}/{self.version}"
+
+
+class PodQuotaGone(Versioned, frozen=True, kw_only=True):
+    """The ResourceQuota was deleted from Kubernetes."""
+
+    quota_uid: str
+    namespace: str
+    name: str
+
+    def condition(self) -> str | None:
+        """One fact per quota."""
+        return f"pod_quota_gone/{self.quota_uid}"
+
+
+class PodQuotaListed(Versioned, frozen=True, kw_only=True):
+    """A complete list of quotas was read: older ones that are missing in it are gone."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
+
+    quota_uids: tuple[str, ...]
     listed_at: Instant

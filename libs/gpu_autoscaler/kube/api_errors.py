@@ -48,10 +48,15 @@ def error_from_status(code: int, status: core.Status, headers: Mapping[str, str]
         return HistoryLost(text)
     if code in (401, 408, 429) or code >= 500:
         return TransientError(text, retry_after_seconds=retry_after_seconds(status, headers))
+    if code == 403 and _EXCEEDED_QUOTA in status.message:  # until other work ends
+        return TransientError(text)
     if code == 403 and (command := grant(status.message)):
         return PermanentError(f"{text}; grant it: {command}")
     return Rejected(text) if code in (400, 422) else PermanentError(text)
 
+
+# Of the admission plugin ResourceQuota (recorded).
+_EXCEEDED_QUOTA = "exceeded quota"
 
 # The server's message. Source: k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go (v0.36), and
 # recorded answers.

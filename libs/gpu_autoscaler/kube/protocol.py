@@ -72,6 +72,7 @@ def decoded(schema: type[T], body: bytes | msgspec.Raw, what: str) -> T:
 PODS = Kind(plural="pods", api="/api/v1", type=core.Pod)
 NODES = Kind(plural="nodes", api="/api/v1", type=core.Node)
 BUDGETS = Kind(plural="poddisruptionbudgets", api="/apis/policy/v1", type=core.PodDisruptionBudget)
+QUOTAS = Kind(plural="resourcequotas", api="/api/v1", type=core.ResourceQuota)
 JOBS = Kind(plural="jobs", api="/apis/batch/v1", type=core.Job)
 CLAIMS = Kind(plural="persistentvolumeclaims", api="/api/v1", type=storage.Claim)
 VOLUMES = Kind(plural="persistentvolumes", api="/api/v1", type=storage.PersistentVolume)
@@ -93,6 +94,8 @@ POLICIES = Kind(
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=core.Object)
 SERVICES = Kind(plural="services", api="/api/v1", type=core.Object)
+SERVICE_ACCOUNTS = Kind(plural="serviceaccounts", api="/api/v1", type=core.Object)
+NETWORK_POLICIES = Kind(plural="networkpolicies", api="/apis/networking.k8s.io/v1", type=core.Object)
 # Third-party kinds that can carry the members of a job.
 JOBSETS = Kind(plural="jobsets", api="/apis/jobset.x-k8s.io/v1alpha2", type=workloads.JobSet, is_optional=True)
 PYTORCHJOBS = Kind(plural="pytorchjobs", api="/apis/kubeflow.org/v1", type=workloads.PyTorchJob, is_optional=True)

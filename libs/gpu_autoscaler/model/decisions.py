@@ -8,13 +8,21 @@ from abc import abstractmethod
 import msgspec
 
 from gpu_autoscaler.model.format import instant, price, subject_name
-from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons.upkeep import (
+    DeletedByKarpenter,
+    FinalizerMissing,
+    FinalizerUnneeded,
+    InstanceGone,
+    JobIdle,
+    ReservationEnding,
+)
 from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -111,6 +119,142 @@ class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance
 AnyDecision = BuyNode | DrainNode | CancelDrain | ReleaseInstance
 
 
+# ---- upkeep: acts that buy and remove no capacity
+
+
+class UpkeepDecision(Decision, frozen=True, kw_only=True):
+    """Base of the acts of upkeep. An act without effect is decided again, each time after a longer wait."""
+
+    retry_at: Instant  # without an effect by then it is decided again, so it is not begun after that
+    attempts_count: int = 1  # with this one
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """Key of the object: node/<uid>, job/<id>, instance/<provider id>."""
+
+    @property
+    def key(self) -> str:
+        """Name of the act, by which attempts are counted and it is set aside."""
+        return upkeep_key(self.tag(), self.subject)
+
+    @classmethod
+    def tag(cls) -> str:
+        """The name of the kind on the wire."""
+        return str(cls.__struct_config__.tag)
+
+
+def upkeep_key(tag: str, subject: str) -> str:
+    """Return the name of an act of this kind on this object."""
+    return f"upkeep/{tag}/{subject}"
+
+
+class _NodeUpkeep(UpkeepDecision, frozen=True, kw_only=True):
+    """Base of acts on a node object that is known by its uid and name."""
+
+    node_uid: NodeUid
+    node_name: str
+
+    @property
+    def subject(self) -> str:
+        return f"node/{self.node_uid}"
+
+
+class RemoveOrphanedNode(_NodeUpkeep, frozen=True, kw_only=True, tag="remove_orphaned_node"):
+    """Delete the node object, once the cloud has confirmed twice that its instance is terminated."""
+
+    provider_id: ProviderId
+    reason: InstanceGone
+
+    def sentence(self) -> str:
+        return f"Remove node object {self.node_name} if the cloud confirms the end. {self.reason.sentence()}"
+
+
+class AddFinalizer(_NodeUpkeep, frozen=True, kw_only=True, tag="add_finalizer"):
+    """Add our finalizer to the node; those of others are kept."""
+
+    reason: FinalizerMissing
+
+    def sentence(self) -> str:
+        return f"Add our finalizer to node {self.node_name}. {self.reason.sentence()}"
+
+
+class RemoveFinalizer(_NodeUpkeep, frozen=True, kw_only=True, tag="remove_finalizer"):
+    """Remove our finalizer from the node; those of others are kept."""
+
+    reason: FinalizerUnneeded
+
+    def sentence(self) -> str:
+        return f"Remove our finalizer from node {self.node_name}. {self.reason.sentence()}"
+
+
+class RequestCheckpoints(_NodeUpkeep, frozen=True, kw_only=True, tag="request_checkpoints"):
+    """Ask every pod on the node that has not been asked since `since` to save a checkpoint; evict none."""
+
+    since: Instant
+    reason: DeletedByKarpenter
+
+    def sentence(self) -> str:
+        return f"Ask the pods on node {self.node_name} to save a checkpoint. {self.reason.sentence()}"
+
+
+class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_job"):
+    """Request the cancellation of the job."""
+
+    job_id: JobId
+    reason: JobIdle
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+    def sentence(self) -> str:
+        return f"Cancel job {self.job_id}. {self.reason.sentence()}"
+
+
+class AnnounceReservationEnd(UpkeepDecision, frozen=True, kw_only=True, tag="announce_reservation_end"):
+    """Publish the end of the paid reservation as an interruption notice, so that the next plan drains the node."""
+
+    provider_id: ProviderId
+    reclaim_at: Instant
+    reason: ReservationEnding
+
+    @property
+    def subject(self) -> str:
+        return f"instance/{self.provider_id}"
+
+    def sentence(self) -> str:
+        return f"Publish a notice for instance {self.provider_id}. {self.reason.sentence()}"
+
+
+AnyUpkeep = (
+    RemoveOrphanedNode | AddFinalizer | RemoveFinalizer | RequestCheckpoints | CancelIdleJob | AnnounceReservationEnd
+)
+
+
+class DeferredUpkeep(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Acts of one kind that the plan does not decide now, for one reason."""
+
+    decision: str  # tag of the act
+    reason: DeferReason  # of the first object
+    objects_count: int
+    subjects: tuple[str, ...]  # the first ones, sorted: at most 64
+
+    def each(self) -> "tuple[Deferred, ...]":
+        """Return the deferral of each object that is named."""
+        return tuple(Deferred(step=self.decision, subject=subject, reason=self.reason) for subject in self.subjects)
+
+
+class Upkeep(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The acts of one plan that buy and remove no capacity, and those that it defers."""
+
+    decisions: tuple[AnyUpkeep, ...] = ()
+    deferred: tuple[DeferredUpkeep, ...] = ()
+
+
+NO_UPKEEP = Upkeep()
+
+
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of a plan that the stream no longer has."""
 
@@ -145,9 +289,11 @@ class Rejection(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 FORCED = "forced/"
 
 
-def rejection_subjects(decision: AnyDecision) -> tuple[str, ...]:
+def rejection_subjects(decision: AnyDecision | AnyUpkeep) -> tuple[str, ...]:
     """Return under which names a decision is set aside: its demand and gang, else its pool; its node, or its order."""
     match decision:
+        case UpkeepDecision():
+            return (decision.key,)
         case BuyNode():
             work = getattr(decision.reason, "demand", ()) or (f"pool/{decision.pool}",)
             return work if decision.gang is None or decision.gang in work else (*work, decision.gang)
@@ -183,6 +329,19 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     deferred_unlisted: tuple[tuple[str, int], ...] = ()  # reason tag -> objects in no group, sorted
     rejected: tuple[Rejection, ...] = ()  # set aside by this plan; earlier rejections are in the state
     brake: BrakeTripped | None = None  # as long as it holds, in each plan; None: it has not tripped, or was resumed
+    # Apart from `decisions`: releases up to 0.2 refuse plans with kinds of decisions that they do not know. None: made
+    # by such a release, which acted without a record.
+    upkeep: Upkeep | None = None
+
+    @property
+    def upkeep_decisions(self) -> tuple[AnyUpkeep, ...]:
+        """The acts of upkeep; empty also for a plan without a record of them."""
+        return () if self.upkeep is None else self.upkeep.decisions
+
+    @property
+    def upkeep_deferred(self) -> tuple[DeferredUpkeep, ...]:
+        """The deferred acts of upkeep; empty also for a plan without a record of them."""
+        return () if self.upkeep is None else self.upkeep.deferred
 
 
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True):

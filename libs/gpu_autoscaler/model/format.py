@@ -20,6 +20,17 @@ def price(micro_usd_per_hour: int | None) -> str:
     return "an unknown price" if micro_usd_per_hour is None else f"{money(micro_usd_per_hour)}/h"
 
 
+def quantity(milli: int) -> str:
+    """An amount in thousandths as Kubernetes writes it: `16`, `500m`, `64Gi`."""
+    whole, rest = divmod(milli, 1000)
+    if rest:
+        return f"{milli}m"
+    for suffix, size in (("Gi", 2**30), ("Mi", 2**20)):
+        if whole and whole % size == 0:
+            return f"{whole // size}{suffix}"
+    return str(whole)
+
+
 def instant(at: datetime) -> str:
     """`2026-11-21 12:00:05 UTC`."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

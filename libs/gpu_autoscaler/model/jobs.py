@@ -3,7 +3,7 @@
 import enum
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -80,11 +80,12 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ephemeral_storage: str = "10Gi"
 
 
-class Violation(msgspec.Struct, frozen=True, gc=False):
+class Violation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One invalid field of a request: its path, and the reason in a sentence."""
 
     field: str
     reason: str
+    kind: Literal["invalid", "quota"] = "invalid"  # quota: the field is valid, but exceeds a quota of the policy
 
 
 def template_digest(template: Mapping[str, Any]) -> str:
@@ -123,6 +124,12 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     template_digest: str | None = None
     demands: NodeDemands = NO_DEMANDS  # of the pod template and its volumes on a node
     submitted_by: str = ""  # empty: unknown
+    # Of its Kubernetes objects; empty: the namespace of all jobs.
+    namespace: str = ""
+    tenant: str = ""  # label gpu-tenant, where its project has a namespace of its own
+    cost_center: str = ""  # label gpu-cost-center
+    priority_class: str = ""  # of its pods; empty: none of ours
+    service_account: str = ""  # of its pods, unless its template names one; empty: the default of the namespace
 
     @property
     def gang_count(self) -> int:

@@ -16,6 +16,8 @@ JOB_ID = f"{PREFIX}/job-id"  # on Kubernetes Jobs and pods that the binder makes
 MIN_MEMBERS = f"{PREFIX}/min-members"  # annotation of Kubernetes Jobs: minimum number of members; none: all
 TAKEN_AWAY = f"{PREFIX}/taken-away"  # on Jobs that the binder recreates: their end is not the job's
 PROJECT_ID = f"{PREFIX}/project-id"  # also on nodes: the project that they were bought for
+# On the objects and pods of jobs, for cost reports and network policies (docs/decisions.md#projects-and-namespaces).
+GPU_PROJECT, GPU_COST_CENTER, GPU_TENANT = "gpu-project", "gpu-cost-center", "gpu-tenant"
 EVICTION_PRIORITY = f"{PREFIX}/eviction-priority"  # low, medium, high; low is evicted first
 DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 # On nodes whose GPUs have replicas: MiB of GPU memory that one replica can count on.

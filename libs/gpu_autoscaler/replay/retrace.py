@@ -122,6 +122,12 @@ class RecordedState:
             self.state = fold(self.state, facts)
 
 
+def _without_decisions(last: Plan) -> Plan:
+    """Return what a tick that published no plan stood for: the deferrals of the last plan."""
+    upkeep = None if last.upkeep is None else msgspec.structs.replace(last.upkeep, decisions=())
+    return msgspec.structs.replace(last, decisions=(), upkeep=upkeep)
+
+
 def _sequence(stored: Stored) -> int:
     return stored.recorded.sequence
 
@@ -213,7 +219,7 @@ class _Retracer:
         inputs = plan_inputs(StateView(state), policy, at)
         if inputs != self._last_inputs or (self._next_change_at is not None and at >= self._next_change_at):
             self._last_inputs = inputs
-            nothing = msgspec.structs.replace(last, decisions=())
+            nothing = _without_decisions(last)
             as_of = TrackedInstant.of(at)
             replanned = plan(state, policy, as_of)
             self._next_change_at = as_of.next_change_at

@@ -74,6 +74,9 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_in_cluster: bool = False
     is_read_only: bool = False  # never write to the cluster, whatever RBAC allows
     namespace: str = "default"  # of the Kubernetes Jobs that the scheduler creates
+    # Watch ResourceQuotas, so that nothing is bought for pods that they refuse. Off by default: releases up to 0.2 set
+    # facts about them aside (docs/designs/012-resource-quotas.md).
+    are_quotas_watched: bool = False
     # Mirror the leader as a coordination.k8s.io Lease in that namespace. The lease on the bus remains authoritative.
     is_lease_mirrored: bool = False
 
@@ -102,6 +105,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     plan_days: Annotated[int, Meta(ge=1, le=400)] = 7
     job_days: Annotated[int, Meta(ge=63, le=36_500)] = 400  # since their end; longer than the stream JOB
     snapshot_days: Annotated[int, Meta(ge=1, le=20)] = 7  # one an hour; recomputing older plans reads the streams
+    audit_days: Annotated[int, Meta(ge=1, le=36_500)] = 400  # of entries of the audit trail
     request_days: Annotated[int, Meta(ge=1, le=400)] = 1  # of Idempotency-Keys and their answers
 
 
@@ -125,6 +129,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # Namespaces in which the rights of projects are checked: "research=team-r"; "*=jobs": of all other projects. A
     # project without an entry: the namespace of its name.
     project_namespaces: tuple[str, ...] = ()
+    # Without Kubernetes: projects in which clients that the broker identifies may submit jobs: "anna=research", in all:
+    # "anna=*"; "*=research": of all other clients. A client without an entry: in none.
+    client_projects: tuple[str, ...] = ()
     # The right of 0.2, get and create on jobs.gpu-autoscaler.io in all namespaces, grants everything.
     is_single_right_accepted: bool = True
     role_prefix: str = "gpu-autoscaler"  # of the chart's ClusterRoles, which refusals name
@@ -316,6 +323,10 @@ def _gateway_contradictions(gateway: GatewaySettings) -> list[str]:
         project, _, namespace = entry.rpartition("=")
         if not project or not NAMESPACE.fullmatch(namespace):
             errors.append(f"gateway.project_namespaces: {entry!r} is not project=namespace; example: research=team-r")
+    for entry in gateway.client_projects:
+        client, _, project = entry.rpartition("=")
+        if not client or not project:
+            errors.append(f"gateway.client_projects: {entry!r} is not client=project; example: anna=research")
     if (gateway.tls_certificate_path is None) is not (gateway.tls_key_path is None):
         errors.append("gateway.tls_certificate_path, gateway.tls_key_path: set both, or neither for HTTP")
     if (gateway.oidc_issuer is None) is not (gateway.oidc_audience is None):

@@ -20,6 +20,7 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons.upkeep import UpkeepReason
 from gpu_autoscaler.runtime.metric_families import (
     BY_NAME,
     DEAD_LETTER_REASONS,
@@ -160,7 +161,7 @@ class Metrics:
         self.launches.labels(LAUNCHED, "")
         for code in (*REFUSAL_CODES, OTHER):
             self.launches.labels(REFUSED, code)
-        for tag in reason_tags(BuyReason, DrainReason, ReleaseReason, KeepReason):
+        for tag in reason_tags(BuyReason, DrainReason, ReleaseReason, KeepReason, UpkeepReason):
             self.decisions.labels(tag)
         self.set_deferred({})
 

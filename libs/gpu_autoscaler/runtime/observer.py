@@ -120,7 +120,7 @@ class Observer:
 
     def _count_plan(self, fact: ScalingPlanMade) -> None:
         metrics, plan = self._metrics, fact.plan
-        for decision in plan.decisions:
+        for decision in (*plan.decisions, *plan.upkeep_decisions):
             metrics.decisions.labels(decision.reason.tag()).inc()
         cooldowns = {"up": 0.0, "down": 0.0}
         entries = [(deferred.step, deferred.reason) for deferred in plan.deferred]

@@ -31,18 +31,19 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
+    **dict.fromkeys(("quotas", "quotas_gone", "quotas_synced"), "POD"),
     **dict.fromkeys(
         ("nodes", "nodes_gone", "nodes_synced", "usable", "unhealthy_since", "observed_allocatable"), "NODE"
     ),
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_terminations"), "NODE"),
     **dict.fromkeys(("telemetry", "telemetry_history"), "GPU"),
     **dict.fromkeys(("notices", "offers", "rebalance_recommended_at"), "SPOT"),
-    "jobs": "JOB",
+    **dict.fromkeys(("jobs", "gpu_time", "gpu_seconds"), "JOB"),
     "reported_demand": "DEMAND",
     **dict.fromkeys(("directives", "brake_releases", "policy_changed", "policy_documents"), "POLICY"),
     **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_reported_at"), "COST"),
     **dict.fromkeys(("orders", "drains", "gangs", "last_plan_sequence", "last_plan_at", "restored_at"), "SCALING"),
-    **dict.fromkeys(("demand_history", "forecast_scores", "rejections", "brake"), "SCALING"),
+    **dict.fromkeys(("demand_history", "forecast_scores", "rejections", "upkeep", "brake"), "SCALING"),
 }
 
 

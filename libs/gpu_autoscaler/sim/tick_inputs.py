@@ -13,7 +13,6 @@ from operator import is_
 from typing import ClassVar
 
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
-from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
 from gpu_autoscaler.core.disruption.utilization import fleet_utilization
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.spend import spend_caps
@@ -25,6 +24,7 @@ from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.core.state.telemetry_history import since_at_most
+from gpu_autoscaler.core.upkeep import due_upkeep
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.ids import ActionId, JobId, ProviderId
 from gpu_autoscaler.runtime.projection import StateView
@@ -122,7 +122,7 @@ class _PlanInputs(_Inputs):
         "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
         "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives",
         "policy_documents", "gangs", "observed_allocatable", "reported_demand", "demand_history", "forecast_scores",
-        "rejections", "brake", "brake_releases",
+        "rejections", "upkeep", "brake", "brake_releases",
     )  # fmt: skip
 
     def __eq__(self, earlier: object) -> bool:
@@ -136,7 +136,7 @@ class _PlanInputs(_Inputs):
             and self.state.telemetry is earlier.state.telemetry
         ):
             return earlier._until is None or self.now < earlier._until
-        if self._telemetry_findings[0] is None or self._telemetry_findings[0] != earlier._telemetry_findings[0]:
+        if self._telemetry_findings[0] != earlier._telemetry_findings[0]:
             return False
         earlier.state, earlier._until = self.state, self._telemetry_findings[1]  # nothing has changed until then
         return True
@@ -154,16 +154,15 @@ class _PlanInputs(_Inputs):
             state.last_plan_sequence,
             state.restored_at,
             _spend_inputs(state) if spend_caps(policy) else None,
+            due_upkeep(state, policy, now),
         )
 
     @cached_property
     def _telemetry_findings(self) -> tuple[object, datetime | None]:
-        """What a plan derives from telemetry (None: an idle job must be canceled now), and when time changes it."""
+        """What a plan derives from telemetry, and when time changes it."""
         state, policy, now = self.state, self.policy, TrackedInstant.of(self.now)
         if not state.telemetry_history:
             return (), None
-        if idle_job_cancellations(state, policy, now):
-            return None, None
         rules, health = policy.utilization, policy.removal.gpu_health
         utilization = fleet_utilization(node_views(state, now), pods_by_node(state), state, rules, now)
         is_high = utilization.busy_ratio is not None and utilization.busy_ratio > rules.high_ratio

@@ -75,6 +75,7 @@ class PostgresStore(SqlStore):
     """A Store in a PostgreSQL database, with a small connection pool. Create with `open`."""
 
     job_name_sql = "spec::json ->> 'job_name'"
+    audit_sql = "entry::json"
 
     def __init__(self, pool: asyncpg.Pool, server: str) -> None:
         self._pool = pool

@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.audit import EVERY_ENTRY, AuditEntry, AuditFilter, AuditRow, Link
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.observed import Instant
@@ -104,6 +105,23 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     rows: tuple[T, ...]
     next_cursor: str | None = None  # None: the last page
+
+
+class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a stream: the messages after `after`, up to `until`."""
+
+    stream: str
+    after: int
+    until: int
+
+
+class Trail(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of the audit trail, and where its chain begins and ends."""
+
+    rows: tuple[AuditRow, ...]
+    next_cursor: str | None = None  # None: the last page
+    anchor: Link  # the last entry that retention has removed
+    head: Link  # the last entry
 
 
 def parse_cursor(cursor: str) -> int:
@@ -230,6 +248,35 @@ class Store(Protocol):
 
     async def delete_requests(self, before: datetime) -> int:
         """Delete claims started before; return how many."""
+        ...
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> int:
+        """Commit entries to the audit trail, each with the next number; return how many were new by their id."""
+        ...
+
+    async def audit_position(self, stream: str) -> int:
+        """Return up to which sequence the facts of the stream are in the audit trail."""
+        ...
+
+    async def project_audit(self, entries: Sequence[AuditEntry], position: StreamPosition) -> bool:
+        """Commit entries of the facts in this part of a stream, but those whose act has one; False, and nothing is
+        committed, if the part does not begin where the trail's position is."""
+        ...
+
+    async def audit(
+        self,
+        wanted: AuditFilter = EVERY_ENTRY,
+        *,
+        cursor: str | None = None,
+        count_max: int = 100,
+        is_oldest_first: bool = False,
+    ) -> Trail:
+        """Return the wanted entries, the last first, or the first first. The cursor is the number of the last one."""
+        ...
+
+    async def cut_audit(self, *, before: datetime, at: datetime, count_max: int = 200) -> int:
+        """Remove at most `count_max` of the oldest entries from before this instant, with an entry about it; return
+        how many. Raises PermanentError, and removes nothing, if their chain is broken."""
         ...
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:

@@ -10,9 +10,10 @@ import msgspec
 from gpu_autoscaler.core.state.ledger import period_name
 from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.audit import EVERY_ENTRY, AuditEntry, AuditFilter, instant_text
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.store import operations, retention, rows
+from gpu_autoscaler.store import operations, retention, rows, trail
 from gpu_autoscaler.store.operations import Operation, execute
 from gpu_autoscaler.store.protocol import (
     EVERY_JOB,
@@ -27,6 +28,8 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
+    StreamPosition,
+    Trail,
     parse_cursor,
 )
 from gpu_autoscaler.store.rows import JOB_COLUMNS, PLAN_COLUMNS, SNAPSHOT_COLUMNS, SPAN_COLUMNS, Row, number_of
@@ -52,6 +55,7 @@ class SqlStore(ABC):
     """A Store on a SQL database, with `?` for values."""
 
     job_name_sql: ClassVar[str]  # the name in the JSON document of a job
+    audit_sql: ClassVar[str]  # the JSON document of an entry of the audit trail
 
     @abstractmethod
     async def close(self) -> None:
@@ -208,6 +212,47 @@ class SqlStore(ABC):
     async def delete_requests(self, before: datetime) -> int:
         """See Store."""
         return await self._write(execute("DELETE FROM requests WHERE started_at < ? RETURNING 1", number_of(before)))
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> int:
+        """See Store."""
+        return await self._write(trail.append_audit(entries))
+
+    async def audit_position(self, stream: str) -> int:
+        """See Store."""
+        records = await self._rows("SELECT sequence FROM audit_positions WHERE stream = ?", (stream,))
+        return rows.integer(records[0][0]) if records else 0
+
+    async def project_audit(self, entries: Sequence[AuditEntry], position: StreamPosition) -> bool:
+        """See Store."""
+        return await self._write(trail.project_audit(entries, position))
+
+    async def audit(
+        self,
+        wanted: AuditFilter = EVERY_ENTRY,
+        *,
+        cursor: str | None = None,
+        count_max: int = 100,
+        is_oldest_first: bool = False,
+    ) -> Trail:
+        """See Store."""
+        terms = {f"{self.audit_sql} ->> '{name}' = ?": value for name, value in wanted.equal.items()}
+        if wanted.from_at is not None:
+            terms[f"{self.audit_sql} ->> 'at' >= ?"] = wanted.from_at
+        if wanted.before_at is not None:
+            terms[f"{self.audit_sql} ->> 'at' < ?"] = wanted.before_at
+        where, values = [*terms, "TRUE"], [*terms.values()]
+        count = max(1, min(count_max, PAGE_COUNT_MAX))
+        if cursor is not None:
+            where.append(f"number {'>' if is_oldest_first else '<'} {parse_cursor(cursor):d}")
+        records = await self._rows(trail.page_query(where, is_oldest_first=is_oldest_first), (*values, count + 1))
+        anchor, head = trail.chain_links(records[0][3:])
+        found = tuple(trail.audit_row(row[:3]) for row in records[:count] if row[0] is not None)
+        next_cursor = str(found[-1].number) if len(records) > count else None
+        return Trail(rows=found, next_cursor=next_cursor, anchor=anchor, head=head)
+
+    async def cut_audit(self, *, before: datetime, at: datetime, count_max: int = 200) -> int:
+        """See Store."""
+        return await self._write(trail.cut_audit(instant_text(before), instant_text(at), count_max))
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         """See Store."""

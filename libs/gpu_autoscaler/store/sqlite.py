@@ -54,6 +54,7 @@ class SqliteStore(SqlStore):
     """A Store in one file. Create with `open`."""
 
     job_name_sql = "spec ->> 'job_name'"
+    audit_sql = "entry"
 
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:
         self._connection = connection

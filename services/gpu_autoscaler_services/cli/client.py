@@ -1,8 +1,8 @@
 """The gateway as the commands see it: the SDK's client with the address and token of the command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from cyclopts import Parameter
@@ -13,7 +13,17 @@ from gpu_manager_sdk import GPUJobClient, Retries, calls
 DEFAULT_ADDRESS = "http://127.0.0.1:8000"
 RETRIES = Retries(attempts_count_max=3, seconds_max=15.0)  # a person waits
 
+AGENT = "gpu-autoscaler-cli/1"  # tells the audit trail of the gateway that a command sends the request
+
 Document = dict[str, Any]
+T = TypeVar("T")
+
+
+class _Client(GPUJobClient):
+    """The SDK's client, which says that a command sends the request."""
+
+    def send(self, call: calls.Call[T]) -> T:
+        return super().send(replace(call, headers={"User-Agent": AGENT, **call.headers}))
 
 
 @Parameter(name="*")
@@ -32,7 +42,7 @@ class Gateway:
     def client(self) -> GPUJobClient:
         """Return the SDK's client."""
         try:
-            return GPUJobClient(self.address, token=self.token, retries=RETRIES)
+            return _Client(self.address, token=self.token, retries=RETRIES)
         except ValueError as error:
             raise Stop(f"--gateway: {error}", Exit.USAGE) from error
 

@@ -20,6 +20,9 @@ def events(
         bool, Parameter(name=["--follow", "-f"], negative=(), help="Print facts as they arrive, until Ctrl-C.")
     ] = False,
     limit: Annotated[int, Parameter(help="Number of newest facts, without --follow.")] = 50,
+    env: Annotated[
+        bool, Parameter(negative=(), help="Show the values of environment variables, without --follow; needs a right.")
+    ] = False,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -30,7 +33,7 @@ def events(
             event = recorded.document
             print(json.dumps(event, ensure_ascii=False) if output == "json" else _line(event, output), flush=True)
         return
-    items = gateway.read("facts", subject=subjects, limit=limit)["items"]
+    items = gateway.read("facts", subject=subjects, limit=limit, env="true" if env else None)["items"]
     ordered: list[dict[str, Any]] = [item["event"] for item in reversed(items)]
     columns = (
         ("TIME", lambda row: row["time"]),

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show, usd
 from gpu_manager_sdk.calls import FINAL_STATES
 from gpu_manager_sdk.errors import NotFound
 
@@ -36,6 +36,7 @@ _COLUMNS: Columns = (
     ("NAME", lambda row: row["job_name"]),
     ("PROJECT", lambda row: row["project_id"]),
     ("STATUS", lambda row: row["status"]),
+    ("QUEUE", lambda row: row.get("queue") or "-"),
     ("QUEUE POSITION", lambda row: row["queue_position"]),
     ("GPUS", lambda row: f"{_members(row)}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
     ("NODES", lambda row: row["node_names"]),
@@ -44,6 +45,16 @@ _COLUMNS: Columns = (
     ("CREATED", lambda row: row["created_at"][:19] + "Z"),
     ("SUBMITTED BY", lambda row: row.get("submitted_by") or "-"),
     ("MESSAGE", lambda row: row["message"]),
+)
+
+
+_PURCHASE_COLUMNS: Columns = (
+    ("NODES", lambda row: row["count"]),
+    ("INSTANCE TYPE", lambda row: row["instance_type"]),
+    ("ZONE", lambda row: row["zone"]),
+    ("CAPACITY", lambda row: row["capacity_type"]),
+    ("POOL", lambda row: row["pool"]),
+    ("EACH PER HOUR", lambda row: usd(row["price_micro_usd_per_hour"])),
 )
 
 
@@ -173,6 +184,9 @@ def submit(
     idempotency_key: Annotated[
         str | None, Parameter(help="Repeating a request with the same key submits one job.")
     ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Check the request and show what would be bought; submit nothing.")
+    ] = False,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -181,10 +195,22 @@ def submit(
     Arguments after -- are the container's command.
     """
     body = request.body({} if file is None else _read(file), command)
+    if dry_run:
+        _show_simulated(plain(gateway.client.simulate(body)), output)
+        return
     accepted = plain(gateway.client.submit(body, idempotency_key=idempotency_key))
     if output == "table":
         print_message(f"accepted; wait for it with: gpu-autoscaler jobs wait {accepted['job_id']}")
     _show(accepted, [accepted], output)
+
+
+def _show_simulated(plan: Document, output: Output) -> None:
+    (job,) = plan["jobs"]
+    if output == "table":
+        print_message(f"valid; nothing was submitted. {job['message']}")
+        if not job["purchases"]:
+            return
+    show(plan, job["purchases"], _PURCHASE_COLUMNS, lambda row: str(row["instance_type"]), output)
 
 
 def _read(path: str) -> Document:

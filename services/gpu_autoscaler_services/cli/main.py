@@ -147,7 +147,14 @@ Exit codes: 0 everything is as declared, 1 changes left, 2 invalid settings, 4 b
     "migrate --apply",
     "migrate --to 0.2 --apply",
 )
-_SPEND.add("views:cost", """Show spend by time span and by project.""", "cost", "cost --span-seconds 86400")
+_OPERATE.add_app("audit:audit", "audit", "List, verify or export the audit trail: who did what, and when.")
+_SPEND.add(
+    "views:cost",
+    """Show spend by time span and by project.""",
+    "cost",
+    "cost --span-seconds 86400",
+    "cost --project research",
+)
 _SPEND.add("views:budget", "Show each spend budget: limit, spent, reserved and left.", "budget")
 _SPEND.add(
     "views:offers",

@@ -136,8 +136,11 @@ class Watching:
         # None of the instances is ours: this is known and current.
         plan_now = plan(msgspec.structs.replace(self._state, instances_listed_at=now), self._policy, now)
         names = names_in_state(self._state)
-        sentences = [decision_sentence(decision, names) for decision in plan_now.decisions]
-        sentences += [deferred_sentence(deferred, names) for deferred in plan_now.deferred]
+        sentences = [
+            decision_sentence(decision, names) for decision in (*plan_now.decisions, *plan_now.upkeep_decisions)
+        ]
+        of_upkeep = [deferral for act in plan_now.upkeep_deferred for deferral in act.each()]
+        sentences += [deferred_sentence(deferred, names) for deferred in (*plan_now.deferred, *of_upkeep)]
         yield from (sentence for sentence in sentences if sentence not in self._printed)
         self._printed = frozenset(sentences)
 

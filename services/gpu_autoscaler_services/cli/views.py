@@ -157,11 +157,12 @@ def _outcome(side: dict[str, Any]) -> str:
 def cost(
     *,
     span_seconds: Annotated[int, Parameter(help="Seconds of cluster time per row.")] = 3600,
+    project: Annotated[str | None, Parameter(help="Only this project, by days of UTC.")] = None,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
     """Show spend by time and by project."""
-    document = gateway.read("cost", span_seconds=span_seconds)
+    document = gateway.read("cost", span_seconds=span_seconds, project_id=project)
     spans = [{**span, "scope": f"from {span['from_at']}"} for span in document["spans"]]
     projects = [
         {**project, "scope": f"project {project['project_id'] or 'unknown'}"} for project in document["projects"]

@@ -204,9 +204,10 @@ class CostTracker:
 
         The unfinished jobs come from the store: a new stream does not have them yet, and their budgets must count on.
         """
-        if self._ledger_reported_at is not None and period_start("day", self._ledger_reported_at) >= period_start(
-            "day", now
-        ):
+        # The memory outlives the streams, the state does not: without a report in it they are new.
+        is_in_stream = self._view.state.ledger_reported_at is not None
+        reported_at = self._ledger_reported_at if is_in_stream else None
+        if reported_at is not None and period_start("day", reported_at) >= period_start("day", now):
             return ()
         open_jobs = {row.spec.job_id for row in await self._store.unfinished_jobs()}
         sums = CostLedgerReported(

@@ -7,7 +7,7 @@ authentication, have all rights.
 import asyncio
 import re
 import shlex
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from gpu_autoscaler.model.audit import Authentication, EntryPoint
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.api_rights import API_GROUP, ApiRight, smallest_role
@@ -39,6 +40,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
     extra: dict[str, tuple[str, ...]] = {}
     has_all_rights: bool = False
+    authentication: Authentication = "none"  # how the name is known
     token_number: int = 0  # of a shared token, from 1; 0: the caller has a name of its own
 
     @property
@@ -138,6 +140,13 @@ class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
 
     authorizer: Authorizer | None = None  # None: only callers with all rights have any
     namespaces: CheckedNamespaces = CheckedNamespaces()
+    # Without an authorizer: projects in which a client of the broker submits jobs; `*`: in all, or any other client.
+    client_projects: Mapping[str, frozenset[str]] = {}
+
+    def is_client_of(self, client: str, project_id: str) -> bool:
+        """Return whether the settings let a client of the broker submit jobs of the project."""
+        projects = self.client_projects.get(client) or self.client_projects.get("*", frozenset())
+        return not projects.isdisjoint({project_id, "*"})
 
 
 NO_ACCESS_RULES = AccessRules()
@@ -146,14 +155,24 @@ NO_ACCESS_RULES = AccessRules()
 class Access:
     """The rights of one caller; None: a caller of a gateway without authentication."""
 
-    def __init__(self, caller: Caller | None, rules: AccessRules) -> None:
+    def __init__(
+        self, caller: Caller | None, rules: AccessRules, *, entry_point: EntryPoint = "rest", agent: str = ""
+    ) -> None:
+        """`agent`: the client's program, as it says."""
         self.caller = caller
+        self.entry_point = entry_point
+        self.agent = agent
         self._rules = rules
 
     @property
     def name(self) -> str:
         """The caller's name; empty: unknown."""
         return "" if self.caller is None else self.caller.name
+
+    @property
+    def key(self) -> str:
+        """The caller, or the shared token; empty: unknown."""
+        return "" if self.caller is None else self.caller.key
 
     async def allows(self, right: ApiRight, project_id: str | None = None) -> bool:
         """Return whether the caller has the right, for this project. Raises a 503 if nobody can tell."""
@@ -211,6 +230,14 @@ def granting(user: str, right: ApiRight, namespace: str, role_prefix: str) -> st
             ("kubectl", "create", "rolebinding", name, f"--namespace={namespace}", f"--clusterrole={role}", subject),
         )
     )
+
+
+def client_projects_of(entries: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return the projects by client of entries as `anna=research`, which the settings have validated."""
+    projects: defaultdict[str, set[str]] = defaultdict(set)
+    for client, _, project in (entry.rpartition("=") for entry in entries):
+        projects[client].add(project)
+    return {client: frozenset(names) for client, names in projects.items()}
 
 
 def namespaces_of(entries: Sequence[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from gpu_autoscaler_services.gateway.access import (
     Caller,
     KubernetesReviews,
 )
+from gpu_autoscaler_services.gateway.audit import rest_entry_point
 from gpu_autoscaler_services.gateway.problems import Problem, unauthorized
 from gpu_autoscaler_services.gateway.routes import is_text
 
@@ -57,7 +58,9 @@ class SharedTokens:
         matches = [hmac.compare_digest(known, token.encode()) for known in self._tokens]
         if not any(matches):
             return None
-        return Caller(name=SHARED_NAME, has_all_rights=True, token_number=matches.index(True) + 1)
+        return Caller(
+            name=SHARED_NAME, has_all_rights=True, authentication="shared token", token_number=matches.index(True) + 1
+        )
 
 
 class _User(msgspec.Struct):
@@ -112,7 +115,9 @@ class TokenReviews:
         user = review.user
         if not is_ours or not user.username:
             return None
-        return Caller(name=user.username, groups=user.groups, uid=user.uid, extra=user.extra)
+        return Caller(
+            name=user.username, groups=user.groups, uid=user.uid, extra=user.extra, authentication="kubernetes"
+        )
 
     async def _reviewed(self, spec: Mapping[str, Any]) -> _Review:
         answer = await self._kubernetes.create(
@@ -132,15 +137,19 @@ def guard(authenticators: Sequence[Authenticator], rules: AccessRules, *, open_p
     refused, so that a web page elsewhere cannot reach it (DNS rebinding). What a caller may do, each route checks.
     """
 
+    def access_of(request: web.Request, caller: Caller | None) -> Access:
+        entry_point, agent = rest_entry_point(request)
+        return Access(caller, rules, entry_point=entry_point, agent=agent)
+
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not authenticators:
             if not _is_own_name(request.host):
                 detail = f"host {request.host!r} is not local; without tokens the gateway serves its own machine only"
                 raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
-            request[ACCESS] = Access(None, rules)
+            request[ACCESS] = access_of(request, None)
         elif request.path not in open_paths:
-            request[ACCESS] = Access(await _caller(request, authenticators), rules)
+            request[ACCESS] = access_of(request, await _caller(request, authenticators))
         return await handler(request)
 
     return guarded

@@ -31,7 +31,8 @@ from gpu_autoscaler_services.gateway.api.jobs import (
     require_cancel,
     with_rights,
 )
-from gpu_autoscaler_services.gateway.problems import Problem
+from gpu_autoscaler_services.gateway.audit import Act, act_of
+from gpu_autoscaler_services.gateway.problems import FORBIDDEN_TYPE, Problem
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX
 
@@ -83,15 +84,10 @@ class ClientRequests:
             job_id = await self._handle(request)
             sequence = await self._model.bus.last_sequence(JobRequested.stream())
             return msgspec.json.encode(Acknowledgment(seq=sequence, job_id=job_id))
-        except Problem as problem:
-            details = "; ".join(f"{violation.field}: {violation.reason}" for violation in problem.violations)
-            return _error(problem.status, f"{problem.detail}; {details}" if details else problem.detail)
-        except InvalidFact as error:
-            return _error(HTTPStatus.BAD_REQUEST, str(error))
-        except TransientError as error:
-            return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry")
-        except PermanentError as error:
-            return _error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except (Problem, InvalidFact, TransientError, PermanentError) as error:
+            status, description = _refusal(error)
+            await self._record(request, status, description)
+            return _error(status, description)
         except Exception:  # the next request may be answered
             log.exception("client request failed", subject=request.subject)
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the gateway's log has the traceback")
@@ -106,22 +102,46 @@ class ClientRequests:
         # As on the subject without a name: an event, or a bare body.
         subject = fact_type.subject_root()
         envelope = read(subject, request.payload, message_id=request.message_id, arrived_at=now)
-        access = Access(Caller(name=client, groups=("system:authenticated",)), self._rules)
+        access = self._access(client)
         match envelope.fact:
             case JobRequested() as job:
-                # Ids of different clients may be equal.
-                return await self._submit(access, job, f"client/{client}/{envelope.id}")
+                return await self._submit(access, job, _event_id(client, envelope.id))
             case JobCancelRequested() as cancel:
                 return await self._cancel(access, cancel)
             case other:
                 raise InvalidFact(f"{other.type_name()} is not a request of clients")
 
+    def _access(self, client: str) -> Access:
+        caller = Caller(name=client, groups=("system:authenticated",), authentication="broker")
+        return Access(caller, self._rules, entry_point="nats")
+
+    async def _record(self, request: Request, status: HTTPStatus, reason: str) -> None:
+        """Record a refused request; one that names no client is none that the broker lets pass."""
+        with contextlib.suppress(InvalidFact):
+            fact_type, client = read_client_subject(request.subject)
+            act: Act | None = Act(verb="submit" if fact_type is JobRequested else "cancel")
+            with contextlib.suppress(InvalidFact):  # which is what is wrong with it
+                if len(request.payload) <= BODY_BYTES_MAX:
+                    now, subject = self._model.clock.now, fact_type.subject_root()
+                    envelope = read(subject, request.payload, message_id=request.message_id, arrived_at=now)
+                    act = act_of(envelope.fact, _event_id(client, envelope.id)) or act
+            assert act is not None, "an act of a client"  # noqa: S101 - a bug of ours
+            await self._model.audit.refused(self._access(client), act, status, reason)
+
     async def _submit(self, access: Access, job: JobRequested, event_id: str) -> JobId:
-        if self._rules.authorizer is not None:  # else the permission of the broker is the only right
+        if self._rules.authorizer is not None:
             await access.require(SUBMIT_JOBS, job.project_id)
+        elif not self._rules.is_client_of(access.name, job.project_id):
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"{access.name} may not submit jobs of project {job.project_id!r}: gateway.client_projects has no"
+                f" {access.name}={job.project_id}; add it",
+                kind=FORBIDDEN_TYPE,
+            )
         job_id = job_id_of(job.job_id, event_id)
-        job = with_rights(msgspec.structs.replace(job, job_id=job_id, submitted_by=access.name), self._model)
-        await accept(self._model, job, admitted_job(job, event_id, self._model), request_digest(job))
+        named = msgspec.structs.replace(job, job_id=job_id, submitted_by=access.name)
+        job = await with_rights(named, self._model, access)
+        await accept(self._model, job, admitted_job(job, event_id, self._model), request_digest(job), access)
         return job_id
 
     async def _cancel(self, access: Access, cancel: JobCancelRequested) -> JobId:
@@ -131,8 +151,25 @@ class ClientRequests:
         elif row.spec.submitted_by != access.name:
             raise access.refusal(CANCEL_OWN_JOBS, row.spec.project_id)
         named = msgspec.structs.replace(cancel, requested_by=access.name)
-        await request_cancel(self._model, row, status, named)
+        await request_cancel(self._model, row, status, named, access)
         return cancel.job_id
+
+
+def _event_id(client: str, message_id: str) -> str:
+    """Return the id of a client's event: those of different clients may be equal."""
+    return f"client/{client}/{message_id}"
+
+
+def _refusal(error: Problem | InvalidFact | TransientError | PermanentError) -> tuple[HTTPStatus, str]:
+    match error:
+        case Problem():
+            return error.status, error.sentence
+        case InvalidFact():
+            return HTTPStatus.BAD_REQUEST, str(error)
+        case TransientError():
+            return HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry"
+        case _:
+            return HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
 
 
 def _error(status: HTTPStatus, description: str) -> bytes:

@@ -17,7 +17,7 @@ from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.money import split_micro_usd
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway import schema
-from gpu_autoscaler_services.gateway.ledger import Day, Ledger, cost_of, day_start, even_day
+from gpu_autoscaler_services.gateway.ledger import Day, Ledger, cost_of, day_start, even_day, project_cost_of
 
 # Rows of one answer: 31 days of 3,000 instances, at most 100 MB while they are added up. Then fewer days are answered.
 ROWS_COUNT_MAX = 100_000
@@ -49,8 +49,13 @@ class CostHistory:
         self._kept: dict[int, Day | None] = {}  # by day since 1970; None: no charge
         self._kept_since = now()
 
-    async def cost(self, span_seconds: int, *, before: date | None, days_count: int) -> schema.Cost:
-        """Return the spend of this many days before the day, by default until now. Raises TransientError."""
+    async def cost(
+        self, span_seconds: int, *, before: date | None, days_count: int, project_id: str | None = None
+    ) -> schema.Cost:
+        """Return the spend of this many days before the day, by default until now. Raises TransientError.
+
+        `project_id`: only of this project, in spans of UTC days.
+        """
         read, today = self._ledger.days, _number(self._now())
         end = max([today, *read]) + 1 if before is None else (before - _EPOCH).days
         # The oldest day of the stream is incomplete; what is not merged yet is too much to read.
@@ -69,7 +74,7 @@ class CostHistory:
         days = {number: day for number, day in read.items() if first <= number < end}
         daily = {number: day for number, day in stored.items() if day is not None}
         return msgspec.structs.replace(
-            cost_of(days | daily, span_seconds),
+            cost_of(days | daily, span_seconds) if project_id is None else project_cost_of(days | daily, project_id),
             daily_before=day_start(max(daily) + 1) if daily else None,
             next_before=day_start(first).date() if oldest < first < end else None,
         )

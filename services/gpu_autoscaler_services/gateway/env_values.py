@@ -1,4 +1,7 @@
-"""Hides the values of environment variables in the events of jobs: they may be secrets of others. Names stay."""
+"""Hides the values of environment variables in the events of jobs: they may be secrets of others. Names stay.
+
+They are shown to callers who ask for them, with the right and the setting.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +13,20 @@ from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobQueued, JobRequested, JobResynced
 from gpu_autoscaler.kube.pod_templates.security import CONTAINER_LISTS
+from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler_services.api_rights import READ_ENV_VALUES
+from gpu_autoscaler_services.gateway.access import Access
+from gpu_autoscaler_services.gateway.problems import invalid
 
 HIDDEN = "(hidden)"
+
+
+async def require_env_values(access: Access, *, is_setting_on: bool) -> None:
+    """Raise a 403 for a caller without the right, and a 422 where the settings show the values to nobody."""
+    await access.require(READ_ENV_VALUES)
+    if not is_setting_on:
+        reason = "values of environment variables are shown to nobody here; set gateway.are_env_values_shown"
+        raise invalid("invalid query: correct the parameters listed in violations", Violation("env", reason))
 
 
 def encoded_event(envelope: Envelope, *, is_env_shown: bool) -> bytes:

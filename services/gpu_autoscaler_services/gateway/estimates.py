@@ -4,10 +4,12 @@ from datetime import datetime
 
 import msgspec
 
+from gpu_autoscaler.core.demand.queue_order import ordered_queue
 from gpu_autoscaler.core.explain.status import StatusView, job_line
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.queue_settings import queue_of
 from gpu_autoscaler.core.queueing.estimates import Estimates
-from gpu_autoscaler.core.state.queries import is_preempted, queue
+from gpu_autoscaler.core.state.queries import is_preempted
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState
@@ -24,10 +26,17 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     as_of: datetime
     waiting: tuple[JobRecord, ...]  # the queue in order
     estimates: Estimates
+    policy: ScalingPolicy
 
     @classmethod
     def of(cls, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> "Scene":
-        return cls(state=state, as_of=as_of, waiting=queue(state), estimates=Estimates(state, policy, as_of))
+        return cls(
+            state=state,
+            as_of=as_of,
+            waiting=ordered_queue(state, policy, as_of),
+            estimates=Estimates(state, policy, as_of),
+            policy=policy,
+        )
 
     def estimate(self, spec: JobSpec, status: JobState) -> Estimate | None:
         """Return the job's estimate; for a running or ended job the last one recorded."""
@@ -85,6 +94,7 @@ def job(spec: JobSpec, status: JobState, scene: Scene, status_view: StatusView |
         finished_at=None if finished is None else finished.finished_at,
         message=message,
         submitted_by=spec.submitted_by,
+        queue=queue_of(scene.policy.queues, spec.project_id).name,
     )
 
 

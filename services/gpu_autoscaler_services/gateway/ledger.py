@@ -11,7 +11,8 @@ from gpu_autoscaler.model.money import split_micro_usd
 from gpu_autoscaler_services.gateway import schema
 
 SLOT_SECONDS = 60  # finest resolution
-SLOTS_PER_DAY = 24 * 3600 // SLOT_SECONDS
+DAY_SECONDS = 24 * 3600
+SLOTS_PER_DAY = DAY_SECONDS // SLOT_SECONDS
 DAYS_COUNT_MAX = 31  # a month; a gateway that starts reads what the stream still holds
 
 Sums = defaultdict[int, int]  # slot number since 1970 -> micro-dollars
@@ -109,6 +110,23 @@ def cost_of(days: Mapping[int, Day], span_seconds: int) -> schema.Cost:
             schema.ProjectCost(project_id=project_id, allocated_micro_usd=amount)
             for project_id, amount in sorted(projects.items(), key=lambda entry: (-entry[1], entry[0] or ""))
         ),
+    )
+
+
+def project_cost_of(days: Mapping[int, Day], project_id: str) -> schema.Cost:
+    """Return what was allocated to one project, in spans of UTC days; idle capacity belongs to no project."""
+    sums = {number: day.projects[project_id] for number, day in sorted(days.items()) if project_id in day.projects}
+    numbers = range(min(sums), max(sums) + 1) if sums else ()  # include days without spend
+    return schema.Cost(
+        span_seconds=DAY_SECONDS,
+        from_at=day_start(min(sums)) if sums else None,
+        allocated_micro_usd=sum(sums.values()),
+        idle_micro_usd=0,
+        spans=tuple(
+            schema.CostSpan(from_at=day_start(number), allocated_micro_usd=sums.get(number, 0), idle_micro_usd=0)
+            for number in numbers
+        ),
+        projects=(schema.ProjectCost(project_id=project_id, allocated_micro_usd=sum(sums.values())),),
     )
 
 

@@ -117,7 +117,7 @@ class OidcTokens:
             raise unauthorized(f"the token has {len(groups)} groups; at most {GROUPS_COUNT_MAX} are allowed")
         # Kubernetes adds this group to every authenticated user.
         named = (*(f"{options.groups_prefix}{group}" for group in groups), "system:authenticated")
-        return Caller(name=f"{options.user_prefix}{user}", groups=named)
+        return Caller(name=f"{options.user_prefix}{user}", groups=named, authentication="oidc")
 
     async def _key_of(self, token: str) -> jwt.PyJWK:
         """Return the key that the token names, from memory or read again. Raises a 401 for an unknown one."""

@@ -86,7 +86,7 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     content = {route.media_type: {"schema": _ref(route.answer)}}
     responses: dict[str, Any] = {str(route.status.value): {"description": route.status.phrase, "content": content}}
-    if route.status is HTTPStatus.OK and route.media_type == JSON:
+    if route.method == "GET" and route.media_type == JSON:
         not_modified = HTTPStatus.NOT_MODIFIED
         responses[str(not_modified.value)] = {"description": f"{not_modified.phrase}: the ETag of If-None-Match"}
     for status in route.errors:

@@ -1,8 +1,8 @@
 """Errors as `application/problem+json` documents.
 
 Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is `about:blank` where status and
-title are the class of the problem; a missing right has a type of its own, and names what is `required`. `detail` is
-cause and next step, `violations` lists invalid fields.
+title are the class of the problem; a missing right has a type of its own, and names what is `required`; an exceeded
+quota has one too. `detail` is cause and next step, `violations` lists invalid fields.
 """
 
 from http import HTTPStatus
@@ -19,6 +19,7 @@ from gpu_autoscaler.model.jobs import Violation
 RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker restart takes seconds
 BLANK_TYPE = "about:blank"
 FORBIDDEN_TYPE = "urn:gpu-autoscaler:problem:right-missing"
+QUOTA_TYPE = "urn:gpu-autoscaler:problem:quota-exceeded"
 
 log = structlog.get_logger()
 
@@ -54,6 +55,11 @@ class Problem(Exception):
         self.violations = violations
         self.retry_after_seconds = retry_after_seconds
 
+    @property
+    def sentence(self) -> str:
+        """The detail with every violation."""
+        return "; ".join((self.detail, *(f"{violation.field}: {violation.reason}" for violation in self.violations)))
+
 
 def invalid(detail: str, *violations: Violation) -> Problem:
     """Return the problem of a request with invalid fields."""
@@ -71,7 +77,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     title: str
     status: int
     detail: str
-    type: str = BLANK_TYPE  # of a missing right: urn:gpu-autoscaler:problem:right-missing
+    type: str = BLANK_TYPE  # of a missing right or an exceeded quota: urn:gpu-autoscaler:problem:<name>
     instance: str = ""  # path of the request
     violations: tuple[Violation, ...] = ()  # invalid fields with reasons
     required: RequiredRight | None = None  # the missing right

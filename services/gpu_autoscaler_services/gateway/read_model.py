@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Ack, Bus
@@ -17,6 +18,8 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.gateway.access import Access
+from gpu_autoscaler_services.gateway.audit import AuditTrail, act_of
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
 from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
@@ -40,9 +43,13 @@ class ReadModel:
     are_pod_templates_allowed: bool = True  # to callers
     are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
     are_env_values_shown: bool = False  # in events of jobs
+    audit: AuditTrail = field(init=False)
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
     explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     cost_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # reads up to 100,000 rows
+
+    def __post_init__(self) -> None:
+        self.audit = AuditTrail(self.store, self.clock)
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         self.policy_file = policy
@@ -58,15 +65,23 @@ class ReadModel:
         plans = [fact.plan for fact in latest if isinstance(fact, ScalingPlanMade)]
         return StatusView.of(self.view.state, self.policy, self.clock.now(), plans[0] if plans else None)
 
-    async def publish(self, fact: Fact) -> Ack:
-        """Publish a fact and wait for the acknowledgment. Raises TransientError after a time-out; the fact may be
-        stored in spite of it, so clients retry with an Idempotency-Key."""
+    async def publish(self, fact: Fact, access: Access, project_id: str | None = None) -> Ack:
+        """Record the caller's act, publish its fact, and wait for the acknowledgment. Raises TransientError after a
+        time-out; the fact may be stored in spite of it, so clients retry with an Idempotency-Key.
+
+        `project_id`: of the object, if the fact does not have it.
+        """
         unreachable = "the broker does not answer; retry with the same Idempotency-Key, so that the request counts once"
         if not self.bus.is_connected:
             raise TransientError(unreachable)
+        (prepared,) = self.publisher.prepare((fact,))
+        act = act_of(fact)
+        assert act is not None, f"{fact.type_name()} is no act of a caller"  # noqa: S101 - a bug of ours
+        act = act if project_id is None else msgspec.structs.replace(act, project_id=project_id)
+        await self.audit.allowed(access, act, prepared.message_id)
         try:
             async with asyncio.timeout(PUBLISH_SECONDS_MAX):
-                (ack,) = await self.publisher.publish((fact,))
+                (ack,) = await self.publisher.send((prepared,))
         except TimeoutError as error:
             raise TransientError(unreachable) from error
         return ack

@@ -46,6 +46,7 @@ class Route(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}  # request headers with their description
     aliases: tuple[str, ...] = ()
     media_type: str = JSON
+    changes_nothing: bool = False  # also of a POST
 
     @property
     def operation_id(self) -> str:
@@ -54,7 +55,7 @@ class Route(msgspec.Struct, frozen=True):
     @property
     def status(self) -> HTTPStatus:
         """Return the status of a success: a write is accepted, and takes effect later."""
-        return HTTPStatus.OK if self.method == "GET" else HTTPStatus.ACCEPTED
+        return HTTPStatus.OK if self.method == "GET" or self.changes_nothing else HTTPStatus.ACCEPTED
 
     @property
     def errors(self) -> tuple[HTTPStatus, ...]:

@@ -4,10 +4,11 @@ Field names of jobs are contracts (docs/decisions.md#job-fields). None means unk
 """
 
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from gpu_autoscaler.model.audit import Link
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
@@ -40,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     estimated_cost_usd_max: float | None = None  # for the job time limit
     estimate_basis: str = ""  # basis of the estimate, or why there is none
     submitted_by: str = ""  # empty: unknown
+    queue: str = ""  # where it waits or waited: the queue of its project in the policy
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +139,9 @@ class NodeList(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of a plan."""
 
-    decision: str  # buy_node, drain_node, cancel_drain, release_instance
+    decision: str  # buy_node, drain_node, cancel_drain, release_instance; of upkeep e.g. remove_orphaned_node
     action_id: str
-    subject: str  # the offer or the node
+    subject: str  # the offer, the node, the job or the instance
     reason: str  # the reason's tag
     sentence: str
 
@@ -180,6 +182,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     core_digest: str
     deferred_groups: tuple[DeferredGroup, ...] = ()  # empty also for plans of 0.2
     deferred_unlisted: dict[str, int] = {}  # by reason: objects in no group
+    upkeep: tuple[Decision, ...] = ()  # acts that buy and remove no capacity
 
 
 class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +265,24 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     next_before: date | None = None  # `before` of the next page; None: there are no earlier charges
 
 
+class AuditItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the audit trail with its hash: SHA-256 over the hash of the entry before it, a line feed, and the
+    entry as JSON with sorted keys and without spaces."""
+
+    number: int
+    entry: dict[str, Any]  # as stored: docs/audit.md has its fields
+    hash: str
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of the audit trail, and where its chain begins and ends."""
+
+    items: tuple[AuditItem, ...]
+    next_cursor: str | None  # None: the last page
+    anchor: Link  # the last entry that retention has removed; number 0: none
+    head: Link  # the last entry; number 0: there is none
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster in numbers."""
 
@@ -291,3 +312,55 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     now: str  # what would let it start, or why it exists; empty: it is gone
     sentences: tuple[str, ...]
+
+
+SimulatedOutcome = Literal["existing_capacity", "purchase", "deferred"]
+
+
+class SimulatedPurchase(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal nodes that would be bought."""
+
+    pool: str
+    instance_type: str
+    zone: str
+    capacity_type: CapacityType
+    count: int
+    price_micro_usd_per_hour: int | None  # of one node; None: unknown
+
+
+class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan would decide for one job."""
+
+    job_id: str
+    job_name: str
+    project_id: str
+    outcome: SimulatedOutcome
+    message: str  # why nodes are bought, which existing or ordered node takes the job, or why it has to wait
+    purchases: tuple[SimulatedPurchase, ...]  # also for other jobs, where a node holds several
+
+
+class PlanSide(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of two plans decides about a subject."""
+
+    outcome: str  # buy_node, drain_node, cancel_drain, release_instance, deferred, nothing
+    reason: str  # the reason's tag; empty: none
+    sentence: str
+
+
+class PlanChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject about which the plan with the jobs decides differently."""
+
+    subject: str
+    name: str  # the subject's display name
+    without_jobs: PlanSide
+    with_jobs: PlanSide
+
+
+class SimulatedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next plan would decide if the jobs were queued now. Nothing is recorded or done."""
+
+    as_of: Instant
+    jobs: tuple[SimulatedJob, ...]  # in the order of the request
+    purchases: tuple[SimulatedPurchase, ...]  # for all of the jobs, each node once
+    price_micro_usd_per_hour: int | None  # of all purchases; None: one price is unknown
+    others: tuple[PlanChange, ...] | None  # None: the caller may not read the cluster

@@ -17,6 +17,7 @@ from gpu_autoscaler_services.gateway import openapi
 from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules
 from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.api.logs import LOGS, LogSource
+from gpu_autoscaler_services.gateway.audit import AUDIT, audited
 from gpu_autoscaler_services.gateway.auth import Authenticator, guard
 from gpu_autoscaler_services.gateway.problems import Problem, problems
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
@@ -43,11 +44,12 @@ def make_app(
     """Return the app with all routes and the page. Without `readiness`, requests never wait for the state."""
     page = _page_files()
     open_paths = frozenset({*page, "/openapi.json"})
-    middlewares = [add_security_headers, problems, guard(authenticators, rules, open_paths=open_paths)]
+    middlewares = [add_security_headers, problems, audited, guard(authenticators, rules, open_paths=open_paths)]
     if readiness is not None:
         middlewares.append(require_state(readiness, open_paths))
     app = web.Application(middlewares=middlewares, client_max_size=BODY_BYTES_MAX)
     app[READ_MODEL] = model
+    app[AUDIT] = model.audit
     app[LOGS] = logs
     for route in ROUTES:
         for path in (route.path, *route.aliases):

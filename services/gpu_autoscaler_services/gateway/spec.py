@@ -24,14 +24,15 @@ from gpu_autoscaler.runtime.service import Outputs
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.gateway.access import (
-    NO_ACCESS_RULES,
     AccessReviews,
     AccessRules,
     CheckedNamespaces,
     KubernetesReviews,
+    client_projects_of,
     namespaces_of,
 )
 from gpu_autoscaler_services.gateway.api.logs import LogSource
+from gpu_autoscaler_services.gateway.audit_projection import AuditProjection, cut_expired, following
 from gpu_autoscaler_services.gateway.auth import Authenticator, SharedTokens, TokenReviews
 from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
@@ -90,13 +91,15 @@ class Gateway:
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = 3600.0
 
-    def __init__(self, store: Store, request_age_max: timedelta) -> None:
+    def __init__(self, store: Store, request_age_max: timedelta, audit_age_max: timedelta) -> None:
         self._store = store
         self._request_age_max = request_age_max
+        self._audit_age_max = audit_age_max
 
     async def on_tick(self, now: datetime) -> Outputs:
-        """Delete expired Idempotency-Keys. Publishes nothing."""
+        """Delete expired Idempotency-Keys and audit entries. Publishes nothing."""
         await self._store.delete_requests(now - self._request_age_max)
+        await cut_expired(self._store, now, self._audit_age_max)
         return ()
 
 
@@ -134,7 +137,7 @@ async def compose(context: ProcessContext) -> Composed:
     await wiring.follow_policy(context, policies, model.use_policy)
     settings = context.settings.gateway
     authenticators: list[Authenticator] = [SharedTokens(settings.tokens)] if settings.tokens else []
-    rules = NO_ACCESS_RULES
+    rules = AccessRules(client_projects=client_projects_of(settings.client_projects))
     if settings.oidc_issuer is not None and settings.oidc_audience is not None:
         authenticators.append(oidc_tokens(settings, settings.oidc_issuer, settings.oidc_audience))
     if settings.is_token_review_enabled or settings.oidc_issuer is not None:
@@ -146,7 +149,9 @@ async def compose(context: ProcessContext) -> Composed:
     app = make_app(model, authenticators=authenticators, rules=rules, readiness=context.readiness, logs=logs)
     await context.closing.enter_async_context(serving(app, context.settings.gateway))
     await _answer_clients(context, model, rules)
-    return Gateway(store, timedelta(days=context.settings.store.request_days)), bus
+    await context.closing.enter_async_context(following(AuditProjection(store, bus, context.clock), model.audit))
+    days = context.settings.store
+    return Gateway(store, timedelta(days=days.request_days), timedelta(days=days.audit_days)), bus
 
 
 def _logs(context: ProcessContext) -> LogSource:

@@ -245,7 +245,10 @@ class LocalSystem:
             gcp=self._options_of("gcp", GcpOptions),
             karpenter=self._karpenter or KarpenterOptions(),
             store=config.StoreSettings(url=self._store_url),
-            gateway=config.GatewaySettings(port=int(self.gateway_url.rsplit(":", 1)[1])),
+            # On loopback everybody has all rights, also over the broker; earlier versions do not know the setting.
+            gateway=config.GatewaySettings(
+                port=int(self.gateway_url.rsplit(":", 1)[1]), client_projects=() if name in self.code else ("*=*",)
+            ),
             http=config.HttpSettings(port=free_port()),
             sensing=sensing,
             policy=config.PolicySettings(

@@ -18,6 +18,9 @@ from gpu_autoscaler.events.pod import (
     PodGone,
     PodListed,
     PodObserved,
+    PodQuotaGone,
+    PodQuotaListed,
+    PodQuotaObserved,
     PodWatched,
 )
 from gpu_autoscaler.kube.protocol import (
@@ -25,6 +28,7 @@ from gpu_autoscaler.kube.protocol import (
     DEVICE_SLICES,
     NODES,
     PODS,
+    QUOTAS,
     Bookmark,
     Changed,
     Cluster,
@@ -44,7 +48,7 @@ from gpu_autoscaler.kube.translate.job import (
 )
 from gpu_autoscaler.kube.translate.node import node_gone
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
-from gpu_autoscaler.kube.translate.related_objects import budget_gone, budget_observed
+from gpu_autoscaler.kube.translate.related_objects import budget_gone, budget_observed, quota_gone, quota_observed
 from gpu_autoscaler.kube.translate.workload_progress import KINDS, RUNTIMES
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -55,7 +59,8 @@ from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, R
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
 WATCHED_SECONDS = 10.0
-BUDGETS_WATCHED_SECONDS = 300.0  # no decision depends on the age of the list of budgets, and each heartbeat is a list
+# No decision depends on the age of the lists of budgets and quotas, and each of their heartbeats is a list.
+BUDGETS_WATCHED_SECONDS = 300.0
 # A list of 10,000 pods takes seconds: other tasks (probes, connections) run after this many objects, some milliseconds.
 OBJECTS_PER_TURN = 50
 
@@ -103,6 +108,10 @@ def _budget_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime
     return PodBudgetListed(epoch=epoch, version=version, budget_uids=uids, listed_at=at)
 
 
+def _quota_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return PodQuotaListed(epoch=epoch, version=version, quota_uids=uids, listed_at=at)
+
+
 class PodWatcher:
     """Publishes what Kubernetes shows. Two concurrent pod watchers publish the same facts under the same ids."""
 
@@ -117,6 +126,9 @@ class PodWatcher:
         PodBudgetObserved,
         PodBudgetGone,
         PodBudgetListed,
+        PodQuotaObserved,
+        PodQuotaGone,
+        PodQuotaListed,
         NodeObserved,
         NodeGone,
         NodeListed,
@@ -130,13 +142,15 @@ class PodWatcher:
         PodListed,
         PodBudgetObserved,
         PodBudgetListed,
+        PodQuotaObserved,
+        PodQuotaListed,
         NodeObserved,
         NodeListed,
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
 
-    def __init__(self, kube: KubeApi, cluster: Cluster) -> None:
+    def __init__(self, kube: KubeApi, cluster: Cluster, *, are_quotas_watched: bool = False) -> None:
         """`cluster`: gives the epoch of all versions."""
         self._kube = kube
         self._epoch = cluster.epoch
@@ -157,6 +171,14 @@ class PodWatcher:
                 watched_seconds=BUDGETS_WATCHED_SECONDS,
             ),
         }
+        if are_quotas_watched:
+            self._kinds[QUOTAS.plural] = _WatchedKind(
+                observed=quota_observed,
+                gone=quota_gone,
+                listed=_quota_listed,
+                watched=_quota_listed,
+                watched_seconds=BUDGETS_WATCHED_SECONDS,
+            )
         self._related = RelatedObjectsCache()
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind: the runner repeats an item that the broker did not take, or that took too long.
@@ -171,7 +193,8 @@ class PodWatcher:
 
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """Return one watch per kind; of job kinds only the objects that the binder created."""
-        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *RELATED_KINDS, DEVICE_SLICES)
+        quotas = (QUOTAS,) if QUOTAS.plural in self._kinds else ()
+        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *quotas, *RELATED_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 

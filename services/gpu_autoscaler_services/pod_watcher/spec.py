@@ -11,7 +11,8 @@ _DEVICES = ("resourceclaims", "resourceclaimtemplates", "resourceslices", "devic
 async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     kube, cluster = await open_kube(context)
-    return PodWatcher(kube, cluster), await open_bus(context, PodWatcher)
+    watcher = PodWatcher(kube, cluster, are_quotas_watched=context.settings.kube.are_quotas_watched)
+    return watcher, await open_bus(context, PodWatcher)
 
 
 SPEC = ServiceSpec(
@@ -32,4 +33,5 @@ SPEC = ServiceSpec(
         Right(verbs=LIST_WATCH, resource="podgroups", group="scheduling.x-k8s.io"),
         Right(verbs=LIST_WATCH, resource="podgroups", group="scheduling.volcano.sh"),
     ),
+    rights_with_quotas=(Right(verbs=LIST_WATCH, resource="resourcequotas"),),
 )

@@ -1,25 +1,21 @@
-"""Asks pods on nodes that Karpenter deletes to save a checkpoint. Evicts nothing.
+"""Asks pods on nodes that Karpenter deletes to save a checkpoint, as a plan decided. Evicts nothing.
 
-`core/disruption/deleted_nodes.py` finds the nodes. Each pod is read first, so that none is notified twice.
+Each pod is read first, so that none is notified twice.
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-import structlog
-
-from gpu_autoscaler.core.disruption.deleted_nodes import UnannouncedDeletion, is_announced, unannounced_deletions
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.disruption.deleted_nodes import is_announced
+from gpu_autoscaler.events.scaling import ScalingCheckpointRequested
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import KubeApi
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.decisions import RequestCheckpoints
+from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler_services.scaler import eviction_order
-
-NODES_PER_TICK_MAX = 32
-
-log = structlog.get_logger()
 
 
 class CheckpointNotices:
@@ -29,31 +25,35 @@ class CheckpointNotices:
         """Without `hooks` pods are notified by annotation only."""
         self._kube = kube
         self._hooks = hooks
-        self._refused: set[str] = set()  # nodes whose refusal is already logged
 
-    async def send(self, state: ClusterState) -> None:
-        """Notify the pods that are due; failures are retried with the next tick."""
-        due = unannounced_deletions(state)
-        self._refused &= {departure.node_name for departure in due}
-        await asyncio.gather(*(self._tell_on(departure) for departure in due[:NODES_PER_TICK_MAX]))
+    async def send(
+        self, decision: RequestCheckpoints, plan_id: PlanId, now: datetime
+    ) -> Sequence[ScalingCheckpointRequested]:
+        """Notify the pods that were not notified since the deletion; return which. Raises TransientError,
+        PermanentError, after which those that were notified are not notified again."""
+        on_node = eviction_order.leaving(await self._kube.pods_on(decision.node_name))
+        pods = [pod for pod in on_node if not is_announced(pod.metadata.annotations, decision.since)]
+        if not pods:
+            return ()
+        deadlines = await asyncio.gather(*(self._notify(pod, decision.since) for pod in pods))
+        job_ids = {JobId(found) for pod in pods if (found := pod.metadata.labels.get(labels.JOB_ID))}
+        requested = ScalingCheckpointRequested(
+            action_id=decision.action_id,
+            plan_id=plan_id,
+            node_name=decision.node_name,
+            pods=tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods)),
+            job_ids=tuple(sorted(job_ids)),
+            deadline_at=max(deadlines),
+            requested_at=now,
+        )
+        return (requested,)
 
-    async def _tell_on(self, departure: UnannouncedDeletion) -> None:
-        name = departure.node_name
-        try:
-            on_node = eviction_order.leaving(await self._kube.pods_on(name))
-            pods = [pod for pod in on_node if not is_announced(pod.metadata.annotations, departure.since)]
-            await asyncio.gather(*(self._tell_pod(pod, departure.since) for pod in pods))
-        except TransientError as exc:
-            log.warning("checkpoint notice failed, retried", node=name, error=str(exc))
-        except PermanentError as exc:
-            if name not in self._refused:
-                log.warning("checkpoint notice refused", node=name, error=str(exc))
-            self._refused.add(name)
-
-    async def _tell_pod(self, pod: core.Pod, since: datetime) -> None:
+    async def _notify(self, pod: core.Pod, since: datetime) -> datetime:
+        """Notify one pod; return its deadline."""
         # Karpenter evicts at once and waits for the pod's grace period only; the deletion timestamp is its end.
         grace = timedelta(seconds=pod.spec.termination_grace_period_seconds)
         deadline_at = pod.metadata.deletion_timestamp or since + grace
         is_there = await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
         if is_there and self._hooks is not None:
             self._hooks.notify([pod], deadline_at)
+        return deadline_at

@@ -20,16 +20,21 @@ from gpu_autoscaler.events.scaling import (
     ScalingNodeOrdered,
     ScalingPlanMade,
 )
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import (
+    AnyDecision,
+    BuyNode,
+    CancelDrain,
+    DrainNode,
+    ReleaseInstance,
+    RequestCheckpoints,
+)
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.runtime.service import Outcome, Outputs, Step
 from gpu_autoscaler.store.protocol import Store
-from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
-from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
+from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 
 # Nodes of one plan that are cordoned, asked or released at once. A hundred nodes of a storm take three rounds of calls
 # to the API server; more at once would only queue there. Source: our own.
@@ -41,22 +46,11 @@ log = structlog.get_logger()
 class Executor:
     """Dispatches each fact to its step."""
 
-    def __init__(
-        self,
-        purchases: Purchases,
-        drains: Drains,
-        store: Store,
-        finalizers: Finalizers,
-        checkpoint_notices: CheckpointNotices,
-        orphaned_nodes: OrphanedNodes,
-    ) -> None:
+    def __init__(self, purchases: Purchases, drains: Drains, store: Store, upkeep: UpkeepSteps) -> None:
         self._purchases = purchases
         self._drains = drains
         self._store = store
-        # Not part of a plan: finalizers, checkpoint notices and orphaned nodes follow from the state alone.
-        self.finalizers = finalizers
-        self.checkpoint_notices = checkpoint_notices
-        self.orphaned_nodes = orphaned_nodes
+        self._upkeep = upkeep
 
     async def step(self, recorded: Recorded) -> Outputs:
         """Take the step that this fact calls for. Raises TransientError, PermanentError."""
@@ -83,21 +77,31 @@ class Executor:
         """Store the plan and begin each of its decisions.
 
         Stored before whatever can wait, so that a decision that has begun is known even after the loss of all streams.
-        Nodes under notice do not wait for the store.
+        Nodes under notice, and pods that Karpenter evicts, do not wait for the store.
         """
         record = _PlanRecord(self._store, made, made_at)
         decisions = [(decision, made.plan_id) for decision in made.plan.decisions]
-        return self._begin_all(decisions, record.before, record.confirm)
+        urgent: list[Step] = []
+        upkeep: list[Step] = []
+        for act in made.plan.upkeep_decisions:
+            take = partial(self._upkeep.take, act, made.plan_id)
+            if isinstance(act, RequestCheckpoints):
+                urgent.append(take)  # the pods are being evicted
+            else:
+                upkeep.append(record.before(take))
+        return self._begin_all(decisions, record.before, *upkeep, record.confirm, first=urgent)
 
     def _begin_all(
         self,
         decisions: Sequence[tuple[AnyDecision, PlanId]],
         recorded: Callable[[Step], Step] = lambda step: step,
         *more: Step,
+        first: Sequence[Step] = (),
     ) -> Outcome:
         """Return a step for each decision, and one for all orders. Redelivery continues with those not yet begun.
 
-        Nodes that leave come first: nothing of the cloud may delay a cordon. Releases, which wait for the cloud, last.
+        Nodes that leave come first: nothing of the cloud may delay a cordon. Releases, which wait for the cloud, and
+        upkeep last.
         """
         forced: list[Step] = []
         removals: list[Step] = []
@@ -114,7 +118,7 @@ class Executor:
                 (releases if isinstance(decision, ReleaseInstance) else removals).append(recorded(begin))
         purchases = [recorded(partial(self._order_all, orders))] if orders else []
         return Outcome(
-            steps=(*forced, *removals, *purchases, *releases, *more), steps_concurrent_max=NODES_CONCURRENT_MAX
+            steps=(*first, *forced, *removals, *purchases, *releases, *more), steps_concurrent_max=NODES_CONCURRENT_MAX
         )
 
     async def _order_all(self, orders: Sequence[tuple[BuyNode, PlanId]]) -> list[Fact]:

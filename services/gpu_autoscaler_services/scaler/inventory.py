@@ -1,17 +1,15 @@
 """The cloud's list of our instances as an endless source. Decides nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 import msgspec
 import structlog
 
-from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import listed_instances
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeWatched
-from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.providers.protocol import CapacityProvider, Instance
@@ -51,28 +49,6 @@ class InstanceWatch:
             else:
                 yield InstancesListed(instances=tuple(instances), listed_at=listed_at)
             await asyncio.sleep(max(self._clock.wall_seconds(LIST_SECONDS), LIST_WALL_SECONDS_MIN))
-
-
-def reservation_end_notices(
-    state: ClusterState, policy: ScalingPolicy, listed: InstancesListed
-) -> Iterator[SpotNoticeReceived]:
-    """Yield a notice, once, for each listed instance whose paid reservation is about to end, so that its work moves."""
-    ahead = timedelta(seconds=policy.reservation_drain_seconds)
-    for instance in listed.instances:
-        order = None if instance.action_id is None else state.orders.get(instance.action_id)
-        until = None if order is None or order.decision is None else order.decision.offer.paid_until
-        if until is None or instance.state == "terminated" or listed.listed_at < until - ahead:
-            continue
-        notice = SpotNoticeReceived(
-            provider_id=instance.provider_id,
-            kind="paid_period_over",
-            provider_event=until.isoformat(),
-            reclaim_at=until,
-            received_at=listed.listed_at,
-            channel="calendar",
-        )
-        if notice.notice_id not in state.notices:
-            yield notice
 
 
 class InstanceLists:

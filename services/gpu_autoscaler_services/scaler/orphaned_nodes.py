@@ -1,31 +1,32 @@
-"""Deletes orphaned nodes: Kubernetes nodes whose instance is gone, as `core/disruption/orphaned_nodes.py` finds due.
+"""Deletes orphaned nodes: Kubernetes nodes whose instance is gone, as a plan decided.
 
-The cloud must report that instance gone twice, ASKED_AGAIN_SECONDS apart; a restart forgets the first answer.
+The cloud must report that instance gone twice, ASKED_AGAIN_SECONDS apart, so that it takes two attempts of the plan; a
+restart forgets the first answer.
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import structlog
 
-from gpu_autoscaler.core.disruption.orphaned_nodes import OrphanedNode, orphaned_nodes
-from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.upkeep_attempts import BACKOFF_SECONDS_MAX
 from gpu_autoscaler.events.scaling import ScalingNodeRemoved
-from gpu_autoscaler.kube.protocol import NODES, Conflict, KubeApi, NotFound
+from gpu_autoscaler.kube.protocol import NODES, KubeApi
 from gpu_autoscaler.kube.translate.common import condition
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.decisions import RemoveOrphanedNode
+from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import NodeUid, ProviderId
 from gpu_autoscaler.providers.protocol import CapacityProvider, DescribesInstance
 
-NODES_PER_TICK_MAX = 8  # concurrently
-ANSWER_WALL_SECONDS_MAX = 3.0  # the next plan waits for this tick, so a slow cloud must not hold it up
+ANSWER_WALL_SECONDS_MAX = 3.0  # a slow cloud must not keep a slot of the executor
 # Between the first answer that the instance is gone and the one that counts: answers may be stale
 # (EC2 Developer Guide, "Eventual consistency in the Amazon EC2 API", read 2026-11-22).
 ASKED_AGAIN_SECONDS = 60.0
-REFUSED_SECONDS = 600.0  # until a node whose removal was refused is tried again
+# A first answer is forgotten after this long: the plan asks again sooner for as long as the node is orphaned.
+FORGOTTEN = timedelta(seconds=2 * BACKOFF_SECONDS_MAX)
 
 log = structlog.get_logger()
 
@@ -37,55 +38,36 @@ class OrphanedNodes:
         """Nothing is deleted if the provider cannot describe a single instance."""
         self._kube = kube
         self._provider = provider
-        self._gone_since: dict[NodeUid, datetime] = {}  # since when every answer was that its instance is gone
-        self._retry_at: dict[NodeUid, datetime] = {}
-        self._refused: set[NodeUid] = set()  # nodes whose refusal is already logged
+        # Since when every answer was that its instance is gone, and the last of them.
+        self._gone_since: dict[NodeUid, tuple[datetime, datetime]] = {}
 
-    async def remove(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> list[ScalingNodeRemoved]:
-        """Delete the nodes that are due, within the limit of one tick; return those that were deleted."""
-        provider = self._provider
+    async def remove(self, decision: RemoveOrphanedNode, now: datetime) -> Sequence[ScalingNodeRemoved]:
+        """Delete the node if the cloud confirms for the second time that its instance is gone; return that it was
+        deleted. Raises NotFound, Conflict, TransientError, PermanentError."""
+        provider, uid = self._provider, decision.node_uid
         if not isinstance(provider, DescribesInstance):
-            return []
-        due = orphaned_nodes(state, policy, now)
-        uids = {orphan.node_uid for orphan in due}
-        for instants in (self._gone_since, self._retry_at):
-            for uid in instants.keys() - uids:
-                del instants[uid]
-        self._refused &= uids
-        due = tuple(orphan for orphan in due if self._retry_at.get(orphan.node_uid, now) <= now)[:NODES_PER_TICK_MAX]
-        results = await asyncio.gather(*(self._remove(orphan, provider, now) for orphan in due))
-        return [removed for removed in results if removed is not None]
-
-    async def _remove(
-        self, orphan: OrphanedNode, provider: DescribesInstance, now: datetime
-    ) -> ScalingNodeRemoved | None:
-        uid, name = orphan.node_uid, orphan.node_name
-        self._retry_at[uid] = now + timedelta(seconds=ASKED_AGAIN_SECONDS)
-        try:
-            if not await _is_gone(provider, orphan.provider_id):
-                self._gone_since.pop(uid, None)
-                return None
-            asked_at = self._gone_since.setdefault(uid, now)
-            if now - asked_at < timedelta(seconds=ASKED_AGAIN_SECONDS) or not await self._delete(orphan):
-                return None
-        except (NotFound, Conflict):
-            return None  # deleted or changed meanwhile: the next tick sees it
-        except TransientError as exc:
-            self._retry_at.pop(uid)
-            log.warning("orphaned node removal failed, retried", node=name, error=str(exc))
-            return None
-        except PermanentError as exc:
-            self._retry_at[uid] = now + timedelta(seconds=REFUSED_SECONDS)
-            if uid not in self._refused:
-                log.warning("orphaned node removal refused", node=name, error=str(exc))
-            self._refused.add(uid)
-            return None
-        log.info("orphaned node removed", node=name, provider_id=orphan.provider_id)
-        return ScalingNodeRemoved(
-            node_uid=uid, node_name=name, provider_id=orphan.provider_id, asked_at=asked_at, removed_at=now
+            return ()
+        for known in [known for known, (_, last_at) in self._gone_since.items() if now - last_at > FORGOTTEN]:
+            del self._gone_since[known]
+        if not await _is_gone(provider, decision.provider_id):
+            self._gone_since.pop(uid, None)
+            return ()
+        asked_at, _ = self._gone_since.get(uid, (now, now))
+        self._gone_since[uid] = asked_at, now
+        if now - asked_at < timedelta(seconds=ASKED_AGAIN_SECONDS) or not await self._delete(decision):
+            return ()
+        del self._gone_since[uid]
+        log.info("orphaned node removed", node=decision.node_name, provider_id=decision.provider_id)
+        removed = ScalingNodeRemoved(
+            node_uid=uid,
+            node_name=decision.node_name,
+            provider_id=decision.provider_id,
+            asked_at=asked_at,
+            removed_at=now,
         )
+        return (removed,)
 
-    async def _delete(self, orphan: OrphanedNode) -> bool:
+    async def _delete(self, orphan: RemoveOrphanedNode) -> bool:
         """Delete the node; return False if it is no longer orphaned or somebody else deletes it."""
         node = await self._kube.get(NODES, "", orphan.node_name)
         if not _is_still_orphaned(node, orphan):
@@ -113,7 +95,7 @@ async def _is_gone(provider: DescribesInstance, provider_id: ProviderId) -> bool
     return instance is None or instance.state == "terminated"
 
 
-def _is_still_orphaned(node: core.Node, orphan: OrphanedNode) -> bool:
+def _is_still_orphaned(node: core.Node, orphan: RemoveOrphanedNode) -> bool:
     """Return whether it is the same node, still not ready, and not being deleted."""
     ready = condition(node.status.conditions, "Ready")
     is_ready = ready is not None and ready.status == "True"

@@ -12,9 +12,7 @@ from gpu_autoscaler.bus.streams import Lane
 from gpu_autoscaler.core.checked_plan import CheckedPlan, checked_plan
 from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.demand.history_samples import sample_due
-from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
-from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
-from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
+from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
 from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 from gpu_autoscaler.core.policy.documents import effective_policy
@@ -72,7 +70,7 @@ from gpu_autoscaler.runtime.policy_reload import differences
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.inventory import InstanceLists, InstancesListed, reservation_end_notices
+from gpu_autoscaler_services.scaler.inventory import InstanceLists, InstancesListed
 from gpu_autoscaler_services.scaler.living import RESYNCED, living
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
@@ -275,12 +273,9 @@ class Scaler:
         as_of = TrackedInstant.of(now)
         planned = self._accepted(await self.compute(checked_plan, state, self._policy, as_of), now)
         is_news = self._is_news(planned, state, as_of)
-        # A new plan waits only for the finalizers that are overdue.
-        await self._executor.finalizers.write_due(state, self._policy, now, is_late_only=is_news)
-        await self._executor.checkpoint_notices.send(state)
         again_seconds = replan_seconds(planned, _TICK_SECONDS)
         if not is_news:
-            return await self._without_plan(state, as_of, again_seconds)
+            return self._without_plan(state, as_of, again_seconds)
         made = self._plan_made(grouped(planned, state), cut)
         if planned.brake is not None and planned.brake != state.brake:
             log.error("brake tripped", why=planned.brake.sentence(), step=planned.brake.remedy())
@@ -292,20 +287,12 @@ class Scaler:
             next_tick_seconds=again_seconds,
         )
 
-    async def _without_plan(self, state: ClusterState, as_of: TrackedInstant, again_seconds: float | None) -> Outcome:
+    def _without_plan(self, state: ClusterState, as_of: TrackedInstant, again_seconds: float | None) -> Outcome:
         """Return what a tick publishes without a new plan."""
-        policy = self._policy
-        removed = await self._executor.orphaned_nodes.remove(state, policy, as_of.plain)
-        facts = (*removed, *idle_job_cancellations(state, policy, as_of), *sample_due(state, policy, as_of))
-        # Failed writes and questions to the cloud are repeated.
-        is_retried = bool(
-            orphaned_nodes(state, policy, as_of)
-            or finalizer_changes(state, policy, as_of)
-            or unannounced_deletions(state)
-        )
-        if not facts and again_seconds is None and not is_retried:
+        facts = sample_due(state, self._policy, as_of)
+        if not facts and again_seconds is None:
             self._rest = _Rest(state, self._file, as_of.next_change_at)
-        return Outcome(facts=facts, next_tick_seconds=again_seconds, next_change_at=as_of.next_change_at)
+        return Outcome(facts=tuple(facts), next_tick_seconds=again_seconds, next_change_at=as_of.next_change_at)
 
     def _accepted(self, checked: CheckedPlan, now: datetime) -> Plan:
         """Return the accepted plan; report what was refused. Raises TransientError if nothing may be published."""
@@ -340,14 +327,20 @@ class Scaler:
         never discards the parent of the next one; while the brake holds, one every ten minutes, since it is the memory
         of the trip.
         """
-        deferred = frozenset((item.step, item.subject, item.reason.tag()) for item in planned.deferred)
+        upkeep = [deferral for act in planned.upkeep_deferred for deferral in act.each()]
+        deferred = frozenset((item.step, item.subject, item.reason.tag()) for item in (*planned.deferred, *upkeep))
         last_parent, last_deferred = self._last_published
         is_unstored = last_parent == state.last_plan_sequence and bool(deferred)
         interval = PLAN_INTERVAL_MAX if planned.brake is None else BRAKED_PLAN_INTERVAL_MAX
         last_at = state.last_plan_at
         is_old = last_at is not None and has_lasted(last_at, interval.total_seconds(), as_of)
         is_changed = deferred != last_deferred or planned.brake != state.brake
-        is_news = bool(planned.decisions or planned.rejected) or is_changed or is_unstored or is_old
+        is_news = (
+            bool(planned.decisions or planned.upkeep_decisions or planned.rejected)
+            or is_changed
+            or is_unstored
+            or is_old
+        )
         if is_news:
             self._last_published = (state.last_plan_sequence, deferred)
         return is_news
@@ -405,5 +398,4 @@ class Scaler:
                     is_reclaimed=is_reclaimed(self._view.state, instance.provider_id, instance.state),
                 )
             )
-        facts += reservation_end_notices(self._view.state, self._policy, item)
         return [*facts, self._instance_lists.fact(self._view.state, item)]

@@ -17,6 +17,7 @@ from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
 
 
@@ -37,9 +38,7 @@ async def compose(context: ProcessContext) -> Composed:
         Purchases(context.view, provider, installation, context.clock.now),
         Drains(context.view, kube, context.clock, hooks),
         store,
-        Finalizers(kube),
-        CheckpointNotices(kube, hooks),
-        OrphanedNodes(kube, provider),
+        UpkeepSteps(Finalizers(kube), CheckpointNotices(kube, hooks), OrphanedNodes(kube, provider), context.clock.now),
     )
     service = Scaler(
         context.view,

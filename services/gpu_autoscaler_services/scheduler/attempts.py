@@ -2,17 +2,23 @@
 
 from datetime import datetime
 
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import is_member, is_preempted, job_pods
+from gpu_autoscaler.core.state.retries import moves, was_own_choice
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.tables import all_tombstones
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobFinished, JobPreempted
+from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.ids import JobId
 
+# The end of a job cannot be taken back: before a loss without a known cause ends it, the scheduler waits this long for
+# the plan that explains the loss. Streams are not ordered, and a restarted broker delivers within seconds.
+CAUSE_SECONDS = 30.0
 
-def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]]:
+
+def losses(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> dict[JobId, list[Fact]]:
     """Return the ends of attempts, by job, that follow from lost pods; after the last retry also the end of the job.
 
     Read from the state, not from a single fact, so that a later call finds a loss that could not be answered before.
@@ -31,19 +37,40 @@ def losses(state: ClusterState, policy: ScalingPolicy) -> dict[JobId, list[Fact]
             continue
         assert job.placed is not None, "an active job is placed"  # noqa: S101 - our bug
         if stone.gone_at > job.placed.placed_at and not _goes_on_without(state, job):
-            ends[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed.attempt, stone.gone_at, policy)
-    return ends
+            ends[gone.job_id] = _after_loss(state, gone, gone.job_id, job.placed, stone.gone_at, policy, as_of)
+    return {job_id: facts for job_id, facts in ends.items() if facts}
 
 
 def _after_loss(
-    state: ClusterState, gone: PodGone, job_id: JobId, attempt: int, lost_at: datetime, policy: ScalingPolicy
+    state: ClusterState,
+    gone: PodGone,
+    job_id: JobId,
+    placed: JobPlaced,
+    lost_at: datetime,
+    policy: ScalingPolicy,
+    as_of: datetime,
 ) -> list[Fact]:
+    """Return the end of the attempt, and of the job after its last retry; nothing while the cause may become known."""
     where = f" on node {gone.node_name}" if gone.node_name else ""
     cause = f"pod {gone.namespace}/{gone.name}{where} was lost{_why(state, gone)}"
-    preempted = JobPreempted(job_id=job_id, attempt=attempt, cause=cause, preempted_at=lost_at)
-    if attempt <= policy.job_retries_count_max:
+    own = was_own_choice(state, gone, lost_at, placed)
+    used_count, count_max = placed.retries_used + (not own), policy.job_retries_count_max
+    preempted = JobPreempted(
+        job_id=job_id,
+        attempt=placed.attempt,
+        cause=cause,
+        preempted_at=lost_at,
+        is_own_choice=bool(own),
+        retries_used_count=used_count,
+        pod_uid=gone.pod_uid,
+    )
+    if own or used_count <= count_max:
         return [preempted]
-    message = f"lost {attempt} attempts, job_retries_count_max is {policy.job_retries_count_max}; last: {cause}"
+    if own is None and not has_lasted(lost_at, CAUSE_SECONDS, as_of):
+        return []
+    message = f"lost {used_count} attempts, job_retries_count_max is {count_max}; last: {cause}"
+    if moved_count := moves(placed):
+        message += f"; {moved_count} more by our own choice used up no retry"
     return [preempted, JobFinished(job_id=job_id, outcome="failed", finished_at=lost_at, message=message)]
 
 

@@ -25,7 +25,7 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.translate.devices import Claims
 from gpu_autoscaler.kube.translate.job import is_ending, is_fully_suspended, is_over, job_id_of
-from gpu_autoscaler.kube.translate.related_objects import NO_PROVISIONER, RelatedObjects, Storage, related_objects
+from gpu_autoscaler.kube.translate.related_objects import NO_PROVISIONER, Key, RelatedObjects, Storage, related_objects
 from gpu_autoscaler.kube.translate.workload_progress import KINDS, display_name, progress
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
@@ -66,50 +66,49 @@ class InvalidJob(PermanentError):
 
 
 class Binder:
-    """Creates and changes Jobs in one namespace."""
+    """Creates and changes Jobs, each in the namespace of its spec. `namespace`: of those whose spec has none."""
 
     def __init__(self, kube: KubeApi, namespace: str, hooks: CheckpointHooks | None = None) -> None:
         """Without `hooks` pods are asked to save a checkpoint by annotation only."""
-        self._kube = kube
+        self.kube = kube
         self._hooks = hooks
-        self._namespace = namespace
+        self.namespace = namespace
 
     async def serves(self, runtime: Runtime) -> bool:
         """Return True if the kind of this runtime is installed."""
         kind = KINDS[runtime]
-        return not kind.is_optional or await self._kube.serves(kind)
+        return not kind.is_optional or await self.kube.serves(kind)
 
-    async def volumes(self, template: Template) -> RelatedObjects:
+    async def volumes(self, template: Template, namespace: str = "") -> RelatedObjects:
         """Return which nodes reach the claims of the template's volumes, or which claim no node can have.
 
         A claim whose volume is not known yet allows every node. Raises TransientError.
         """
-        pod = pod_of(template, self._namespace)
+        pod = pod_of(template, namespace or self.namespace)
         storage, volumes = Storage(), list[core.Volume]()
         for volume in pod.spec.volumes:
             source = volume.persistent_volume_claim
-            if source is not None and await self._read_claim(source.claim_name, storage):
+            if source is not None and await self._read_claim((pod.metadata.namespace, source.claim_name), storage):
                 volumes.append(volume)
         decided = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, volumes=tuple(volumes)))
         return related_objects(decided, storage, Claims(), version=0, group_count_min=None)
 
-    async def _read_claim(self, name: str, storage: Storage) -> bool:
+    async def _read_claim(self, key: Key, storage: Storage) -> bool:
         """Add the claim with its volume or class; return whether they decide which nodes reach it."""
-        key = (self._namespace, name)
         try:
-            claim = storage.claims[key] = await self._kube.get(CLAIMS, *key)
+            claim = storage.claims[key] = await self.kube.get(CLAIMS, *key)
         except NotFound:
             return True
         if claim.status.phase == "Lost":
             return True
         if volume_name := claim.spec.volume_name:
             with contextlib.suppress(NotFound):
-                storage.volumes[volume_name] = await self._kube.get(VOLUMES, "", volume_name)
+                storage.volumes[volume_name] = await self.kube.get(VOLUMES, "", volume_name)
             return True
         if not (class_name := claim.spec.storage_class_name):
             return False
         try:
-            storage_class = storage.classes[class_name] = await self._kube.get(CLASSES, "", class_name)
+            storage_class = storage.classes[class_name] = await self.kube.get(CLASSES, "", class_name)
         except NotFound:
             return True
         return storage_class.volume_binding_mode != "Immediate" and storage_class.provisioner != NO_PROVISIONER
@@ -128,7 +127,7 @@ class Binder:
     ) -> None:
         """Resume the Job with its affinity. A Job that runs already (a lost member was replaced) is left unchanged."""
         try:
-            job = await self._own(spec.job_id, spec.runtime)
+            job = await self._own(spec.job_id, spec.runtime, spec.namespace)
         except NotFound:
             if spec.runtime is Runtime.VOLCANO:
                 await self._make(spec, job_kinds.volcano_job(spec, state, placed.node_names, template))
@@ -141,15 +140,15 @@ class Binder:
             else:
                 patch = _RELEASE_PATCHES[spec.runtime](spec, placed.node_names, state, template)
             try:
-                await self._kube.change(kind, self._namespace, job.metadata.name, patch)
+                await self.kube.change(kind, job.metadata.namespace, job.metadata.name, patch)
             except PermanentError as exc:
                 if placed.attempt == 1 or spec.runtime is not Runtime.JOB:
                     raise
                 # API servers that keep the start time of a suspended Job make its template immutable: resume it as is.
                 log.warning("affinity change refused, job resumed unchanged", job=display_name(job), error=str(exc))
-                await self._kube.change(kind, self._namespace, job.metadata.name, {"spec": {"suspend": False}})
+                await self.kube.change(kind, job.metadata.namespace, job.metadata.name, {"spec": {"suspend": False}})
 
-    async def suspend(self, job_id: JobId, runtime: Runtime) -> bool:
+    async def suspend(self, job_id: JobId, runtime: Runtime, namespace: str = "") -> bool:
         """Suspend the Job, which deletes its pods; return True once they, or the Job itself, are gone.
 
         None of the pods counts as failed. After that the Job's affinity may be changed. A kind that cannot be suspended
@@ -158,73 +157,80 @@ class Binder:
         Raises TransientError.
         """
         try:
-            job = await self._own(job_id, runtime)
+            job = await self._own(job_id, runtime, namespace)
         except NotFound:
             return True
         if runtime not in _SUSPEND_PATCHES:
             if job.metadata.deletion_timestamp is None and not is_over(job):
                 mark: Patch = {"metadata": {"annotations": {labels.TAKEN_AWAY: "true"}}}
-                await self._kube.change(KINDS[runtime], self._namespace, job.metadata.name, mark)
-                await self._kube.remove(KINDS[runtime], job, is_last=True)
+                await self.kube.change(KINDS[runtime], job.metadata.namespace, job.metadata.name, mark)
+                await self.kube.remove(KINDS[runtime], job, is_last=True)
             return False
         if not progress(job).is_suspended and not is_ending(job):
-            job = await self._kube.change(KINDS[runtime], self._namespace, job.metadata.name, _SUSPEND_PATCHES[runtime])
+            job = await self.kube.change(
+                KINDS[runtime], job.metadata.namespace, job.metadata.name, _SUSPEND_PATCHES[runtime]
+            )
         return is_fully_suspended(job)
 
-    async def has(self, job_id: JobId, runtime: Runtime) -> bool:
+    async def has(self, job_id: JobId, runtime: Runtime, namespace: str = "") -> bool:
         """Return True if a Kubernetes Job of the job's name exists, whoever created it."""
         try:
-            await self._kube.get(KINDS[runtime], self._namespace, job_id)
+            await self.kube.get(KINDS[runtime], namespace or self.namespace, job_id)
         except NotFound:
             return False
         return True
 
-    async def is_ending(self, job_id: JobId, runtime: Runtime) -> bool:
+    async def is_ending(self, job_id: JobId, runtime: Runtime, namespace: str = "") -> bool:
         """Return True if the Job is gone, finished or about to finish: then it ends its pods itself."""
         try:
-            return is_ending(await self._kube.get(KINDS[runtime], self._namespace, job_id))
+            return is_ending(await self.kube.get(KINDS[runtime], namespace or self.namespace, job_id))
         except NotFound:
             return True
 
-    async def withdraw(self, job_id: JobId, runtime: Runtime) -> None:
+    async def withdraw(self, job_id: JobId, runtime: Runtime, namespace: str = "") -> None:
         """Delete the Job with its pods, unless it finished by itself: then it is kept for inspection."""
         try:
-            job = await self._own(job_id, runtime)
+            job = await self._own(job_id, runtime, namespace)
         except NotFound:
             return
         if not is_over(job):
-            await self._kube.remove(KINDS[runtime], job)
+            await self.kube.remove(KINDS[runtime], job)
 
     async def request_checkpoints(self, job_id: JobId, node_names: Sequence[str], deadline_at: datetime) -> None:
         """Ask the job's pods on these nodes to save a checkpoint by the deadline. Raises TransientError."""
         for node_name in node_names:
-            on_node = await self._kube.pods_on(node_name)
+            on_node = await self.kube.pods_on(node_name)
             pods = [pod for pod in on_node if pod.metadata.labels.get(labels.JOB_ID) == job_id]
             for pod in pods:
-                await self._kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
+                await self.kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
             if self._hooks is not None:
                 self._hooks.notify(pods, deadline_at)
 
     async def _make(self, spec: JobSpec, manifest: dict[str, Any]) -> core.Object:
-        kind = KINDS[spec.runtime]
+        kind, namespace = KINDS[spec.runtime], spec.namespace or self.namespace
         try:
-            job: core.Object = await self._kube.make(kind, self._namespace, manifest)
+            job: core.Object = await self.kube.make(kind, namespace, manifest)
         except Conflict:
-            job = await self._own(spec.job_id, spec.runtime)
+            job = await self._own(spec.job_id, spec.runtime, spec.namespace)
         except Rejected as exc:
             raise InvalidJob(f"Kubernetes rejects the job; correct it and submit it again: {exc}") from exc
         except NotFound as exc:
             if await self.serves(spec.runtime):
-                raise
+                if namespace == self.namespace:
+                    raise
+                raise InvalidJob(
+                    f"namespace {namespace} of project {spec.project_id} does not exist; create it, or map the project "
+                    "to another one in tenancy.projects of the policy, then submit the job again"
+                ) from exc
             raise NotInstalled(not_installed(spec.runtime)) from exc
         if isinstance(job, core.Job) and is_gang(spec):
             # Repeated after a crash between the two creations.
             with contextlib.suppress(Conflict):
-                await self._kube.make(SERVICES, self._namespace, gang_service(spec, job))
+                await self.kube.make(SERVICES, namespace, gang_service(spec, job))
         return job
 
-    async def _own(self, job_id: JobId, runtime: Runtime) -> core.Object:
-        job: core.Object = await self._kube.get(KINDS[runtime], self._namespace, job_id)
+    async def _own(self, job_id: JobId, runtime: Runtime, namespace: str) -> core.Object:
+        job: core.Object = await self.kube.get(KINDS[runtime], namespace or self.namespace, job_id)
         if job_id_of(job) != job_id:
             raise PermanentError(f"{display_name(job)} is not managed by job {job_id}; delete or rename it")
         return job

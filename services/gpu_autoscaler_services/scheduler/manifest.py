@@ -104,8 +104,13 @@ def is_gang(spec: JobSpec) -> bool:
 
 def job_labels(spec: JobSpec) -> dict[str, str]:
     """Return the labels of every object that is created for the job; admission ensures that the values are valid."""
-    job = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id}
-    return job if spec.workload_type is None else job | {labels.WORKLOAD_TYPE: spec.workload_type}
+    optional = {
+        labels.WORKLOAD_TYPE: spec.workload_type,
+        labels.GPU_COST_CENTER: spec.cost_center,
+        labels.GPU_TENANT: spec.tenant,
+    }
+    job = {labels.JOB_ID: spec.job_id, labels.PROJECT_ID: spec.project_id, labels.GPU_PROJECT: spec.project_id}
+    return job | {key: value for key, value in optional.items() if value}
 
 
 def seconds_max(spec: JobSpec) -> int:
@@ -130,6 +135,10 @@ def pod_template(
     pod_spec = _short_form(spec, container) if template is None else _pod_spec(spec, template)
     if _needs_gang_service(spec):
         pod_spec["subdomain"] = gang_name(spec)
+    if spec.priority_class:
+        pod_spec["priorityClassName"] = spec.priority_class
+    if spec.service_account and not pod_spec.get("serviceAccountName"):
+        pod_spec["serviceAccountName"] = spec.service_account
     return {
         "metadata": {
             "labels": metadata.get("labels", {}) | spec.pod_labels | job_labels(spec),

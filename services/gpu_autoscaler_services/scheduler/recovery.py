@@ -115,7 +115,11 @@ class JobRecovery:
         queued = JobQueued(job_id=job_id, spec=row.spec, queued_at=row.accepted_at)
         known, before = state.jobs.get(job_id) or JobRecord(), self._seed.jobs.get(job_id) or JobRecord()
         has_run = was_created(self._seed, before) or was_created(state, known)
-        if known.finished is None and has_run and not await self._binder.has(job_id, row.spec.runtime):
+        if (
+            known.finished is None
+            and has_run
+            and not await self._binder.has(job_id, row.spec.runtime, row.spec.namespace)
+        ):
             # Its end comes first in the stream, so that nothing is created for it again.
             message = "its Kubernetes Job was deleted while the streams were lost; how it ended is unknown"
             return [JobFinished(job_id=job_id, outcome="cancelled", finished_at=now, message=message), queued]

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 import structlog
 
+from gpu_autoscaler.core.demand.quotas import queue_violations
+from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.intake.admission import supply
 from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.core.next_change import TrackedInstant
@@ -50,7 +52,9 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder, InvalidJob, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.job_budgets import JobBudgets
+from gpu_autoscaler_services.scheduler.job_preemptions import Preemptions
 from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated, missing_jobs, was_created
+from gpu_autoscaler_services.scheduler.namespaces import ProjectNamespaces
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery, StoredEnds, no_ends
 from gpu_autoscaler_services.scheduler.suspension import Suspension
 
@@ -107,10 +111,12 @@ class Scheduler:
         self._file = policy
         self._store = store
         self._binder = binder
+        self._namespaces = ProjectNamespaces(binder.kube, now)
         self._now = now
         self._recovery = JobRecovery(store, binder, seed, ends)
         self._job_budgets = JobBudgets(store, binder)
         self._suspension = Suspension(binder)
+        self._preemptions = Preemptions(binder)
         self._cancels_since: dict[JobId, datetime] = {}  # cancellations of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
@@ -148,15 +154,17 @@ class Scheduler:
         if missing := await self._recovery.jobs(self._view.state, now):
             return missing
         as_of = TrackedInstant.of(now)
+        scheduled = schedule(self._view.state, self._policy, as_of)
         placed = [
             JobPlaced(
                 job_id=placement.job_id,
                 attempt=placement.attempt,
+                retries_used_count=placement.retries_used_count,
                 node_uids=placement.node_uids,
                 node_names=placement.node_names,
                 placed_at=now,
             )
-            for placement in schedule(self._view.state, self._policy, as_of).placements
+            for placement in scheduled.placements
         ]
         spent = await self._job_budgets.ends(self._view.state, now, self._is_ending)
         ended = {finished.job_id for finished in spent}
@@ -165,15 +173,18 @@ class Scheduler:
         )
         placed = [placement for placement in placed if placement.job_id not in ended | unsuspended]
         estimates = estimates_due(self._view.state, self._policy, now)
-        facts = (*await self._lost_attempts(), *spent, *placed, *estimates)
+        lost = await self._lost_attempts(as_of)
+        ending = {fact.job_id for fact in (*spent, *lost) if isinstance(fact, JobPreempted | JobFinished)}
+        preempted = await self._preemptions.ends(self._view.state, self._policy, as_of, scheduled.deferred, ending)
+        facts = (*lost, *spent, *preempted, *placed, *estimates)
         return Outcome(facts=facts, next_change_at=as_of.next_change_at)
 
-    async def _lost_attempts(self) -> list[Fact]:
+    async def _lost_attempts(self, as_of: TrackedInstant) -> list[Fact]:
         """Return the ends of attempts; pods that end with their own Job are no loss."""
         ends: list[Fact] = []
-        for job_id, facts in losses(self._view.state, self._policy).items():
+        for job_id, facts in losses(self._view.state, self._policy, as_of).items():
             try:
-                if not await self._binder.is_ending(job_id, await self._runtime_of(job_id)):
+                if not await self._binder.is_ending(job_id, *await self._place_of(job_id)):
                     ends += facts
             except TransientError as exc:
                 # Retried with the next tick; other jobs are placed meanwhile.
@@ -223,18 +234,17 @@ class Scheduler:
         # With a row the job is accepted already, or the gateway has promised it (202): never refused for a claim, for a
         # full queue.
         spec = spec if isinstance(spec, JobSpec) else admitted.spec
-        if row is None and (violation := budget_violation(spec, self._view.state)) is not None:
+        # Where its objects are: recorded, so that the job stays there whatever the policy says later.
+        spec = msgspec.structs.replace(spec, namespace=spec.namespace or self._binder.namespace)
+        state = self._view.state
+        if row is None and (violation := budget_violation(spec, state) or quota_violation(spec, state)) is not None:
             return _refused(request, envelope.id, (violation,))
         if row is None and not await self._binder.serves(spec.runtime):
             return _refused(request, envelope.id, (Violation("runtime", not_installed(spec.runtime)),))
-        waiting_count = len(queue(self._view.state))
-        if row is None and waiting_count >= self._policy.queue_count_max:
+        if row is None and (full := self._queue_violations(spec)):
             if abs(self._now() - envelope.time) < PROMISE_AGE_MAX:
                 return Outcome(redeliver_after_seconds=ACCEPTANCE_SECONDS)
-            reason = (
-                f"is full: {waiting_count} jobs wait, queue_count_max is {self._policy.queue_count_max}; retry later"
-            )
-            return _refused(request, envelope.id, (Violation("queue", reason),))
+            return _refused(request, envelope.id, full)
         now = self._now()
         acceptance = await self._store.accept_job(
             spec, request_digest=request_digest(request), accepted_at=now, template=admitted.template_bytes
@@ -246,12 +256,22 @@ class Scheduler:
             return ()  # a late repeat: the state may have forgotten the job and would run it once more
         return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
 
+    def _queue_violations(self, spec: JobSpec) -> tuple[Violation, ...]:
+        """Return why the queue takes no more jobs, or none of these owners; empty: it does."""
+        state, policy = self._view.state, self._policy
+        waiting_count = len(queue(state))
+        over_quota = queue_violations(spec, state, policy)
+        if waiting_count < policy.queue_count_max:
+            return over_quota
+        reason = f"is full: {waiting_count} jobs wait, queue_count_max is {policy.queue_count_max}; retry later"
+        return (Violation("queue", reason), *over_quota)
+
     async def _with_volumes(self, admitted: Admitted) -> JobSpec | Violation:
         """Return the job with the nodes that its volumes demand, or the volume that no node can have."""
         spec = admitted.spec
         if admitted.template is None:
             return spec
-        related = await self._binder.volumes(admitted.template)
+        related = await self._binder.volumes(admitted.template, spec.namespace)
         if related.problem:
             return Violation(f"{FIELD}.spec.volumes", f"{related.problem}; create it, then submit the job again")
         terms = all_terms(spec.demands.node_affinity, related.alternatives)
@@ -274,6 +294,7 @@ class Scheduler:
 
         async def create() -> None:
             template = await self._template_of(queued.spec)
+            await self._namespaces.ensure(queued.spec, self._policy)
             await self._binder.create(queued.spec, self._view.state, template)
 
         return await self._unless_impossible(queued.job_id, create())
@@ -288,6 +309,7 @@ class Scheduler:
             spec = msgspec.structs.replace(spec, is_preemptible=False)
 
         async def release() -> None:
+            await self._namespaces.ensure(spec, self._policy)
             await self._binder.release(spec, placed, self._view.state, await self._template_of(spec))
 
         return await self._unless_impossible(placed.job_id, release())
@@ -300,13 +322,13 @@ class Scheduler:
             return (JobFinished(job_id=job_id, outcome="failed", finished_at=self._now(), message=str(exc)),)
         return ()
 
-    async def _runtime_of(self, job_id: JobId) -> Runtime:
-        """Return the job's runtime, from the store if the state has forgotten the job."""
+    async def _place_of(self, job_id: JobId) -> tuple[Runtime, str]:
+        """Return the job's runtime and namespace, from the store if the state has forgotten the job."""
         job = self._view.state.jobs.get(job_id)
         if job is not None and job.queued is not None:
-            return job.queued.spec.runtime
+            return job.queued.spec.runtime, job.queued.spec.namespace
         row = await self._store.job(job_id)
-        return Runtime.JOB if row is None else row.spec.runtime
+        return (Runtime.JOB, "") if row is None else (row.spec.runtime, row.spec.namespace)
 
     async def _cancel(self, request: JobCancelRequested) -> Outputs:
         """Publish the end of the job; that fact deletes its Kubernetes Job."""
@@ -335,14 +357,14 @@ class Scheduler:
     async def _end(self, finished: JobFinished) -> Outputs:
         await self._store.finish_job(finished.job_id, outcome=finished.outcome, finished_at=finished.finished_at)
         if finished.outcome != "completed":
-            await self._binder.withdraw(finished.job_id, await self._runtime_of(finished.job_id))
+            await self._binder.withdraw(finished.job_id, *await self._place_of(finished.job_id))
         return ()
 
     async def _reconcile(self, listed: JobListed) -> Outputs:
         """Create Jobs that were never created, and end jobs whose Job was deleted unseen."""
         ended: list[Fact] = []
         for queued, job in missing_jobs(self._view.state, listed):
-            if await self._binder.has(queued.job_id, queued.spec.runtime):
+            if await self._binder.has(queued.job_id, queued.spec.runtime, queued.spec.namespace):
                 continue  # created since the list was read
             if is_recreated(job, self._policy, self._now()):
                 if job.placed is not None and not is_waiting(job):

@@ -48,4 +48,10 @@ SPEC = ServiceSpec(
         Right(verbs=("list",), resource="pods"),  # of a node, in all namespaces
         Right(verbs=("patch",), resource="pods", is_for_jobs=True),  # checkpoint requests
     ),
+    rights_with_namespaces=(
+        Right(verbs=("create", "get"), resource="namespaces"),
+        Right(verbs=("create", "get", "patch"), resource="resourcequotas"),
+        Right(verbs=("create",), resource="serviceaccounts"),
+        Right(verbs=("create",), resource="networkpolicies", group="networking.k8s.io"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""Jobs that must leave spot capacity: each is suspended before its next placement.
+"""Jobs that must leave their capacity, spot or taken by another job: each is suspended before its next placement.
 
 A Job whose pods are still terminating is polled with exponential back-off, a suspended one only when it is placed.
 """
@@ -10,8 +10,8 @@ import structlog
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
-from gpu_autoscaler.core.state.queries import queue
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.queries import is_preempted_for_another, queue
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
@@ -22,6 +22,11 @@ AGAIN_SECONDS = 2.0  # after the first poll, then twice as long each time
 AGAIN_SECONDS_MAX = 16.0  # half of the default termination grace period
 
 log = structlog.get_logger()
+
+
+def must_leave(job: JobRecord, policy: ScalingPolicy, now: datetime) -> bool:
+    """Return True for a queued job whose Job is suspended before it is placed again."""
+    return must_leave_spot(job, policy, now) or is_preempted_for_another(job)
 
 
 class Suspension:
@@ -35,8 +40,8 @@ class Suspension:
     async def not_suspended(
         self, state: ClusterState, policy: ScalingPolicy, now: datetime, placed: Collection[JobId]
     ) -> set[JobId]:
-        """Return the jobs that must leave spot and cannot be placed yet: some of their pods still exist."""
-        waiting = (job for job in queue(state) if must_leave_spot(job, policy, now))
+        """Return the jobs that must leave and cannot be placed yet: some of their pods still exist."""
+        waiting = (job for job in queue(state) if must_leave(job, policy, now))
         leaving = {job.queued.job_id: job.queued.spec for job in waiting if job.queued is not None}
         self._suspended &= leaving.keys()
         self._polls = {job_id: poll for job_id, poll in self._polls.items() if job_id in leaving}
@@ -62,7 +67,7 @@ class Suspension:
 
     async def _suspend(self, spec: JobSpec) -> bool:
         try:
-            return await self._binder.suspend(spec.job_id, spec.runtime)
+            return await self._binder.suspend(spec.job_id, spec.runtime, spec.namespace)
         except (TransientError, PermanentError) as exc:
             log.warning("job suspension failed, retried", job_id=spec.job_id, error=str(exc))
             return False

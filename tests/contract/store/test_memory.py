@@ -1,6 +1,7 @@
 """The simulator's store keeps the contract of the real one."""
 
 import pytest
+from tests.contract.store.audit_contract import AuditContract
 from tests.contract.store.contract import Open, StoreContract
 
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
@@ -17,5 +18,5 @@ def open_store() -> Open:
     return open_it
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(StoreContract, AuditContract):
     """Everything that every store does."""

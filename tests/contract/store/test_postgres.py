@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from tests.contract.store.audit_contract import AuditContract, act, chain_of
 from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 from tests.support.postgres import PostgresServer, postgres, postgres_server_url, postgres_url
 
@@ -34,7 +35,7 @@ def open_store(postgres_url: str) -> Open:
     return open_it
 
 
-class TestPostgresStore(StoreContract):
+class TestPostgresStore(StoreContract, AuditContract):
     """Everything that every store does."""
 
 
@@ -253,4 +254,6 @@ async def test_a_store_of_the_last_release_is_migrated(postgres_url: str) -> Non
     assert sum(row.total_micro_usd for row in (await store.ledger()).rows) == 500
     assert await connection.fetchval("SELECT number FROM gpu_autoscaler_schema") == 1
     await connection.close()
+    assert await store.append_audit([act(1)]) == 1
+    assert (await chain_of(store)).violation is None
     await store.close()

@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.contract.store.audit_contract import AuditContract, act, chain_of
 from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 
 from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError, TransientError
@@ -29,7 +30,7 @@ def open_store(path: Path) -> Open:
     return open_it
 
 
-class TestSqliteStore(StoreContract):
+class TestSqliteStore(StoreContract, AuditContract):
     """Everything that every store does."""
 
 
@@ -184,6 +185,8 @@ async def test_a_store_of_the_last_release_is_migrated(path: Path) -> None:
     assert set(await store.last_charges(INSTANCES)) == set(INSTANCES)
     await roll_up(store, T0 + timedelta(days=20))
     assert sum(row.total_micro_usd for row in (await store.ledger()).rows) == 400
+    assert await store.append_audit([act(1)]) == 1
+    assert (await chain_of(store)).violation is None
     await store.close()
 
 

@@ -41,7 +41,8 @@ async def connect(server: NatsServer) -> AsyncIterator[Connect]:
     buses: list[NatsBus] = []
 
     async def connected(name: str) -> NatsBus:
-        bus = await NatsBus.connect(server.url, name=name, declared=declared())
+        # Nothing is killed here: a process that a busy machine stops for a second keeps what it was given.
+        bus = await NatsBus.connect(server.url, name=name, declared=declared(ack_wait_seconds=30.0))
         await bus.ensure()
         buses.append(bus)
         return bus

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tests.controlplane.fixtures import plane
 from tests.controlplane.plane import ControlPlane
+from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import node
-from tests.support.stories import TimedFact, policy, record
+from tests.support.stories import TimedFact, offer, policy, record
+from tests.support.upkeep import PlannedUpkeep
 
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes
 from gpu_autoscaler.core.intake.fold import fold
@@ -27,7 +29,6 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -65,8 +66,10 @@ async def seen(kube: KubeClient, *more: Fact) -> ClusterState:
 
 
 async def write_due(kube: KubeClient, policy: ScalingPolicy, *more: Fact) -> None:
-    """One tick's worth of it, on the state as it is."""
-    await Finalizers(kube).write_due(await seen(kube, *more), policy, datetime.now(UTC))
+    """Carry out one plan of the state as it is."""
+    state = await seen(kube, *more)
+    cloud = FakeCapacity([offer()], installation="uid", now=Clock().now)
+    await PlannedUpkeep(kube, cloud).take(state, policy, datetime.now(UTC))
 
 
 def instance(state: str) -> NodeInstanceObserved:

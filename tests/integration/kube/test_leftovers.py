@@ -13,11 +13,13 @@ from tests.controlplane.plane import ControlPlane
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import node
 from tests.support.stories import TimedFact, given, offer, policy
+from tests.support.upkeep import PlannedUpkeep
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved
+from gpu_autoscaler.events.scaling import ScalingNodeRemoved
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.kube.connection import from_kubeconfig
 from gpu_autoscaler.kube.protocol import NODES, NotFound
@@ -26,12 +28,12 @@ from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.scaler.orphaned_nodes import ASKED_AGAIN_SECONDS, REFUSED_SECONDS, OrphanedNodes
+from gpu_autoscaler_services.scaler.orphaned_nodes import ASKED_AGAIN_SECONDS
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
-LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(seconds=REFUSED_SECONDS)
+LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(minutes=10)
 NAMES = ("ended", "well", "theirs")
 RULES = policy(watch_age_seconds_max=86_400)
 
@@ -83,9 +85,10 @@ def cloud() -> FakeCapacity:
 async def test_the_silent_node_of_an_ended_instance_goes_and_no_other(kube: KubeClient) -> None:
     """With our finalizer; those that report, and those of others, stay as they are."""
     now = datetime.now(UTC)
-    state, leftovers = await seen(kube, now), OrphanedNodes(kube, cloud())
-    assert await leftovers.remove(state, RULES, now) == []
-    (removed,) = await leftovers.remove(state, RULES, now + LATER)
+    state, leftovers = await seen(kube, now), PlannedUpkeep(kube, cloud())
+    assert await leftovers.take(state, RULES, now) == []
+    (removed,) = await leftovers.take(state, RULES, now + LATER)
+    assert isinstance(removed, ScalingNodeRemoved)
     assert removed.node_name == "ended"
     with pytest.raises(NotFound):
         await kube.get(NODES, "", "ended")
@@ -97,17 +100,17 @@ async def test_the_silent_node_of_an_ended_instance_goes_and_no_other(kube: Kube
 async def test_a_kubelet_that_reports_in_between_keeps_its_node(plane: ControlPlane, kube: KubeClient) -> None:
     """The last look is at the node itself, and the version that was seen is deleted or none."""
     now = datetime.now(UTC)
-    state, leftovers = await seen(kube, now), OrphanedNodes(kube, cloud())
-    assert await leftovers.remove(state, RULES, now) == []
+    state, leftovers = await seen(kube, now), PlannedUpkeep(kube, cloud())
+    assert await leftovers.take(state, RULES, now) == []
     before = await kube.get(NODES, "", "ended")
     status = json.dumps(ready("True"))
     plane.kubectl("patch", "node", "ended", "--subresource=status", "--type=strategic", "-p", status)
     assert not await kube.delete_node(before)
-    assert await leftovers.remove(state, RULES, now + LATER) == []
+    assert await leftovers.take(state, RULES, now + LATER) == []
     assert (await kube.get(NODES, "", "ended")).metadata.finalizers == (TERMINATION_FINALIZER,)
 
 
-async def test_a_missing_permission_is_reported_once_with_its_remedy(plane: ControlPlane, kube: KubeClient) -> None:
+async def test_a_missing_permission_is_reported_with_its_remedy(plane: ControlPlane, kube: KubeClient) -> None:
     """With an older Role nothing is removed, and everything else works. With the permission the node is removed."""
     certificate, key = plane.authority.client("dora")
     path = plane.kubeconfig("dora", {"client-certificate": str(certificate), "client-key": str(key)})
@@ -116,18 +119,19 @@ async def test_a_missing_permission_is_reported_once_with_its_remedy(plane: Cont
     plane.kubectl("create", "clusterrolebinding", "keeps-nodes", "--clusterrole=keeps-nodes", "--user=dora")
     poor, now = KubeClient(from_kubeconfig(str(path)), now=Clock().now), datetime.now(UTC)
     try:
-        state, leftovers = await seen(kube, now), OrphanedNodes(poor, cloud())
+        state, leftovers = await seen(kube, now), PlannedUpkeep(poor, cloud())
         with structlog.testing.capture_logs() as told:
             for after in (timedelta(0), LATER, LATER + LONG):
-                assert await leftovers.remove(state, RULES, now + after) == []
-        (line,) = told
+                assert await leftovers.take(state, RULES, now + after) == []
+        line, again = told  # each attempt
+        assert line["error"] == again["error"]
         assert 'cannot delete resource "nodes"' in line["error"]
-        assert (line["log_level"], line["node"]) == ("warning", "ended")
+        assert (line["log_level"], line["decision"]) == ("warning", "remove_orphaned_node")
         for each in line["error"].partition("grant it: ")[2].split(" && "):
             plane.kubectl(*shlex.split(each)[1:])
         at = now + LATER + LONG
         async with asyncio.timeout(60):
-            while not await leftovers.remove(state, RULES, at := at + LONG):
+            while not await leftovers.take(state, RULES, at := at + LONG):
                 await asyncio.sleep(0.1)  # the server hears of the new role a moment later
         with pytest.raises(NotFound):
             await kube.get(NODES, "", "ended")

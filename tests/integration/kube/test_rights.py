@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -19,6 +20,7 @@ from nats.aio.client import Client
 from tests.controlplane.fixtures import kube, plane
 from tests.controlplane.plane import ControlPlane
 from tests.support.api_roles import (
+    BODY_FILE,
     FOREIGN_PROJECT,
     MEMBERS,
     POOL,
@@ -43,6 +45,7 @@ from gpu_autoscaler.bus.client_subjects import ALL_CLIENT_REQUESTS, client_token
 from gpu_autoscaler.bus.nats.requests import answering
 from gpu_autoscaler.bus.permissions import password_variable
 from gpu_autoscaler.bus.server import NatsServer
+from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.kube.client import KubeClient
@@ -52,8 +55,13 @@ from gpu_autoscaler_services.api_rights import (
     API_GROUP,
     CANCEL_JOBS,
     CANCEL_OWN_JOBS,
+    DANGEROUS_FIELDS,
     FREEZE,
+    READ_COSTS,
+    READ_ENV_VALUES,
+    READ_FACTS,
     READ_JOBS,
+    READ_PROJECT_COSTS,
     RIGHTS,
     SUBMIT_JOBS,
     ApiRight,
@@ -71,6 +79,8 @@ __all__ = ["kube", "plane"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
 SHARED = "a-shared-token-of-the-settings"
+# Rights that a request needs besides, and that are checked first.
+CHECKED_BEFORE = {DANGEROUS_FIELDS: SUBMIT_JOBS, READ_ENV_VALUES: READ_FACTS}
 FORBIDDEN = "urn:gpu-autoscaler:problem:right-missing"
 
 
@@ -92,7 +102,13 @@ async def opened(
     authenticators: list[Authenticator] = [SharedTokens([SHARED]), *further, TokenReviews(kube)]
     pools = policy(pools=[{"name": POOL}])
     async with front(folder, authenticators=authenticators, rules=rules, policy=pools) as entry:
+        entry.model.are_dangerous_fields_allowed = entry.model.are_env_values_shown = True
+        await until(partial(_has_read_costs, entry))
         yield entry
+
+
+async def _has_read_costs(entry: Front) -> bool:
+    return entry.model.tail.has_read(CostAccrued.stream())
 
 
 async def ask(entry: Front, token: str, right: ApiRight, project: str = PROJECT) -> tuple[int, dict[str, Any]]:
@@ -108,7 +124,12 @@ async def ask(entry: Front, token: str, right: ApiRight, project: str = PROJECT)
 
 async def command(entry: Front, token: str, right: ApiRight) -> int:
     """Run what asks for the right as a command; return its exit code."""
-    return await asyncio.to_thread(run, (*call_for(right).command, "--gateway", entry.url, "--token", token))
+    call = call_for(right)
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(call.body))
+        file.flush()
+        words = (file.name if word == BODY_FILE else word for word in call.command)
+        return await asyncio.to_thread(run, (*words, "--gateway", entry.url, "--token", token))
 
 
 @pytest.mark.parametrize("member", MEMBERS)
@@ -128,7 +149,9 @@ async def test_each_role_has_its_rights_over_rest_and_no_others(
             namespace = PROJECT if right.is_by_project else SYSTEM
             required = body["required"]
             assert (required["verb"], required["group"]) == (right.verb, API_GROUP)
-            assert (required["resource"], required["namespace"]) == (right.resource, namespace)
+            base = CHECKED_BEFORE.get(right, right)
+            missing = right if has_right(member, base) else base
+            assert (required["resource"], required["namespace"]) == (missing.resource, namespace)
             assert (await entry.bus.last_sequence("JOB"), await entry.bus.last_sequence("POLICY")) == before
 
 
@@ -154,11 +177,16 @@ async def test_each_role_has_its_rights_on_the_command_line_and_no_others(
 async def test_a_role_in_one_project_is_none_in_another(
     kube: KubeClient, tokens: Mapping[str, str], tmp_path: Path, member: str, right: ApiRight
 ) -> None:
-    """Not even for jobs that the member submitted there once."""
+    """Not even for jobs that the member submitted there once. Whoever reads all spend reads that of each project."""
+    is_granted = right == READ_PROJECT_COSTS and has_right(member, READ_COSTS)
     async with opened(tmp_path, kube) as entry:
         await give_objects(entry, member)
         status, body = await ask(entry, tokens[member], right, FOREIGN_PROJECT)
-        assert (status, body["required"]["namespace"]) == (403, FOREIGN_PROJECT)
+        if is_granted:
+            assert status == 200
+            assert [project["project_id"] for project in body["projects"]] == [FOREIGN_PROJECT]
+        else:
+            assert (status, body["required"]["namespace"]) == (403, FOREIGN_PROJECT)
 
 
 @pytest.mark.parametrize("right", RIGHTS)
@@ -208,6 +236,12 @@ async def test_who_submitted_a_job_is_recorded_and_shown(
         assert row.spec.submitted_by == user_of("submitter")
         async with http.delete(f"{entry.url}/jobs/{row.spec.job_id}", headers=headers) as response:
             assert response.status == 202
+        assert (await ask(entry, tokens["submitter"], FREEZE))[0] == 403
+        acts = [row.document for row in (await entry.model.store.audit(is_oldest_first=True)).rows]
+        assert {(act["who"], act["authentication"]) for act in acts} == {(user_of("submitter"), "kubernetes")}
+        assert [(act["verb"], act["outcome"]) for act in acts] == [
+            ("submit", "allowed"), ("cancel", "allowed"), ("freeze", "refused")
+        ]  # fmt: skip
 
 
 async def test_a_job_is_explained_to_readers_of_its_project(
@@ -374,6 +408,7 @@ async def test_each_role_has_its_rights_on_the_broker_and_no_others(
         body = call_for(SUBMIT_JOBS).body
         asked = {
             SUBMIT_JOBS: (f"job.requested.{token}", {**body, "submitted_by": "somebody"}),
+            DANGEROUS_FIELDS: (f"job.requested.{token}", call_for(DANGEROUS_FIELDS).body),
             CANCEL_OWN_JOBS: (f"job.cancel_requested.{token}", cancel_event(f"own-{PROJECT}")),
             CANCEL_JOBS: (f"job.cancel_requested.{token}", cancel_event(f"other-{PROJECT}")),
         }
@@ -449,6 +484,8 @@ async def test_users_and_groups_of_an_identity_provider_have_the_roles_that_are_
             assert (await ask(entry, tokens["viewer"], READ_JOBS))[0] == 200
             status, job = await ask(entry, anna, SUBMIT_JOBS)
             assert (status, job["submitted_by"]) == (202, "oidc:anna")
+            (last,) = (await entry.model.store.audit(count_max=1)).rows
+            assert (last.document["who"], last.document["authentication"]) == ("oidc:anna", "oidc")
 
 
 async def _is_answered(entry: Front, token: str, right: ApiRight) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.services.gateway.test_dry_runs import cluster_for_sale
 from tests.support.front import Front, front
 from tests.support.stories import job
 
@@ -95,3 +96,18 @@ async def test_odg_gpu_is_the_job_commands(gate: Front, tokens: list[str], code:
     assert done.returncode == code, done.stderr
     if code == 0 and tokens[0] == "gpu":
         assert json.loads(done.stdout) == {"items": []}
+
+
+async def test_a_dry_run_shows_what_would_be_bought(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes and prices, or why the job has to wait; nothing is submitted."""
+    await gate.tell(*cluster_for_sale())
+    small = ("--name", "train", "--memory", "1Gi", "--dry-run", "-o", "table")
+
+    assert await _run(*SUBMIT[:-2], *small) == Exit.OK
+    shown = capsys.readouterr()
+    assert "nothing was submitted" in shown.err
+    assert "INSTANCE TYPE" in shown.out
+    assert await _run(*SUBMIT[:-2], "--cpu", "9999", *small) == Exit.OK
+    shown = capsys.readouterr()
+    assert ("No offer" in shown.err, shown.out) == (True, "")
+    assert await gate.model.bus.last_sequence("JOB") == 0

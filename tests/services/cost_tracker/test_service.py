@@ -470,15 +470,21 @@ async def test_ledger_sums_are_published_daily_and_on_new_stream(bench: Bench) -
     assert bench.sums[1].spent == sums.spent
 
 
-async def test_ledger_sums_have_open_jobs_after_stream_loss(bench: Bench) -> None:
-    """A new stream has no jobs yet; the store has them, and their budgets count on."""
+@pytest.mark.parametrize("has_memory", [False, True])
+async def test_ledger_sums_have_open_jobs_after_stream_loss(bench: Bench, *, has_memory: bool) -> None:
+    """A new stream has no jobs yet; the store has them, and their budgets count on. The snapshot with the memory of the
+    tracker is in the store: it survives."""
     queued = job("train", budget_limit_micro_usd=2 * PRICE)
     spec = next(recorded.fact.spec for recorded in queued if isinstance(recorded.fact, JobQueued))
     await bench.store.accept_job(spec, request_digest="digest", accepted_at=T0)
     bench.record_stories(instance(), node(), queued, pod("a", on="n", gpus=8, job_id="train"), listed(T0 + HOUR))
     await bench.tick(T0 + HOUR)
+    bench.record_stories([TimedFact(bench.sums[0], T0 + HOUR)])
+    memory = bench.tracker.encode_memory()
     bench.recorded = []
     bench.start()
+    if has_memory:
+        bench.tracker.restore_memory(memory)
     await bench.tick(T0 + HOUR + MINUTE)
     assert [(entry.job_id, entry.micro_usd) for entry in bench.sums[1].jobs] == [("train", PRICE)]
     await bench.store.finish_job(spec.job_id, outcome="completed", finished_at=T0 + 2 * HOUR)

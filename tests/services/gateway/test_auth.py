@@ -148,7 +148,7 @@ async def test_keys_expire_after_a_day(tmp_path: Path) -> None:
         await store.begin_request("old", request_digest="d", started_at=now - timedelta(days=2) - timedelta(seconds=1))
         await store.begin_request("recent", request_digest="d", started_at=now)
 
-        assert await Gateway(store, timedelta(days=2)).on_tick(now) == ()
+        assert await Gateway(store, timedelta(days=2), timedelta(days=2)).on_tick(now) == ()
 
         assert await store.begin_request("old", request_digest="other", started_at=now) is None
         assert await store.begin_request("recent", request_digest="other", started_at=now) is not None

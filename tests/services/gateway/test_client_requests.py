@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 from tests.support.front import Front, front
 from tests.support.outside import request_body
+from tests.support.pod_templates import templated_body
 
 from gpu_autoscaler.bus.client_subjects import CLIENT_LENGTH_MAX, client_subjects, client_token, read_client_subject
 from gpu_autoscaler.bus.nats.requests import Request
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import InvalidFact
 from gpu_autoscaler_services.gateway import client_requests
-from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES
+from gpu_autoscaler_services.gateway.access import NO_ACCESS_RULES, AccessRules, client_projects_of
 from gpu_autoscaler_services.gateway.client_requests import ClientRequests, running
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX
+
+# The project of `request_body`.
+RULES = AccessRules(client_projects=client_projects_of(("anna=outside", "bob=*")))
 
 
 async def asked(
@@ -58,7 +62,7 @@ def test_a_subject_names_one_client() -> None:
 async def test_every_wrong_request_has_its_error(tmp_path: Path) -> None:
     """Nothing is published for it."""
     async with front(tmp_path) as entry:
-        requests = ClientRequests(entry.model, NO_ACCESS_RULES)
+        requests = ClientRequests(entry.model, RULES)
         submit, cancel = client_subjects("anna")
         for subject, payload, code in (
             ("client_request.job_requested.!", b"{}", 400),
@@ -71,7 +75,7 @@ async def test_every_wrong_request_has_its_error(tmp_path: Path) -> None:
         ):
             assert (await asked(requests, subject, payload))["error"]["code"] == code, payload[:50]
         assert await entry.bus.last_sequence("JOB") == 0
-        starting = ClientRequests(entry.model, NO_ACCESS_RULES, is_ready=lambda: False)
+        starting = ClientRequests(entry.model, RULES, is_ready=lambda: False)
         assert (await asked(starting, submit, json.dumps(request_body()).encode()))["error"]["code"] == 503
         entry.bus.is_away = True
         assert (await asked(requests, submit, json.dumps(request_body()).encode()))["error"]["code"] == 503
@@ -83,10 +87,41 @@ def cancel_event(job_id: str) -> bytes:
     return json.dumps({**event, "data": {"job_id": job_id}}).encode()
 
 
+async def test_without_kubernetes_a_client_submits_in_its_projects_alone(tmp_path: Path) -> None:
+    """Those of the settings: `*` is all, and without an entry none. Nothing is published for a refused request."""
+    async with front(tmp_path) as entry:
+        cases = (
+            (RULES, "anna", "outside", None),
+            (RULES, "anna", "vision", 403),
+            (RULES, "bob", "vision", None),
+            (RULES, "carl", "outside", 403),
+            (NO_ACCESS_RULES, "anna", "outside", 403),
+        )
+        for rules, name, project, code in cases:
+            before = await entry.bus.last_sequence("JOB")
+            body = json.dumps(request_body(project_id=project)).encode()
+            answer = await asked(ClientRequests(entry.model, rules), client_subjects(name)[0], body)
+            assert answer.get("error", {}).get("code") == code, (name, project)
+            assert (await entry.bus.last_sequence("JOB") > before) == (code is None)
+            if code is not None:
+                assert f"{name}={project}" in answer["error"]["description"]
+
+
+async def test_without_kubernetes_no_client_has_dangerous_fields(tmp_path: Path) -> None:
+    """Not even with the setting; the refusal is that of a missing right, not that of a field."""
+    async with front(tmp_path) as entry:
+        entry.model.are_dangerous_fields_allowed = True
+        requests = ClientRequests(entry.model, RULES)
+        for spec, code in (({}, None), ({"hostNetwork": True}, 403), ({"nodeName": "n1"}, 422)):
+            body = json.dumps(templated_body(**spec)).encode()
+            answer = await asked(requests, client_subjects("anna")[0], body)
+            assert answer.get("error", {}).get("code") == code, answer
+
+
 async def test_without_kubernetes_a_client_cancels_its_own_jobs_alone(tmp_path: Path) -> None:
     """Equal ids of two clients are two jobs."""
     async with front(tmp_path) as entry:
-        requests = ClientRequests(entry.model, NO_ACCESS_RULES)
+        requests = ClientRequests(entry.model, RULES)
         body = json.dumps(request_body()).encode()
         jobs = {name: await _submitted(requests, name, body) for name in ("anna", "bob")}
         assert jobs["anna"] != jobs["bob"]
@@ -123,3 +158,15 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytes
             while len(answers) < 3:
                 await asyncio.sleep(0.01)
         assert len(answers) == 3
+
+
+def test_an_entry_for_all_other_clients() -> None:
+    """It holds for clients without an entry of their own."""
+    rules = AccessRules(client_projects=client_projects_of(("anna=outside", "*=shared")))
+    allowed = {
+        (client, project)
+        for client in ("anna", "bob")
+        for project in ("outside", "shared")
+        if rules.is_client_of(client, project)
+    }
+    assert allowed == {("anna", "outside"), ("bob", "shared")}

@@ -251,6 +251,36 @@ async def test_a_full_queue_answers_retry_later(tmp_path: Path, http: aiohttp.Cl
         assert await gate.model.bus.last_sequence("JOB") == before
 
 
+async def test_a_job_over_a_quota_has_a_problem_type_of_its_own(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """422 with the type of quotas where only quotas are exceeded; beside an invalid field each violation has a kind."""
+    rules = policy(quotas={"project_default": {"gpu_count_max": 2, "job_duration_hours_max": 1}})
+    async with front(tmp_path, policy=rules) as gate:
+        status, problem, _ = await _post(http, gate, BODY)
+        assert (status, problem["type"]) == (422, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert [(violation["field"], violation["kind"]) for violation in problem["violations"]] == [
+            ("gpu_requirements.gpu_count", "quota"),
+            ("max_duration_hours", "quota"),
+        ]
+        status, problem, _ = await _post(http, gate, {**BODY, "priority": "urgent"})
+        assert (status, problem.get("type")) == (422, None)
+        kinds = {violation["field"]: violation.get("kind") for violation in problem["violations"]}
+        assert kinds == {"gpu_requirements.gpu_count": "quota", "max_duration_hours": "quota", "priority": None}
+
+
+async def test_a_full_queue_of_a_user_answers_retry_later(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """429 with Retry-After and the type of quotas; nothing is published."""
+    async with front(tmp_path, policy=policy(quotas={"user_default": {"queue_count_max": 1}})) as gate:
+        await gate.tell(job("first"))
+        before = await gate.model.bus.last_sequence("JOB")
+
+        status, problem, headers = await _post(http, gate, BODY)
+
+        assert (status, problem["type"]) == (429, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert int(headers["Retry-After"]) >= 1
+        assert "is full for jobs without a known user: 1 waits" in problem["violations"][0]["reason"]
+        assert await gate.model.bus.last_sequence("JOB") == before
+
+
 async def test_without_the_broker_a_request_has_no_effect(gate: Front, http: aiohttp.ClientSession) -> None:
     """503 with Retry-After and no row; the same request is accepted later."""
     gate.bus.is_away = True
@@ -400,7 +430,7 @@ async def test_templates_are_refused_where_jobs_share_our_namespace(gate: Front,
 
 
 async def test_values_of_environment_variables_are_not_shown(gate: Front, http: aiohttp.ClientSession) -> None:
-    """In facts of short jobs and of templates; names stay. With the setting they are shown."""
+    """In facts of short jobs and of templates; names stay. With the setting they are shown to those who ask."""
     _, job_, _ = await _post(http, gate, _templated())
     await _post(http, gate, {**BODY, "container": {"image": "x", "env": {"A": "secret-value"}}})
     requested = [request for request in await _requests_on_stream(gate) if request.job_id != job_["job_id"]]
@@ -409,13 +439,17 @@ async def test_values_of_environment_variables_are_not_shown(gate: Front, http: 
     resynced = JobResynced(job_id=JobId("other"), requested=requested[0], queued=queued)
     await gate.tell(story, (TimedFact(resynced, Clock().now()),))
 
-    async def shown() -> str:
-        async with http.get(f"{gate.url}/api/v1/facts?subject=job.%3E") as response:
+    async def shown(more: str = "") -> str:
+        async with http.get(f"{gate.url}/api/v1/facts?subject=job.%3E{more}") as response:
             return await response.text()
 
     hidden = await shown()
     assert "secret-value" not in hidden
     assert hidden.count("(hidden)") == 5
     assert '"TOKEN"' in hidden
+    refused = await shown("&env=true")
+    assert "gateway.are_env_values_shown" in refused
+    assert "secret-value" not in refused
     gate.model.are_env_values_shown = True
-    assert (await shown()).count("secret-value") == 5
+    assert (await shown("&env=true")).count("secret-value") == 5
+    assert "secret-value" not in await shown()

@@ -12,7 +12,7 @@ from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler_services.gateway import schema
-from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX, Ledger, cost_of
+from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX, Ledger, cost_of, project_cost_of
 
 DAY = timedelta(days=1)
 SPAN_SECONDS = (60, 420, 3600, 86_400, 30 * 86_400)
@@ -88,6 +88,22 @@ def test_the_total_is_the_bill_of_the_days_that_are_kept() -> None:
     }
     assert cost.from_at == T0 + DAYS_COUNT_MAX * DAY
     assert len(cost.spans) == DAYS_COUNT_MAX
+
+
+def test_the_spend_of_a_project_is_its_own_by_day() -> None:
+    """Days without spend of it are spans of zero; nothing of others, and no idle cost, is in it."""
+    ledger = Ledger()
+    ledger.add(_charge("i-1", timedelta(0), 3600, idle=7, shares=[("a", 100), ("b", 50), (None, 11)]))
+    ledger.add(_charge("i-2", DAY, 3600, idle=7, shares=[("b", 3)]))
+    ledger.add(_charge("i-3", 2 * DAY, 3600, idle=7, shares=[("a", 20)]))
+    cost, start = project_cost_of(ledger.days, "a"), T0 - timedelta(hours=12)
+    assert (cost.span_seconds, cost.from_at, cost.allocated_micro_usd, cost.idle_micro_usd) == (86_400, start, 120, 0)
+    assert [(span.from_at, span.allocated_micro_usd) for span in cost.spans] == [
+        (start, 100), (start + DAY, 0), (start + 2 * DAY, 20)
+    ]  # fmt: skip
+    assert cost.projects == (schema.ProjectCost(project_id="a", allocated_micro_usd=120),)
+    nothing = project_cost_of(ledger.days, "c")
+    assert (nothing.from_at, nothing.allocated_micro_usd, nothing.spans) == (None, 0, ())
 
 
 def test_a_charge_older_than_the_limit_changes_nothing() -> None:

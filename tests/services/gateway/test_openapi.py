@@ -105,6 +105,7 @@ def _body(gate: Front, route: Route) -> dict[str, Any]:
         "DirectiveRequest": {"directive": {"directive": "freeze"}, "reason": "upkeep", "until": until},
         "DemandReported": {"source": "kafka", "shape": {"gpu_count": 1}, "count": 3, "until": until},
         "JobRequested": BODY,
+        "PlanQuestion": {"jobs": [BODY]},
     }
     return bodies[route.body.__name__ if route.body else ""]
 

@@ -37,11 +37,12 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.cost import CostAccrued, CostShare
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
+from gpu_autoscaler.model.decisions import Cut, Deferred, DeferredUpkeep, Plan, Upkeep
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.ids import PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
+from gpu_autoscaler.model.reasons.upkeep import UpkeepRepeated
 from gpu_autoscaler.runtime.health import Readiness
 from gpu_autoscaler_services.gateway import recent_facts
 from gpu_autoscaler_services.gateway.access import Caller
@@ -176,6 +177,34 @@ async def test_a_plan_shows_its_groups(gate: Front) -> None:
     named = [entry["subject"] for entry in shown["deferred"] if entry["subject"].startswith("pod/")]
     assert (group["subjects"], len(named)) == (named, 3)
     assert shown["deferred_unlisted"] == {}
+
+
+async def test_a_plan_shows_its_acts_of_upkeep(gate: Front) -> None:
+    """Decided acts with subject and reason; deferred ones as a group, and `why` of the node has both."""
+    story = (node("n1"), node("n2"))
+    made = plan(given(*story), policy(), T0)
+    waits = DeferredUpkeep(
+        decision="add_finalizer",
+        reason=UpkeepRepeated(attempts_count=2, retry_at=T0 + MINUTE),
+        objects_count=1,
+        subjects=("node/uid-n2",),
+    )
+    assert made.upkeep is not None
+    decided = made.upkeep.decisions[:1]
+    made = msgspec.structs.replace(made, upkeep=Upkeep(decisions=decided, deferred=(waits,)))
+    fact = ScalingPlanMade(plan_id=PlanId("p1"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
+    await gate.tell(*story, (TimedFact(fact, T0),))
+    _, shown = await _get(gate, "/api/v1/plans/p1")
+
+    (act,) = shown["upkeep"]
+    assert (act["decision"], act["subject"], act["reason"]) == ("add_finalizer", "n1", "finalizer_missing")
+    assert "lacks our finalizer" in act["sentence"]
+    (group,) = [group for group in shown["deferred_groups"] if group["step"] == "add_finalizer"]
+    assert (group["kind"], group["reason"], group["subjects"]) == ("node", "upkeep_repeated", ["node/uid-n2"])
+    assert "2 attempts had no effect so far" in group["sentence"]
+    for name, text in (("n1", "Add our finalizer to node n1."), ("n2", "Deferred for node n2 (step add_finalizer)")):
+        _, why = await _get(gate, f"/api/v1/why/node/{name}")
+        assert any(text in sentence for sentence in why["sentences"]), why
 
 
 async def test_every_pod_of_a_group_is_explained(gate: Front) -> None:

@@ -11,9 +11,13 @@ from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.kube_objects import Json, pod
 from tests.support.runners import Place, running, until
 from tests.support.stories import HOUR, TimedFact, given, policy
+from tests.support.upkeep import PlannedUpkeep, steps_of
 from tests.unit.kube.test_checkpoint_hooks import HOOK, listening
 
+from gpu_autoscaler.core.policy.disruption_settings import RemovalPolicy
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.scaling import ScalingCheckpointRequested
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
@@ -26,17 +30,15 @@ from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
-from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
-from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 
 NODE = "gpu-a"
+NO_FINALIZERS = policy(removal=RemovalPolicy(is_finalizer_on=False))
 
 
 async def observed_state(here: RunningCluster) -> ClusterState:
@@ -74,18 +76,23 @@ async def test_pods_are_notified_once_and_node_stays() -> None:
     async with listening() as (port, requests), running_cluster(clock_factor=1.0) as here:
         here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
         add_pod_with_hook(here, "train", port)
-        notices = CheckpointNotices(here.kube, hooks)
-        await notices.send(await observed_state(here))
+        notices = PlannedUpkeep(here.kube, here.provider, hooks)
+        assert await notices.take(await observed_state(here), NO_FINALIZERS, here.clock.now()) == []
         assert requests == [], "not deleted yet"
 
         ends_at = (delete_as_karpenter(here) + timedelta(seconds=30)).isoformat()
         before = await observed_state(here)
+        published: list[Fact] = []
         for state in (before, before, await observed_state(here)):
-            await notices.send(state)
+            published += await notices.take(state, NO_FINALIZERS, here.clock.now())
         await hooks.flush()
         pod_metadata, node = here.item("pods", "train")["metadata"], here.item("nodes", NODE)
     await hooks.close()
 
+    (requested,) = published
+    assert isinstance(requested, ScalingCheckpointRequested)
+    assert (requested.node_name, requested.pods) == (NODE, ("default/train",))
+    assert requested.deadline_at.isoformat() == ends_at
     assert requests == [("/save", {"pod": "default/train", "deadline_at": ends_at})]
     assert pod_metadata["annotations"][CHECKPOINT_REQUESTED] == ends_at
     assert "deletionTimestamp" not in pod_metadata, "we evict no pod"
@@ -93,8 +100,8 @@ async def test_pods_are_notified_once_and_node_stays() -> None:
     assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]
 
 
-async def test_refused_notice_is_logged_once_per_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not on each tick; a later deletion of the same node name is logged again."""
+async def test_refused_notice_is_logged_with_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises nothing: the other acts of the plan go on, and a later plan decides it again."""
 
     async def forbidden(*_: object) -> bool:
         raise PermanentError("pods is forbidden")
@@ -103,16 +110,14 @@ async def test_refused_notice_is_logged_once_per_deletion(monkeypatch: pytest.Mo
         async with running_cluster(clock_factor=1.0) as here:
             here.add_node(NODE, labels={ACTION_ID: "buy-1", KARPENTER_REGISTERED: "true"})
             add_pod_with_hook(here, "train", 1)
-            notices = CheckpointNotices(here.kube)
-            kept = await observed_state(here)
             delete_as_karpenter(here)
-            deleted = await observed_state(here)
             monkeypatch.setattr(here.kube, "annotate_pod", forbidden)
-            counts = []
-            for state in (deleted, deleted, kept, deleted):
-                await notices.send(state)
-                counts.append(sum(line["event"] == "checkpoint notice refused" for line in lines))
-    assert counts == [1, 1, 1, 2]
+            notices = PlannedUpkeep(here.kube, here.provider)
+            at = here.clock.now()
+            assert await notices.take(await observed_state(here), NO_FINALIZERS, at) == []
+    (line,) = [line for line in lines if line["event"] == "upkeep failed, retried"]
+    assert (line["decision"], line["attempts_count"]) == ("request_checkpoints", 1)
+    assert (line["error"], line["retry_at"]) == ("pods is forbidden", (at + timedelta(seconds=5)).isoformat())
 
 
 class _NoRegularTick(Scaler):
@@ -135,9 +140,7 @@ async def test_node_deletion_triggers_checkpoint_notice(tmp_path: Path) -> None:
                 Purchases(view, here.provider, installation, here.clock.now),
                 Drains(view, here.kube, here.clock),
                 store,
-                Finalizers(here.kube),
-                CheckpointNotices(here.kube),
-                OrphanedNodes(here.kube, here.provider),
+                steps_of(here.kube, here.provider, here.clock.now),
             ),
             DecisionRecovery(store, policy()),
             InstanceWatch(here.provider, installation, here.clock),

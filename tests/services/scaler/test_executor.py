@@ -12,6 +12,7 @@ from tests.support.cluster import RunningCluster, running_cluster, until
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json, budget, pod
 from tests.support.stories import Story, TimedFact, given, offer, planned, purchase, record
+from tests.support.upkeep import steps_of
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
@@ -43,11 +44,8 @@ from gpu_autoscaler.runtime.service import Outcome, Step
 from gpu_autoscaler.runtime.steps import take_steps
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler.store.sqlite import SqliteStore
-from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
-from gpu_autoscaler_services.scaler.finalizers import Finalizers
-from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
@@ -64,9 +62,7 @@ class Bench:
         self.cloud = FakeCapacity([offer()], installation="uid", now=here.clock.now)
         self.view, kube = StateView(), here.kube
         purchases, drains = Purchases(self.view, self.cloud, "uid", here.clock.now), Drains(self.view, kube, here.clock)
-        self.executor = Executor(
-            purchases, drains, store, Finalizers(kube), CheckpointNotices(kube), OrphanedNodes(kube, self.cloud)
-        )
+        self.executor = Executor(purchases, drains, store, steps_of(kube, self.cloud, here.clock.now))
         self._story: Story = ()
 
     def record_story(self, *stories: Story) -> None:

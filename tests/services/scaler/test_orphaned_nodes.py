@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
-import msgspec
 import pytest
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.fake_capacity import FakeCapacity
 from tests.support.kube_objects import Json
 from tests.support.stories import Story, TimedFact, given, offer, policy, purchase
+from tests.support.upkeep import PlannedUpkeep
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS
 from gpu_autoscaler.core.state.state import ClusterState
@@ -17,20 +17,15 @@ from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.events.scaling import ScalingNodeRemoved
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
-from gpu_autoscaler.model.ids import NodeUid, ProviderId
+from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.labels import ACTION_ID, TERMINATION_FINALIZER
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.objects import set_condition
-from gpu_autoscaler_services.scaler.orphaned_nodes import (
-    ASKED_AGAIN_SECONDS,
-    NODES_PER_TICK_MAX,
-    REFUSED_SECONDS,
-    OrphanedNodes,
-)
+from gpu_autoscaler_services.scaler.orphaned_nodes import ASKED_AGAIN_SECONDS
 
 NAME, OURS = "gpu-a", "uid"
-LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(seconds=REFUSED_SECONDS)
+LATER, LONG = timedelta(seconds=ASKED_AGAIN_SECONDS), timedelta(minutes=10)
 
 
 class Bench:
@@ -39,7 +34,7 @@ class Bench:
     def __init__(self, here: RunningCluster) -> None:
         self.here = here
         self.cloud = FakeCapacity([offer()], installation=OURS, now=here.clock.now)
-        self.orphaned_nodes = OrphanedNodes(here.kube, self.cloud)
+        self.upkeep = PlannedUpkeep(here.kube, self.cloud)
         self.provider_id = ProviderId("fake:///zone-a/i-never")
         self.at = here.clock.now()
         self.state = ClusterState()
@@ -91,8 +86,9 @@ class Bench:
         return (TimedFact(fact, ended_at),)
 
     async def remove(self, after: timedelta = timedelta(0)) -> list[ScalingNodeRemoved]:
-        """Remove what is due at the last observation plus `after`."""
-        return await self.orphaned_nodes.remove(self.state, policy(watch_age_seconds_max=86_400), self.at + after)
+        """Remove what a plan decides at the last observation plus `after`."""
+        facts = await self.upkeep.take(self.state, policy(watch_age_seconds_max=86_400), self.at + after)
+        return [fact for fact in facts if isinstance(fact, ScalingNodeRemoved)]
 
     @property
     def node(self) -> Json:
@@ -159,7 +155,7 @@ async def test_node_of_running_instance_is_kept(bench: Bench) -> None:
     assert ended != living.provider_id
 
 
-async def test_failed_lookup_is_retried_with_next_tick(bench: Bench) -> None:
+async def test_failed_lookup_is_retried_with_the_next_attempt(bench: Bench) -> None:
     """It confirms neither presence nor absence."""
     await bench.begin()
     assert await bench.remove() == []
@@ -182,37 +178,6 @@ async def test_slow_lookup_is_abandoned(bench: Bench, monkeypatch: pytest.Monkey
     async with asyncio.timeout(60):
         assert await bench.remove(LATER) == []
     assert bench.is_kept
-
-
-async def test_lookups_per_tick_are_limited(bench: Bench) -> None:
-    """The remaining nodes follow with the next ticks."""
-    await bench.begin()
-    asked: list[ProviderId] = []
-
-    class Counting(FakeCapacity):
-        async def instance(self, provider_id: ProviderId) -> None:
-            asked.append(provider_id)
-
-    ended_at = bench.at - timedelta(seconds=ORPHANED_SECONDS)
-    seen = node_observed(await bench.here.kube.get(NODES, "", NAME), epoch=1)
-    many = [
-        msgspec.structs.replace(
-            seen, name=f"n{number}", node_uid=NodeUid(f"u{number}"), provider_id=ProviderId(f"fake:///z/{number}")
-        )
-        for number in range(2 * NODES_PER_TICK_MAX + 1)
-    ]
-    ended = [told.fact for told in bench.ended(ended_at)]
-    ends = [msgspec.structs.replace(ended[0], provider_id=node.provider_id) for node in many]
-    bench.state = given(tuple(TimedFact(fact, ended_at) for fact in (*many, *ends)), as_of=bench.at)
-    bench.orphaned_nodes = OrphanedNodes(
-        bench.here.kube, Counting([offer()], installation=OURS, now=bench.here.clock.now)
-    )
-    counts = []
-    for _ in range(4):
-        await bench.remove()
-        counts.append(len(set(asked)))
-    assert counts == [NODES_PER_TICK_MAX, 2 * NODES_PER_TICK_MAX, len(many), len(many)]
-    assert len(asked) == len(many)
 
 
 async def test_node_of_foreign_instance_is_kept(bench: Bench) -> None:
@@ -260,9 +225,9 @@ async def test_changed_node_is_not_deleted(bench: Bench) -> None:
 async def test_provider_without_instance_lookup_removes_nothing(bench: Bench) -> None:
     """Karpenter removes its nodes itself."""
     await bench.begin()
-    blind = OrphanedNodes(bench.here.kube, _Blind())  # type: ignore[arg-type]
+    bench.upkeep = PlannedUpkeep(bench.here.kube, _Blind())  # type: ignore[arg-type]
     for after in (timedelta(0), LATER):
-        assert await blind.remove(bench.state, policy(watch_age_seconds_max=86_400), bench.at + after) == []
+        assert await bench.remove(after) == []
     assert bench.is_kept
 
 
@@ -274,7 +239,7 @@ async def test_restart_repeats_first_confirmation(bench: Bench) -> None:
     """The first confirmation is not remembered across restarts."""
     await bench.begin()
     assert await bench.remove() == []
-    bench.orphaned_nodes = OrphanedNodes(bench.here.kube, bench.cloud)
+    bench.upkeep = PlannedUpkeep(bench.here.kube, bench.cloud)
     assert await bench.remove(LATER) == []
     assert bench.is_kept
     assert len(await bench.remove(2 * LATER)) == 1

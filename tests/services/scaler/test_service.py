@@ -21,13 +21,18 @@ from tests.support.stories import (
     purchase,
 )
 
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeInstanceObserved, NodeWatched
 from gpu_autoscaler.events.policy import PolicyChanged
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.decisions import AnnounceReservationEnd, CancelIdleJob
+from gpu_autoscaler.model.ids import ActionId, JobId, PlanId, ProviderId
 from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.reasons.upkeep import JobIdle
 from gpu_autoscaler.providers.protocol import Instance
 from gpu_autoscaler.runtime.digests import policy_digest
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -38,6 +43,7 @@ from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler_services.scaler.inventory import InstancesListed
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
+from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 
 SECOND = timedelta(seconds=1)
 
@@ -49,28 +55,6 @@ async def no_instances() -> AsyncIterator[InstancesListed]:
 
 class _NoExecution:
     """An executor that does nothing."""
-
-    @property
-    def finalizers(self) -> "_NoExecution":
-        return self
-
-    @property
-    def checkpoint_notices(self) -> "_NoExecution":
-        return self
-
-    @property
-    def orphaned_nodes(self) -> "_NoExecution":
-        return self
-
-    async def remove(self, *_: object) -> tuple[()]:
-        """Remove nothing."""
-        return ()
-
-    async def write_due(self, *_: object, **__: object) -> None:
-        """Write nothing."""
-
-    async def send(self, *_: object) -> None:
-        """Notify nobody."""
 
 
 def scaler(view: StateView, with_policy: ScalingPolicy | None = None, tables: Tables | None = None) -> Scaler:
@@ -259,21 +243,37 @@ async def test_policy_change_is_published_before_its_first_plan() -> None:
     assert not made.plan.decisions
 
 
-async def test_reservation_end_is_published_once_and_ahead() -> None:
+async def test_reservation_end_is_decided_and_published_once_and_ahead() -> None:
     """As a notice with the end as its deadline, when the node must start to drain."""
     until = T0 + HOUR
     paid = msgspec.structs.replace(offer(), paid_from=T0 - HOUR, paid_until=until)
-    order = bought(purchase("buy-1", paid))
-    view = view_of(order)
+    story = bought(purchase("buy-1", paid))
 
-    async def notices(at: datetime) -> list[SpotNoticeReceived]:
-        seen = msgspec.structs.replace(instance("running"), action_id=ActionId("buy-1"))
-        facts = await scaler(view).on_item(InstancesListed(instances=(seen,), listed_at=at))
-        assert isinstance(facts, list)
-        return [fact for fact in facts if isinstance(fact, SpotNoticeReceived)]
+    def decided(at: datetime, *more: Story) -> list[AnnounceReservationEnd]:
+        state = given(story, *more, as_of=at)
+        made = plan(state, policy(), at)
+        assert [violation for violation in check(made, state, policy()) if violation.action_ids] == []
+        return [act for act in made.upkeep_decisions if isinstance(act, AnnounceReservationEnd)]
 
-    assert await notices(until - 11 * MINUTE) == []
-    (notice,) = await notices(until - 10 * MINUTE)
-    assert (notice.kind, notice.reclaim_at) == ("paid_period_over", until)
-    view.advance(given(order, (TimedFact(notice, until - 10 * MINUTE),)), {"SPOT": 1})
-    assert await notices(until - 9 * MINUTE) == []
+    at = until - 10 * MINUTE
+    assert decided(at - SECOND) == []
+    (act,) = decided(at)
+    (notice,) = await UpkeepSteps(None, None, None, lambda: at).take(act, PlanId("p"))  # type: ignore[arg-type]
+    assert isinstance(notice, SpotNoticeReceived)
+    assert (notice.kind, notice.reclaim_at, notice.channel) == ("paid_period_over", until, "calendar")
+    assert decided(at + MINUTE, (TimedFact(notice, at),)) == []
+
+
+async def test_an_idle_job_is_canceled_by_a_fact_of_its_decision() -> None:
+    """A plan that is delivered again publishes an equal fact, and none after the time of the next attempt."""
+    act = CancelIdleJob(
+        action_id=ActionId("act"), job_id=JobId("train"), retry_at=T0 + MINUTE,
+        reason=JobIdle(idle_seconds=3_600.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
+    )  # fmt: skip
+    (canceled,) = await UpkeepSteps(None, None, None, lambda: T0).take(act, PlanId("p"))  # type: ignore[arg-type]
+    assert isinstance(canceled, JobCancelRequested)
+    assert (canceled.job_id, canceled.requested_by) == ("train", "gpu-autoscaler")
+    assert canceled.note == "its GPU utilization was at most 5 % for 1 h"
+    assert canceled.condition() == "job_cancel_requested/train/act"
+    late = UpkeepSteps(None, None, None, lambda: T0 + MINUTE)  # type: ignore[arg-type]
+    assert await late.take(act, PlanId("p")) == ()

@@ -357,31 +357,33 @@ def test_lost_member_ends_attempt_once() -> None:
     """Further losses before the next placement are the same loss."""
     placed = job("train", placed_on=("n1",), is_running=True)
     both = (TimedFact(gone(), LOST_AT), TimedFact(gone(pod_uid=PodUid("other"), version=10), LOST_AT))
-    ((lost,),) = losses(given(node("n1"), placed, both), policy()).values()
+    ((lost,),) = losses(given(node("n1"), placed, both), policy(), LOST_AT + MINUTE).values()
     assert isinstance(lost, JobPreempted)
     assert (lost.attempt, lost.preempted_at) == (1, LOST_AT)
     assert lost.cause == "pod default/train-0-x on node n1 was lost"
-    assert losses(given(node("n1"), placed, both, (TimedFact(lost, LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), placed, both, (TimedFact(lost, LOST_AT),)), policy(), LOST_AT + MINUTE) == {}
 
 
 def test_loss_before_placement_is_ignored() -> None:
     """The next attempt begins complete; only later losses end it."""
     again = job("train", placed_on=("n1",), attempt=2, is_running=True, at=LOST_AT + timedelta(minutes=5))
-    assert losses(given(node("n1"), again, (TimedFact(gone(), LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), again, (TimedFact(gone(), LOST_AT),)), policy(), LOST_AT + MINUTE) == {}
 
 
 def test_loss_before_its_job_is_known_is_published_later() -> None:
     """Streams are not ordered: the pod's end may be read before the placement."""
     early = (TimedFact(gone(), LOST_AT),)
-    assert losses(given(early), policy()) == {}
-    assert list(losses(given(early, node("n1"), job("train", placed_on=("n1",))), policy())) == [TRAIN]
+    assert losses(given(early), policy(), LOST_AT + MINUTE) == {}
+    assert list(losses(given(early, node("n1"), job("train", placed_on=("n1",))), policy(), LOST_AT + MINUTE)) == [
+        TRAIN
+    ]
 
 
 @pytest.mark.parametrize("changes", [{"phase": "succeeded"}, {"job_id": None}, {"job_id": JobId("unknown")}])
 def test_succeeded_or_unknown_pod_is_no_loss(changes: dict[str, object]) -> None:
     """It had succeeded, or its job is unknown."""
     running = job("train", placed_on=("n1",), is_running=True)
-    assert losses(given(node("n1"), running, (TimedFact(gone(**changes), LOST_AT),)), policy()) == {}
+    assert losses(given(node("n1"), running, (TimedFact(gone(**changes), LOST_AT),)), policy(), LOST_AT + MINUTE) == {}
 
 
 def test_pod_missing_from_list_is_no_loss() -> None:
@@ -391,22 +393,24 @@ def test_pod_missing_from_list_is_no_loss() -> None:
     state = given(story, synced((*node("n1"), *running), as_of=LOST_AT), is_synced=False)
     assert not state.pods
     assert tombstone_of(state.pods_gone, PodUid("uid-train-0")) is not None
-    assert losses(state, policy()) == {}
+    assert losses(state, policy(), LOST_AT + MINUTE) == {}
 
 
 def test_waiting_or_finished_job_has_no_loss() -> None:
     """Not placed yet, or finished already."""
-    assert losses(given(job("train"), (TimedFact(gone(), LOST_AT),)), policy()) == {}
+    assert losses(given(job("train"), (TimedFact(gone(), LOST_AT),)), policy(), LOST_AT + MINUTE) == {}
     end = JobFinished(job_id=TRAIN, outcome="completed", finished_at=T0)
     over = given(node("n1"), job("train", placed_on=("n1",)), (TimedFact(gone(), LOST_AT), TimedFact(end, T0)))
-    assert losses(over, policy()) == {}
+    assert losses(over, policy(), LOST_AT + MINUTE) == {}
 
 
 def test_last_retry_ends_job() -> None:
     """With one retry allowed the second loss is the end, and the message counts attempts."""
     allowed = policy(job_retries_count_max=1)
     running = job("train", placed_on=("n1",), attempt=2, is_running=True)
-    ((lost, end),) = losses(given(node("n1"), running, (TimedFact(gone(), LOST_AT),)), allowed).values()
+    ((lost, end),) = losses(
+        given(node("n1"), running, (TimedFact(gone(), LOST_AT),)), allowed, LOST_AT + MINUTE
+    ).values()
     assert isinstance(lost, JobPreempted)
     assert isinstance(end, JobFinished)
     assert (end.outcome, end.finished_at) == ("failed", LOST_AT)

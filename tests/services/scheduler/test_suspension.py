@@ -67,7 +67,7 @@ async def test_terminating_pods_are_polled_with_backoff(bench: Bench, monkeypatc
     bench.record_story(story)
     asked, answers = list[int](), [False]
 
-    async def suspend(self: Binder, job_id: JobId, runtime: Runtime) -> bool:
+    async def suspend(self: Binder, job_id: JobId, runtime: Runtime, namespace: str) -> bool:
         """Count the call and return the test's answer."""
         asked.append(tick)
         return answers[-1]

@@ -72,6 +72,7 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
         ({"GATEWAY_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
         ({"GATEWAY_PROJECT_NAMESPACES": "research=Team R"}, "'research=Team R' is not project=namespace"),
         ({"GATEWAY_PROJECT_NAMESPACES": "research"}, "'research' is not project=namespace"),
+        ({"GATEWAY_CLIENT_PROJECTS": "anna"}, "'anna' is not client=project; example: anna=research"),
         ({"GATEWAY_TLS_KEY_PATH": "/key"}, "gateway.tls_certificate_path, gateway.tls_key_path: set both"),
         ({"GATEWAY_OIDC_ISSUER": "https://login.example"}, "gateway.oidc_issuer, gateway.oidc_audience: set both"),
         (

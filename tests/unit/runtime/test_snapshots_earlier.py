@@ -78,5 +78,8 @@ async def test_this_version_continues_from_a_snapshot_of_the_last_release(tmp_pa
         tuple((mark.stream, mark.last_sequence) for mark in label.marks),
     )
     assert view.state.jobs
-    assert await folded(history, behind=view) == await folded(history)
+    states = [await folded(history, behind=view), await folded(history)]
+    # GPU time is counted from the update on: the snapshot of the last release has none.
+    without = [msgspec.structs.replace(state, gpu_seconds={}, gpu_time={}) for state in states]
+    assert without[0] == without[1]
     await store.close()

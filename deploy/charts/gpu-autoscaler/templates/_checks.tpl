@@ -19,6 +19,11 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- range $name, $project := .Values.jobs.projects }}
+{{- if eq ($project.namespace | default "") $.Release.Namespace }}
+{{- fail (printf "jobs.projects.%s.namespace: %s is the namespace of this release, whose Secrets and service accounts its jobs could use; choose another one" $name $project.namespace) }}
+{{- end }}
+{{- end }}
 {{- if not (has .Values.autoscaling.provider $code.providers) }}
 {{- fail (printf "autoscaling.provider: no driver for %s in this version; choose one of %s" .Values.autoscaling.provider (join ", " $code.providers)) }}
 {{- end }}

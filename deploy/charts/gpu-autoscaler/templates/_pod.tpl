@@ -137,6 +137,9 @@ source.
 {{- end }}
 {{- end }}
 - {name: GPU_AUTOSCALER_KUBE_NAMESPACE, value: {{ include "gpu-autoscaler.jobsNamespace" $root }}}
+{{- if and (eq $process.service "pod_watcher") $values.jobs.watchQuotas }}
+- {name: GPU_AUTOSCALER_KUBE_ARE_QUOTAS_WATCHED, value: "true"}
+{{- end }}
 {{- end }}
 {{- if $process.cloud }}
 - {name: GPU_AUTOSCALER_PROVIDER_NAME, value: {{ $values.autoscaling.provider }}}
@@ -255,7 +258,7 @@ source.
 {{- end }}
 {{- if $process.store }}
 - {name: GPU_AUTOSCALER_STORE_SNAPSHOT_SECONDS, value: {{ $values.store.snapshotSeconds | toString | quote }}}
-{{- range $name := list "span" "ledger" "plan" "job" "snapshot" "request" }}
+{{- range $name := list "span" "ledger" "plan" "job" "snapshot" "audit" "request" }}
 - {name: GPU_AUTOSCALER_STORE_{{ upper $name }}_DAYS, value: {{ index $values.store (printf "%sDays" $name) | int | quote }}}
 {{- end }}
 {{- end }}

@@ -59,6 +59,31 @@ forecast:
   lookback_hours: {{ mul 24 (int $auto.predictive.lookbackDays) }}
   confidence_ratio_min: {{ $auto.predictive.confidenceThreshold }}
   prewarm_utilization_ratio_max: {{ $auto.predictive.preWarmThreshold }}
+{{- with .Values.jobs }}
+{{- if or .projects .namespaceTemplate .quota .priorityClasses }}
+tenancy:
+  namespace_template: {{ .namespaceTemplate | toJson }}
+  quota: {{ .quota | toJson }}
+  {{- if .namespaceTemplate }}
+  admitted_namespaces: [{{ $.Release.Namespace }}]
+  {{- end }}
+  {{- if .priorityClasses }}
+  priority_class_prefix: {{ include "gpu-autoscaler.fullname" $ }}
+  {{- end }}
+  projects:
+  {{- range $name, $project := .projects }}
+    - name: {{ $name | toJson }}
+      {{- with $project.namespace }}
+      namespace: {{ . | toJson }}
+      {{- end }}
+      {{- with $project.costCenter }}
+      cost_center: {{ . | toJson }}
+      {{- end }}
+      quota: {{ $project.quota | default dict | toJson }}
+  {{- else }} []
+  {{- end }}
+{{- end }}
+{{- end }}
 pools:
 {{- range default (list (dict "name" "default")) $auto.nodePools }}
   - {{- include "gpu-autoscaler.pool" (dict "pool" . "isSpotOn" $auto.spot.enabled) | nindent 4 }}

@@ -22,8 +22,11 @@ from gpu_autoscaler.core.check.purchase_rules import (
     selection_violations,
     wait_violations,
 )
+from gpu_autoscaler.core.check.quota_rules import quota_violations
 from gpu_autoscaler.core.check.removal_rules import removal_violations, utilization_violations
+from gpu_autoscaler.core.check.resource_quota_rules import resource_quota_violations
 from gpu_autoscaler.core.check.spend_rules import spend_violations
+from gpu_autoscaler.core.check.upkeep_rules import upkeep_violations
 from gpu_autoscaler.core.check.violation import Violation, attributed
 from gpu_autoscaler.core.policy.cron import parse_schedule
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
@@ -50,6 +53,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         _offers,
         _limits,
         spend_violations,
+        quota_violations,
         cooldown_violations,
         _gangs,
         elastic_member_violations,
@@ -64,8 +68,10 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         removal_violations,
         brake_violations,
         pod_constraint_violations,
+        resource_quota_violations,
         utilization_violations,
         launch_group_violations,
+        upkeep_violations,
     )
     return tuple(attributed(sentence) for rule in rules for sentence in rule(plan, state, policy))
 
@@ -76,8 +82,9 @@ def _bought(plan: Plan) -> list[BuyNode]:
 
 def _identity(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     """Yield duplicate or reused action ids, and a wrong parent plan."""
-    counts = Counter(decision.action_id for decision in plan.decisions)
-    for decision in plan.decisions:
+    every = (*plan.decisions, *plan.upkeep_decisions)
+    counts = Counter(decision.action_id for decision in every)
+    for decision in every:
         action_id = decision.action_id
         if counts[action_id] > 1:
             yield Violation(f"{counts[action_id]} decisions share the action id {action_id}", decision)

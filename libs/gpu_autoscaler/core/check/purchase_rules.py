@@ -107,7 +107,7 @@ def _is_at_its_last(job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> b
         return False
     if as_of >= job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds):
         return False
-    return job.preempted.attempt >= min(policy.spot.interruptions_count_max, policy.job_retries_count_max)
+    return job.preempted.retries_used >= min(policy.spot.interruptions_count_max, policy.job_retries_count_max)
 
 
 # ---- scale-up cooldown

@@ -180,7 +180,8 @@ def _is_amiss(gpu: GpuTelemetryHistory, policy: ScalingPolicy, before: datetime,
 
 # ---- work that is better not moved now
 
-_RETRIES_KEPT_COUNT = 2  # that a move by choice must leave
+_RETRIES_KEPT_COUNT = 2  # that a job moved by choice must have
+_DOUBLINGS_COUNT_MAX = 8  # of the protected time, one for each earlier move of the job
 
 
 def protection_violations(
@@ -188,14 +189,16 @@ def protection_violations(
 ) -> Iterator[str]:
     """Yield a sentence for each pod moved by choice that just began, ends soon, or whose job is protected."""
     rules = policy.removal.protection
-    began_after = as_of - timedelta(seconds=rules.run_seconds_min)
     for pod in pods:
         if pod.deleting_since is not None:
             continue
         name = f"node {drain.node_name} is drained by choice, but pod {pod.namespace}/{pod.name}"
-        if pod.started_at is not None and pod.started_at > began_after:
-            yield Violation(f"{name} has just begun", drain)
         job = None if pod.job_id is None else state.jobs.get(pod.job_id)
+        placed = None if job is None else job.placed
+        moved_count = 0 if placed is None else placed.attempt - placed.retries_used - 1
+        least = timedelta(seconds=rules.run_seconds_min) * 2 ** min(moved_count, _DOUBLINGS_COUNT_MAX)
+        if pod.started_at is not None and pod.started_at > as_of - least:
+            yield Violation(f"{name} has just begun", drain)
         if job is not None:
             yield from (Violation(f"{name} {what}", drain) for what in _job_protections(job, policy))
         ends_at = _announced_end(pod)
@@ -222,7 +225,7 @@ def _job_protections(job: JobRecord, policy: ScalingPolicy) -> Iterator[str]:
         yield f"is of a job of priority {queued.spec.priority}"
     if min(placed.node_uids, default=None) != max(placed.node_uids, default=None):
         yield "is of a job that runs on several nodes"
-    if policy.job_retries_count_max - placed.attempt < _RETRIES_KEPT_COUNT:
+    if policy.job_retries_count_max - placed.retries_used < _RETRIES_KEPT_COUNT:
         yield "is of a job that has no retry to spare"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Self
 
-from gpu_autoscaler.model.decisions import AnyDecision
+from gpu_autoscaler.model.decisions import AnyDecision, AnyUpkeep
 from gpu_autoscaler.model.ids import ActionId
 
 
@@ -18,7 +18,7 @@ class Violation(str):
     action_ids: frozenset[ActionId]
     demand: tuple[str, ...]  # keys of work: job/<id>, pod/<uid>, group/<namespace>/<name>
 
-    def __new__(cls, sentence: str, *decisions: AnyDecision, demand: Iterable[str] = ()) -> Self:
+    def __new__(cls, sentence: str, *decisions: AnyDecision | AnyUpkeep, demand: Iterable[str] = ()) -> Self:
         """Return the violation of these decisions, or of the plan's handling of this demand."""
         violation = super().__new__(cls, sentence)
         violation.action_ids = frozenset(decision.action_id for decision in decisions)

@@ -66,6 +66,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     leaves: NodeUid | None = None  # node under notice or drain
     prefers: tuple[str, ...] = ()  # keys of the bins of its placement
     buy_reason: CapacityBuffer | BelowOverride | UtilizationHigh | None = None  # why nodes are bought without work
+    strict_queue: str | None = None  # queue in which no later job passes this one; None: others may pass
     blocked: DeferReason | None = None  # why no node helps: it uses no capacity and none is bought
 
     @property

@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.elastic import elastic_members
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.resource_quotas import limited_by_quotas
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.reported_demand import spec_of
 from gpu_autoscaler.core.nodes.views import NodeView, Selected, table_of
@@ -169,7 +170,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     items.extend(_job_items(state, pods_per_job))
     reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
     items.extend(item for record in reports for item in _reported_items(record))
-    return tuple(sorted(items, key=_serving_order))
+    return limited_by_quotas(sorted(items, key=_serving_order), state)
 
 
 _LEAVING = Selected(lambda view: view.node is not None and (view.notice is not None or view.drain is not None))
@@ -328,7 +329,8 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
                 shape=job_shape(spec),
                 member_count=missing_count,
-                gang=f"job/{job_id}" if missing_count > 1 else None,
+                # A single member needs a domain as well, which the elastic ones follow.
+                gang=f"job/{job_id}" if missing_count > 1 or spec.within is not None else None,
                 within=spec.within,
                 start_by_at=spec.start_by_at,
                 priority=spec.priority,

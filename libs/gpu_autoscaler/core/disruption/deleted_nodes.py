@@ -1,6 +1,6 @@
 """Step `empty_deleted`: a node that a user deleted is drained as Kubernetes would, by a deadline.
 
-Also the finalizer that makes this possible (`scaler/finalizers.py` applies it), and nodes that Karpenter ends itself.
+Also the finalizer that makes this possible, and nodes that Karpenter ends itself: step `upkeep` decides what is due.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
+from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons.drain import NodeDeleted
 
 
@@ -107,13 +108,14 @@ def _has_ended(view: NodeView, state: ClusterState) -> bool:
 
 # ---- deletions by Karpenter
 # Karpenter taints a node that it ends and evicts its pods at once (`pkg/controllers/node/termination/controller.go`,
-# v1.12.1; read 2026-11-22). Only pods that save on request have to be notified. No decision is recorded.
+# v1.12.1; read 2026-11-22). Only pods that save on request have to be notified: step `upkeep` decides it.
 
 
 class UnannouncedDeletion(NamedTuple):
     """A node that Karpenter deletes, and since when."""
 
     node_name: str
+    node_uid: NodeUid
     since: datetime
 
 
@@ -125,7 +127,7 @@ def unannounced_deletions(state: ClusterState) -> tuple[UnannouncedDeletion, ...
             continue
         here = filter(counts_for_idleness, pods_by_node(state).get(node.name, ()))
         if not all(is_announced(dict(pod.annotations), since) for pod in here):
-            deletions.append(UnannouncedDeletion(node.name, since))
+            deletions.append(UnannouncedDeletion(node.name, node.node_uid, since))
     return tuple(sorted(deletions))
 
 

@@ -9,21 +9,26 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.disruption_settings import ProtectionPolicy
+from gpu_autoscaler.core.state.retries import moves
 from gpu_autoscaler.core.state.state import JobRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.format import duration, instant
 from gpu_autoscaler.model.observed import Instant, aware_instant
 
-# Retries that a move leaves for interruptions: a capacity shortage takes one, and often the next. Source: our own.
+# Retries that a job has left for interruptions when it is moved: a capacity shortage takes one, and often the next.
+# The move itself uses up none. Source: our own.
 _RETRIES_KEPT_COUNT = 2
+# The protected time of a job's pods doubles with each loss by our own choice, up to 256 times: with the default of
+# 5 min a job is moved at most 8 times in its first 21 h, and then once in 21 h.
+_DOUBLINGS_COUNT_MAX = 8
 
 
 def reason_to_wait(
     pod: PodObserved, job: JobRecord | None, rules: ProtectionPolicy, retries_count_max: int, as_of: datetime
 ) -> str | None:
     """Return why the pod is better not moved now; None: it may be moved."""
-    least = rules.run_seconds_min
+    least = rules.run_seconds_min * 2 ** min(_moves(job), _DOUBLINGS_COUNT_MAX)
     if pod.started_at is not None and least > 0 and not has_lasted(pod.started_at, least, as_of):
         run_seconds = max(0.0, (as_of - pod.started_at).total_seconds())
         return f"it has run for {duration(run_seconds)} of the protected {duration(least)}"
@@ -50,9 +55,13 @@ def _reason_of_job(job: JobRecord, rules: ProtectionPolicy, retries_count_max: i
         return f"its job has priority {priority}; jobs of priority {priority_min} or more are not moved"
     if len(set(job.placed.node_uids)) > 1:
         return "its job runs on several nodes, all of which would start over"
-    if job.placed.attempt > retries_count_max - _RETRIES_KEPT_COUNT:
+    if retries_count_max - job.placed.retries_used < _RETRIES_KEPT_COUNT:
         return "its job has no retry to spare"
     return None
+
+
+def _moves(job: JobRecord | None) -> int:
+    return 0 if job is None or job.placed is None else moves(job.placed)
 
 
 def gpu_seconds_at_risk(pods: Iterable[PodObserved], checkpoint_interval_seconds: float, as_of: datetime) -> float:

@@ -5,6 +5,7 @@ zero: an idle sensor is not an idle job.
 """
 
 from datetime import datetime
+from typing import NamedTuple
 
 from gpu_autoscaler.core.disruption.utilization import FleetUtilization, fleet_utilization
 from gpu_autoscaler.core.next_change import has_lasted
@@ -13,35 +14,33 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import is_finished, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory, since_at_most
-from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.format import duration, percent
 from gpu_autoscaler.model.ids import JobId
 
-REQUESTED_BY = "gpu-autoscaler"
+
+class IdleJob(NamedTuple):
+    """A job whose GPUs have all been idle for too long."""
+
+    job_id: JobId
+    idle_seconds: float
 
 
-def idle_job_cancellations(
-    state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> tuple[JobCancelRequested, ...]:
-    """Return a cancel request for each job that was idle for too long; empty if telemetry is unreliable."""
+def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleJob, ...]:
+    """Return each job that was idle for too long, by id; empty if telemetry is unreliable."""
     rules = policy.idle_jobs
-    if not rules.is_on or policy.is_frozen:
+    if not rules.is_on:
         return ()
     utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
     if utilization.fault is not None:
         return ()
     held_gpus = _held_gpus(state, utilization)
-    cancellations: list[JobCancelRequested] = []
+    due: list[IdleJob] = []
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
-        if idle_since is None or not has_lasted(idle_since, rules.idle_seconds, as_of):
-            continue
-        idle_seconds = (as_of - idle_since).total_seconds()
-        note = f"its GPU utilization was at most {percent(rules.busy_ratio_max)} for {duration(idle_seconds)}"
-        cancellations.append(JobCancelRequested(job_id=job_id, requested_by=REQUESTED_BY, note=note))
-    return tuple(sorted(cancellations, key=lambda request: request.job_id))
+        if idle_since is not None and has_lasted(idle_since, rules.idle_seconds, as_of):
+            due.append(IdleJob(job_id, (as_of - idle_since).total_seconds()))
+    return tuple(sorted(due))
 
 
 def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, list[GpuTelemetryHistory]]:

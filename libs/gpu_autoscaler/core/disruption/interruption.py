@@ -3,20 +3,24 @@
 Its pods become demand (`core/demand/sources.py`), so that the same plan places them or buys for them.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.draft import DRAINED, Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, Selected
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot
-from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
+from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord, OrderRecord
+from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.model.decisions import CancelDrain, DrainNode
-from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.reasons.drain import NoticeWithdrawn, SpotReclaim
 
 _AT_RISK = Selected(lambda view: view.notice is not None)
@@ -85,3 +89,37 @@ def _canceled_drain(view: NodeView, draft: Draft, state: ClusterState) -> Cancel
         node_name=decided.node_name,
         reason=NoticeWithdrawn(notice_id=decided.reason.notice_id),
     )
+
+
+# ---- ends of paid reservations: the plan announces them as notices, which the next plan acts on
+
+
+class ReservationEnd(NamedTuple):
+    """An instance, and the end of its paid reservation."""
+
+    provider_id: ProviderId
+    paid_until: datetime
+
+
+def reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[ReservationEnd, ...]:
+    """Return each living instance whose paid reservation is about to end and that has no notice yet, by id."""
+    ahead = timedelta(seconds=policy.reservation_drain_seconds)
+    ends = [end for end in _reservations(state.instances, state.orders) if as_of >= end.paid_until - ahead]
+    if not ends:
+        return ()
+    notices = [record.notice for record in state.notices.values() if record.notice.kind == "paid_period_over"]
+    known = {(notice.provider_id, notice.reclaim_at) for notice in notices}
+    return tuple(end for end in ends if end not in known)
+
+
+@cached_by_identity(4)
+def _reservations(
+    instances: Mapping[ProviderId, NodeInstanceObserved], orders: Mapping[ActionId, OrderRecord]
+) -> tuple[ReservationEnd, ...]:
+    ends: list[ReservationEnd] = []
+    for instance in instances.values():
+        order = None if instance.action_id is None else orders.get(instance.action_id)
+        until = None if order is None or order.decision is None else order.decision.offer.paid_until
+        if until is not None and instance.state != "terminated":
+            ends.append(ReservationEnd(instance.provider_id, until))
+    return tuple(sorted(ends))

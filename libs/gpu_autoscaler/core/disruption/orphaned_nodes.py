@@ -1,7 +1,7 @@
-"""Orphaned nodes: managed Node objects whose instance is gone, and which may be deleted from Kubernetes now.
+"""Orphaned nodes: managed Node objects whose instance is gone, and which are due to be deleted from Kubernetes.
 
-The executor (`scaler/orphaned_nodes.py`) queries the cloud twice before it deletes one: a list that lacks an instance
-proves nothing. Foreign nodes and those that Karpenter holds are never named.
+Step `upkeep` decides their removal. The executor (`scaler/orphaned_nodes.py`) queries the cloud twice before it deletes
+one: a list that lacks an instance proves nothing. Foreign nodes and those that Karpenter holds are never named.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,8 @@ from typing import NamedTuple
 
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.identity_cache import cached_by_identity
-from gpu_autoscaler.core.intake.directives import active_directives
-from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
-from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
@@ -32,19 +28,14 @@ class OrphanedNode(NamedTuple):
     node_name: str
     node_uid: NodeUid
     provider_id: ProviderId
+    gone_since: datetime
 
 
-def orphaned_nodes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[OrphanedNode, ...]:
-    """Return each managed node that may be deleted once the cloud confirms that its instance is gone, by name. Empty
-    under a freeze, and while data is too old to act on."""
-    silent = _silent_nodes(index_of(state))
-    if not silent or frozen_by(active_directives(state.directives, as_of), policy) is not None:
-        return ()
-    if stale_watch(state, policy, as_of) is not None or stale_instances(state, policy, as_of) is not None:
-        return ()
+def orphaned_nodes(state: ClusterState, as_of: datetime) -> tuple[OrphanedNode, ...]:
+    """Return each managed node that may be deleted once the cloud confirms that its instance is gone, by name."""
     due = [
-        OrphanedNode(node.name, node.node_uid, provider_id)
-        for node, provider_id in silent
+        OrphanedNode(node.name, node.node_uid, provider_id, since)
+        for node, provider_id in _silent_nodes(index_of(state))
         if (since := _gone_since(node, provider_id, state)) is not None and has_lasted(since, ORPHANED_SECONDS, as_of)
     ]
     return tuple(sorted(due))

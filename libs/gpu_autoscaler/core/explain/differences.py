@@ -13,6 +13,7 @@ from gpu_autoscaler.core.explain.names import Namer, decision_sentence, deferred
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import (
     AnyDecision,
+    AnyUpkeep,
     BuyNode,
     CancelDrain,
     Deferred,
@@ -21,6 +22,8 @@ from gpu_autoscaler.model.decisions import (
     Plan,
     ReleaseInstance,
     Side,
+    UpkeepDecision,
+    upkeep_key,
 )
 from gpu_autoscaler.model.reasons.buy import BelowMinimum, ReplacesAtRiskNode, ReplacesNodes
 
@@ -31,7 +34,7 @@ SENTENCES_COUNT_MAX = 3  # of one side: a gang of a hundred nodes is described b
 class _Outcome(msgspec.Struct):
     """Everything that a plan decides and defers for one subject."""
 
-    decisions: list[AnyDecision] = []
+    decisions: list[AnyDecision | AnyUpkeep] = []
     deferred: list[Deferred] = []
 
     def compared(self) -> tuple[str, ...]:
@@ -47,7 +50,10 @@ _NOTHING = _Outcome()
 
 def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Difference, ...]:
     """Return where the other plan of this state differs, sorted by subject. The subject of a purchase is the work it is
-    for: plans that buy different offers for a job differ about the job."""
+    for: plans that buy different offers for a job differ about the job. Plans of 0.2 have no record of upkeep: with
+    one of them only the rest is compared."""
+    if made.upkeep is None or other.upkeep is None:
+        made, other = (msgspec.structs.replace(each, upkeep=None) for each in (made, other))
     ours, theirs = _by_subject(made, state), _by_subject(other, state)
     name_of = names_in_state(state)
     return tuple(
@@ -64,16 +70,21 @@ def differences(made: Plan, other: Plan, state: ClusterState) -> tuple[Differenc
 
 def _by_subject(plan: Plan, state: ClusterState) -> dict[str, _Outcome]:
     outcomes: defaultdict[str, _Outcome] = defaultdict(_Outcome)
-    for decision in plan.decisions:
+    for decision in (*plan.decisions, *plan.upkeep_decisions):
         for subject in _subjects(decision):
             outcomes[subject].decisions.append(decision)
     for deferred in ungrouped(plan, state):
         outcomes[deferred.subject].deferred.append(deferred)
+    for act in plan.upkeep_deferred:
+        for deferred in act.each():
+            outcomes[upkeep_key(act.decision, deferred.subject)].deferred.append(deferred)
     return dict(outcomes)
 
 
-def _subjects(decision: AnyDecision) -> Iterator[str]:
+def _subjects(decision: AnyDecision | AnyUpkeep) -> Iterator[str]:
     match decision:
+        case UpkeepDecision():
+            yield decision.key  # apart from what is decided about the node or the job
         case BuyNode(reason=BelowMinimum()):
             yield CLUSTER
         case BuyNode(reason=ReplacesAtRiskNode() as reason):
@@ -88,7 +99,7 @@ def _subjects(decision: AnyDecision) -> Iterator[str]:
             yield f"order/{decision.order_action_id}"
 
 
-def _choice(decision: AnyDecision) -> str:
+def _choice(decision: AnyDecision | AnyUpkeep) -> str:
     match decision:
         case BuyNode():
             return f"{decision.pool}/{decision.offer.key}"
@@ -116,5 +127,5 @@ def _shortened(sentences: list[str]) -> str:
     return " ".join([*sentences[:SENTENCES_COUNT_MAX], *([f"And {more} more."] if more > 0 else [])])
 
 
-def _tag(decision: AnyDecision) -> str:
+def _tag(decision: AnyDecision | AnyUpkeep) -> str:
     return str(decision.__struct_config__.tag)

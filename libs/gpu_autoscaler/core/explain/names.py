@@ -10,7 +10,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
 from gpu_autoscaler.events.pod import PodGone, PodObserved
 from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Deferred
+from gpu_autoscaler.model.decisions import AnyDecision, AnyUpkeep, BuyNode, Deferred
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PodUid
 from gpu_autoscaler.model.reasons.base import Reason
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected
@@ -75,7 +75,7 @@ def reason_sentence(reason: Reason, name_of: Namer) -> str:
     return named_reason(reason, name_of).sentence()
 
 
-def decision_sentence(decision: AnyDecision, name_of: Namer) -> str:
+def decision_sentence(decision: AnyDecision | AnyUpkeep, name_of: Namer) -> str:
     """Return what is decided and why, with names in place of uids."""
     return msgspec.structs.replace(decision, reason=named_reason(decision.reason, name_of)).sentence()
 

@@ -10,6 +10,8 @@ import msgspec
 
 from gpu_autoscaler.core.deferred_groups import ungrouped
 from gpu_autoscaler.core.demand.elastic import deferred_elastic_members
+from gpu_autoscaler.core.demand.fair_share import RecentUse
+from gpu_autoscaler.core.demand.queue_order import recent_uses
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.explain.names import named_reason, names_in_state, ordered_node, reason_sentence
 from gpu_autoscaler.core.intake.directives import active_directives
@@ -26,11 +28,19 @@ from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.reasons.base import Reason
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
-from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, GangPending
+from gpu_autoscaler.model.reasons.defer_waits import (
+    CapacityExpected,
+    CapacityReserved,
+    GangIncomplete,
+    GangPending,
+    QueueHeadWaits,
+    ReservationHeld,
+)
 
 _ORPHANED = (
     "Its instance is terminated; the node object is deleted once the cloud has confirmed that for the second time."
 )
+_QueueReason = QueueHeadWaits | CapacityReserved | ReservationHeld
 _PRICE_NEEDED = (
     "The node has capacity, but the job's budget cannot be enforced without a price; alternatively submit the job "
     "without budget_limit_usd."
@@ -47,6 +57,7 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     planned: Mapping[str, DeferReason]  # why the latest plan deferred it, by job/<id>, pod/<uid>, node/<uid>
     merged: Mapping[str, int]  # objects of one planned reason whose figures are those of one of them
     scheduled: Mapping[str, DeferReason]  # why it does not start now, by job/<id>
+    uses: Mapping[str, RecentUse] = {}  # by project, of queues with fair share
     frozen: Frozen | None = None  # why nothing may be bought at all
     orphaned: frozenset[NodeUid] = frozenset()  # nodes that are removed once the cloud has confirmed it again
 
@@ -72,8 +83,9 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
                 if merged and (deferred.step, deferred.reason) in merged
             },
             scheduled={deferred.subject: deferred.reason for deferred in schedule(state, policy, as_of).deferred},
+            uses=recent_uses(state, policy, as_of),
             frozen=frozen_by(active_directives(state.directives, as_of), policy),
-            orphaned=frozenset(node.node_uid for node in orphaned_nodes(state, policy, as_of)),
+            orphaned=frozenset(node.node_uid for node in orphaned_nodes(state, as_of)),
         )
 
     def explain(self, reason: Reason, subject: str = "") -> str:
@@ -102,7 +114,8 @@ def job_line(name_or_id: str, status: StatusView) -> str:
         return "Waiting: the scheduler has not accepted the job yet."
     job_id = job.queued.job_id
     line = _waiting_job(job_id, status) if is_waiting(job) else _placed_job(job, job_id, status)
-    return line + _elastic_members(job_id, status)
+    use = status.uses.get(job.queued.spec.project_id) if is_waiting(job) else None
+    return line + _elastic_members(job_id, status) + ("" if use is None else f" {use.sentence()}")
 
 
 def pod_line(name_or_id: str, status: StatusView) -> str:
@@ -165,8 +178,10 @@ def _waiting_job(job_id: JobId, status: StatusView) -> str:
     )
     scheduled = status.scheduled.get(key)
     if planned is not None and not isinstance(planned, CapacityExpected):
-        members = f" {scheduled.sentence()}" if isinstance(scheduled, GangIncomplete) else ""
+        members = f" {scheduled.sentence()}" if isinstance(scheduled, GangIncomplete | _QueueReason) else ""
         return _waiting(planned, status, key) + _freeze(planned, status) + members
+    if isinstance(scheduled, _QueueReason):
+        return _waiting(scheduled, status)  # the plan may count on capacity that the queue gives to others first
     coming = _ordered_for((key, *_pod_keys(job_id, status)), status)
     if coming:
         return coming

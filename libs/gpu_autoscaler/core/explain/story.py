@@ -17,7 +17,17 @@ from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, Deferred, DrainNode, Plan, ReleaseInstance
+from gpu_autoscaler.model.decisions import (
+    AnyDecision,
+    AnyUpkeep,
+    BuyNode,
+    CancelDrain,
+    Deferred,
+    DrainNode,
+    Plan,
+    ReleaseInstance,
+    UpkeepDecision,
+)
 from gpu_autoscaler.model.format import counted, duration, instant, listed, money, price
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
@@ -50,13 +60,14 @@ class StoryBuilder:
         # The members of a gang often get nodes of one type: one sentence with their number.
         counts = Counter(
             decision_sentence(decision, self._name_of)
-            for decision in fact.plan.decisions
-            if f"action/{decision.action_id}" in self._keys
+            for decision in (*fact.plan.decisions, *fact.plan.upkeep_decisions)
+            if _is_decided(decision, self._keys)
         )
         for text, count in counts.items():
             yield f"Plan {fact.plan_id}: {f'{count} times: ' if count > 1 else ''}{text}"
         # What defers the whole cluster defers this as well, in plans that cover it at all.
-        for deferred in self._deferrals.of(fact.plan, self._keys | {"cluster"}, at):
+        of_upkeep = _deferred_upkeep(fact.plan, self._keys)
+        for deferred in (*self._deferrals.of(fact.plan, self._keys | {"cluster"}, at), *of_upkeep):
             # Plans repeat what still holds every second: once is enough.
             if self._is_news(f"deferred/{deferred.subject}/{deferred.step}", deferred.reason.tag()):
                 yield f"Plan {fact.plan_id}: {deferred_sentence(deferred, self._name_of)}"
@@ -132,7 +143,7 @@ def _job_sentence(fact: Fact) -> str | None:
             nodes = listed(sorted(set(fact.node_names)))
             return f"Job {fact.job_id} was placed on {nodes} (attempt {fact.attempt})."
         case job.JobPreempted():
-            return f"Job {fact.job_id} was preempted (attempt {fact.attempt}): {fact.cause}."
+            return _preempted_sentence(fact)
         case job.JobStarted():
             return f"All members of job {fact.job_id} run."
         case job.JobFinished():
@@ -146,6 +157,13 @@ def _job_sentence(fact: Fact) -> str | None:
             return f"Source {fact.source} reported demand for {demand}."
         case _:
             return None
+
+
+def _preempted_sentence(fact: job.JobPreempted) -> str:
+    text = f"Job {fact.job_id} was preempted (attempt {fact.attempt})"
+    cause = f": {fact.cause}." if fact.preemption is None else f". {fact.preemption.sentence()}"
+    kept = " This used up no retry." if fact.is_own_choice else ""
+    return f"{text}{cause}{kept}"
 
 
 def _estimate_sentence(fact: Fact) -> str | None:
@@ -335,11 +353,26 @@ def _is_about(recorded: Recorded, keys: frozenset[str], deferrals: PastDeferrals
     if isinstance(fact, scaling.ScalingDecisionsRestored):
         return any(f"action/{past.decision.action_id}" in keys for past in fact.past)
     if isinstance(fact, scaling.ScalingPlanMade):
-        is_decided = any(f"action/{decision.action_id}" in keys for decision in fact.plan.decisions)
-        return is_decided or bool(deferrals.of(fact.plan, keys, recorded.envelope.time))
+        decisions = (*fact.plan.decisions, *fact.plan.upkeep_decisions)
+        is_deferred = deferrals.of(fact.plan, keys, recorded.envelope.time) or _deferred_upkeep(fact.plan, keys)
+        return bool(is_deferred) or any(_is_decided(decision, keys) for decision in decisions)
     if isinstance(fact, scaling.ScalingPodEvicted) and f"action/{fact.action_id}" in keys:
         return True  # its entity is the pod, and it is a step of the drain
+    if isinstance(fact, job.JobPreempted) and fact.preemption is not None:
+        return bool(keys & {f"job/{fact.job_id}", f"job/{fact.preemption.for_job}"})
     return _entity(recorded) in keys
+
+
+def _is_decided(decision: AnyDecision | AnyUpkeep, keys: frozenset[str]) -> bool:
+    is_about = isinstance(decision, UpkeepDecision) and decision.subject in keys
+    return is_about or f"action/{decision.action_id}" in keys
+
+
+def _deferred_upkeep(plan: Plan, keys: frozenset[str]) -> tuple[Deferred, ...]:
+    """Return the deferred acts of upkeep on these objects; of many objects a plan names only the first ones."""
+    return tuple(
+        deferral for deferred in plan.upkeep_deferred for deferral in deferred.each() if deferral.subject in keys
+    )
 
 
 def _is_beginning(recorded: Recorded, causes: frozenset[str], demand: frozenset[str], deferrals: PastDeferrals) -> bool:

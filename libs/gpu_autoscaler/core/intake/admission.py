@@ -15,6 +15,8 @@ import msgspec
 from gpu_autoscaler.core.policy.gpu_slices import Share, ShareWanted, best_share, shares_of, shares_on
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
+from gpu_autoscaler.core.policy.quota_settings import QuotaLimits, gpus_within_reach, owner_name, owners_with_limits
+from gpu_autoscaler.core.policy.tenancy_settings import JOB_ACCOUNT, TenancyPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model import labels
@@ -120,11 +122,13 @@ def admit(
     models = supply.gpu_models or frozenset(GPU_MODELS)
     violations = (
         *_name_violations(request),
+        *_namespace_violations(request, policy.tenancy),
         *_gpu_violations(request, policy, supply, models),
         *_container_violations(request),
         *_priority_violations(request),
         *_resource_violations(request),
         *_limit_violations(request, policy),
+        *_quota_violations(request, policy),
         *_time_violations(at, now),
         *runtime_violations(request),
         *pod_metadata_violations(request),
@@ -134,15 +138,15 @@ def admit(
 
 def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy, supply: Supply) -> JobSpec:
     gpus, resources, budget_usd = request.gpu_requirements, request.resources, request.budget_limit_usd
-    default_hours = min(policy.job_duration_hours_default, policy.job_duration_hours_max)
-    hours = default_hours if request.max_duration_hours is None else request.max_duration_hours
+    hours = _duration_hours(request, policy)
     priority, share = request.priority, cheapest_share(gpus, supply.shares) if wants_share(gpus) else None
-    models = requested_models(gpus)
+    models, place = requested_models(gpus), policy.tenancy.place(request.project_id)
+    priority = PRIORITY_NAMES[priority.lower()] if isinstance(priority, str) else priority
     return JobSpec(
         job_id=job_id_of(request.job_id, event_id),
         job_name=request.job_name,
         project_id=request.project_id,
-        priority=PRIORITY_NAMES[priority.lower()] if isinstance(priority, str) else priority,
+        priority=priority,
         member_count=request.members,
         member_count_min=None if request.min_members == request.members else request.min_members,
         member_resources=Resources(
@@ -171,6 +175,11 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         pod_labels=request.pod_labels,
         pod_annotations=request.pod_annotations,
         submitted_by=request.submitted_by,
+        namespace=place.namespace,
+        tenant=request.project_id if place.namespace else "",
+        cost_center=policy.tenancy.project(request.project_id).cost_center or "",
+        priority_class=policy.tenancy.priority_class(priority),
+        service_account=JOB_ACCOUNT if place.is_created else "",
     )
 
 
@@ -203,6 +212,15 @@ def _name_violations(request: JobRequested) -> Iterator[Violation]:
             "job_id",
             f"{_quoted(job_id)} is not a DNS label of at most {JOB_ID_LENGTH_MAX} characters: lower-case letters,"
             " digits and `-`, with a letter or digit at both ends",
+        )
+
+
+def _namespace_violations(request: JobRequested, tenancy: TenancyPolicy) -> Iterator[Violation]:
+    if LABEL_VALUE.fullmatch(request.project_id) and (problem := tenancy.place(request.project_id).problem()):
+        yield Violation(
+            "project_id",
+            f"is {_quoted(request.project_id)}, which has no namespace: {problem}; have the project mapped to a"
+            " namespace in tenancy.projects of the policy, or use another project",
         )
 
 
@@ -321,6 +339,42 @@ def _limit_violations(request: JobRequested, policy: ScalingPolicy) -> Iterator[
         yield Violation("max_duration_hours", reason)
     if run_seconds is not None and not 0 <= run_seconds <= _RUN_SECONDS_MAX:
         yield Violation("run_seconds", f"is {run_seconds:g}; must be zero or more and at most {_RUN_SECONDS_MAX:g}")
+
+
+def _limits_of(request: JobRequested, policy: ScalingPolicy) -> tuple[tuple[str, QuotaLimits], ...]:
+    return owners_with_limits(policy.quotas, request.project_id, request.submitted_by)
+
+
+def _duration_hours(request: JobRequested, policy: ScalingPolicy) -> float:
+    """Return the requested time limit, else the default within all maxima."""
+    if request.max_duration_hours is not None:
+        return request.max_duration_hours
+    most = [limits.job_duration_hours_max for _, limits in _limits_of(request, policy)]
+    bounds = [policy.job_duration_hours_max, *(hours for hours in most if hours is not None)]
+    return min(policy.job_duration_hours_default, *bounds)
+
+
+def _quota_violations(request: JobRequested, policy: ScalingPolicy) -> Iterator[Violation]:
+    """Yield quotas that the job alone exceeds: it could never start."""
+    gpu_count, hours = request.gpu_requirements.gpu_count * request.members, _duration_hours(request, policy)
+    field = "gpu_requirements.gpu_count"
+    for owner, limits in _limits_of(request, policy):
+        whose, most_hours, month_hours = owner_name(owner), limits.job_duration_hours_max, limits.month_gpu_hours_max
+        if limits.gpu_count_max is not None and gpu_count > limits.gpu_count_max:
+            reason = f"is {gpu_count} for all members; {whose} may use {limits.gpu_count_max} at once; request fewer"
+            yield Violation(field, reason, "quota")
+        if most_hours is not None and hours > most_hours:
+            reason = f"is {hours:g}; jobs of {whose} may have at most {most_hours:g} hours; request fewer"
+            yield Violation("max_duration_hours", reason, "quota")
+        if month_hours is not None and gpu_count * hours > month_hours:
+            needed = f"times {gpu_count} GPUs is {gpu_count * hours:g} GPU-hours"
+            reason = f"{needed}; {whose} may use {month_hours:g} a month; request fewer GPUs or a shorter time"
+            yield Violation("max_duration_hours", reason, "quota")
+    reach = gpus_within_reach(policy.quotas, request.project_id)
+    if reach is not None and gpu_count > reach[0]:
+        where = f"with all that cohort {reach[1]} lends it" if reach[1] else "of its nominal quota"
+        most = f"project {request.project_id} may use {reach[0]} {where}"
+        yield Violation(field, f"is {gpu_count} for all members; {most}; request fewer", "quota")
 
 
 def _time_violations(at: datetime, now: datetime) -> Iterator[Violation]:

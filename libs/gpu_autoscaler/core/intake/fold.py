@@ -14,6 +14,7 @@ from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.core.intake.directives import fold_directive
 from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
 from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
+from gpu_autoscaler.core.state.gpu_time import fold_attempt_end
 from gpu_autoscaler.core.state.hours import hour, hour_end
 from gpu_autoscaler.core.state.interruption_history import add_termination, capacity_pool_of
 from gpu_autoscaler.core.state.ledger import fold_cost
@@ -34,6 +35,8 @@ from gpu_autoscaler.core.state.state import (
     Usable,
 )
 from gpu_autoscaler.core.state.tables import Batch, version_of
+from gpu_autoscaler.core.state.upkeep_attempts import fold_upkeep
+from gpu_autoscaler.core.state.usage_history import fold_usage
 from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
@@ -73,8 +76,7 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
             is_newer = record.preempted is None or fact.attempt > record.preempted.attempt
             return replace(record, preempted=fact) if is_newer else record
         case job.JobStarted():
-            is_newer = record.started is None or version_of(fact) > version_of(record.started)
-            return replace(record, started=fact) if is_newer else record
+            return _apply_start(record, fact)
         case job.JobEstimated():
             return record if record.estimated else replace(record, estimated=fact)
         case job.JobEstimateScored():
@@ -83,6 +85,15 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
             return record if record.finished else replace(record, finished=fact)
         case _:
             assert_never(fact)
+
+
+def _apply_start(record: JobRecord, fact: job.JobStarted) -> JobRecord:
+    """Keep the newest start; of repeats the earliest: a restarted watcher reports when it first saw the job running."""
+    known = record.started
+    if known is None or version_of(fact) > version_of(known):
+        return replace(record, started=fact)
+    is_earlier_repeat = version_of(fact) == version_of(known) and fact.started_at < known.started_at
+    return replace(record, started=fact) if is_earlier_repeat else record
 
 
 def apply_to_order(record: OrderRecord, fact: OrderStep) -> OrderRecord:
@@ -317,6 +328,8 @@ class _Folding:
                 pods.watch(version_of(fact), fact.watched_at)
             case pod.PodBudgetObserved() | pod.PodBudgetGone() | pod.PodBudgetListed():
                 self._budget(fact, at)
+            case pod.PodQuotaObserved() | pod.PodQuotaGone() | pod.PodQuotaListed():
+                self._quota(fact, at)
             case _:
                 assert_never(fact)
 
@@ -331,6 +344,21 @@ class _Folding:
             case pod.PodBudgetListed():
                 for uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
                     budgets.end(uid, Tombstone(version_of(fact), fact.listed_at))
+                    self._ended("pod", fact.listed_at)
+            case _:
+                assert_never(fact)
+
+    def _quota(self, fact: pod.PodQuotaObserved | pod.PodQuotaGone | pod.PodQuotaListed, at: datetime) -> None:
+        quotas = self._batch.quotas
+        match fact:
+            case pod.PodQuotaObserved():
+                quotas.observe(fact.quota_uid, fact)
+            case pod.PodQuotaGone():
+                if quotas.end(fact.quota_uid, Tombstone(version_of(fact), at)):
+                    self._ended("pod", at)
+            case pod.PodQuotaListed():
+                for uid, _ in quotas.list(fact.quota_uids, version_of(fact), fact.listed_at):
+                    quotas.end(uid, Tombstone(version_of(fact), fact.listed_at))
                     self._ended("pod", fact.listed_at)
             case _:
                 assert_never(fact)
@@ -469,7 +497,10 @@ class _Folding:
         before = self._batch.jobs.get(job_id) or JobRecord()
         after = apply_to_job(before, fact, at)
         if after is not before:
+            if isinstance(fact, job.JobPreempted | job.JobFinished):
+                fold_attempt_end(self._batch, before, fact)
             self._batch.jobs.set(job_id, after)
+            fold_usage(self._batch, before, after)
         if isinstance(fact, job.JobFinished):
             self._ended("job", fact.finished_at)
 
@@ -487,6 +518,7 @@ class _Folding:
             after = after if part is None else apply_to_job(after, part, at)
         if after != before:
             self._batch.jobs.set(fact.job_id, after)
+            fold_usage(self._batch, before, after)
 
     @staticmethod
     def _job_id(fact: catalog.OneJobFact, event_id: str) -> JobId:
@@ -567,6 +599,7 @@ class _Folding:
             self._batch.last_plan_at = fact.plan.as_of
             self._batch.brake = fact.plan.brake
         fold_rejections(self._batch, fact.plan)
+        fold_upkeep(self._batch, fact.plan)
         for decision in fact.plan.decisions:
             self._decided(decision, fact.plan_id, fact.plan.as_of)
 

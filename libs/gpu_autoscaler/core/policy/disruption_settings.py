@@ -90,7 +90,13 @@ class GpuHealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ProtectionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Work that voluntary removals leave in place."""
 
-    run_seconds_min: Annotated[Seconds, about("Pods that run for less time are not moved.", "#consolidation")] = 300.0
+    run_seconds_min: Annotated[
+        Seconds,
+        about(
+            "Pods that run for less time are not moved; for a job it doubles with each move, up to 256 times.",
+            "#consolidation",
+        ),
+    ] = 300.0
     ending_soon_seconds: Annotated[
         Seconds, about("Work that ends within this time is not moved.", "#checkpoint-interval")
     ] = 900.0

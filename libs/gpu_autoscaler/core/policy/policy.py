@@ -17,7 +17,10 @@ from gpu_autoscaler.core.policy.gpu_slices import GpuSharing
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, SpendPolicy
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
 from gpu_autoscaler.core.policy.provisioning_settings import BatchingPolicy, GangPolicy, PricePolicy, SpotPolicy
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
+from gpu_autoscaler.core.policy.quota_settings import QuotasPolicy
 from gpu_autoscaler.core.policy.ranges import Count, MicroUsdPerHour, Ratio, Seconds, about
+from gpu_autoscaler.core.policy.tenancy_settings import TenancyPolicy
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -226,6 +229,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     queue_count_max: Annotated[
         Count, about("Maximum number of queued jobs; further requests are rejected.", "#job-limits")
     ] = 1000
+    queues: Annotated[
+        tuple[QueuePolicy, ...],
+        about(
+            "Queues of jobs by project, each with its scheduling policy; empty: one queue, by priority, start "
+            "deadline and waiting time.",
+            "#queues",
+        ),
+    ] = ()
     job_duration_hours_default: Annotated[
         float, about("Time limit of a job that requests none.", "#job-time-limit", gt=0)
     ] = 24.0
@@ -233,6 +244,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float, about("Maximum time limit that a job may request.", "#job-time-limit", gt=0)
     ] = 48.0
     job_retries_count_max: Annotated[Count, about("Maximum number of retries after preemption.", "#spot-retries")] = 3
+    quotas: Annotated[QuotasPolicy, about("Quotas of users and projects, and how projects share GPUs.", "#quotas")] = (
+        QuotasPolicy()
+    )
 
     pools: Annotated[
         tuple[NodePool, ...], about("Node pools; purchases try them by priority.", "#policy-object", min_length=1)
@@ -271,6 +285,10 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_jobs: Annotated[
         IdleJobsPolicy, about("Termination of jobs that hold GPUs without using them.", "#scale-down-rules")
     ] = IdleJobsPolicy()
+    tenancy: Annotated[
+        TenancyPolicy,
+        about("Namespaces, quotas, cost centers and PriorityClasses of projects.", "#projects-and-namespaces"),
+    ] = TenancyPolicy()
     forecast: Annotated[ForecastPolicy, about("Demand forecast and prewarming.", "#forecast-slots")] = ForecastPolicy()
 
 

@@ -14,6 +14,9 @@ from gpu_autoscaler.core.policy.gpu_slices import sharing_violations
 from gpu_autoscaler.core.policy.limit_settings import spend_violations
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
+from gpu_autoscaler.core.policy.queue_settings import queue_violations
+from gpu_autoscaler.core.policy.quota_settings import quota_contradictions
+from gpu_autoscaler.core.policy.tenancy_settings import tenancy_violations
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.gpu import GIBIBYTE, GPU_MODELS
 from gpu_autoscaler.model.offers import CapacityType, Offer
@@ -56,8 +59,11 @@ def policy_violations(policy: ScalingPolicy, offers: tuple[Offer, ...] | None = 
         *violations,
         *_schedule_violations("removal.disruption_budgets", policy.removal.disruption_budgets),
         *policy.spot.violations(),
+        *queue_violations(policy.queues),
         *_prewarm_violations(policy),
         *_spend_violations(policy),
+        *quota_contradictions(policy.quotas),
+        *tenancy_violations(policy.tenancy),
     )
 
 

@@ -145,7 +145,17 @@ def lots_of(demand: tuple[DemandItem, ...]) -> Iterator[Lot]:
             key = (
                 item.key
                 if item.member_count > 1
-                else (item.gang, item.source, of_job, item.shape, item.leaves, item.prefers, item.project, item.blocked)
+                else (
+                    item.gang,
+                    item.source,
+                    of_job,
+                    item.shape,
+                    item.leaves,
+                    item.prefers,
+                    item.project,
+                    item.strict_queue,
+                    item.blocked,
+                )
             )
             alike.setdefault(key, []).append(item)
         for items in alike.values():
@@ -155,12 +165,14 @@ def lots_of(demand: tuple[DemandItem, ...]) -> Iterator[Lot]:
 def launch_groups(lots: Sequence[Lot]) -> Iterator[tuple[Lot, ...]]:
     """Group consecutive lots that one purchase serves: the lots of a gang, or single pods of one priority.
 
-    A lot with rules about pods unlike its own is served alone, and elastic members after everything else.
+    A lot with rules about pods unlike its own is served alone, so is one of a queue in which none passes another, and
+    elastic members are served after everything else.
     """
 
     def group_of(lot: Lot) -> tuple[bool, int, bool, str | None]:
         first = lot.first
-        alone = first.gang or (None if first.shape.pod_constraints.concerns_own_kind else first.key)
+        is_alone = first.strict_queue is not None or not first.shape.pod_constraints.concerns_own_kind
+        alone = first.gang or (first.key if is_alone else None)
         return first.is_bought_for, first.priority, first.source is DemandSource.ELASTIC_MEMBER, alone
 
     for _, group in groupby(lots, key=group_of):

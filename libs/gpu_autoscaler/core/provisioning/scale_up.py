@@ -27,8 +27,9 @@ from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, Sp
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Deferred
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.defer import DeferReason, PodConstraintsViolated
-from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected
+from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected, QueueHeadWaits
 
 _STEP = "cover_demand"
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -57,6 +58,7 @@ class _Cover:
         self.held: list[Deferred] = []
         self.claimed: set[str] = set()  # keys of the bins on which waiting work is counted
         self.is_met = True
+        self._strict_heads: dict[str, JobId] = {}  # by queue in which none passes: the first job without capacity
         self._draft = draft
         self._state = state
         self._policy = policy
@@ -75,10 +77,13 @@ class _Cover:
         waiting: list[Lot] = []
         for lot in lots:
             self._later.pop(lot.key, None)
-            if lot.first.blocked is None:
+            if (behind := self._why_behind(lot.first)) is not None:
+                self._kept.release(lot)
+            blocked = lot.first.blocked or behind
+            if blocked is None:
                 waiting.append(lot)
             else:
-                self._record(LotOutcome(lot=lot, reason=lot.first.blocked))
+                self._record(LotOutcome(lot=lot, reason=blocked))
         ready: list[Lot] = []
         for lot in waiting:
             if (too_early := self._gangs.why_too_early(lot.first)) is None:
@@ -97,6 +102,12 @@ class _Cover:
             self._record(outcome)
             if outcome.missing_count and self._zones.concern(outcome.lot.shape):
                 self._zones.forget()
+
+    def _why_behind(self, item: DemandItem) -> QueueHeadWaits | None:
+        """Return why the item waits behind another of a queue in which none passes; None: it does not."""
+        queue = item.strict_queue if item.source is DemandSource.QUEUED_JOB else None
+        head = None if queue is None else self._strict_heads.get(queue)
+        return None if queue is None or head is None else QueueHeadWaits(queue=queue, job_id=head)
 
     def _serve(self, lots: Sequence[Lot]) -> list[LotOutcome]:
         """Place each lot on capacity that is there, then on nodes whose drain is canceled, then on new nodes."""
@@ -262,6 +273,10 @@ class _Cover:
 
     def _record(self, outcome: LotOutcome) -> None:
         """Record for each item of the lot on which bins it counts, or why it has none."""
+        first = outcome.lot.first
+        is_head = outcome.missing_count > 0 and first.source is DemandSource.QUEUED_JOB
+        if is_head and first.strict_queue is not None and first.job_id is not None:
+            self._strict_heads.setdefault(first.strict_queue, first.job_id)
         for item, keys in self._kept.by_item(outcome):
             bins = [self._free_capacity.original_bin(key) for key in keys]
             self.claimed.update(keys)

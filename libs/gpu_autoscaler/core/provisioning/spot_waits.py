@@ -39,7 +39,7 @@ def is_spot_excluded(job: JobRecord | None, policy: ScalingPolicy, as_of: dateti
     """
     if job is None or job.preempted is None:
         return False
-    if job.preempted.attempt < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
+    if job.preempted.retries_used < min(policy.spot.interruptions_count_max, policy.job_retries_count_max):
         return False
     if all(pool.capacity_types == (CapacityType.SPOT,) for pool in policy.pools):
         return False

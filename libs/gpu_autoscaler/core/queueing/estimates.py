@@ -58,7 +58,11 @@ class Estimates:
         for item in self._draft.demand:
             spec = job_spec(state, item.job_id)
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
-                self._estimates[item.job_id] = self._estimate(item.shape, item.member_count, spec)
+                self._estimates[item.job_id] = (
+                    self._estimate(item.shape, item.member_count, spec)
+                    if item.blocked is None
+                    else self._unknown(item.blocked, spec)
+                )
             else:
                 self._draft.free_capacity.place_most(item.shape, item.member_count, item.prefers)
 

@@ -1,33 +1,40 @@
 """Schedule: which queued jobs start now, and on which nodes. It uses the placement engine of the plan.
 
-Jobs are served by priority, then by waiting time. A job that will start once booting nodes are usable keeps its
-capacity; smaller jobs of lower priority are backfilled around it. A job without expected capacity reserves nothing.
+Jobs are served in the order of their queues (`core/demand/queue_order.py`). A job that will start once booting nodes
+are usable keeps its capacity; others are backfilled around it. A job without expected capacity reserves nothing, unless
+it waited for `reserve_after_seconds` of its queue (`core/queueing/backfill.py`).
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.queue_order import in_queue_order, ordered_queue, overdue_jobs
+from gpu_autoscaler.core.demand.quotas import hold_over_quota, remaining_count
 from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
-from gpu_autoscaler.core.placement.shapes import BinReadiness
+from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.queue_settings import queue_of
 from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot, must_leave_spot
 from gpu_autoscaler.core.provisioning.topology_domains import place_in_one_domain
+from gpu_autoscaler.core.queueing.backfill import Release, Reservation, latest_end, releases_of_pods, reserve
 from gpu_autoscaler.core.queueing.job_budgets import offer_keys_of
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import is_finished, is_member, queue
+from gpu_autoscaler.core.state.queries import is_finished, is_member, is_preempted_for_another
+from gpu_autoscaler.core.state.retries import retries_used
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId, NodeUid
 from gpu_autoscaler.model.reasons.defer import DeferReason, PriceUnknown
-from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, SpotExcluded
+from gpu_autoscaler.model.reasons.defer_limits import PreemptedForJob
+from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangIncomplete, QueueHeadWaits, SpotExcluded
 
 _STEP = "schedule"
 
@@ -37,6 +44,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: JobId
     attempt: int  # 1 for the first placement
+    retries_used_count: int  # by losses of earlier attempts
     node_uids: tuple[NodeUid, ...]  # one per member
     node_names: tuple[str, ...]
 
@@ -51,49 +59,162 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
     """Return the jobs that start now; every other queued job is deferred with its reason. Equal input gives an equal
     schedule. Nothing starts while lists of pods or nodes are stale."""
-    waiting = {job.queued.job_id: job for job in queue(state) if job.queued is not None}
+    queued = ordered_queue(state, policy, as_of)
+    waiting = {job.queued.job_id: job for job in queued if job.queued is not None}
     if not waiting:
         return Schedule()
     stale = stale_watch(state, policy, as_of)
     if stale is not None:
         return Schedule(deferred=tuple(_deferred(job_id, stale) for job_id in waiting))
-    views = node_views(state, as_of)
-    items = exclude_interrupted_from_spot(demand(state, views, as_of), state, policy, as_of)
-    bins = views.table(CURRENT_BINS)
-    free_capacity = FreeCapacity(bins, policy.placement, [item.shape for item in items])
-    nodes = {f"node/{view.node_uid}": view for view in views}
-    for key, view in nodes.items() if state.rebalance_recommended_at else ():
-        if key in free_capacity and rebalance_recommended(view, state, policy, as_of) is not None:
-            free_capacity.remove(key)
-    outcomes: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
-    for item in items:
-        # Waiting jobs may use the capacity of reported demand.
-        if item.blocked is not None or item.source is DemandSource.REPORTED:
-            continue
-        if item.source is DemandSource.ELASTIC_MEMBER:
-            _add_elastic_member(item, outcomes, nodes, free_capacity)
-            continue
-        if item.source is not DemandSource.QUEUED_JOB or item.job_id is None:
-            free_capacity.place_most(item.shape, item.member_count, item.prefers)
-            continue
-        unpriced = _unpriced(item, state, nodes, free_capacity)
-        keys = _place_without(item, free_capacity, unpriced) if unpriced else _place(item, free_capacity)
-        outcomes[item.job_id] = (
-            _why_no_price(item, keys, unpriced, nodes, free_capacity)
-            or _why_not_now(item.job_id, item, keys, free_capacity)
-            or tuple(nodes[key] for key in keys)
-        )
-    outcomes.update(_released(state, waiting, {view.name: view for view in views if view.node is not None}, outcomes))
+    serving = _Serving(state, policy, as_of)
+    serving.serve()
+    outcomes = serving.outcomes
+    views = {view.name: view for view in serving.views if view.node is not None}
+    released = _released(state, waiting, views, outcomes)
+    outcomes.update(released)
     outcomes.update(_leaving_spot(state, waiting, policy, as_of))
+    outcomes.update(_passing(waiting, outcomes, policy, released))
+    outcomes.update(_preempted_for_others(state, waiting, policy))
     placements: list[Placement] = []
     deferred: list[Deferred] = []
     for job_id, job in waiting.items():
         outcome = outcomes.get(job_id)
         if isinstance(outcome, tuple):
-            placements.append(_placement(job_id, job, outcome))
+            placements.append(_placement(job_id, job, outcome, retries_used(state, job)))
         elif outcome is not None:
             deferred.append(_deferred(job_id, outcome))
     return Schedule(placements=tuple(placements), deferred=tuple(deferred))
+
+
+class _Serving:
+    """The demand of one schedule, and what became of the queued jobs so far."""
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+        self._state, self._policy, self._as_of = state, policy, as_of
+        self.views = node_views(state, as_of)
+        wanted = in_queue_order(demand(state, self.views, as_of), state, policy, as_of)
+        wanted = exclude_interrupted_from_spot(wanted, state, policy, as_of)
+        self._items = hold_over_quota(wanted, state, policy, as_of)
+        bins = self.views.table(CURRENT_BINS)
+        self._free_capacity = FreeCapacity(bins, policy.placement, [item.shape for item in self._items])
+        self._nodes = {f"node/{view.node_uid}": view for view in self.views}
+        self._keys = tuple(entry.key for entry in bins)
+        self.outcomes: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
+        self._strict_heads: dict[str, JobId] = {}  # by queue: the first job that does not start
+        self._overdue = frozenset(overdue_jobs(state, policy, as_of))
+        self._reservation: Reservation | None = None
+        self._unreservable: set[tuple[Shape, int, str | None]] = set()  # equal jobs do not fit either
+        self._given: list[Release] = []  # capacity of placed jobs without pods on nodes, and of jobs that start
+        for key, view in self._nodes.items() if state.rebalance_recommended_at else ():
+            if key in self._free_capacity and rebalance_recommended(view, state, policy, as_of) is not None:
+                self._free_capacity.remove(key)
+
+    def serve(self) -> None:
+        """Place the demand in its order, and record the outcome of each queued job."""
+        for item in self._items:
+            if item.source is DemandSource.QUEUED_JOB and item.job_id is not None:
+                outcome = self.outcomes[item.job_id] = self._outcome(item, item.job_id)
+                if item.strict_queue is not None and not isinstance(outcome, tuple):
+                    self._strict_heads.setdefault(item.strict_queue, item.job_id)
+            # Waiting jobs may use the capacity of reported demand.
+            elif item.blocked is not None or item.source is DemandSource.REPORTED:
+                continue
+            elif item.source is DemandSource.ELASTIC_MEMBER:
+                if self._reservation is None or self._reservation.is_over_before(item, self._as_of):
+                    _add_elastic_member(item, self.outcomes, self._nodes, self._free_capacity)
+            else:
+                keys = self._free_capacity.place_most(item.shape, item.member_count, item.prefers)
+                self._give(item, keys)
+
+    def _outcome(self, item: DemandItem, job_id: JobId) -> tuple[NodeView, ...] | DeferReason:
+        if item.blocked is not None:
+            return item.blocked
+        if item.strict_queue is not None and (head := self._strict_heads.get(item.strict_queue)) is not None:
+            return QueueHeadWaits(queue=item.strict_queue, job_id=head)
+        free_capacity = self._free_capacity
+        unpriced = _unpriced(item, self._state, self._nodes, free_capacity)
+        if self._reservation is not None and not self._reservation.is_over_before(item, self._as_of):
+            keys = self._backfill(self._reservation, item, unpriced)
+            if not keys and _fits(item, free_capacity, unpriced):
+                return self._reservation.reason
+        else:
+            keys = _place_without(item, free_capacity, unpriced) if unpriced else _place(item, free_capacity)
+        reason = _why_no_price(item, keys, unpriced, self._nodes, free_capacity) or _why_not_now(
+            job_id, item, keys, free_capacity
+        )
+        if reason is None:
+            self._give(item, keys)
+        elif isinstance(reason, GangIncomplete) and job_id in self._overdue and self._reserves(item, unpriced):
+            assert self._reservation is not None  # noqa: S101 - it was made just now
+            return self._reservation.own_reason
+        return reason or tuple(self._nodes[key] for key in keys)
+
+    def _give(self, item: DemandItem, keys: tuple[str, ...]) -> None:
+        """Note when a job gives these places back. It has not started, so the instant moves on."""
+        at = latest_end(item, self._as_of) if self._overdue else None
+        if item.job_id is not None and at is not None:
+            self._given += [Release(at, key, item.shape.resources, is_moving=True) for key in keys]
+
+    def _reserves(self, item: DemandItem, unpriced: tuple[str, ...]) -> bool:
+        """Reserve capacity for the job if none is reserved yet; false if the job would not fit on empty nodes."""
+        kind = (item.shape, item.member_count, item.within)
+        if self._reservation is not None or kind in self._unreservable:
+            return False
+
+        def place(capacity: FreeCapacity) -> tuple[str, ...]:
+            for key in unpriced:
+                if key in capacity:
+                    capacity.remove(key)
+            return _place(item, capacity)
+
+        of_pods = releases_of_pods(self._state, self.views, self._free_capacity, self._as_of)
+        releases = (*of_pods, *self._given)
+        self._reservation = reserve(item, place, releases, self._free_capacity, self._keys, self._as_of)
+        if self._reservation is None:
+            self._unreservable.add(kind)
+        return self._reservation is not None
+
+    def _backfill(self, reservation: Reservation, item: DemandItem, unpriced: tuple[str, ...]) -> tuple[str, ...]:
+        """Place all members where they do not delay the job that reserves; none if they do not all fit there."""
+        extra = reservation.capacity_beside(self._free_capacity, self._keys)
+        mark = extra.mark()
+        for key in unpriced:
+            if key in extra:
+                extra.remove(key)
+        keys = _place(item, extra)
+        extra.rollback(mark)
+        if keys:
+            reservation.take(keys, item.shape, self._free_capacity)
+        return keys
+
+
+def _fits(item: DemandItem, free_capacity: FreeCapacity, unpriced: tuple[str, ...]) -> bool:
+    mark = free_capacity.mark()
+    keys = _place_without(item, free_capacity, unpriced) if unpriced else _place(item, free_capacity)
+    free_capacity.rollback(mark)
+    return bool(keys)
+
+
+def _passing(
+    waiting: Mapping[JobId, JobRecord],
+    outcomes: Mapping[JobId, tuple[NodeView, ...] | DeferReason],
+    policy: ScalingPolicy,
+    released: Collection[JobId],
+) -> dict[JobId, QueueHeadWaits]:
+    """Return the jobs of strict queues that would pass one whose pods exist and are not all bound. Jobs whose pods are
+    bound are not held: Kubernetes has started them."""
+    heads: dict[str, JobId] = {}
+    held: dict[JobId, QueueHeadWaits] = {}
+    for job_id, job in waiting.items():
+        queue = None if job.queued is None else queue_of(policy.queues, job.queued.spec.project_id)
+        if queue is None or not queue.is_strict:
+            continue
+        head = heads.get(queue.name)
+        if not isinstance(outcomes.get(job_id), tuple):
+            heads.setdefault(queue.name, job_id)
+        elif head is not None and job_id not in released:
+            held[job_id] = QueueHeadWaits(queue=queue.name, job_id=head)
+    return held
 
 
 def _place(item: DemandItem, free_capacity: FreeCapacity) -> tuple[str, ...]:
@@ -218,7 +339,7 @@ def _leaving_spot(
     left = Counter(pod.job_id for pod in state.pods.values() if pod.job_id in leaving and not is_finished(pod))
     return {
         job_id: SpotExcluded(
-            interruptions_count=job.preempted.attempt,
+            interruptions_count=job.preempted.retries_used,
             pods_remaining_count=left[job_id],
             until=job.preempted.preempted_at + timedelta(seconds=policy.spot.on_demand_wait_seconds),
         )
@@ -227,11 +348,29 @@ def _leaving_spot(
     }
 
 
-def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...]) -> Placement:
+def _preempted_for_others(
+    state: ClusterState, waiting: Mapping[JobId, JobRecord], policy: ScalingPolicy
+) -> dict[JobId, DeferReason]:
+    """Return jobs that were preempted for another one and still have pods, which end as their Jobs are suspended."""
+    seconds = timedelta(seconds=policy.quotas.yield_seconds_max)
+    return {
+        job_id: PreemptedForJob(
+            for_job=job.preempted.preemption.for_job,
+            until=job.preempted.preempted_at + seconds,
+            pods_remaining_count=left_count,
+        )
+        for job_id, job in waiting.items()
+        if is_preempted_for_another(job) and (left_count := remaining_count(state, job_id))
+        if job.preempted is not None and job.preempted.preemption is not None
+    }
+
+
+def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...], retries_used_count: int) -> Placement:
     attempts = (fact.attempt for fact in (job.placed, job.preempted) if fact is not None)
     return Placement(
         job_id=job_id,
         attempt=max(attempts, default=0) + 1,
+        retries_used_count=retries_used_count,
         node_uids=tuple(view.node_uid for view in members if view.node_uid is not None),
         node_names=tuple(view.name for view in members),
     )

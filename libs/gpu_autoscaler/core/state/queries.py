@@ -217,6 +217,11 @@ def is_preempted(job: JobRecord) -> bool:
     return job.placed is None or job.preempted.attempt >= job.placed.attempt
 
 
+def is_preempted_for_another(job: JobRecord) -> bool:
+    """True for a queued job that was preempted so that another one can start: its Job is suspended until then."""
+    return is_waiting(job) and job.preempted is not None and job.preempted.preemption is not None
+
+
 def job_state(state: ClusterState, job_id: JobId) -> JobState | None:
     """Return the state of the job, provisioning until all members run; None for an unknown or rejected job."""
     job = state.jobs.get(job_id)

@@ -11,6 +11,7 @@ from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.ledger import prune_costs
 from gpu_autoscaler.core.state.state import DrainRecord, JobRecord, NoticeRecord, OrderRecord
 from gpu_autoscaler.core.state.tables import Batch
+from gpu_autoscaler.core.state.usage_history import prune_usage
 from gpu_autoscaler.model.ids import PodUid
 
 # Longer than redelivery by a broker or a restarted publisher (minutes), short enough for memory.
@@ -48,6 +49,10 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "pod":
             batch.pods.gone.forget(hour(newest) - TOMBSTONE_HOURS)
             batch.budgets.gone.forget(hour(newest) - TOMBSTONE_HOURS)
+            batch.quotas.gone.forget(hour(newest) - TOMBSTONE_HOURS)
+            synced = batch.quotas.synced
+            if synced is not None and is_past_retention(synced.seen_at, newest):  # they are not watched any more
+                batch.quotas.living.forget(lambda _: True)
             batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
             batch.nodes.gone.forget(hour(newest) - TOMBSTONE_HOURS)
@@ -64,6 +69,7 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "job":
             batch.jobs.forget(lambda job: is_old(job_ended_at(job)))
             _mark_unknown_jobs(batch, newest)
+            prune_usage(batch, newest)
         case "cost":
             prune_costs(batch, newest, lambda reported_at: is_past_retention(reported_at, newest))
         case "scaling":

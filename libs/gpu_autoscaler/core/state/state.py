@@ -166,6 +166,13 @@ class RejectionRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     retry_at: Instant
 
 
+class UpkeepRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The last decision of an act of upkeep; what shows its effect are facts about the object."""
+
+    attempts_count: int
+    retry_at: Instant
+
+
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The folded facts. Empty at the start. `core/state/lineage.py` keeps beside the fields what is derived of them."""
 
@@ -176,6 +183,9 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     budgets: Mapping[str, pod.PodBudgetObserved] = {}
     budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
     budgets_synced: Synced | None = None
+    quotas: Mapping[str, pod.PodQuotaObserved] = {}  # ResourceQuotas, by uid
+    quotas_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
+    quotas_synced: Synced | None = None
     busy_until: Mapping[str, Instant] = {}  # by node name: last time that a workload pod was seen
     # NODE
     nodes: Mapping[NodeUid, node.NodeObserved] = {}
@@ -197,6 +207,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rebalance_recommended_at: Mapping[ProviderId, Instant] = {}  # last rebalance recommendation
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
+    gpu_time: Mapping[str, Mapping[int, int]] = {}  # by owner, then by part of a day: `core/state/usage_history.py`
+    gpu_seconds: Mapping[str, Mapping[str, float]] = {}  # by UTC month, then by owner: of ended attempts
     # DEMAND
     reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last report with a count
     # POLICY
@@ -209,6 +221,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     drains: Mapping[ActionId, DrainRecord] = {}
     gangs: Mapping[str, GangRecord] = {}  # by key of the gang: job/<id> or group/<namespace>/<name>
     rejections: Mapping[str, RejectionRecord] = {}  # by subject, see `model/decisions.py: rejection_subjects`
+    upkeep: Mapping[str, UpkeepRecord] = {}  # by key of the act, see `core/state/upkeep_attempts.py`
     brake: BrakeTripped | None = None  # of the last plan; `core/state/forced_removals.py` reads it
     last_plan_sequence: int = 0
     last_plan_at: Instant | None = None

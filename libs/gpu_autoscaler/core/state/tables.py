@@ -18,7 +18,7 @@ from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, ex
 from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved, PodQuotaObserved
 from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.forecasts import Score
@@ -213,6 +213,7 @@ class Batch:
 
     pods: Entities[PodUid, PodObserved]
     budgets: Entities[str, PodBudgetObserved]
+    quotas: Entities[str, PodQuotaObserved]
     nodes: Entities[NodeUid, NodeObserved]
     busy_until: Table[str, datetime]
     instances: Table[ProviderId, NodeInstanceObserved]
@@ -228,6 +229,8 @@ class Batch:
     offers: SpotOffersSampled | None
     rebalance_recommended_at: Table[ProviderId, datetime]
     jobs: Table[JobId, records.JobRecord]
+    gpu_time: Table[str, Mapping[int, int]]
+    gpu_seconds: Table[str, Mapping[str, float]]
     reported_demand: Table[str, records.ReportedDemandRecord]
     directives: Table[str, records.DirectiveRecord]
     brake_releases: Table[str, PolicyDirectiveLifted]
@@ -237,6 +240,7 @@ class Batch:
     drains: Table[ActionId, records.DrainRecord]
     gangs: Table[str, records.GangRecord]
     rejections: Table[str, records.RejectionRecord]
+    upkeep: Table[str, records.UpkeepRecord]
     brake: BrakeTripped | None
     last_plan_sequence: int
     last_plan_at: datetime | None

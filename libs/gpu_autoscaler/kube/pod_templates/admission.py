@@ -92,7 +92,9 @@ def admit(
     spec = admission.admit(short, event_id=event_id, at=at, now=now, policy=policy, supply=supply)
     if not isinstance(spec, JobSpec):
         paths = {"container.command": f"{FIELD}.spec.containers[0].command"}
-        others = (Violation(paths.get(violation.field, violation.field), violation.reason) for violation in spec)
+        others = (
+            msgspec.structs.replace(violation, field=paths.get(violation.field, violation.field)) for violation in spec
+        )
         return (*violations, *others)
     return violations or _admitted(request, template, spec)
 

@@ -1,20 +1,22 @@
 """Translates objects related to a pod: the nodes that reach its volumes, its devices, its pod group, its
-PodDisruptionBudgets.
+PodDisruptionBudgets and ResourceQuotas.
 
 Source: Kubernetes documentation, "Persistent Volumes", "Storage Classes" (volume binding mode, allowed topologies),
 read 2026-11-21.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpu_autoscaler.events.pod import PodBudgetGone, PodBudgetObserved
+from gpu_autoscaler.events.pod import PodBudgetGone, PodBudgetObserved, PodQuotaGone, PodQuotaObserved
 from gpu_autoscaler.kube.translate.common import requirements
 from gpu_autoscaler.kube.translate.devices import NOTHING_CLAIMED, Claimed, Claims, claimed
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.kube.wire import storage as wire_storage
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.errors import PermanentError
+from gpu_autoscaler.model.resources import parse_quantity_milli
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeSelectorTerm, Terms
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -196,3 +198,54 @@ def _selector(selector: core.LabelSelector | None) -> tuple[LabelRequirement, ..
         return (_SELECTS_NOTHING,)
     equal = tuple(LabelRequirement(key, "In", (value,)) for key, value in sorted(selector.match_labels.items()))
     return equal + requirements(selector.match_expressions)
+
+
+# ---- ResourceQuotas. Source: Kubernetes documentation, "Resource Quotas" (read 2026-11-23).
+
+# Of the keys of a quota, those that pods count against.
+_POD_KEYS = frozenset({"cpu", "memory", "ephemeral-storage", "pods", "count/pods"})
+_POD_KEY_PREFIXES = ("requests.", "limits.")
+_NOT_OF_PODS = frozenset({"requests.storage"})  # of claims
+
+
+def quota_observed(quota: core.ResourceQuota, *, epoch: int) -> PodQuotaObserved:
+    """Return the ResourceQuota as a fact. Raises PermanentError for an amount that is no quantity."""
+    selector = quota.spec.scope_selector
+    expressions = () if selector is None else selector.match_expressions or ()
+    scopes = (
+        *(LabelRequirement(scope, "Exists") for scope in quota.spec.scopes),
+        *(LabelRequirement(item.scope_name, item.operator, item.values) for item in expressions),
+    )
+    return PodQuotaObserved(
+        epoch=epoch,
+        version=quota.version,
+        quota_uid=quota.metadata.uid,
+        namespace=quota.metadata.namespace,
+        name=quota.metadata.name,
+        hard_milli=_amounts_of_pods(quota, quota.spec.hard),
+        used_milli=_amounts_of_pods(quota, quota.status.used),
+        scopes=scopes,
+    )
+
+
+def quota_gone(quota: core.ResourceQuota, *, epoch: int) -> PodQuotaGone:
+    """Return the deletion of the ResourceQuota as a fact."""
+    return PodQuotaGone(
+        epoch=epoch,
+        version=quota.version,
+        quota_uid=quota.metadata.uid,
+        namespace=quota.metadata.namespace,
+        name=quota.metadata.name,
+    )
+
+
+def _amounts_of_pods(quota: core.ResourceQuota, amounts: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    keys = (key for key in sorted(amounts) if _is_of_pods(key))
+    try:
+        return tuple((key, parse_quantity_milli(amounts[key])) for key in keys)
+    except ValueError as exc:
+        raise PermanentError(f"ResourceQuota {quota.metadata.namespace}/{quota.metadata.name}: {exc}") from exc
+
+
+def _is_of_pods(key: str) -> bool:
+    return key in _POD_KEYS or (key.startswith(_POD_KEY_PREFIXES) and key not in _NOT_OF_PODS)

@@ -298,7 +298,7 @@ class Node(Object, frozen=True, kw_only=True):
     status: NodeStatus = NodeStatus()
 
 
-# ---- disruption budgets and jobs
+# ---- disruption budgets
 
 
 class BudgetSpec(Wire, frozen=True, kw_only=True):
@@ -321,6 +321,47 @@ class PodDisruptionBudget(Object, frozen=True, kw_only=True):
 
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
+
+
+# ---- resource quotas
+
+
+class ScopeRequirement(Wire, frozen=True, kw_only=True):
+    """One expression of a scope selector."""
+
+    scope_name: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+
+class ScopeSelector(Wire, frozen=True, kw_only=True):
+    """Which pods count against the quota: all expressions hold."""
+
+    match_expressions: tuple[ScopeRequirement, ...] | None = None
+
+
+class QuotaSpec(Wire, frozen=True, kw_only=True):
+    """The spec of a ResourceQuota."""
+
+    hard: dict[str, str] = {}
+    scopes: tuple[str, ...] = ()
+    scope_selector: ScopeSelector | None = None
+
+
+class QuotaStatus(Wire, frozen=True, kw_only=True):
+    """The status of a ResourceQuota."""
+
+    used: dict[str, str] = {}
+
+
+class ResourceQuota(Object, frozen=True, kw_only=True):
+    """A ResourceQuota."""
+
+    spec: QuotaSpec = QuotaSpec()
+    status: QuotaStatus = QuotaStatus()
+
+
+# ---- jobs
 
 
 class JobSpecification(Wire, frozen=True, kw_only=True):

@@ -6,12 +6,13 @@ Limits are in `defer_limits.py`, waits for a better purchase in `defer_waits.py`
 from collections.abc import Iterable
 from typing import Literal, Self
 
-from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, subject_name
+from gpu_autoscaler.model.format import counted, duration, instant, listed, percent, quantity, subject_name
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import IdleRule, Reason, first_listed
 from gpu_autoscaler.model.reasons.defer_limits import LimitReason
 from gpu_autoscaler.model.reasons.defer_waits import WaitReason
+from gpu_autoscaler.model.reasons.upkeep import UpkeepRepeated
 
 TelemetryFault = Literal["silent", "frozen", "corrupt", "all_zero"]
 
@@ -120,6 +121,29 @@ class DeviceClaimsUnsupported(Reason, frozen=True, kw_only=True, tag="device_cla
     def remedy(self) -> str:
         return (
             "Claim a number of GPUs by attributes that are known before a node exists: product, memory or MIG profile."
+        )
+
+
+class ResourceQuotaExceeded(Reason, frozen=True, kw_only=True, tag="resource_quota_exceeded"):
+    """A ResourceQuota of the namespace would refuse pods of the job; no node helps before it allows them."""
+
+    quota: str  # namespace and name
+    resource: str  # key of the quota
+    used_milli: int  # by pods that exist or are about to be created, in thousandths
+    needed_milli: int  # by the pods that are to start together
+    hard_milli: int
+
+    def sentence(self) -> str:
+        return (
+            f"ResourceQuota {self.quota} would refuse the pods: they need {quantity(self.needed_milli)} more "
+            f"{self.resource}, and {quantity(self.used_milli)} of {quantity(self.hard_milli)} are used."
+        )
+
+    def remedy(self) -> str:
+        namespace, _, name = self.quota.partition("/")
+        return (
+            f"Wait until other work in namespace {namespace} ends, or raise {self.resource} of the quota; "
+            f"kubectl describe quota {name} --namespace={namespace} shows it."
         )
 
 
@@ -379,6 +403,7 @@ DeferReason = (
     | PriceUnknown
     | VolumeNotReady
     | DeviceClaimsUnsupported
+    | ResourceQuotaExceeded
     | NoDomainFits
     | GroupIncomplete
     | NotYetIdle
@@ -393,6 +418,7 @@ DeferReason = (
     | UtilizationUnconfirmed
     | ForecastUncertain
     | PlanRejected
+    | UpkeepRepeated
     | LimitReason
     | WaitReason
 )

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from gpu_autoscaler.model.directives import Attribution
-from gpu_autoscaler.model.format import capitalized, counted, duration, instant, money, price, subject_name
+from gpu_autoscaler.model.format import capitalized, counted, duration, instant, listed, money, price, subject_name
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import Reason
 
@@ -131,6 +132,83 @@ def spend_budget(owner: str, period: SpendPeriod, limit_micro_usd: int) -> str:
 def raise_spend_budget(owner: str, period: SpendPeriod, limit_micro_usd: int) -> str:
     """How to get more spend: `Raise day_micro_usd_max ($10.00) of pool training.`"""
     return f"Raise {_SPEND_FIELDS[period]} ({money(limit_micro_usd)}) of {subject_name(owner)}."
+
+
+# ---- quotas
+
+QuotaName = Literal["gpu_count_max", "month_gpu_hours_max"]
+
+
+class QuotaReached(Reason, frozen=True, kw_only=True, tag="quota_reached"):
+    """With the job, a user or project would use more than its quota."""
+
+    owner: str  # whose quota it is: project/<name> or user/<name>
+    quota: QuotaName
+    used: float  # by running jobs, and by queued jobs ahead of this one; of a month also by ended jobs
+    needed: float
+    limit: float
+    until: Instant | None = None  # of a monthly quota: the end of the month
+
+    def sentence(self) -> str:
+        left = max(0.0, self.limit - self.used)
+        unit = "GPUs at once" if self.quota == "gpu_count_max" else "GPU-hours a month"
+        return (
+            f"The job counts {self.needed:g} against the quota of {self.limit:g} {unit} of {_owner_name(self.owner)}, "
+            f"of which {left:g} are left ({self.used:g} used)."
+        )
+
+    def remedy(self) -> str:
+        wait = f"The next month starts at {instant(self.until)}." if self.until else "It waits until other jobs end."
+        return f"{wait} To start it sooner, raise {self.quota} ({self.limit:g}) of {_owner_name(self.owner)} in quotas."
+
+
+class CohortQuotaReached(Reason, frozen=True, kw_only=True, tag="cohort_quota_reached"):
+    """The job needs more GPUs than are left of its project's nominal quota and of what the cohort lends."""
+
+    project: str
+    cohort: str  # empty: none
+    needed_gpu_count: int
+    used_gpu_count: int  # by running jobs of the project, and by its queued jobs ahead of this one
+    nominal_gpu_count: int
+    available_gpu_count: int  # of its own quota and what it may still borrow
+    borrowing_gpu_count_max: int | None = None  # None: no limit
+    borrowed_by: tuple[str, ...] = ()  # projects that use its nominal quota, the first of them
+
+    def sentence(self) -> str:
+        where = f"cohort {self.cohort}" if self.cohort else "no cohort"
+        borrowers = f"; {listed(self.borrowed_by)} borrow" if self.borrowed_by else ""
+        return (
+            f"The job needs {counted(self.needed_gpu_count, 'GPU')}, but {self.available_gpu_count} are available to "
+            f"project {self.project} in {where}: it uses {self.used_gpu_count} of its nominal quota of "
+            f"{self.nominal_gpu_count}{borrowers}."
+        )
+
+    def remedy(self) -> str:
+        return (
+            f"It waits until jobs of project {self.project} or its cohort end. To start it sooner, raise "
+            f"nominal_gpu_count ({self.nominal_gpu_count}) or the borrowing limit of the project in quotas."
+        )
+
+
+class PreemptedForJob(Reason, frozen=True, kw_only=True, tag="preempted_for_job"):
+    """The job was preempted so that another one can start, and does not take its place again."""
+
+    for_job: JobId
+    until: Instant  # at the latest
+    pods_remaining_count: int = 0  # of the job itself, which end first
+
+    def sentence(self) -> str:
+        if self.pods_remaining_count:
+            left = counted(self.pods_remaining_count, "pod")
+            return f"The job was preempted for job {self.for_job}; {left} of it must end first."
+        return f"The job was preempted for job {self.for_job}, which has not started yet."
+
+    def remedy(self) -> str:
+        return f"It is placed again once job {self.for_job} has started, at the latest after {instant(self.until)}."
+
+
+def _owner_name(owner: str) -> str:
+    return "jobs without a known user" if owner == "user/" else subject_name(owner)
 
 
 # ---- cool-downs, directives
@@ -262,6 +340,9 @@ LimitReason = (
     | HourlyPriceLimit
     | SpendLimit
     | SpendEnforcementBlocked
+    | QuotaReached
+    | CohortQuotaReached
+    | PreemptedForJob
     | Cooldown
     | Frozen
     | PoolPaused

@@ -159,8 +159,57 @@ class PlanFull(Reason, frozen=True, kw_only=True, tag="plan_full"):
         return "No action is needed: the next plan follows at once."
 
 
+class QueueHeadWaits(Reason, frozen=True, kw_only=True, tag="queue_head_waits"):
+    """The job waits behind another one in a queue in which no job passes another."""
+
+    queue: str
+    job_id: JobId  # the first one that does not start
+
+    def sentence(self) -> str:
+        return f"Job {self.job_id} is ahead in queue {self.queue} and waits; in this queue (fcfs-strict) none passes."
+
+    def remedy(self) -> str:
+        return f"Wait until job {self.job_id} starts; with fcfs-best-effort, jobs that fit would pass it."
+
+
+class CapacityReserved(Reason, frozen=True, kw_only=True, tag="capacity_reserved"):
+    """The job fits, but would delay one that has waited for long and reserves capacity."""
+
+    job_id: JobId  # that reserves
+    gpu_count: int
+    until: Instant  # at the latest, by the time limits of running jobs
+
+    def sentence(self) -> str:
+        gpus = counted(self.gpu_count, "GPU")
+        return (
+            f"Job {self.job_id} has waited longer and reserves {gpus} until it starts, at {instant(self.until)} at the "
+            "latest; this job could run longer than that on the same capacity."
+        )
+
+    def remedy(self) -> str:
+        return f"Wait until job {self.job_id} starts, or submit the job with a time limit that ends before."
+
+
+class ReservationHeld(Reason, frozen=True, kw_only=True, tag="reservation_held"):
+    """The job has waited for long and reserves the capacity that running jobs will release."""
+
+    job_id: JobId
+    gpu_count: int
+    until: Instant  # at the latest
+
+    def sentence(self) -> str:
+        gpus = counted(self.gpu_count, "GPU")
+        return f"{gpus} are reserved for job {self.job_id}; running jobs release them by {instant(self.until)}."
+
+    def remedy(self) -> str:
+        return "No action is needed: no other queued job delays it any more."
+
+
 WaitReason = (
-    CapacityExpected
+    QueueHeadWaits
+    | CapacityReserved
+    | ReservationHeld
+    | CapacityExpected
     | BatchWindowOpen
     | GangIncomplete
     | GangPending

@@ -192,6 +192,7 @@ class SimKube:
         """
         if version != node.metadata.resource_version:
             raise Conflict(f"patch nodes {node.metadata.name}: it has changed")
+        self._observer.finalizers_patched(node, finalizers)
         kept = self._cluster.put(NODES, replace(node, metadata=replace(node.metadata, finalizers=finalizers)))
         if kept.metadata.deletion_timestamp is not None and not finalizers:
             self._cluster.remove(NODES, kept)
@@ -216,6 +217,8 @@ class SimKube:
         await self._before_call()
         current = self._cluster.current(PODS, pod)
         if current is not None:
+            if self._boundary.role != "scheduler":  # its requests precede a preemption, which no plan decides
+                self._observer.pod_annotated(current, annotations)
             merged_annotations = {**current.metadata.annotations, **annotations}
             if merged_annotations != current.metadata.annotations:
                 self._cluster.put(

@@ -10,6 +10,16 @@ from msgspec.structs import replace
 from gpu_autoscaler.core.state.ledger import period_name, spent_in
 from gpu_autoscaler.events.cost import CostAccrued, Spent
 from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.audit import (
+    EVERY_ENTRY,
+    AuditEntry,
+    AuditFilter,
+    AuditRow,
+    Link,
+    cut_entry,
+    instant_text,
+    next_row,
+)
 from gpu_autoscaler.model.ids import JobId, PlanId, ProviderId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.store.protocol import (
@@ -25,6 +35,8 @@ from gpu_autoscaler.store.protocol import (
     PlanRow,
     RequestRow,
     SnapshotRow,
+    StreamPosition,
+    Trail,
     parse_cursor,
 )
 from gpu_autoscaler.store.retention import merge
@@ -51,6 +63,9 @@ class Tables:
         self.snapshots: dict[int, tuple[SnapshotRow, bytes]] = {}
         self.snapshot_services: dict[int, str] = {}
         self.snapshots_count = 0  # kept so far, forgotten ones included
+        self.audit: dict[str, tuple[AuditRow, str]] = {}  # by entry id, with the key of the act
+        self.audit_anchor = self.audit_head = Link()
+        self.audit_positions: dict[str, int] = {}
 
 
 class MemoryStore:
@@ -247,6 +262,62 @@ class MemoryStore:
         for key in old:
             del self._tables.requests[key]
         return len(old)
+
+    async def append_audit(self, entries: Sequence[AuditEntry]) -> int:
+        await self._reached()
+        before = self._tables.audit_head.number
+        for entry in entries:
+            if entry.entry_id not in self._tables.audit:
+                row = next_row(self._tables.audit_head, entry)
+                self._tables.audit[entry.entry_id] = (row, entry.act_key)
+                self._tables.audit_head = Link(number=row.number, hash=row.hash)
+        return self._tables.audit_head.number - before
+
+    async def audit_position(self, stream: str) -> int:
+        await self._reached()
+        return self._tables.audit_positions.get(stream, 0)
+
+    async def project_audit(self, entries: Sequence[AuditEntry], position: StreamPosition) -> bool:
+        await self._reached()
+        if self._tables.audit_positions.get(position.stream, 0) != position.after:
+            return False
+        known = {act_key for _, act_key in self._tables.audit.values()}
+        await self.append_audit([entry for entry in entries if entry.act_key not in known])
+        self._tables.audit_positions[position.stream] = position.until
+        return True
+
+    async def audit(
+        self,
+        wanted: AuditFilter = EVERY_ENTRY,
+        *,
+        cursor: str | None = None,
+        count_max: int = 100,
+        is_oldest_first: bool = False,
+    ) -> Trail:
+        await self._reached()
+        bound = None if cursor is None else parse_cursor(cursor)
+        rows = [row for row, _ in self._tables.audit.values() if wanted.wants(row.document)]
+        rows = rows if is_oldest_first else rows[::-1]
+        if bound is not None:
+            rows = [row for row in rows if (row.number > bound if is_oldest_first else row.number < bound)]
+        count = max(1, min(count_max, PAGE_COUNT_MAX))
+        next_cursor = str(rows[count - 1].number) if len(rows) > count else None
+        tables = self._tables
+        return Trail(
+            rows=tuple(rows[:count]), next_cursor=next_cursor, anchor=tables.audit_anchor, head=tables.audit_head
+        )
+
+    async def cut_audit(self, *, before: datetime, at: datetime, count_max: int = 200) -> int:
+        await self._reached()
+        anchor, stored = self._tables.audit_anchor, [row for row, _ in self._tables.audit.values()][:count_max]
+        entry = cut_entry(anchor, stored, before_at=instant_text(before), at=instant_text(at))
+        if entry is None or entry.cut is None:
+            return 0
+        last = entry.cut.number
+        self._tables.audit = {key: value for key, value in self._tables.audit.items() if value[0].number > last}
+        self._tables.audit_anchor = entry.cut
+        await self.append_audit((entry,))
+        return last - anchor.number
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         await self._reached()

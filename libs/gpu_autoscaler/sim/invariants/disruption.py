@@ -1,11 +1,13 @@
-"""Invariants of disruption: PodDisruptionBudgets, finalizers, withdrawn notices, stale data and received notices."""
+"""Invariants of disruption: PodDisruptionBudgets, finalizers, notices, stale data, and retries of jobs."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from operator import itemgetter
 
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.node import NodeListed, NodeWatched
 from gpu_autoscaler.events.pod import PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingNodeDrained, ScalingPlanMade
@@ -13,14 +15,14 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.protocol import BUDGETS, NODES
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model.decisions import DrainNode, Plan, ReleaseInstance
-from gpu_autoscaler.model.ids import ActionId, ProviderId
+from gpu_autoscaler.model.ids import ActionId, JobId, ProviderId
 from gpu_autoscaler.model.reasons.drain import SpotReclaim
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.adapters.interruption_queue import QueueMessage
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads, is_ready
 from gpu_autoscaler.sim.cluster.objects import Entry
-from gpu_autoscaler.sim.invariants import NO_VOLUNTARY_REMOVAL, NOTICES_HANDLED
+from gpu_autoscaler.sim.invariants import NO_VOLUNTARY_REMOVAL, NOTICES_HANDLED, RETRIES_KEPT
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 KNOWN_SECONDS = 60.0  # a budget that has allowed nothing this long without faults is known to every process
@@ -255,3 +257,42 @@ class NoticesReceivedInvariant:
 
     def _age_seconds(self, made_at: datetime | None) -> float:
         return 0.0 if made_at is None else (self._cluster.now() - made_at).total_seconds()
+
+
+class RetriesInvariant:
+    """What a process evicts from a machine without a notice or a fault is lost by our own choice: no retry is used up.
+
+    Counted from the true evictions. A loss that follows a fault may be published before its plan is known.
+    """
+
+    def __init__(self, policies: Policies, report: Callable[[str, str], None]) -> None:
+        self._policies = policies
+        self._report = report
+        self._chosen: set[str] = set()  # uids of evicted pods
+        self._used: Counter[JobId] = Counter()  # losses that use up a retry
+        self._is_rebuilt = False
+
+    def streams_lost(self) -> None:
+        """The losses before are unknown."""
+        self._is_rebuilt = True
+
+    def evicted_by_choice(self, pod: core.Pod) -> None:
+        """A process evicts the pod, and nothing forces it to."""
+        if pod.metadata.deletion_timestamp is None:
+            self._chosen.add(pod.metadata.uid)
+
+    def on_preempted(self, lost: JobPreempted, *, is_calm: bool) -> None:
+        """An attempt of a job has ended."""
+        is_chosen = lost.pod_uid in self._chosen
+        self._used[lost.job_id] += not is_chosen
+        if is_calm and is_chosen and not lost.is_own_choice:
+            self._report(RETRIES_KEPT, f"attempt {lost.attempt} of {lost.job_id} used one up: {lost.cause}")
+
+    def on_finished(self, finished: JobFinished, *, is_calm: bool) -> None:
+        """A job has ended; `lost N attempts` is the end by its retries."""
+        if self._is_rebuilt or not is_calm or not finished.message.startswith("lost "):
+            return
+        retries_count = min(policy.job_retries_count_max for policy in self._policies.by_digest.values())
+        if self._used[finished.job_id] <= retries_count:
+            used = f"{self._used[finished.job_id]} of {retries_count} retries were used up"
+            self._report(RETRIES_KEPT, f"{finished.job_id} has failed, but {used}: {finished.message}")

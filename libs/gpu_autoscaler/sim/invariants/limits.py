@@ -45,7 +45,7 @@ class LimitsInvariant:
                     counted = [machine for machine in machines if _part(machine, kind) == part.name]
                     self._check(f"{kind} {part.name}", counted, part.nodes_count_max, part.gpu_count_max)
         price_max = policy.price_micro_usd_per_hour_max
-        price = sum(machine.offer.price_micro_usd_per_hour or 0 for machine in machines)
+        price = sum(_price_micro_usd_per_hour(machine) for machine in machines)
         if price_max is not None and price > price_max:
             self._report(LIMITS_KEPT, f"{price} micro-dollars per hour, the policy allows {price_max}")
 
@@ -55,6 +55,11 @@ class LimitsInvariant:
         gpu_count = sum(machine.offer.resources.gpu_count for machine in counted)
         if gpus_max is not None and gpu_count > gpus_max:
             self._report(LIMITS_KEPT, f"{gpu_count} GPUs in {where}, the policy allows {gpus_max}")
+
+
+def _price_micro_usd_per_hour(machine: Machine) -> int:
+    """Return the lower of the prices at the order and at the launch: a plan may know either."""
+    return min(machine.offer.price_micro_usd_per_hour or 0, machine.price_micro_usd_per_hour)
 
 
 def _part(machine: Machine, kind: str) -> str | None:

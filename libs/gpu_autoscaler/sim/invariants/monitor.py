@@ -3,12 +3,11 @@
 Invariants of the end of a run are in `quiescence.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from gpu_autoscaler.core.disruption.idle_jobs import REQUESTED_BY as IDLE_JOBS_BY
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.job import JobCancelRequested, JobPlaced
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
     ScalingDrainStarted,
@@ -45,6 +44,7 @@ from gpu_autoscaler.sim.invariants.disruption import (
     DisruptionBudgetsInvariant,
     FinalizersInvariant,
     NoticesReceivedInvariant,
+    RetriesInvariant,
     StaleDataInvariant,
     WithdrawnNoticesInvariant,
 )
@@ -52,7 +52,9 @@ from gpu_autoscaler.sim.invariants.limits import LimitsInvariant, RemovalPaceInv
 from gpu_autoscaler.sim.invariants.liveness import BurstWaitInvariant
 from gpu_autoscaler.sim.invariants.placement import PlacementInvariant
 from gpu_autoscaler.sim.invariants.purchases import DuplicatePurchasesInvariant, GangsInvariant, RefusedOffersInvariant
+from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
 from gpu_autoscaler.sim.invariants.spend import SpendInvariant
+from gpu_autoscaler.sim.invariants.upkeep import UpkeepInvariant
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 from gpu_autoscaler.store.protocol import JobRow
 
@@ -116,19 +118,24 @@ class InvariantMonitor:
         self._removal_pace = RemovalPaceInvariant(cloud, policies, self.report)
         self._disruption_budgets = DisruptionBudgetsInvariant(workloads, cloud, self.report)
         self._gangs = GangsInvariant(jobs, cloud, self.report)
+        self._quotas = QuotasInvariant(workloads, policies, jobs, self.report)
         self._burst_waits = BurstWaitInvariant(self.report)
         self._finalizers = FinalizersInvariant(workloads, cloud, self.report)
         self._placement = PlacementInvariant(workloads, cloud, jobs, self.report)
         self._stale_data = StaleDataInvariant(policies, self.report)
         self._directives = DirectivesInvariant(cloud, policies, self.report)
         self._refused_offers = RefusedOffersInvariant(self.report)
+        self._upkeep = UpkeepInvariant(workloads.cluster, cloud, self.report)
         self._withdrawn_notices = WithdrawnNoticesInvariant(loop, cloud, self.report, calm_since=calm_since)
+        self._retries = RetriesInvariant(policies, self.report)
         self._notices_received = NoticesReceivedInvariant(workloads, cloud, self.report, self._was_calm_on_notice_path)
         self.lost_listeners += [
             self._brake.streams_lost,
             self._directives.streams_lost,
             self._refused_offers.streams_lost,
+            self._retries.streams_lost,
             self._stale_data.streams_lost,
+            self._upkeep.streams_lost,
         ]
         cloud.launch_listeners.append(self.on_launch)
         workloads.cluster.listen(self._on_change)
@@ -178,6 +185,7 @@ class InvariantMonitor:
         if self._is_at_risk(machine):
             self._check_notified(pod, machine)
             return
+        self._retries.evicted_by_choice(pod)
         if self._spend.may_disrupt(machine, pod):
             return
         name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
@@ -200,11 +208,20 @@ class InvariantMonitor:
 
     def node_deleted(self, node: core.Node) -> None:
         """A process deletes a node object."""
+        self._upkeep.node_deleted(node)
         machine = self._cloud.of_node(node.metadata.name)
         if machine is None:
             self.report(FOREIGN_NODES_UNTOUCHED, f"{node.metadata.name} was deleted, but is not managed")
         elif machine.state != "terminated":
             self.report(NO_VOLUNTARY_REMOVAL, f"{node.metadata.name} was deleted, but its machine is {machine.state}")
+
+    def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
+        """A process changes the finalizers of a node."""
+        self._upkeep.finalizers_patched(node, finalizers)
+
+    def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
+        """A process annotates a pod."""
+        self._upkeep.pod_annotated(pod, annotations)
 
     def _on_change(self, plural: str, entry: Entry) -> None:
         node = entry.object
@@ -325,6 +342,7 @@ class InvariantMonitor:
         self._directives.on_fact(recorded)
         self._refused_offers.on_fact(recorded)
         self._stale_data.on_fact(recorded)
+        self._upkeep.on_fact(recorded)
         if isinstance(recorded.fact, ScalingPlanMade):
             self._on_plan(recorded.fact.plan, recorded.sequence)
             self._check_frozen(recorded.fact)
@@ -337,9 +355,14 @@ class InvariantMonitor:
             self._duplicate_purchases.order_ended(recorded.fact.action_id)
             self._spend.order_ended(recorded.fact.action_id)
             self._placement.order_ended(recorded.fact.action_id)
+        self._quotas.on_fact(recorded.fact)
         if isinstance(recorded.fact, JobPlaced):
             self._gangs.on_placed(recorded.fact)
             self._placement.on_placed(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
+        if isinstance(recorded.fact, JobPreempted):
+            self._retries.on_preempted(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
+        if isinstance(recorded.fact, JobFinished):
+            self._retries.on_finished(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
         if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
             self._voluntarily_drained.add(recorded.fact.node_name)
         if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
@@ -349,7 +372,7 @@ class InvariantMonitor:
         if isinstance(recorded.fact, SpotNoticeReceived):
             self._notices_received.notice_received(recorded.fact)
             self._schedule_checks(recorded.fact)
-        if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.requested_by == IDLE_JOBS_BY:
+        if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.action_id is not None:
             self.report(BUSY_JOBS_KEPT, f"{recorded.fact.job_id}: {recorded.fact.note}")
 
     def _schedule_checks(self, notice: SpotNoticeReceived) -> None:

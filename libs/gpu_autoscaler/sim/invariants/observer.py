@@ -1,5 +1,6 @@
 """The interface through which adapters report the actions of processes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpu_autoscaler.kube.wire import core
@@ -24,4 +25,12 @@ class Observer(Protocol):
 
     def node_deleted(self, node: core.Node) -> None:
         """A process deletes a node object."""
+        ...
+
+    def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
+        """A process changes the finalizers of a node."""
+        ...
+
+    def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
+        """A process annotates a pod."""
         ...

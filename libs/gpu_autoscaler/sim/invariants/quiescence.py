@@ -13,6 +13,7 @@ from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
 from gpu_autoscaler.sim.actors.policies import Policies
@@ -120,6 +121,13 @@ class Quiescence:
             f"node {node.metadata.name} is cordoned without a drain"
             for node in run.cluster.all(NODES)
             if node.spec.unschedulable
+        ]
+        issues += [
+            f"node {node.metadata.name} has no finalizer"
+            for node in run.cluster.all(NODES)
+            if node.metadata.name in machine_names
+            and node.metadata.deletion_timestamp is None
+            and labels.TERMINATION_FINALIZER not in node.metadata.finalizers
         ]
         charged = run.tables.charges
         issues += [

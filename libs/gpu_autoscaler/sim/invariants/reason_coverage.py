@@ -48,7 +48,7 @@ class ReasonCoverage:
         if isinstance(recorded.fact, ScalingPlanMade):
             self.plans_count += 1
             plan = recorded.fact.plan
-            self.reasons.update(decision.reason.tag() for decision in plan.decisions)
+            self.reasons.update(decision.reason.tag() for decision in (*plan.decisions, *plan.upkeep_decisions))
             self.reasons.update(reason_counts(plan))
         elif isinstance(recorded.fact, JobPreempted):
             self._loop.call_later(LOST_SECONDS, self._count)

@@ -1,14 +1,27 @@
 """Handlers of the REST API. `ROUTES` are all routes in the order of the OpenAPI document."""
 
-from gpu_autoscaler_services.gateway.api import demand, directives, events, jobs, logs, offers, shadow, views
+from gpu_autoscaler_services.gateway.api import (
+    audit,
+    demand,
+    directives,
+    dry_runs,
+    events,
+    jobs,
+    logs,
+    offers,
+    shadow,
+    views,
+)
 
 ROUTES = (
     *jobs.ROUTES,
+    *dry_runs.ROUTES,
     *logs.ROUTES,
     *demand.ROUTES,
     *directives.ROUTES,
     *views.ROUTES,
     *offers.ROUTES,
     *shadow.ROUTES,
+    *audit.ROUTES,
     *events.ROUTES,
 )

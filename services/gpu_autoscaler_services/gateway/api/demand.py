@@ -13,7 +13,9 @@ from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler_services.api_rights import READ_DEMAND, REPORT_DEMAND
 from gpu_autoscaler_services.gateway import schema
+from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
+from gpu_autoscaler_services.gateway.audit import ACT, Act
 from gpu_autoscaler_services.gateway.problems import invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import Route, answer
@@ -25,9 +27,10 @@ async def report_demand_handler(request: web.Request) -> web.Response:
     """Report demand, so that capacity is free for work that is about to arrive."""
     model = request.app[READ_MODEL]
     report = await read_body(request, DemandReported)
+    request[ACT] = Act(verb="report", object=f"demand/{report.source}")
     if violations := violations_of(report, model.clock.now()):
         raise invalid("invalid demand report: correct the fields listed in violations", *violations)
-    await model.publish(report)
+    await model.publish(report, request[ACCESS])
     return answer(request, _demand(report, ""), status=HTTPStatus.ACCEPTED)
 
 

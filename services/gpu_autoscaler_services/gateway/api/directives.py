@@ -20,6 +20,7 @@ from gpu_autoscaler_services.api_rights import FREEZE, OVERRIDE, PAUSE, READ_DIR
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
+from gpu_autoscaler_services.gateway.audit import ACT, Act
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
@@ -50,6 +51,8 @@ async def give_directive_handler(request: web.Request) -> web.Response:
     """Override the policy temporarily: freeze, pause a pool, or set a minimum or maximum of nodes or GPUs."""
     model = request.app[READ_MODEL]
     body = await read_body(request, DirectiveRequest)
+    tag, key = str(body.directive.__struct_config__.tag), body.directive.key
+    request[ACT] = Act(verb=tag, object=f"directive/{key}", claimed_who=body.given_by)
     await request[ACCESS].require(_RIGHTS[type(body.directive)])
     given = PolicyDirectiveGiven(
         directive=body.directive,
@@ -60,7 +63,7 @@ async def give_directive_handler(request: web.Request) -> web.Response:
     )
     if violations := violations_of(given, [pool.name for pool in model.policy.pools]):
         raise invalid("invalid directive: correct the fields listed in violations", *violations)
-    await model.publish(given)
+    await model.publish(given, request[ACCESS])
     return answer(request, directive_of(given), status=HTTPStatus.ACCEPTED)
 
 
@@ -86,7 +89,7 @@ async def lift_directive_handler(request: web.Request) -> web.Response:
         reason=query.reason,
         tripped_at=directives[key].given_at if key == BRAKE else None,
     )
-    await model.publish(fact)
+    await model.publish(fact, request[ACCESS])
     return answer(request, directives[key], status=HTTPStatus.ACCEPTED)
 
 

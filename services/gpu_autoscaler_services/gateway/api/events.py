@@ -17,7 +17,7 @@ from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.api_rights import READ_FACTS
 from gpu_autoscaler_services.gateway.access import ACCESS
-from gpu_autoscaler_services.gateway.env_values import encoded_event
+from gpu_autoscaler_services.gateway.env_values import encoded_event, require_env_values
 from gpu_autoscaler_services.gateway.problems import Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
@@ -44,6 +44,12 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     last_event_id: Annotated[
         str, msgspec.Meta(description="Resume position, for clients that cannot send the header.")
     ] = ""
+    env: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Show the values of environment variables: with the right, where the settings allow it."
+        ),
+    ] = False
 
 
 async def events_handler(request: web.Request) -> web.StreamResponse:
@@ -55,6 +61,8 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
     if not streams:
         violation = Violation("subject", f"matches no stream; streams are: {', '.join(tail.streams)}")
         raise invalid("the subject filter matches no stream", violation)
+    if query.env:
+        await require_env_values(request[ACCESS], is_setting_on=request.app[READ_MODEL].are_env_values_shown)
     requested = read_last_event_id(request.headers.get("Last-Event-ID", "") or query.last_event_id)
     if tail.listeners_count >= LISTENERS_COUNT_MAX:
         detail = f"the gateway serves at most {LISTENERS_COUNT_MAX} event streams; use one stream with several subjects"
@@ -69,7 +77,8 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
         raise Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after_seconds=HEARTBEAT_SECONDS)
     listener = tail.listen(subjects, BUFFER_COUNT_MAX, caller)
     try:
-        return await _send(request, listener, await _start_positions(request.app[READ_MODEL], streams, requested))
+        positions = await _start_positions(request.app[READ_MODEL], streams, requested)
+        return await _send(request, listener, positions, is_env_shown=query.env)
     finally:
         tail.forget(listener)
 
@@ -85,7 +94,9 @@ async def _start_positions(model: ReadModel, streams: Sequence[str], requested: 
     return positions
 
 
-async def _send(request: web.Request, listener: Listener, positions: Positions) -> web.StreamResponse:
+async def _send(
+    request: web.Request, listener: Listener, positions: Positions, *, is_env_shown: bool
+) -> web.StreamResponse:
     read_model = request.app[READ_MODEL]
     response = web.StreamResponse(
         headers={
@@ -99,7 +110,7 @@ async def _send(request: web.Request, listener: Listener, positions: Positions) 
         # An id without data: a client that is cut off before the first event resumes where it started.
         await _write(response, f"retry: {RECONNECT_MILLISECONDS}\nid: {_id(positions)}\n\n")
         async for entry in _missed(read_model.bus, read_model.tail, listener.subjects, positions):
-            await _write(response, _event(entry, positions, is_env_shown=read_model.are_env_values_shown))
+            await _write(response, _event(entry, positions, is_env_shown=is_env_shown))
         while True:
             try:
                 live = await listener.next(HEARTBEAT_SECONDS)
@@ -111,7 +122,7 @@ async def _send(request: web.Request, listener: Listener, positions: Positions) 
                 await _write(response, f"event: closed\ndata: {reason}\n\n")
                 break
             if live.recorded.sequence > positions.get(live.recorded.stream, 0):
-                await _write(response, _event(live, positions, is_env_shown=read_model.are_env_values_shown))
+                await _write(response, _event(live, positions, is_env_shown=is_env_shown))
     except (ConnectionError, TimeoutError):
         pass  # the client disconnected or stalled; it resumes with Last-Event-ID
     return response

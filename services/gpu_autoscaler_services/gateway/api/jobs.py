@@ -12,6 +12,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from gpu_autoscaler.core.demand.quotas import queue_violations
+from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.intake.admission import job_id_of, supply
 from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.state.queries import job_state, queue
@@ -25,11 +27,12 @@ from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.documents import validation_errors
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.store.protocol import JobRow
-from gpu_autoscaler_services.api_rights import CANCEL_JOBS, CANCEL_OWN_JOBS, READ_JOBS, SUBMIT_JOBS
+from gpu_autoscaler_services.api_rights import CANCEL_JOBS, CANCEL_OWN_JOBS, DANGEROUS_FIELDS, READ_JOBS, SUBMIT_JOBS
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
-from gpu_autoscaler_services.gateway.problems import Problem, invalid
+from gpu_autoscaler_services.gateway.audit import ACT, Act
+from gpu_autoscaler_services.gateway.problems import QUOTA_TYPE, Problem, invalid
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, JSON, MISSING, Route, answer, is_text, read_query
 
@@ -49,6 +52,8 @@ async def submit_handler(request: web.Request) -> web.Response:
     """Submit a job."""
     model = request.app[READ_MODEL]
     job = await read_body(request, JobRequested)
+    about = "" if job.job_id is None else f"job/{job.job_id}"
+    request[ACT] = Act(verb="submit", object=about, project_id=job.project_id, claimed_who=job.submitted_by)
     await request[ACCESS].require(SUBMIT_JOBS, job.project_id)
     key = request.headers.get(_KEY)
     if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
@@ -57,17 +62,17 @@ async def submit_handler(request: web.Request) -> web.Response:
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
     submitted_by = request[ACCESS].name or job.submitted_by
     job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id), submitted_by=submitted_by)
-    job = with_rights(job, model)
+    job = await with_rights(job, model, request[ACCESS])
     admitted = admitted_job(job, event_id, model)
     digest = request_digest(job)
     if key is None:
-        return _accepted_response(await accept(model, job, admitted, digest), admitted.spec.job_id)
+        return _accepted_response(await accept(model, job, admitted, digest, request[ACCESS]), admitted.spec.job_id)
     claim = await model.store.begin_request(key, request_digest=digest, started_at=model.clock.now())
     if claim is not None and claim.request_digest != digest:
         raise Problem(HTTPStatus.CONFLICT, f"{_KEY} {key!r} {OTHER_BODY}")
     if claim is not None and claim.status is not None and claim.answer is not None:
         return _accepted_response(claim.answer, admitted.spec.job_id)
-    body = await accept(model, job, admitted, digest)
+    body = await accept(model, job, admitted, digest, request[ACCESS])
     await model.store.answer_request(key, status=HTTPStatus.ACCEPTED, answer=body)
     return _accepted_response(body, admitted.spec.job_id)
 
@@ -101,8 +106,11 @@ def _of_version(reason: str) -> str:
     return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
 
 
-def with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
-    """Return the request with the caller's right to dangerous fields of a pod template, which no caller sets itself."""
+async def with_rights(job: JobRequested, model: ReadModel, access: Access) -> JobRequested:
+    """Return the request, marked if its pod template has dangerous fields that the caller may use.
+
+    Raises a 403 for a caller without the right. Without the setting nobody may use them, and admission lists them.
+    """
     if job.dangerous_fields_allowed:
         reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
         raise invalid(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
@@ -115,6 +123,7 @@ def with_rights(job: JobRequested, model: ReadModel) -> JobRequested:
         raise invalid(_INVALID_JOB, Violation("pod_template", reason))
     if job.pod_template is None or not model.are_dangerous_fields_allowed or not dangerous_fields(job.pod_template):
         return job
+    await access.require(DANGEROUS_FIELDS, job.project_id)
     return msgspec.structs.replace(job, dangerous_fields_allowed=True)
 
 
@@ -130,15 +139,19 @@ def admitted_job(job: JobRequested, event_id: str, model: ReadModel) -> Admitted
     )
     if isinstance(admitted, Admitted):
         return admitted
+    if all(violation.kind == "quota" for violation in admitted):
+        over = "the job exceeds a quota and could never start: correct the fields listed in violations"
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, over, violations=admitted, kind=QUOTA_TYPE)
     raise invalid(_INVALID_JOB, *admitted)
 
 
-async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest: str) -> bytes:
+async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest: str, access: Access) -> bytes:
     """Publish, commit, and return the answer. A repeated request gets the answer of the first one."""
     spec = admitted.spec
     row = await model.store.job(spec.job_id)
     if row is None:
-        if (violation := budget_violation(spec, model.view.state)) is not None:
+        state = model.view.state
+        if (violation := budget_violation(spec, state) or quota_violation(spec, state)) is not None:
             raise invalid(_INVALID_JOB, violation)
         waiting_count = len(queue(model.view.state))
         if waiting_count >= model.policy.queue_count_max:
@@ -147,7 +160,15 @@ async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest
                 f"queue full: {waiting_count} jobs wait, the maximum of the policy; retry later",
                 retry_after_seconds=QUEUE_RETRY_SECONDS,
             )
-        await _publish_once(job, digest, model)
+        if over_quota := queue_violations(spec, model.view.state, model.policy):
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "queue full for this project or user: see violations; retry later",
+                violations=over_quota,
+                retry_after_seconds=QUEUE_RETRY_SECONDS,
+                kind=QUOTA_TYPE,
+            )
+        await _publish_once(job, digest, model, access)
         acceptance = await model.store.accept_job(
             spec, request_digest=digest, accepted_at=model.clock.now(), template=admitted.template_bytes
         )
@@ -160,9 +181,9 @@ async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest
     return msgspec.json.encode(estimates.job(spec, JobState.PENDING, scene))
 
 
-async def _publish_once(job: JobRequested, digest: str, model: ReadModel) -> None:
+async def _publish_once(job: JobRequested, digest: str, model: ReadModel, access: Access) -> None:
     """Publish the request. If two requests race for one id, the stream keeps the first and the other is refused."""
-    ack = await model.publish(job)
+    ack = await model.publish(job, access)
     if not ack.is_duplicate:
         return
     first = await model.bus.message_at(ack.stream, ack.sequence)
@@ -202,18 +223,22 @@ async def cancel_handler(request: web.Request) -> web.Response:
     model = request.app[READ_MODEL]
     row, status = await find_job(model, JobId(request.match_info["job_id"]))
     access = request[ACCESS]
+    request[ACT] = Act(verb="cancel", object=f"job/{row.spec.job_id}", project_id=row.spec.project_id)
     await require_cancel(access, row.spec)
-    await request_cancel(model, row, status, JobCancelRequested(job_id=row.spec.job_id, requested_by=access.name))
+    cancel = JobCancelRequested(job_id=row.spec.job_id, requested_by=access.name)
+    await request_cancel(model, row, status, cancel, access)
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
     return answer(request, estimates.job(row.spec, status, scene), status=HTTPStatus.ACCEPTED)
 
 
-async def request_cancel(model: ReadModel, row: JobRow, status: JobState, cancel: JobCancelRequested) -> None:
+async def request_cancel(
+    model: ReadModel, row: JobRow, status: JobState, cancel: JobCancelRequested, access: Access
+) -> None:
     """Publish the cancellation, unless the job is cancelled already. Raises a 409 if it ended otherwise."""
     if status in FINAL_STATES and status is not JobState.CANCELLED:
         raise Problem(HTTPStatus.CONFLICT, f"job {row.spec.job_id!r} is already {status} and cannot be cancelled")
     if status is not JobState.CANCELLED:
-        await model.publish(cancel)
+        await model.publish(cancel, access, row.spec.project_id)
 
 
 async def require_cancel(access: Access, spec: JobSpec) -> None:

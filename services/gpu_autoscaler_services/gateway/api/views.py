@@ -1,7 +1,7 @@
 """Views over REST: status, nodes, plans, facts, cost, why."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from http import HTTPStatus
 from typing import Annotated
@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
+from gpu_autoscaler.core.deferred_groups import EXAMPLES_COUNT
 from gpu_autoscaler.core.explain import story
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
 from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line
@@ -21,14 +22,15 @@ from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
 from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.format import subject_kind
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
-from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS, READ_FACTS, READ_JOBS
+from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS, READ_FACTS, READ_JOBS, READ_PROJECT_COSTS
 from gpu_autoscaler_services.gateway import schema, status_views
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.directives import active_directives
-from gpu_autoscaler_services.gateway.env_values import encoded_event
+from gpu_autoscaler_services.gateway.env_values import encoded_event, require_env_values
 from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
@@ -58,6 +60,12 @@ class FactsQuery(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(description="Subject filter with NATS wildcards, e.g. scaling.>; repeatable. Default: all."),
     ] = ()
     limit: Limit = LIMIT_DEFAULT
+    env: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Show the values of environment variables: with the right, where the settings allow it."
+        ),
+    ] = False
 
 
 class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +79,9 @@ class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
         date | None, msgspec.Meta(description="Show the days before this day of UTC; unset: until now.")
     ] = None
     days: Annotated[int, msgspec.Meta(ge=1, le=DAYS_COUNT_MAX, description="Maximum number of days.")] = DAYS_COUNT_MAX
+    project_id: Annotated[
+        str | None, msgspec.Meta(description="Only the spend of this project, in spans of UTC days.")
+    ] = None
 
 
 async def status_handler(request: web.Request) -> web.Response:
@@ -135,20 +146,13 @@ async def plan_handler(request: web.Request) -> web.Response:
 def _plan(entry: Entry, names: Namer) -> schema.Plan:
     fact = entry.recorded.fact
     assert isinstance(fact, ScalingPlanMade), f"{entry.position} is on the subject of plans"  # noqa: S101 - a bug of ours
+    groups = (*fact.plan.deferred_groups, *map(_upkeep_group, fact.plan.upkeep_deferred))
     return schema.Plan(
         plan_id=fact.plan_id,
         sequence=entry.recorded.sequence,
         as_of=fact.plan.as_of,
-        decisions=tuple(
-            schema.Decision(
-                decision=str(decision.__struct_config__.tag),
-                action_id=decision.action_id,
-                subject=_subject(decision),
-                reason=decision.reason.tag(),
-                sentence=reason_sentence(decision.reason, names),
-            )
-            for decision in fact.plan.decisions
-        ),
+        decisions=tuple(_decision(decision, names) for decision in fact.plan.decisions),
+        upkeep=tuple(_decision(decision, names) for decision in fact.plan.upkeep_decisions),
         deferred=tuple(
             schema.Deferred(
                 step=action.step,
@@ -156,7 +160,7 @@ def _plan(entry: Entry, names: Namer) -> schema.Plan:
                 reason=action.reason.tag(),
                 sentence=reason_sentence(action.reason, names),
             )
-            for action in (*fact.plan.deferred, *_examples(fact.plan))
+            for action in (*fact.plan.deferred, *_examples(groups))
         ),
         deferred_groups=tuple(
             schema.DeferredGroup(
@@ -170,7 +174,7 @@ def _plan(entry: Entry, names: Namer) -> schema.Plan:
                 subjects=group.subjects,
                 reasons_count=group.reasons_count,
             )
-            for group in fact.plan.deferred_groups
+            for group in groups
         ),
         deferred_unlisted=dict(fact.plan.deferred_unlisted),
         cut=dict(fact.cut.last_sequences),
@@ -179,21 +183,45 @@ def _plan(entry: Entry, names: Namer) -> schema.Plan:
     )
 
 
-def _examples(plan: decisions.Plan) -> Iterator[decisions.Deferred]:
+def _decision(decision: decisions.AnyDecision | decisions.AnyUpkeep, names: Namer) -> schema.Decision:
+    return schema.Decision(
+        decision=str(decision.__struct_config__.tag),
+        action_id=decision.action_id,
+        subject=_subject(decision),
+        reason=decision.reason.tag(),
+        sentence=reason_sentence(decision.reason, names),
+    )
+
+
+def _upkeep_group(deferred: decisions.DeferredUpkeep) -> decisions.DeferredGroup:
+    return decisions.DeferredGroup(
+        step=deferred.decision,
+        kind=subject_kind(deferred.subjects[0]),
+        reason=deferred.reason,
+        objects_count=deferred.objects_count,
+        subjects=deferred.subjects[:EXAMPLES_COUNT],
+    )
+
+
+def _examples(groups: Iterable[decisions.DeferredGroup]) -> Iterator[decisions.Deferred]:
     """Yield what the plan defers for the objects that its groups name."""
-    for group in plan.deferred_groups:
+    for group in groups:
         for subject in group.subjects:
             yield decisions.Deferred(step=group.step, subject=subject, reason=group.reason)
 
 
-def _subject(decision: decisions.AnyDecision) -> str:
+def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
     match decision:
+        case decisions.CancelIdleJob():
+            return decision.job_id
+        case decisions.AnnounceReservationEnd():
+            return decision.provider_id
         case decisions.BuyNode():
             return decision.offer.key
-        case decisions.DrainNode() | decisions.CancelDrain():
-            return decision.node_name
         case decisions.ReleaseInstance():
             return decision.provider_id or f"order {decision.order_action_id}"
+        case _:
+            return decision.node_name
 
 
 async def facts_handler(request: web.Request) -> web.Response:
@@ -201,7 +229,8 @@ async def facts_handler(request: web.Request) -> web.Response:
     query = read_query(request, FactsQuery)
     model = request.app[READ_MODEL]
     entries = model.tail.recent(SubjectFilter(query.subject), query.limit)
-    is_env_shown = model.are_env_values_shown
+    if query.env:
+        await require_env_values(request[ACCESS], is_setting_on=model.are_env_values_shown)
     return answer(
         request,
         schema.FactList(
@@ -209,7 +238,7 @@ async def facts_handler(request: web.Request) -> web.Response:
                 schema.RecordedFact(
                     position=entry.position,
                     subject=entry.subject,
-                    event=msgspec.json.decode(encoded_event(entry.recorded.envelope, is_env_shown=is_env_shown)),
+                    event=msgspec.json.decode(encoded_event(entry.recorded.envelope, is_env_shown=query.env)),
                 )
                 for entry in entries
             )
@@ -220,12 +249,23 @@ async def facts_handler(request: web.Request) -> web.Response:
 async def cost_handler(request: web.Request) -> web.Response:
     """Show spend by time and by project."""
     query, model = read_query(request, CostQuery), request.app[READ_MODEL]
+    await _require_costs(request[ACCESS], query.project_id)
     if not model.tail.has_read(CostAccrued.stream()):
         detail = "charges are still being read and the sum would be incomplete; retry in a few seconds"
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=ADDING_RETRY_SECONDS)
     async with model.cost_turn:
-        cost = await model.cost_history.cost(query.span_seconds, before=query.before, days_count=query.days)
+        cost = await model.cost_history.cost(
+            query.span_seconds, before=query.before, days_count=query.days, project_id=query.project_id
+        )
     return answer(request, cost)
+
+
+async def _require_costs(access: Access, project_id: str | None) -> None:
+    """Raise a 403 unless the caller may read all spend, or that of the project."""
+    if project_id is None:
+        await access.require(READ_COSTS)
+    elif not await access.allows(READ_COSTS):
+        await access.require(READ_PROJECT_COSTS, project_id)
 
 
 async def why_handler(request: web.Request) -> web.Response:
@@ -286,6 +326,15 @@ ROUTES = (
     ),
     Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, (READ_CLUSTER,), MISSING),
     Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, (READ_FACTS,), INVALID, query=FactsQuery),
-    Route("GET", "/api/v1/cost", cost_handler, "spend", schema.Cost, (READ_COSTS,), INVALID, query=CostQuery),
+    Route(
+        "GET",
+        "/api/v1/cost",
+        cost_handler,
+        "spend",
+        schema.Cost,
+        (READ_COSTS, READ_PROJECT_COSTS),
+        INVALID,
+        query=CostQuery,
+    ),
     Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, (READ_JOBS, READ_CLUSTER), MISSING),
 )

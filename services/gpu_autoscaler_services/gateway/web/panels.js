@@ -188,7 +188,10 @@ function jobTime(job, now) {
   return duration((now - new Date(from)) / 1000);
 }
 
-const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"] };
+const VERBS = { buy_node: ["buy", "buy"], drain_node: ["drain", "drain"], cancel_drain: ["keep", "buy"], release_instance: ["release", "drain"], remove_orphaned_node: ["remove", "drain"], add_finalizer: ["guard", "deferred"], remove_finalizer: ["unguard", "deferred"], request_checkpoints: ["save", "drain"], cancel_idle_job: ["cancel", "drain"], announce_reservation_end: ["notice", "drain"] };
+
+/** Acts of upkeep are missing in answers of earlier gateways. */
+const decisionsOf = (plan) => [...plan.decisions, ...(plan.upkeep ?? [])];
 
 /** `names` maps subjects such as `job/<id>` to display names. What the next newer plan defers as well is left out. */
 export function plans(list, names) {
@@ -203,10 +206,10 @@ export function plans(list, names) {
         h("time", { datetime: plan.as_of }, clockTime(plan.as_of)),
         h("span", {}, first === plan ? `plan ${plan.sequence}` : `plan ${plan.sequence}, like all since ${clockTime(first.as_of)}`),
       ),
-      plan.decisions.map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, subjectLabel(decision))),
+      decisionsOf(plan).map((decision) => decisionLine(...VERBS[decision.decision], decision.sentence, subjectLabel(decision))),
       groupBySentence(groups, (subject) => objectLabel(subject, names, plan.plan_id)).map(([sentence, objects]) => decisionLine("deferred", "deferred", sentence, objects)),
       unlistedCount(plan) ? decisionLine("deferred", "deferred", `${count(unlistedCount(plan), "more object")} deferred.`, Object.keys(plan.deferred_unlisted).join(", ")) : null,
-      plan.decisions.length + plan.deferred.length + unlistedCount(plan) ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
+      decisionsOf(plan).length + plan.deferred.length + unlistedCount(plan) ? null : decisionLine("none", "deferred", "Previously deferred actions are done or no longer needed.", ""),
     ),
   );
 }
@@ -220,7 +223,7 @@ function withoutRepetition(items) {
     const all = deferredGroups(plan);
     const groups = all.map((group) => fresh(group, repeated)).filter(Boolean);
     repeated = new Set(all.flatMap((group) => group.subjects.map((subject) => deferral(group, subject))));
-    const isSame = shown.length && !plan.decisions.length && !groups.length && plan.deferred.length;
+    const isSame = shown.length && !decisionsOf(plan).length && !groups.length && plan.deferred.length;
     if (isSame) shown.at(-1).first = plan;
     else shown.push({ plan, groups, first: plan });
   }
@@ -245,9 +248,11 @@ function objectLabel(subject, names, place) {
 }
 
 /** Nodes can be explained; offers and instances cannot. */
+const NODE_DECISIONS = new Set(["drain_node", "cancel_drain", "remove_orphaned_node", "add_finalizer", "remove_finalizer", "request_checkpoints"]);
+
 function subjectLabel({ decision, subject, action_id }) {
-  const isNode = decision === "drain_node" || decision === "cancel_drain";
-  return isNode ? whyButton("node", subject, subject, action_id) : subject;
+  if (decision === "cancel_idle_job") return whyButton("job", subject, subject, action_id);
+  return NODE_DECISIONS.has(decision) ? whyButton("node", subject, subject, action_id) : subject;
 }
 
 /** Differences between shadow and active policy: current ones, then past ones. */
@@ -370,7 +375,7 @@ const DESCRIBE = {
   "policy.directive_given": (fact) => `${describeDirective(fact.directive)}, by ${fact.given_by}: ${fact.reason}`,
   "policy.directive_lifted": (fact) => `${fact.key}, by ${fact.lifted_by}${fact.reason ? `: ${fact.reason}` : ""}`,
   "policy.changed": (fact) => fact.differences.join("; ") || fact.policy_digest.slice(0, 8),
-  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length, "decision")}, ${deferredCount(fact.plan)} deferred`,
+  "scaling.plan_made": (fact) => `${count(fact.plan.decisions.length + (fact.plan.upkeep?.decisions.length ?? 0), "decision")}, ${deferredCount(fact.plan)} deferred`,
   "scaling.node_ordered": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}, ${fact.offer.capacity_type}`,
   "scaling.node_launched": (fact) => `${fact.instance_type} in ${fact.zone}, ${fact.capacity_type}`,
   "scaling.launch_refused": (fact) => `${fact.offer.instance_type} in ${fact.offer.zone}: ${fact.code}`,

@@ -250,7 +250,7 @@ def test_the_capacity_of_a_placement_is_reserved_until_its_pods_exist() -> None:
 
 def after(state: ClusterState) -> list[type]:
     """Effect of the loss on the job."""
-    return [type(each) for facts in losses(state, policy()).values() for each in facts]
+    return [type(each) for facts in losses(state, policy(), T0 + 2 * HOUR).values() for each in facts]
 
 
 def test_a_loss_above_the_minimum_is_no_preemption() -> None:
@@ -264,7 +264,7 @@ def test_a_loss_above_the_minimum_is_no_preemption() -> None:
 def test_a_loss_below_the_minimum_ends_the_attempt() -> None:
     """At the time of the loss that left too few."""
     state = given(*running(3), deleted(1, 60.0), deleted(2, 90.0), as_of=T0 + HOUR)
-    (lost,) = losses(state, policy())[JobId("a")]
+    (lost,) = losses(state, policy(), T0 + 2 * HOUR)[JobId("a")]
 
     assert isinstance(lost, JobPreempted)
     assert lost.preempted_at == T0 + 90 * SECOND
@@ -291,8 +291,10 @@ def test_only_lost_attempts_use_retries() -> None:
     """Losses above the minimum do not fail the job."""
     story = (*running(3), deleted(2, 60.0))
 
-    assert losses(given(*story, as_of=T0 + HOUR), policy(job_retries_count_max=0)) == {}
-    ended = losses(given(*story, deleted(1, 70.0), as_of=T0 + HOUR), policy(job_retries_count_max=0))[JobId("a")]
+    assert losses(given(*story, as_of=T0 + HOUR), policy(job_retries_count_max=0), T0 + 2 * HOUR) == {}
+    ended = losses(given(*story, deleted(1, 70.0), as_of=T0 + HOUR), policy(job_retries_count_max=0), T0 + 2 * HOUR)[
+        JobId("a")
+    ]
     assert [type(each) for each in ended] == [JobPreempted, JobFinished]
 
 

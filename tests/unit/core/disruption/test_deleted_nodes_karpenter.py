@@ -6,6 +6,7 @@ import pytest
 from tests.support.stories import MINUTE, SECOND, T0, Story, given, node, pod
 
 from gpu_autoscaler.core.disruption.deleted_nodes import UnannouncedDeletion, is_announced, unannounced_deletions
+from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
 
 KARPENTERS = {KARPENTER_REGISTERED: "true"}
@@ -29,7 +30,9 @@ def asked(at: object) -> dict[str, str]:
 def test_a_pod_is_notified_once_for_each_deletion(told: dict[str, str], is_due: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """The pod's annotation shows it, also after a restart."""
     story = (*node("n1", labels=KARPENTERS, deleting_since=SINCE), *pod("p", on="n1", annotations=told))
-    assert unannounced_deletions(given(story)) == ((UnannouncedDeletion("n1", SINCE),) if is_due else ())
+    assert unannounced_deletions(given(story)) == (
+        (UnannouncedDeletion("n1", NodeUid("uid-n1"), SINCE),) if is_due else ()
+    )
 
 
 @pytest.mark.parametrize(

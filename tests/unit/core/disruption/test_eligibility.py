@@ -87,16 +87,30 @@ def test_a_job_near_its_time_limit_is_not_moved() -> None:
     ("changes", "words"),
     [
         ({"priority": 1000}, "its job has priority 1000"),
-        ({"attempt": 2}, "its job has no retry to spare"),
+        ({"attempt": 3}, "its job has no retry to spare"),
+        ({"attempt": 4, "retries_used": 2}, "its job has no retry to spare"),
         ({"is_preemptible": False}, "its job is not preemptible"),
     ],
 )
 def test_protected_jobs(changes: dict[str, Any], words: str) -> None:
-    """Jobs of high priority, and those that a move would leave fewer than two retries."""
+    """Jobs of high priority, and those with fewer than two retries left."""
     made, said = merging(*training(**changes))
 
     assert going(made) == []
     assert words in said
+
+
+@pytest.mark.parametrize(("moved_count", "minutes"), [(0, 5), (1, 10), (3, 40), (8, 1280), (20, 1280)])
+def test_each_move_doubles_the_protected_time(moved_count: int, minutes: int) -> None:
+    """Moves use up no retry, so something else has to limit them; 256 times the protected time is the most."""
+    attempts: dict[str, Any] = {"attempt": moved_count + 1, "retries_used": 0, "duration_seconds_max": 1e6}
+    placed = job("train", gpus=1, placed_on=("n1",), is_running=True, **attempts)
+    for run, is_kept in ((minutes * MINUTE - SECOND, True), (minutes * MINUTE, False)):
+        saved = {labels.CHECKPOINTED_AT: (NOW + 22 * HOUR).isoformat()}
+        pod_a = pod("a", on="n1", owner_kind="Job", job_id="train", annotations=saved, at=NOW + 22 * HOUR - run)
+        made, said = merging(placed, pod_a, as_of=NOW + 22 * HOUR)
+        assert (going(made) == []) == is_kept
+        assert ("of the protected" in said) == is_kept
 
 
 def test_a_job_on_several_nodes_is_not_moved() -> None:

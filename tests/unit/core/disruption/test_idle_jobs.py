@@ -1,15 +1,19 @@
 """Jobs that are canceled because their GPUs are idle: only if it is certain, and switched on."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
 from tests.support.telemetry import minutes
 
-from gpu_autoscaler.core.disruption.idle_jobs import idle_job_cancellations
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import IdleJobsPolicy
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.model.decisions import CancelIdleJob
 
 NOW = T0 + HOUR
 ON = policy(idle_jobs=IdleJobsPolicy(is_on=True))
@@ -18,19 +22,26 @@ IDLE: dict[str, Any] = {"busy": 0.03, "pods": HELD}
 WORKS = {number: {"utilization_ratio_mean": 0.9, "utilization_ratio_max": 0.9} for number in range(4, 8)}
 
 
-def ended(*more: Story, rules: object = ON, **of_pod: object) -> tuple[JobCancelRequested, ...]:
-    """Which jobs are ended, of one that holds four GPUs of n1 for an hour."""
+def cancellations(state: ClusterState, rules: ScalingPolicy, at: datetime) -> tuple[CancelIdleJob, ...]:
+    """Return the jobs that a checked plan of the state cancels."""
+    made = plan(state, rules, at)
+    assert [violation for violation in check(made, state, rules) if violation.action_ids] == []
+    return tuple(decision for decision in made.upkeep_decisions if isinstance(decision, CancelIdleJob))
+
+
+def ended(*more: Story, rules: ScalingPolicy = ON, **of_pod: object) -> tuple[CancelIdleJob, ...]:
+    """Which jobs the plan cancels, of one that holds four GPUs of n1 for an hour."""
     held = pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train", **of_pod)  # type: ignore[arg-type]
     story = (node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), held, *more)
-    return idle_job_cancellations(given(*story, as_of=NOW), rules, NOW)  # type: ignore[arg-type]
+    return cancellations(given(*story, as_of=NOW), rules, NOW)
 
 
 def test_an_idle_job_is_canceled() -> None:
     """At most 5 % on each of its GPUs for the whole hour; other GPUs of the node do not count."""
     (one,) = ended(minutes("n1", 60, sick=WORKS, **IDLE))
 
-    assert (one.job_id, one.requested_by) == ("train", "gpu-autoscaler")
-    assert one.note == "its GPU utilization was at most 5 % for 1 h"
+    assert one.job_id == "train"
+    assert one.reason.note() == "its GPU utilization was at most 5 % for 1 h"
 
 
 def test_by_default_no_job_is_canceled() -> None:
@@ -79,10 +90,25 @@ def test_a_protected_job_is_not_canceled() -> None:
 def test_a_canceled_job_is_not_canceled_again() -> None:
     """The wish is on record, and once is enough."""
     (one,) = ended(minutes("n1", 60, sick=WORKS, **IDLE))
+    canceled = JobCancelRequested(job_id=one.job_id)
     state = given(
         node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), minutes("n1", 60, sick=WORKS, **IDLE),
-        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), (TimedFact(one, NOW),),
+        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), (TimedFact(canceled, NOW),),
         as_of=NOW + timedelta(minutes=1),
     )  # fmt: skip
 
-    assert idle_job_cancellations(state, ON, NOW + timedelta(minutes=1)) == ()
+    assert cancellations(state, ON, NOW + timedelta(minutes=1)) == ()
+
+
+def test_a_freeze_defers_the_cancellation() -> None:
+    """With its reason, and the job."""
+    story = (
+        node("n1"),
+        job("train", gpus=4, placed_on=("n1",), is_running=True),
+        minutes("n1", 60, sick=WORKS, **IDLE),
+    )
+    state = given(*story, pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), as_of=NOW)
+    frozen = policy(idle_jobs=IdleJobsPolicy(is_on=True), is_frozen=True)
+    assert cancellations(state, frozen, NOW) == ()
+    deferred = [act for act in plan(state, frozen, NOW).upkeep_deferred if act.decision == "cancel_idle_job"]
+    assert [(act.subjects, act.reason.tag()) for act in deferred] == [(("job/train",), "frozen")]

@@ -8,6 +8,7 @@ import pytest
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, TimedFact, given, node, policy, provider_id, synced
 
 from gpu_autoscaler.core.disruption.orphaned_nodes import ORPHANED_SECONDS, orphaned_nodes
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.fact import Fact
@@ -15,6 +16,7 @@ from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved,
 from gpu_autoscaler.events.pod import PodListed
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated
+from gpu_autoscaler.model.decisions import RemoveOrphanedNode
 from gpu_autoscaler.model.directives import Freeze
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.scheduling import Taint
@@ -65,8 +67,9 @@ def seen(*stories: Story, at: datetime = DUE) -> ClusterState:
 
 
 def named(state: ClusterState, at: datetime = DUE, under: ScalingPolicy | None = None) -> list[str]:
-    """Names of the nodes that are due."""
-    return [one.node_name for one in orphaned_nodes(state, under or policy(), at)]
+    """Names of the nodes whose removal the plan decides."""
+    decisions = plan(state, under or policy(), at).upkeep_decisions
+    return [one.node_name for one in decisions if isinstance(one, RemoveOrphanedNode)]
 
 
 NOTHING_LISTED = listed(DUE)
@@ -75,7 +78,7 @@ NOTHING_LISTED = listed(DUE)
 @pytest.mark.parametrize("word", [ended(), confirmed(), (*ended(), *confirmed())])
 def test_a_node_is_orphaned_once_the_end_of_its_instance_is_reported(word: Story) -> None:
     """By the cloud's list, or by its answer to our own step."""
-    (one,) = orphaned_nodes(seen(left(), word, NOTHING_LISTED), policy(), DUE)
+    (one,) = orphaned_nodes(seen(left(), word, NOTHING_LISTED), DUE)
     assert (one.node_name, one.node_uid, one.provider_id) == ("n1", "uid-n1", PROVIDER_ID)
 
 

@@ -30,6 +30,7 @@ from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.defer import NotYetIdle, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen
 from gpu_autoscaler.model.reasons.drain import SpotReclaim
+from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 
 Why = Callable[[Sequence[Recorded], str], tuple[str, ...]]
 
@@ -168,6 +169,32 @@ def test_a_job_is_explained_with_decisions_and_deferrals() -> None:
     )
     assert sum("Deferred for" in line for line in story) == 1
     assert not any("other" in line for line in story)
+
+
+@pytest.mark.parametrize("is_own_choice", [True, False])
+def test_a_loss_by_our_own_choice_says_that_it_used_up_no_retry(*, is_own_choice: bool) -> None:
+    """Whoever counts the attempts of a job needs to know which ones count."""
+    lost = JobPreempted(
+        job_id=JobId("train"), attempt=2, cause="n1 was drained", preempted_at=T0, is_own_choice=is_own_choice
+    )
+    (line,) = [line for line in why_job(record([*job("train"), TimedFact(lost, T0)]), "train") if "preempted" in line]
+    assert (": n1 was drained. This used up no retry." in line) == is_own_choice
+
+
+def test_a_preemption_is_part_of_the_stories_of_both_jobs() -> None:
+    """The victim learns for whom it ended, the beneficiary who ended for it; other jobs learn nothing."""
+    reason = QuotaReclaimed(
+        for_job=JobId("mine"), for_project="b", project="a", cohort="default", borrowed_gpu_count=8, nominal_gpu_count=8
+    )
+    fact = JobPreempted(job_id=JobId("low"), attempt=1, cause="preempted", preempted_at=T0, preemption=reason)
+    jobs = (job("low", project_id="a", placed_on=("n1",)), job("mine", project_id="b"), job("third"))
+    history = tuple(record([*(each for story in jobs for each in story), TimedFact(fact, T0 + MINUTE)]))
+
+    for name in ("low", "mine"):
+        assert in_order(
+            why_job(history, name), "Job low was preempted (attempt 1). Project b reclaims its nominal quota"
+        )
+    assert not any("preempted" in text for text in why_job(history, "third"))
 
 
 def test_a_pod_is_explained_by_its_job_and_the_drain_that_moved_it() -> None:

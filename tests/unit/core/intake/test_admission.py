@@ -187,6 +187,36 @@ def test_all_violations_are_returned_at_once() -> None:
     }
 
 
+def test_every_quota_that_a_job_can_never_keep_is_a_violation_of_its_own_kind() -> None:
+    """GPUs of the user, time of the project, GPU-hours a month and the reach of the cohort, beside invalid fields."""
+    projects = [{"name": "research", "nominal_gpu_count": 4, "job_duration_hours_max": 2, "month_gpu_hours_max": 20}]
+    rules = policy(quotas={"projects": projects, "user_default": {"gpu_count_max": 6}})
+    asked = request(gpu_requirements=GpuRequirements(gpu_count=8), max_duration_hours=3.0, job_name="")
+    known = Supply(gpus_per_node_max=8)
+    violations = admit(asked, event_id="event-1", at=T0, now=T0, policy=rules, supply=known)
+
+    assert isinstance(violations, tuple)
+    assert [(violation.field, violation.kind) for violation in violations] == [
+        ("job_name", "invalid"),
+        ("max_duration_hours", "quota"),
+        ("max_duration_hours", "quota"),
+        ("gpu_requirements.gpu_count", "quota"),
+        ("gpu_requirements.gpu_count", "quota"),
+    ]
+    parts = ("at most 2 hours", "24 GPU-hours; project research may use 20", "may use 6 at once", "may use 4 with all")
+    for violation, part in zip(violations[1:], parts, strict=True):
+        assert part in violation.reason
+
+
+def test_the_default_time_limit_is_within_the_quota() -> None:
+    """A job that requests no time limit gets the largest that its project may have."""
+    rules = policy(quotas={"project_default": {"job_duration_hours_max": 2}})
+    spec = admit(request(), event_id="event-1", at=T0, now=T0, policy=rules, supply=Supply())
+
+    assert isinstance(spec, JobSpec)
+    assert spec.duration_seconds_max == 2 * 3600.0
+
+
 @pytest.mark.parametrize(("days", "part"), [(2, "more than a day ahead"), (-31, "more than 30 days ago")])
 def test_a_request_with_a_wrong_clock_is_rejected(days: int, part: str) -> None:
     """A clock that is wrong by days would distort waiting times and order."""

@@ -32,7 +32,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested, JobResynced
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested, JobResynced, JobStarted
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatched
 from gpu_autoscaler.events.shadow import ShadowPlanMade
@@ -229,6 +229,23 @@ def test_a_job_published_again_restores_the_first_request() -> None:
     repeat = (TimedFact(request("train", job_name="other"), T0 + MINUTE),)
     for story in ((resynced,), (repeat, resynced), (resynced, repeat), (job("train"), repeat, resynced)):
         assert folded(*story).jobs[JobId("train")] == complete
+
+
+def test_the_start_of_a_job_is_the_earliest_reported() -> None:
+    """A restarted watcher reports when it first sees the job running; the stream may keep only that report."""
+
+    def started(version: int, at: timedelta) -> JobStarted:
+        return JobStarted(
+            epoch=EPOCH, version=version, job_id=JobId("train"), kube_job="jobs/train", started_at=T0 + at
+        )
+
+    first, repeat, again = started(2, MINUTE), started(2, 20 * MINUTE), started(3, 30 * MINUTE)
+    resynced = JobResynced(job_id=JobId("train"), requested=None, queued=None, started=first)
+    for story in ((first, repeat), (repeat, first), (repeat, resynced), (first, repeat, resynced)):
+        state = folded(tuple(TimedFact(fact, T0 + HOUR) for fact in story))
+        assert state.jobs[JobId("train")].started == first, story
+    state = folded(tuple(TimedFact(fact, T0 + HOUR) for fact in (first, again, repeat)))
+    assert state.jobs[JobId("train")].started == again, "another start"
 
 
 def test_ended_records_are_pruned_after_retention() -> None:

@@ -48,9 +48,15 @@ def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = No
     return [*bought_keys, *(each.reason for each in made.deferred)]
 
 
-def lost(times: int, job_id: str = "train") -> Story:
-    """The job was interrupted this often."""
-    fact = JobPreempted(job_id=JobId(job_id), attempt=times, cause="the cloud took its node", preempted_at=T0)
+def lost(times: int, job_id: str = "train", *, moved_count: int = 0) -> Story:
+    """The job was interrupted this often, and moved by our own choice."""
+    fact = JobPreempted(
+        job_id=JobId(job_id),
+        attempt=times + moved_count,
+        cause="the cloud took its node",
+        preempted_at=T0,
+        retries_used_count=times,
+    )
     return (TimedFact(fact, T0),)
 
 
@@ -63,6 +69,14 @@ def test_a_job_before_its_last_retry_is_not_on_spot() -> None:
 
     assert outcome(job("train"), lost(2), sale) == [SPOT.key]
     assert outcome(job("train"), lost(3), sale) == [ON_DEMAND.key]
+
+
+def test_moves_by_our_own_choice_are_no_interruptions() -> None:
+    """However often a job was moved, it may use spot until its third interruption."""
+    sale = on_sale(SPOT, ON_DEMAND)
+
+    assert outcome(job("train"), lost(2, moved_count=5), sale) == [SPOT.key]
+    assert outcome(job("train"), lost(3, moved_count=5), sale) == [ON_DEMAND.key]
 
 
 def test_fewer_interruptions_suffice_by_policy_or_with_few_retries() -> None:

@@ -77,6 +77,18 @@ def test_without_a_domain_a_limit_spreads_the_gang_over_zones() -> None:
     assert {each.offer.zone for each in bought(made)} == {"zone-a", "zone-b"}
 
 
+@pytest.mark.parametrize("changes", [{}, {"members": 3, "member_count_min": 1}])
+def test_a_single_member_is_bought_for_beside_a_node_without_a_domain(changes: dict[str, Any]) -> None:
+    """Members that join later could not be placed beside it, so the queue does not start the job there."""
+    stories = (node("own", is_ours=False), job("train", within="rack", **changes), on_sale())
+    rules = {"pools": [{"name": "r1", "labels": {"rack": "r1"}}]}
+    assert schedule(given(*stories), policy(**rules), T0).placements == ()
+
+    made = planned(*stories, **rules)
+
+    assert [each.pool for each in bought(made)] == ["r1"]
+
+
 @pytest.mark.parametrize("key", labels.GANG_WITHIN)
 def test_pod_groups_request_a_domain_by_annotation(key: str) -> None:
     """Ours, or Kueue's; existing nodes in the domain count."""

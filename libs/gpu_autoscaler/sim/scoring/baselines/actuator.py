@@ -1,7 +1,7 @@
 """Executes the actions of a baseline as our executor does."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_autoscaler.kube.protocol import Cluster
@@ -45,6 +45,12 @@ class NullObserver:
         """Ignore."""
 
     def node_deleted(self, node: core.Node) -> None:
+        """Ignore."""
+
+    def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
+        """Ignore."""
+
+    def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
         """Ignore."""
 
 

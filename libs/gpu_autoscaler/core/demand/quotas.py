@@ -1,0 +1,275 @@
+"""Quotas: which queued jobs their user or project may start now. Used by the plan and by the schedule alike.
+
+Quota is granted in the order in which jobs are served, as in Kueue: a job that fits takes its quota before it has
+nodes, a job that does not fit is passed by others. A placed job keeps its quota until it ends, or is preempted for
+another job; after the loss of a node it keeps it too, because its Job is not suspended.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.next_change import has_lasted, note, plain
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.quota_settings import (
+    Lender,
+    QuotaLimits,
+    gpus_of,
+    lenders_of,
+    month_gpu_seconds_max,
+    owner_name,
+    owners_with_limits,
+    project_owner,
+    user_owner,
+)
+from gpu_autoscaler.core.state.gpu_time import OTHERS, months_between
+from gpu_autoscaler.core.state.ledger import period_end, period_name
+from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec, Violation
+from gpu_autoscaler.model.reasons.base import first_listed
+from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob, QuotaReached
+
+QuotaReason = QuotaReached | CohortQuotaReached | PreemptedForJob
+
+# Items of a job that waits for quota: all that has no pod yet.
+_GRANTED = frozenset({DemandSource.QUEUED_JOB, DemandSource.ELASTIC_MEMBER})
+
+
+def hold_over_quota(
+    demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> tuple[DemandItem, ...]:
+    """Return the demand; queued jobs that exceed a quota use no capacity, and are deferred with the quota."""
+    if not policy.quotas.is_set:
+        return demand
+    held = jobs_over_quota(demand, state, policy, as_of)
+    reasons = (None if item.job_id is None or item.source not in _GRANTED else held.get(item.job_id) for item in demand)
+    return tuple(
+        item if reason is None else msgspec.structs.replace(item, blocked=reason)
+        for item, reason in zip(demand, reasons, strict=True)
+    )
+
+
+def jobs_over_quota(
+    demand: Iterable[DemandItem], state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Mapping[JobId, QuotaReason]:
+    """Return the queued jobs of the demand that exceed a quota. In its order, but nominal quota is granted before any
+    is borrowed."""
+    usage = QuotaUsage(state, policy, as_of)
+    held: dict[JobId, QuotaReason] = {}
+    specs: list[JobSpec] = []
+    for item in demand:
+        job = None if item.job_id is None else state.jobs.get(item.job_id)
+        if item.source is not DemandSource.QUEUED_JOB or item.job_id is None or job is None or job.queued is None:
+            continue
+        if item.blocked is not None or holds_quota(state, job):
+            continue
+        if (awaited := awaited_job(state, job, policy, as_of)) is not None:
+            held[item.job_id] = awaited
+        else:
+            specs.append(job.queued.spec)
+    borrowing: list[JobSpec] = []
+    for spec in specs:
+        if not usage.is_nominal(spec):
+            borrowing.append(spec)
+            continue
+        limit = usage.excess_of_limits(spec)
+        reason = limit or usage.excess_of_cohort(spec)
+        if reason is not None:
+            held[spec.job_id] = reason
+        if limit is None:
+            usage.add(spec)  # also while it waits for borrowers: nobody borrows what its owner waits for
+    for spec in borrowing:
+        reason = usage.excess_of_limits(spec) or usage.excess_of_cohort(spec)
+        if reason is None:
+            usage.add(spec)
+        else:
+            held[spec.job_id] = reason
+    return held
+
+
+def holds_quota(state: ClusterState, job: JobRecord) -> bool:
+    """True from the placement of the job until it ends, or is preempted for another one and its pods are gone."""
+    if job.queued is None or job.placed is None or job.finished is not None:
+        return False
+    return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0
+
+
+def remaining_count(state: ClusterState, job_id: JobId) -> int:
+    """Return the pods of the job that still use capacity, or may be bound to a node."""
+    return sum(1 for pod in state.pods.values() if pod.job_id == job_id and not is_finished(pod))
+
+
+def awaited_job(state: ClusterState, job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> PreemptedForJob | None:
+    """Return the job for which this one was preempted while it waits, for a limited time; None: it may start again."""
+    if not is_preempted_for_another(job) or job.preempted is None or job.preempted.preemption is None:
+        return None
+    other = state.jobs.get(job.preempted.preemption.for_job)
+    if other is None or not is_waiting(other):
+        return None
+    seconds = policy.quotas.yield_seconds_max
+    if has_lasted(job.preempted.preempted_at, seconds, as_of):
+        return None
+    until = job.preempted.preempted_at + timedelta(seconds=seconds)
+    return PreemptedForJob(for_job=job.preempted.preemption.for_job, until=until)
+
+
+def queue_violations(spec: JobSpec, state: ClusterState, policy: ScalingPolicy) -> tuple[Violation, ...]:
+    """Return the quotas of queued jobs that one more job of these owners would exceed."""
+    if not policy.quotas.is_set:
+        return ()
+    waiting = Counter(
+        owner
+        for job in state.jobs.values()
+        if job.queued is not None and is_waiting(job)
+        for owner in (project_owner(job.queued.spec.project_id), user_owner(job.queued.spec.submitted_by))
+    )
+    return tuple(
+        Violation(
+            "queue",
+            f"is full for {owner_name(owner)}: {waiting[owner]} {'waits' if waiting[owner] == 1 else 'wait'}, "
+            f"queue_count_max is {limits.queue_count_max}; retry when a job has started",
+            "quota",
+        )
+        for owner, limits in owners_with_limits(policy.quotas, spec.project_id, spec.submitted_by)
+        if limits.queue_count_max is not None and waiting[owner] >= limits.queue_count_max
+    )
+
+
+class QuotaUsage:
+    """What users and projects use. Mutable: jobs are added in the order in which they get their quota."""
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+        self._quotas, self._as_of = policy.quotas, as_of
+        self._month, self._month_end = period_name("month", as_of), period_end("month", as_of)
+        self._ended = state.gpu_seconds.get(self._month) or {}
+        self._lenders = lenders_of(policy.quotas)
+        self._gpus: Counter[str] = Counter()
+        # Reserved in this month by jobs that have not ended.
+        self._gpu_seconds: defaultdict[str, float] = defaultdict(float)
+        self._in_cohort: Counter[str] = Counter()  # GPUs by project, of projects with a nominal quota
+        for job in state.jobs.values():
+            if job.queued is not None and job.placed is not None and holds_quota(state, job):
+                # The attempts before the next placement have ended.
+                self.add(job.queued.spec, None if is_preempted(job) else job.placed.placed_at)
+
+    def add(self, spec: JobSpec, since: datetime | None = None) -> None:
+        """Add a job that runs since then; None: it starts now."""
+        gpu_count = gpus_of(spec)
+        for owner, limits in self._limits_of(spec):
+            self._gpus[owner] += gpu_count
+            if limits.month_gpu_hours_max is not None:
+                self._gpu_seconds[owner] += self._needed_gpu_seconds(spec, since)
+        if spec.project_id in self._lenders:
+            self._in_cohort[spec.project_id] += gpu_count
+
+    def remove(self, spec: JobSpec) -> None:
+        """Take a job that is preempted out of its cohort."""
+        if spec.project_id in self._lenders:
+            self._in_cohort[spec.project_id] -= gpus_of(spec)
+
+    def restore(self, spec: JobSpec) -> None:
+        """Undo `remove`."""
+        if spec.project_id in self._lenders:
+            self._in_cohort[spec.project_id] += gpus_of(spec)
+
+    def excess_of_limits(self, spec: JobSpec) -> QuotaReached | None:
+        """Return the limit of its project or user that the job would exceed; None: it keeps all of them."""
+        reasons = (self._excess_of(owner, limits, spec) for owner, limits in self._limits_of(spec))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def excess_of_cohort(self, spec: JobSpec) -> CohortQuotaReached | None:
+        """Return why the cohort has too little for the job; None: it has enough."""
+        mine, gpu_count = self._lenders.get(spec.project_id), gpus_of(spec)
+        if mine is None or not gpu_count or gpu_count <= self.available(mine):
+            return None
+        borrowers, _ = first_listed(other.project for other in self.borrowers(mine))
+        return CohortQuotaReached(
+            project=mine.project,
+            cohort=mine.cohort,
+            needed_gpu_count=gpu_count,
+            used_gpu_count=self._in_cohort[mine.project],
+            nominal_gpu_count=mine.nominal,
+            available_gpu_count=max(0, self.available(mine)),
+            borrowing_gpu_count_max=mine.borrowable,
+            borrowed_by=borrowers,
+        )
+
+    def available(self, mine: Lender) -> int:
+        """Return how many more GPUs the project may use: its own that it does not lend, and its part of what the
+        cohort shares. Negative if it uses more than its limits allow.
+
+        The arithmetic is that of Kueue's "Cohort".
+        """
+        used = self._in_cohort[mine.project]
+        own = mine.nominal - used
+        if not mine.cohort:
+            return own
+        shared = sum(other.lendable - self._from_shared(other) for other in self._members(mine))
+        kept = max(0, mine.kept - used)
+        total = kept + shared
+        return total if mine.borrowable is None else min(total, own + mine.borrowable)
+
+    def borrowers(self, mine: Lender) -> tuple[Lender, ...]:
+        """Return the other projects of the cohort that use more than their nominal quota, by name."""
+        others = (other for other in self._members(mine) if other.project != mine.project)
+        return tuple(other for other in others if self.borrowed(other))
+
+    def borrowed(self, lender: Lender) -> int:
+        """Return the GPUs that the project uses beyond its nominal quota."""
+        return max(0, self._in_cohort[lender.project] - lender.nominal)
+
+    def is_nominal(self, spec: JobSpec) -> bool:
+        """True if the job fits into the nominal quota of its project."""
+        mine = self._lenders.get(spec.project_id)
+        return mine is not None and self._in_cohort[mine.project] + gpus_of(spec) <= mine.nominal
+
+    def _limits_of(self, spec: JobSpec) -> tuple[tuple[str, QuotaLimits], ...]:
+        return owners_with_limits(self._quotas, spec.project_id, spec.submitted_by)
+
+    def _members(self, mine: Lender) -> list[Lender]:
+        if not mine.cohort:
+            return [mine]
+        return [self._lenders[name] for name in sorted(self._lenders) if self._lenders[name].cohort == mine.cohort]
+
+    def _from_shared(self, lender: Lender) -> int:
+        """GPUs that the project uses beyond what it keeps for itself."""
+        return max(0, self._in_cohort[lender.project] - lender.kept)
+
+    def _excess_of(self, owner: str, limits: QuotaLimits, spec: JobSpec) -> QuotaReached | None:
+        gpu_count, most = gpus_of(spec), limits.gpu_count_max
+        if not gpu_count:
+            return None
+        if most is not None and self._gpus[owner] + gpu_count > most:
+            return QuotaReached(
+                owner=owner, quota="gpu_count_max", used=self._gpus[owner], needed=gpu_count, limit=most
+            )
+        most_seconds = month_gpu_seconds_max(limits)
+        if most_seconds is None:
+            return None
+        used = self._ended.get(owner, self._ended.get(OTHERS, 0.0)) + self._gpu_seconds[owner]
+        needed = self._needed_gpu_seconds(spec, None)
+        if used + needed <= most_seconds:
+            return None
+        # The rest of the month shrinks until what the job can use of it is left, at the latest to nothing.
+        fits_at = self._month_end - timedelta(seconds=max(0.0, most_seconds - used) / gpu_count)
+        note(self._as_of, max(fits_at, plain(self._as_of)))
+        note(self._as_of, self._month_end)
+        return QuotaReached(
+            owner=owner,
+            quota="month_gpu_hours_max",
+            used=used / 3600.0,
+            needed=gpu_count * spec.duration_seconds_max / 3600.0,
+            limit=most_seconds / 3600.0,
+            until=self._month_end,
+        )
+
+    def _needed_gpu_seconds(self, spec: JobSpec, since: datetime | None) -> float:
+        """GPU-seconds of this month that the job may use until its time limit."""
+        start = plain(self._as_of) if since is None else since
+        end = start + timedelta(seconds=spec.duration_seconds_max)
+        return gpus_of(spec) * dict(months_between(start, min(end, self._month_end))).get(self._month, 0.0)

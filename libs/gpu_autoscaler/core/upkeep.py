@@ -1,0 +1,222 @@
+"""Step `upkeep`: acts that buy and remove no capacity, each decided once, and again after a back-off.
+
+What is due follows from the state. An act that was decided and whose effect no fact shows yet is under way until its
+`retry_at`; from its second attempt on that is a deferral.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
+from gpu_autoscaler.core.disruption.idle_jobs import idle_jobs
+from gpu_autoscaler.core.disruption.interruption import reservation_ends
+from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
+from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.limits.override_bounds import frozen_by
+from gpu_autoscaler.core.next_change import plain
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
+from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.model.decisions import (
+    AddFinalizer,
+    AnnounceReservationEnd,
+    AnyUpkeep,
+    CancelIdleJob,
+    DeferredUpkeep,
+    RemoveFinalizer,
+    RemoveOrphanedNode,
+    RequestCheckpoints,
+    Upkeep,
+    UpkeepDecision,
+    upkeep_key,
+)
+from gpu_autoscaler.model.ids import ActionId
+from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.defer_waits import PlanFull
+from gpu_autoscaler.model.reasons.upkeep import (
+    DeletedByKarpenter,
+    FinalizerMissing,
+    FinalizerUnneeded,
+    InstanceGone,
+    JobIdle,
+    ReservationEnding,
+    UpkeepRepeated,
+)
+
+SUBJECTS_COUNT_MAX = 64  # named in one deferral
+
+
+class _Make(Protocol):
+    """Makes the decision of an act that is due."""
+
+    def __call__(self, *, action_id: ActionId, attempts_count: int, retry_at: datetime) -> AnyUpkeep: ...
+
+
+class _Due(NamedTuple):
+    """An act that the state calls for."""
+
+    subject: str
+    make: _Make
+
+
+class _Kind(NamedTuple):
+    """A kind of act: what is due, what holds all of it, and the limits of its decisions."""
+
+    decision: type[UpkeepDecision]
+    find: Callable[[ClusterState, ScalingPolicy, datetime], Iterable[_Due]]
+    count_max: int  # in one plan
+    backoff_seconds: float  # of the first attempt
+    hold: Callable[[Draft, ClusterState, ScalingPolicy], DeferReason | None] = lambda *_: None
+
+
+def decide_upkeep(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
+    """Decide each act that is due, within the limits of its kind; defer the others with a reason."""
+    decisions: list[AnyUpkeep] = []
+    deferred: list[DeferredUpkeep] = []
+    for kind in KINDS:
+        decided, held = _decide(kind, draft, state, policy)
+        decisions += decided
+        deferred += _grouped(kind.decision.tag(), held)
+    if not decisions and not deferred:
+        return draft
+    return msgspec.structs.replace(draft, upkeep=Upkeep(decisions=tuple(decisions), deferred=tuple(deferred)))
+
+
+def due_upkeep(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[str, ...]:
+    """Return the keys of all acts that the state calls for, also of those that are under way or held."""
+    return tuple(
+        upkeep_key(kind.decision.tag(), due.subject) for kind in KINDS for due in kind.find(state, policy, as_of)
+    )
+
+
+def _decide(
+    kind: _Kind, draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> tuple[list[AnyUpkeep], list[tuple[str, DeferReason]]]:
+    """Return the decisions of this kind, and the subjects of deferred acts with their reasons."""
+    decided: list[AnyUpkeep] = []
+    deferred: list[tuple[str, DeferReason]] = []
+    due_acts = tuple(kind.find(state, policy, draft.as_of))
+    hold = kind.hold(draft, state, policy) if due_acts else None
+    for due in due_acts:
+        key = upkeep_key(kind.decision.tag(), due.subject)
+        attempt = next_attempt(state, key, kind.backoff_seconds, draft.as_of)
+        if attempt is None:
+            known = state.upkeep[key]
+            if known.attempts_count > 1:
+                repeated = UpkeepRepeated(attempts_count=known.attempts_count, retry_at=known.retry_at)
+                deferred.append((due.subject, repeated))
+        elif (held := hold or draft.rejected.get(key)) is not None:
+            deferred.append((due.subject, held))
+        elif len(decided) >= kind.count_max:
+            deferred.append((due.subject, PlanFull(decisions_count=len(decided))))
+        else:
+            attempts_count, retry_at = attempt
+            action_id = draft.next_action_id()
+            decided.append(due.make(action_id=action_id, attempts_count=attempts_count, retry_at=plain(retry_at)))
+    return decided, deferred
+
+
+def _grouped(tag: str, deferred: Iterable[tuple[str, DeferReason]]) -> Iterator[DeferredUpkeep]:
+    """Yield the deferred acts of a kind by the tag of their reason, so that their number is bounded."""
+    by_reason: dict[str, list[tuple[str, DeferReason]]] = {}
+    for subject, reason in deferred:
+        by_reason.setdefault(reason.tag(), []).append((subject, reason))
+    for entries in by_reason.values():
+        subjects = sorted(subject for subject, _ in entries)
+        yield DeferredUpkeep(
+            decision=tag,
+            reason=entries[0][1],
+            objects_count=len(entries),
+            subjects=tuple(subjects[:SUBJECTS_COUNT_MAX]),
+        )
+
+
+# ---- what is due
+
+
+def _orphaned_nodes(state: ClusterState, _: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+    for orphan in orphaned_nodes(state, as_of):
+        reason = InstanceGone(gone_since=orphan.gone_since)
+        uid, name = orphan.node_uid, orphan.node_name
+        make = partial(RemoveOrphanedNode, node_uid=uid, node_name=name, provider_id=orphan.provider_id, reason=reason)
+        yield _Due(f"node/{uid}", make)
+
+
+def _missing_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+    for node in _with_finalizer_change(state, policy, as_of, is_wanted=True):
+        make = partial(AddFinalizer, node_uid=node.node_uid, node_name=node.name, reason=FinalizerMissing())
+        yield _Due(f"node/{node.node_uid}", make)
+
+
+def _unneeded_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+    for node in _with_finalizer_change(state, policy, as_of, is_wanted=False):
+        cause: Literal["policy", "karpenter", "instance_ended"] = "instance_ended"
+        if not policy.removal.is_finalizer_on:
+            cause = "policy"
+        elif is_karpenter_managed(node):
+            cause = "karpenter"
+        reason = FinalizerUnneeded(cause=cause)
+        make = partial(RemoveFinalizer, node_uid=node.node_uid, node_name=node.name, reason=reason)
+        yield _Due(f"node/{node.node_uid}", make)
+
+
+def _with_finalizer_change(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, is_wanted: bool
+) -> Iterator[NodeObserved]:
+    for change in finalizer_changes(state, policy, as_of):
+        if change.is_wanted is is_wanted and change.view.node is not None:
+            yield change.view.node
+
+
+def _unannounced_deletions(state: ClusterState, *_: object) -> Iterator[_Due]:
+    for deletion in unannounced_deletions(state):
+        uid, name, since = deletion.node_uid, deletion.node_name, deletion.since
+        reason = DeletedByKarpenter(deleted_at=since)
+        yield _Due(f"node/{uid}", partial(RequestCheckpoints, node_uid=uid, node_name=name, since=since, reason=reason))
+
+
+def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+    rules = policy.idle_jobs
+    for job in idle_jobs(state, policy, as_of):
+        reason = JobIdle(
+            idle_seconds=job.idle_seconds, idle_seconds_max=rules.idle_seconds, busy_ratio_max=rules.busy_ratio_max
+        )
+        yield _Due(f"job/{job.job_id}", partial(CancelIdleJob, job_id=job.job_id, reason=reason))
+
+
+def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+    for end in reservation_ends(state, policy, as_of):
+        reason = ReservationEnding(paid_until=end.paid_until, drain_seconds=policy.reservation_drain_seconds)
+        make = partial(AnnounceReservationEnd, provider_id=end.provider_id, reclaim_at=end.paid_until, reason=reason)
+        yield _Due(f"instance/{end.provider_id}", make)
+
+
+# ---- what holds it
+
+
+def _freeze(draft: Draft, _: ClusterState, policy: ScalingPolicy) -> DeferReason | None:
+    return frozen_by(draft.directives, policy)
+
+
+def _freeze_or_old_data(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> DeferReason | None:
+    stale = stale_watch(state, policy, draft.as_of) or stale_instances(state, policy, draft.as_of)
+    return frozen_by(draft.directives, policy) or stale
+
+
+# Numbers and back-offs: our own. Karpenter evicts at once, so that its nodes are not waited for. The first back-off of
+# a removal is a little longer than the time between two questions to the cloud (`scaler/orphaned_nodes.py:
+# ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes.
+KINDS = (
+    _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
+    _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
+    _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),
+    _Kind(AnnounceReservationEnd, _reservation_ends, count_max=32, backoff_seconds=60.0),
+    _Kind(RemoveOrphanedNode, _orphaned_nodes, count_max=8, backoff_seconds=70.0, hold=_freeze_or_old_data),
+    _Kind(CancelIdleJob, _idle_jobs, count_max=32, backoff_seconds=60.0, hold=_freeze),
+)

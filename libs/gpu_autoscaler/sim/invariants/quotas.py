@@ -1,0 +1,127 @@
+"""Invariants of quotas: placed jobs stay within them, and a preemption takes what its reason allows it to take.
+
+Independent of the counts of the schedule and of the plan check, which are thereby tested. A job counts from its
+placement until it ends; a job that was preempted for another one counts until its pods are gone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gpu_autoscaler.core.policy.quota_settings import QuotasPolicy
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import JobSpec
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+from gpu_autoscaler.sim.actors.policies import Policies
+from gpu_autoscaler.sim.cluster.controllers import Workloads
+from gpu_autoscaler.sim.invariants import PREEMPTION_JUST, QUOTAS_KEPT
+from gpu_autoscaler.store.protocol import JobRow
+
+
+class QuotasInvariant:
+    """Counts the GPUs of placed jobs by project and user."""
+
+    def __init__(
+        self, workloads: Workloads, policies: Policies, jobs: Mapping[JobId, JobRow], report: Callable[[str, str], None]
+    ) -> None:
+        self._workloads, self._policies, self._jobs, self._report = workloads, policies, jobs, report
+        self._placed: set[JobId] = set()
+        self._leaving: set[JobId] = set()  # preempted for another job
+
+    def on_fact(self, fact: Fact) -> None:
+        """A fact was stored."""
+        quotas = self._policies.now.quotas
+        match fact:
+            case JobPlaced():
+                self._leaving.discard(fact.job_id)
+                self._placed.add(fact.job_id)
+                if quotas.is_set:
+                    self._check(self._jobs[fact.job_id].spec, quotas)
+            case JobPreempted() if fact.preemption is not None:
+                self._check_preemption(fact, quotas)
+                self._placed.discard(fact.job_id)
+                self._leaving.add(fact.job_id)
+            case JobFinished():
+                self._placed.discard(fact.job_id)
+                self._leaving.discard(fact.job_id)
+            case _:
+                pass
+
+    def _used(self) -> list[JobSpec]:
+        with_pods = {
+            pod.metadata.labels.get(labels.JOB_ID)
+            for pod in self._workloads.cluster.all(PODS)
+            if pod.status.phase not in ("Succeeded", "Failed") and pod.spec.node_name is not None
+        }
+        counted = self._placed | {job_id for job_id in self._leaving if job_id in with_pods}
+        return [self._jobs[job_id].spec for job_id in sorted(counted)]
+
+    def _check(self, spec: JobSpec, quotas: QuotasPolicy) -> None:
+        """Compare what the owners of a placed job use with their quotas."""
+        used = self._used()
+        of_project = _gpus(other for other in used if other.project_id == spec.project_id)
+        of_user = _gpus(other for other in used if other.submitted_by == spec.submitted_by)
+        project_max, user_max = quotas.project_default.gpu_count_max, quotas.user_default.gpu_count_max
+        for quota in quotas.projects:
+            if quota.name == spec.project_id and quota.gpu_count_max is not None:
+                project_max = quota.gpu_count_max
+        for user in quotas.users:
+            if user.name == spec.submitted_by and user.gpu_count_max is not None:
+                user_max = user.gpu_count_max
+        for owner, count, most in (
+            (f"project {spec.project_id}", of_project, project_max),
+            (f"user {spec.submitted_by}", of_user, user_max),
+        ):
+            if most is not None and count > most:
+                self._report(QUOTAS_KEPT, f"{owner} has {count} GPUs, its quota is {most}")
+        self._check_cohort(spec.project_id, used, quotas)
+
+    def _check_cohort(self, project: str, used: Iterable[JobSpec], quotas: QuotasPolicy) -> None:
+        counts = {
+            quota.name: _gpus(spec for spec in used if spec.project_id == quota.name) for quota in quotas.projects
+        }
+        mine = next((quota for quota in quotas.projects if quota.name == project), None)
+        if mine is None or mine.nominal_gpu_count is None:
+            return
+        nominal = mine.nominal_gpu_count
+        borrowed, most = counts[project] - nominal, mine.borrowing_gpu_count_max
+        if quotas.strategy == "static" or not mine.cohort:
+            most = 0
+        if most is not None and borrowed > most:
+            self._report(QUOTAS_KEPT, f"project {project} borrows {borrowed} GPUs, it may borrow {most}")
+        lent = free = 0
+        for quota in quotas.projects:
+            if quota.nominal_gpu_count is not None and quota.cohort == mine.cohort:
+                beyond = counts[quota.name] - quota.nominal_gpu_count
+                lent += max(0, beyond)
+                reserved = int(quota.nominal_gpu_count * quotas.reserved_ratio) if quotas.strategy == "hybrid" else 0
+                most_lent = quota.nominal_gpu_count - reserved
+                if quota.lending_gpu_count_max is not None:
+                    most_lent = min(most_lent, quota.lending_gpu_count_max)
+                free += min(max(0, -beyond), most_lent)
+        if lent > free and borrowed > 0:
+            self._report(QUOTAS_KEPT, f"{lent} GPUs are borrowed in cohort {mine.cohort}, which lends {free}")
+
+    def _check_preemption(self, fact: JobPreempted, quotas: QuotasPolicy) -> None:
+        reason, victim = fact.preemption, self._jobs[fact.job_id].spec
+        if reason is None:
+            return
+        beneficiary = self._jobs[reason.for_job].spec
+        nominal = {quota.name: quota.nominal_gpu_count or 0 for quota in quotas.projects}
+        used = self._used()
+        if not victim.is_preemptible:
+            self._report(PREEMPTION_JUST, f"{fact.job_id} is not preemptible, and was preempted for {reason.for_job}")
+        if isinstance(reason, QuotaReclaimed):
+            borrowed = _gpus(spec for spec in used if spec.project_id == victim.project_id) - nominal[victim.project_id]
+            needed = _gpus([*(spec for spec in used if spec.project_id == beneficiary.project_id), beneficiary])
+            if borrowed <= 0 or needed > nominal[beneficiary.project_id]:
+                what = f"{borrowed} GPUs were borrowed, {needed} are needed"
+                self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for the quota of {reason.for_job}: {what}")
+        if isinstance(reason, PriorityPreempted) and victim.priority >= beneficiary.priority:
+            self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for {reason.for_job}, which matters no more")
+
+
+def _gpus(specs: Iterable[JobSpec]) -> int:
+    return sum(spec.member_count * spec.member_resources.gpu_count for spec in specs)

@@ -1,0 +1,103 @@
+"""Carries out the acts of upkeep that a recorded plan decided. Decides nothing.
+
+A failed act is not repeated here: a later plan decides it again, after its back-off.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import assert_never
+
+import structlog
+
+from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.events.spot import SpotNoticeReceived
+from gpu_autoscaler.kube.protocol import Conflict, NotFound
+from gpu_autoscaler.model.decisions import (
+    AddFinalizer,
+    AnnounceReservationEnd,
+    AnyUpkeep,
+    CancelIdleJob,
+    RemoveFinalizer,
+    RemoveOrphanedNode,
+    RequestCheckpoints,
+)
+from gpu_autoscaler.model.errors import PermanentError, TransientError
+from gpu_autoscaler.model.ids import PlanId
+from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
+from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
+
+REQUESTED_BY = "gpu-autoscaler"  # in requests to cancel idle jobs
+
+log = structlog.get_logger()
+
+
+class UpkeepSteps:
+    """Dispatches each act to its step."""
+
+    def __init__(
+        self,
+        finalizers: Finalizers,
+        checkpoint_notices: CheckpointNotices,
+        orphaned_nodes: OrphanedNodes,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._finalizers = finalizers
+        self._checkpoint_notices = checkpoint_notices
+        self._orphaned_nodes = orphaned_nodes
+        self._now = now
+
+    async def take(self, decision: AnyUpkeep, plan_id: PlanId) -> Sequence[Fact]:
+        """Take the step of this act, and return the facts about it; none after its `retry_at`, as of an old plan that
+        is delivered again."""
+        if self._now() >= decision.retry_at:
+            return ()
+        try:
+            return await self._take(decision, plan_id)
+        except (NotFound, Conflict):
+            return ()  # deleted or changed meanwhile: the next plan sees it
+        except (TransientError, PermanentError) as exc:
+            log.warning(
+                "upkeep failed, retried",
+                decision=decision.tag(),
+                subject=decision.subject,
+                action_id=decision.action_id,
+                attempts_count=decision.attempts_count,
+                retry_at=decision.retry_at.isoformat(),
+                error=str(exc),
+            )
+            return ()
+
+    async def _take(self, decision: AnyUpkeep, plan_id: PlanId) -> Sequence[Fact]:
+        match decision:
+            case AddFinalizer() | RemoveFinalizer():
+                await self._finalizers.write(decision)
+                return ()
+            case RequestCheckpoints():
+                return await self._checkpoint_notices.send(decision, plan_id, self._now())
+            case RemoveOrphanedNode():
+                return await self._orphaned_nodes.remove(decision, self._now())
+            case CancelIdleJob():
+                return (_cancellation(decision),)
+            case AnnounceReservationEnd():
+                return (_notice(decision, self._now()),)
+            case _:
+                assert_never(decision)
+
+
+def _cancellation(decision: CancelIdleJob) -> JobCancelRequested:
+    return JobCancelRequested(
+        job_id=decision.job_id, requested_by=REQUESTED_BY, note=decision.reason.note(), action_id=decision.action_id
+    )
+
+
+def _notice(decision: AnnounceReservationEnd, now: datetime) -> SpotNoticeReceived:
+    return SpotNoticeReceived(
+        provider_id=decision.provider_id,
+        kind="paid_period_over",
+        provider_event=decision.reclaim_at.isoformat(),
+        reclaim_at=decision.reclaim_at,
+        received_at=now,
+        channel="calendar",
+    )

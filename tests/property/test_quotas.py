@@ -1,0 +1,268 @@
+"""Quotas in any order of submissions, starts, ends, borrowing and preemptions: none is exceeded, and borrowing returns.
+
+The jobs are folded as facts and scheduled by the real schedule; the sums are counted here once more.
+"""
+
+from collections import Counter
+from datetime import datetime, timedelta
+from itertools import count
+
+import msgspec
+from hypothesis import Phase, settings
+from hypothesis import given as for_all
+from hypothesis import strategies as st
+from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
+
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.preemption import Preemption, preemptions
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
+from gpu_autoscaler.events.pod import PodGone
+from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached
+from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
+
+# A failure is not made smaller, which takes minutes: each example is a few lines already.
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+
+PROJECTS, USERS = ("a", "b", "c"), ("ann", "bob")
+NODES: Story = tuple(fact for number in range(12) for fact in node(f"n{number}"))
+
+projects = st.tuples(
+    *(
+        st.fixed_dictionaries(
+            {
+                "name": st.just(name),
+                "nominal_gpu_count": st.sampled_from((4, 8, 2, 0)),
+                "borrowing_gpu_count_max": st.sampled_from((None, None, 4, 0)),
+                "lending_gpu_count_max": st.sampled_from((None, None, 2, 0)),
+                "gpu_count_max": st.sampled_from((None, None, 12, 8)),
+            }
+        )
+        for name in PROJECTS
+    )
+)
+quotas = st.fixed_dictionaries(
+    {
+        "projects": projects,
+        "user_default": st.fixed_dictionaries(
+            {
+                "gpu_count_max": st.sampled_from((None, None, 16, 6)),
+                "month_gpu_hours_max": st.sampled_from((None, None, 40, 12)),
+            }
+        ),
+        "strategy": st.sampled_from(("dynamic", "dynamic", "hybrid", "static")),
+    }
+)
+submitted = st.tuples(
+    st.just("submit"), st.sampled_from(PROJECTS), st.sampled_from(USERS), st.sampled_from((1, 2, 4)),
+    st.sampled_from((100, 500)),
+)  # fmt: skip
+passed = st.sampled_from((("tick",), ("gone",), ("tick",))) | st.tuples(st.just("end"), st.integers(0, 30))
+# Several jobs at once, then some time: what one project asks for first, others ask back.
+rounds = st.lists(
+    st.tuples(st.lists(submitted, min_size=1, max_size=5), st.lists(passed, max_size=3)), min_size=3, max_size=7
+)
+steps = rounds.map(lambda told: [step for more, after in told for step in (*more, ("tick",), *after)])
+
+
+class World:
+    """The jobs of a run with their pods, as facts."""
+
+    def __init__(self, rules: ScalingPolicy) -> None:
+        self.rules, self.at, self.facts = rules, T0, list[TimedFact](NODES)
+        self.spans: dict[JobId, list[list[datetime | None]]] = {}  # placed and ended, of each attempt
+        self.preempted_count = 0
+        self._numbers, self._versions = count(1), count(10)
+
+    @property
+    def state(self) -> ClusterState:
+        return given(tuple(self.facts), as_of=self.at)
+
+    def submit(self, project: str, user: str, gpus: int, priority: int) -> None:
+        """A job that may run for an hour."""
+        name = f"job-{next(self._numbers):02d}"
+        self.facts += job(
+            name, gpus=gpus, project_id=project, submitted_by=user, priority=priority, at=self.at,
+            duration_seconds_max=3600.0,
+        )  # fmt: skip
+
+    def tick(self) -> None:
+        """Six minutes pass; jobs at their time limit end, others are preempted or placed."""
+        self.at += 6 * MINUTE
+        for job_id, spans in self.spans.items():
+            started, ended = spans[-1]
+            if ended is None and started is not None and self.at >= started + timedelta(hours=1):
+                self.end(job_id)
+        state = self.state
+        made = schedule(state, self.rules, self.at)
+        for victim in preemptions(state, self.rules, self.at, deferred=made.deferred, barred={}):
+            self.preempted_count += 1
+            self._check_victim(victim)
+            self.spans[victim.job_id][-1][1] = self.at
+            self._tell(
+                JobPreempted(
+                    job_id=victim.job_id, attempt=victim.attempt, cause="", preempted_at=self.at,
+                    preemption=victim.reason, is_own_choice=True, retries_used_count=0,
+                )
+            )  # fmt: skip
+        for placed in made.placements:
+            self.spans.setdefault(placed.job_id, []).append([self.at, None])
+            record = state.jobs[placed.job_id].queued
+            assert record is not None
+            self._tell(
+                JobPlaced(
+                    job_id=placed.job_id, attempt=placed.attempt, node_uids=placed.node_uids,
+                    node_names=placed.node_names, placed_at=self.at, retries_used_count=0,
+                )
+            )  # fmt: skip
+            name = f"{placed.job_id}-{placed.attempt}"
+            gpus = record.spec.member_resources.gpu_count
+            self.facts += pod(name, on=placed.node_names[0], gpus=gpus, job_id=placed.job_id, at=self.at)
+        self.check()
+
+    def end(self, job_id: JobId) -> None:
+        """The running job completes."""
+        self.spans[job_id][-1][1] = self.at
+        self._tell(JobFinished(job_id=job_id, outcome="completed", finished_at=self.at))
+        self._remove_pods(job_id)
+
+    def end_any(self, number: int) -> None:
+        """One of the running jobs completes."""
+        running = [job_id for job_id, spans in self.spans.items() if spans[-1][1] is None]
+        if running:
+            self.end(running[number % len(running)])
+
+    def remove_pods_of_preempted(self) -> None:
+        """The suspended Jobs have no pods any more."""
+        for job_id, spans in self.spans.items():
+            if spans[-1][1] is not None:
+                self._remove_pods(job_id)
+
+    def _remove_pods(self, job_id: JobId) -> None:
+        for known in [known for known in self.state.pods.values() if known.job_id == job_id]:
+            version = next(self._versions)
+            self._tell(
+                PodGone(
+                    epoch=known.epoch, version=version, pod_uid=PodUid(known.pod_uid), namespace=known.namespace,
+                    name=known.name, node_name=known.node_name, job_id=job_id, phase="succeeded",
+                )
+            )  # fmt: skip
+
+    def _tell(self, fact: object) -> None:
+        self.facts.append(TimedFact(fact, self.at))  # type: ignore[arg-type]
+
+    def used(self, *, is_leaving_counted: bool = True) -> Counter[str]:
+        """GPUs by project and user of jobs that run, or that were preempted and whose pods remain."""
+        state, used = self.state, Counter[str]()
+        with_pods = {known.job_id for known in state.pods.values()} if is_leaving_counted else set()
+        for job_id, spans in self.spans.items():
+            record = state.jobs[job_id]
+            if record.queued is None or record.finished is not None:
+                continue
+            if spans[-1][1] is None or job_id in with_pods:
+                spec = record.queued.spec
+                used[spec.project_id] += spec.member_resources.gpu_count
+                used[f"user {spec.submitted_by}"] += spec.member_resources.gpu_count
+        return used
+
+    # ---- what must hold
+
+    def _check_victim(self, victim: Preemption) -> None:
+        """Its project borrows, and the job it ends for fits into the nominal quota of its own."""
+        used, state = self.used(is_leaving_counted=False), self.state
+        nominal = {quota.name: quota.nominal_gpu_count or 0 for quota in self.rules.quotas.projects}
+        assert isinstance(victim.reason, QuotaReclaimed)
+        assert used[victim.reason.project] > nominal[victim.reason.project]
+        owner, needs = victim.reason.for_project, state.jobs[victim.reason.for_job].queued
+        assert needs is not None
+        assert used[owner] + needs.spec.member_resources.gpu_count <= nominal[owner]
+
+    def check(self) -> None:
+        """No quota is exceeded by jobs that run, or whose pods remain."""
+        used = self.used()
+        rules = self.rules.quotas
+        for user in USERS:
+            most = rules.user_default.gpu_count_max
+            assert most is None or used[f"user {user}"] <= most
+        lent = lendable = 0
+        for quota in rules.projects:
+            nominal, mine = quota.nominal_gpu_count or 0, used[quota.name]
+            assert quota.gpu_count_max is None or mine <= quota.gpu_count_max
+            borrowing = 0 if rules.strategy == "static" else quota.borrowing_gpu_count_max
+            assert borrowing is None or mine <= nominal + borrowing
+            lending = nominal if quota.lending_gpu_count_max is None else quota.lending_gpu_count_max
+            if rules.strategy == "hybrid":
+                lending = min(lending, nominal - int(nominal * rules.reserved_ratio))
+            lent += max(0, mine - nominal)
+            lendable += min(max(0, nominal - mine), lending)
+        assert lent <= lendable
+
+    def check_hours(self) -> None:
+        """No user has more GPU-hours in the month than the quota."""
+        seconds, state = Counter[str](), self.state
+        for job_id, spans in self.spans.items():
+            record = state.jobs[job_id].queued
+            assert record is not None
+            for started, ended in spans:
+                assert started is not None
+                lasted = ((ended or self.at) - started).total_seconds()
+                seconds[record.spec.submitted_by] += int(lasted) * record.spec.member_resources.gpu_count
+        most = self.rules.quotas.user_default.month_gpu_hours_max
+        assert most is None or all(total <= most * 3600.0 for total in seconds.values())
+
+
+def played(settings_: dict[str, object], told: list[tuple[object, ...]]) -> World:
+    """The world after these steps; its sums are checked at each tick."""
+    for quota in settings_["projects"]:  # type: ignore[attr-defined]
+        lending = quota["lending_gpu_count_max"]
+        quota["lending_gpu_count_max"] = None if lending is None else min(lending, quota["nominal_gpu_count"])
+    world = World(policy(quotas=settings_))
+    for step in told:
+        match step:
+            case ("submit", *fields):
+                world.submit(*fields)  # type: ignore[arg-type]
+            case ("end", number):
+                world.end_any(int(str(number)))
+            case ("gone",):
+                world.remove_pods_of_preempted()
+            case _:
+                world.tick()
+    return world
+
+
+@settings(max_examples=60, deadline=None, phases=_PHASES)
+@for_all(quotas, steps)
+def test_no_quota_is_exceeded_in_any_order(settings_: dict[str, object], told: list[tuple[object, ...]]) -> None:
+    """GPUs of users, projects and cohorts at each instant, GPU-hours over all."""
+    world = played(settings_, told)
+    world.tick()
+
+    world.check_hours()
+
+
+@settings(max_examples=60, deadline=None, phases=_PHASES)
+@for_all(quotas, steps)
+def test_borrowed_quota_returns_to_its_owner(settings_: dict[str, object], told: list[tuple[object, ...]]) -> None:
+    """Without any further end by itself, nobody waits for nominal quota of its project that others borrow."""
+    world = played(settings_, told)
+    for _ in range(8):
+        world.tick()
+        world.remove_pods_of_preempted()
+    made = schedule(world.state, world.rules, world.at)
+
+    for held in made.deferred:
+        reason = held.reason
+        if isinstance(reason, CohortQuotaReached):
+            assert reason.used_gpu_count + reason.needed_gpu_count > reason.nominal_gpu_count, msgspec.to_builtins(held)
+
+
+@settings(max_examples=60, deadline=None, phases=_PHASES)
+@for_all(quotas, steps)
+def test_nobody_is_preempted_where_quota_is_never_reclaimed(
+    settings_: dict[str, object], told: list[tuple[object, ...]]
+) -> None:
+    """Without reclaiming and priority preemption nothing ends; static allocation needs neither."""
+    assert played({**settings_, "is_reclaim_on": False}, told).preempted_count == 0
+    assert played({**settings_, "strategy": "static"}, told).preempted_count == 0

@@ -1,0 +1,125 @@
+"""Several teams in one cluster, with the real services: quotas hold, borrowed quota returns, nobody is lost."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.quota_settings import ProjectQuota, QuotaLimits, QuotasPolicy
+from gpu_autoscaler.events.job import JobPreempted, JobRequested
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
+from gpu_autoscaler.sim.cluster.cloud import TYPES
+from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
+from gpu_autoscaler.sim.scoring.runner import POLICY, score_ours
+from gpu_autoscaler.sim.scoring.scenario import Arrival, Scenario
+from gpu_autoscaler.simcluster.offers import offers_of
+from gpu_autoscaler_services.simulation import ROLES
+
+TEAMS = ("vision", "speech", "ranking")
+
+
+def _arrival(number: int, at_seconds: float, **changes: Any) -> Arrival:  # noqa: ANN401 - fields of JobRequested
+    name = f"work-{number:03d}"
+    request = JobRequested(
+        job_name=name,
+        job_id=JobId(name),
+        project_id="vision",
+        gpu_requirements=GpuRequirements(gpu_count=1),
+        container=ContainerRequest(image="work:1"),
+        workload_type=CHECKPOINTING_WORKLOAD,
+        max_duration_hours=8.0,
+        run_seconds=1200.0,
+    )
+    return Arrival(at_seconds=at_seconds, request=replace(request, **changes))
+
+
+def _teams(seed: int) -> tuple[Arrival, ...]:
+    """First vision asks for all GPUs of the cohort; then the owners come, with jobs of all sizes and priorities."""
+    rng = Random(f"teams/{seed}")  # noqa: S311 - repeatable, no secret
+    eager = [_arrival(number, 10.0 + number, run_seconds=2400.0) for number in range(14)]
+    mixed = [
+        _arrival(
+            number,
+            rng.uniform(600.0, 2400.0),
+            project_id=rng.choice(TEAMS),
+            submitted_by=rng.choice(("ann", "bob")),
+            gpu_requirements=GpuRequirements(gpu_count=rng.choice((1, 1, 2, 4))),
+            priority=rng.choice(("low", "medium", "high")),
+            preemptible=rng.random() < 0.8,
+            run_seconds=round(rng.uniform(300.0, 900.0), 1),
+        )
+        for number in range(14, 32)
+    ]
+    return tuple(sorted((*eager, *mixed), key=lambda arrival: arrival.at_seconds))
+
+
+def _played(
+    monkeypatch: pytest.MonkeyPatch, seed: int, arrivals: tuple[Arrival, ...], rules: ScalingPolicy
+) -> list[JobPreempted]:
+    """The preemptions of a run in which no invariant is violated, no job fails and none is left over."""
+    seen: list[JobPreempted] = []
+    on_fact = QuotasInvariant.on_fact
+
+    def listen(invariant: QuotasInvariant, fact: object) -> None:
+        """Note the preemptions for other jobs."""
+        if isinstance(fact, JobPreempted) and fact.preemption is not None:
+            seen.append(fact)
+        on_fact(invariant, fact)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(QuotasInvariant, "on_fact", listen)
+    scenario = Scenario(
+        name="teams",
+        description="three teams in one cohort",
+        hours=1.0,
+        seed=seed,
+        arrivals=arrivals,
+        offers=offers_of(TYPES),
+        checkpoints=CheckpointSettings(annotates=True),
+    )
+    score = score_ours(scenario, ROLES, rules)
+    assert score.broken == ()
+    assert (score.failed_count, score.unfinished_count) == (0, 0)
+    return seen
+
+
+def _quotas(**settings: Any) -> ScalingPolicy:  # noqa: ANN401 - fields of QuotasPolicy
+    projects = tuple(ProjectQuota(name=name, nominal_gpu_count=4) for name in TEAMS)
+    return replace(
+        POLICY, quotas=QuotasPolicy(projects=projects, user_default=QuotaLimits(gpu_count_max=12), **settings)
+    )
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 6))])
+def test_borrowed_quota_returns_and_no_quota_is_exceeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Owners reclaim from vision; every job of every team completes, and no preemption uses up a retry."""
+    ended = _played(monkeypatch, seed, _teams(seed), _quotas())
+
+    assert ended
+    assert all(isinstance(fact.preemption, QuotaReclaimed) and fact.retries_used == 0 for fact in ended)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("strategy", ["static", "hybrid"])
+def test_each_strategy_keeps_its_quotas(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    """Static never borrows, so it never preempts."""
+    ended = _played(monkeypatch, 1, _teams(1), _quotas(strategy=strategy))
+
+    assert strategy == "hybrid" or ended == []
+
+
+def test_priority_preempts_at_the_limit_of_gpus_and_not_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room to buy nobody ends for an urgent job; at the limit jobs of low priority do."""
+    low = [_arrival(number, 10.0 + number, priority="low", run_seconds=1800.0) for number in range(4)]
+    urgent = [_arrival(number, 900.0 + number, priority="high", run_seconds=300.0) for number in range(4, 6)]
+    free = replace(POLICY, quotas=QuotasPolicy(is_priority_preemption_on=True))
+    limited = replace(free, gpu_count_max=4)
+
+    assert _played(monkeypatch, 3, (*low, *urgent), free) == []
+    ended = _played(monkeypatch, 3, (*low, *urgent), limited)
+    assert ended
+    assert all(isinstance(fact.preemption, PriorityPreempted) for fact in ended)

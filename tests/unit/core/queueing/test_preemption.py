@@ -1,0 +1,243 @@
+"""Preemption: nominal quota is reclaimed from borrowers, priority counts only where buying is barred."""
+
+from datetime import timedelta
+from typing import Any
+
+from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
+
+from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions
+from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.events.job import JobPreempted
+from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.reasons.defer import DeferReason
+from gpu_autoscaler.model.reasons.defer_limits import PreemptedForJob
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+
+NODES: Story = (*node("n1"), *node("n2"))
+
+
+def cohort(**settings: Any) -> ScalingPolicy:  # noqa: ANN401 - fields of QuotasPolicy
+    """Projects a and b with 8 GPUs each, in one cohort."""
+    projects = [{"name": name, "gpu_count_max": None, "nominal_gpu_count": 8} for name in ("a", "b")]
+    return policy(quotas={"projects": projects, **settings})
+
+
+def running(
+    name: str,
+    project: str = "a",
+    *,
+    gpus: int = 4,
+    on: str = "n1",
+    saved_at: str | None = None,
+    marks: dict[str, str] | None = None,
+    **changes: Any,  # noqa: ANN401 - fields of JobSpec
+) -> Story:
+    """A running job of one member, which saves checkpoints if `saved_at` is set."""
+    annotations = {**(marks or {}), **({} if saved_at is None else {labels.CHECKPOINTED_AT: saved_at})}
+    return (
+        *job(name, gpus=gpus, project_id=project, placed_on=(on,), is_running=True, **changes),
+        *pod(f"{name}-0", on=on, gpus=gpus, job_id=name, owner_kind="Job", annotations=annotations),
+    )
+
+
+def chosen(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> tuple[Preemption, ...]:
+    """The attempts that are to end at T0."""
+    deferred = schedule(state, rules, T0).deferred
+    barred = barred_jobs(plan(state, rules, T0).deferred) if may_need_priority(state, rules, deferred) else {}
+    return preemptions(state, rules, T0, deferred=deferred, barred=barred, asked=[JobId(name) for name in asked])
+
+
+def names(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> list[str]:
+    """The jobs whose attempt is to end, in order."""
+    return [str(preemption.job_id) for preemption in chosen(state, rules, asked)]
+
+
+def why(state: ClusterState, rules: ScalingPolicy, job_id: str) -> DeferReason:
+    """Why this job does not start."""
+    (reason,) = [held.reason for held in schedule(state, rules, T0).deferred if held.subject == f"job/{job_id}"]
+    return reason
+
+
+def four_of_a(**changes: Any) -> list[Story]:  # noqa: ANN401 - fields of JobSpec
+    """Project a uses 16 of the cohort's 16 GPUs, 8 of them borrowed."""
+    return [running(f"a{number}", on="n1" if number < 3 else "n2", **changes) for number in (1, 2, 3, 4)]
+
+
+# ---- nominal quota
+
+
+def test_a_project_reclaims_its_nominal_quota_from_a_borrower() -> None:
+    """B needs 4 of its 8 GPUs: one job of a ends, and the reason names both projects."""
+    state = given(NODES, *four_of_a(), job("b1", gpus=4, project_id="b"))
+
+    (preemption,) = chosen(state, cohort())
+    assert preemption.attempt == 1
+    assert preemption.reason == QuotaReclaimed(
+        for_job=JobId("b1"), for_project="b", project="a", cohort="default", borrowed_gpu_count=8, nominal_gpu_count=8
+    )
+
+
+def test_nothing_beyond_the_nominal_quota_is_reclaimed() -> None:
+    """B may have 8 of its own, not 12; and a keeps its own 8, whoever needs them."""
+    twelve = given(NODES, *four_of_a(), job("b1", gpus=4, members=3, project_id="b"))
+    own = given(NODES, running("a1"), running("a2"), running("b1", "b", gpus=8, on="n2"), job("b2", project_id="b"))
+
+    assert names(twelve, cohort()) == []
+    assert names(own, cohort()) == []
+
+
+def test_nothing_is_reclaimed_while_quota_is_free() -> None:
+    """A uses 12 of 16; 4 are free for b."""
+    state = given(NODES, *four_of_a()[:3], job("b1", gpus=4, project_id="b"))
+
+    assert names(state, cohort()) == []
+    assert names(given(NODES, *four_of_a()), cohort()) == []
+
+
+def test_reclaiming_can_be_turned_off() -> None:
+    """Then the owner waits until borrowers end."""
+    state = given(NODES, *four_of_a(), job("b1", gpus=4, project_id="b"))
+
+    assert names(state, cohort(is_reclaim_on=False)) == []
+
+
+def test_victims_are_of_the_lowest_priority_first_then_by_the_latest_checkpoint() -> None:
+    """Priority decides, then the newer save; a job without a checkpoint loses most and comes last."""
+    old, new = (T0 - 30 * MINUTE).isoformat(), (T0 - MINUTE).isoformat()
+    story = (
+        running("a1", on="n1", priority=900, saved_at=new),
+        running("a2", on="n1", saved_at=""),
+        running("a3", on="n2", saved_at=old),
+        running("a4", on="n2", saved_at=new),
+    )
+    assert names(given(NODES, *story, job("b1", gpus=4, project_id="b")), cohort()) == ["a4"]
+    assert names(given(NODES, *story, job("b1", project_id="b")), cohort()) == ["a4", "a3"]
+
+
+def test_a_job_that_was_asked_to_save_stays_the_victim() -> None:
+    """Otherwise each save of another job would move the choice, and nobody would ever end."""
+    new = (T0 - MINUTE).isoformat()
+    story = (running("a1", saved_at=""), running("a2", saved_at=new), *four_of_a()[2:])
+    state = given(NODES, *story, job("b1", gpus=4, project_id="b"))
+
+    assert names(state, cohort()) == ["a2"]
+    assert names(state, cohort(), asked=("a1",)) == ["a1"]
+
+
+def test_a_protected_job_is_no_victim() -> None:
+    """By the annotation of its pods or of its request, or because it is not preemptible."""
+    story = (
+        running("a1", marks={labels.DO_NOT_DISRUPT: "true"}),
+        running("a2", is_preemptible=False),
+        running("a3", on="n2", pod_annotations={labels.KARPENTER_DO_NOT_DISRUPT: "true"}),
+        running("a4", on="n2", marks={labels.SAFE_TO_EVICT: "false"}),
+    )
+    assert names(given(NODES, *story, job("b1", gpus=4, project_id="b")), cohort()) == []
+
+
+def test_no_victim_ends_in_vain() -> None:
+    """B needs 8, only 4 are not protected: nobody ends. And a small victim is spared beside a larger one."""
+    guarded = {labels.DO_NOT_DISRUPT: "true"}
+    story = (running("a1"), *(running(name, on="n2", marks=guarded) for name in ("a2", "a3", "a4")))
+    assert names(given(NODES, *story, job("b1", project_id="b")), cohort()) == []
+
+    mixed = (running("a1", gpus=8, priority=500), running("a2", on="n2", priority=100), running("a3", on="n2"))
+    assert names(given(NODES, *mixed, job("b1", project_id="b")), cohort()) == ["a1"]
+
+
+def preempted(job_id: str, for_job: str) -> Story:
+    """The job was preempted for another."""
+    reason = PriorityPreempted(for_job=JobId(for_job), for_priority=1000, priority=100, barred_by="gpus_limit")
+    fact = JobPreempted(job_id=JobId(job_id), attempt=1, cause="preempted", preempted_at=T0, preemption=reason)
+    return (TimedFact(fact, T0),)
+
+
+def test_the_victim_keeps_its_quota_until_its_pods_are_gone() -> None:
+    """Then the beneficiary starts, and the victim waits for that."""
+    pods = running("a1", gpus=8)
+    without_pods = job("a1", gpus=8, project_id="a", placed_on=("n1",), is_running=True)
+    needs = job("b1", project_id="b", gpus=8)
+    rest = (node("n1"), *four_of_a()[2:])
+
+    ending = given(*rest, node("n2"), pods, preempted("a1", "b1"), needs)
+    assert isinstance(reason := why(ending, cohort(), "a1"), PreemptedForJob)
+    assert reason.pods_remaining_count == 1
+    assert why(ending, cohort(), "b1").tag() == "cohort_quota_reached"
+    assert names(ending, cohort()) == []  # its quota is about to return
+
+    ended = given(*rest, node("n2"), without_pods, preempted("a1", "b1"), needs)
+    assert {str(placement.job_id) for placement in schedule(ended, cohort(), T0).placements} == {"b1"}
+    assert why(ended, cohort(), "a1") == PreemptedForJob(for_job=JobId("b1"), until=T0 + timedelta(seconds=600))
+
+
+def test_a_victim_does_not_wait_for_ever() -> None:
+    """If the beneficiary has not started after ten minutes, or has ended, the victim is placed again."""
+    blocked = job("b1", project_id="b", gpus=8, model="H100")
+    state = given(NODES, job("a1", gpus=4, project_id="a", placed_on=("n1",)), preempted("a1", "b1"), blocked)
+
+    assert {str(placed.job_id) for placed in schedule(state, cohort(), T0 + timedelta(seconds=599)).placements} == set()
+    later = given(
+        NODES,
+        job("a1", gpus=4, project_id="a", placed_on=("n1",)),
+        preempted("a1", "b1"),
+        blocked,
+        as_of=T0 + timedelta(seconds=600),
+    )
+    placed = schedule(later, cohort(), T0 + timedelta(seconds=600)).placements
+    assert [(str(placement.job_id), placement.attempt) for placement in placed] == [("a1", 2)]
+
+
+# ---- priority
+
+BARRED: dict[str, Any] = {"gpu_count_max": 0}
+
+
+def test_a_higher_priority_preempts_only_where_buying_is_barred() -> None:
+    """With an offer a node is bought; at the limit of GPUs the job of low priority ends."""
+    story = (node("n1"), on_sale(), running("low", gpus=8, priority=100), job("high", priority=1000))
+    rules = policy(quotas={"is_priority_preemption_on": True})
+    barred = policy(quotas={"is_priority_preemption_on": True}, **BARRED)
+
+    assert names(given(*story), rules) == []
+    assert any(isinstance(decision, BuyNode) for decision in plan(given(*story), rules, T0).decisions)
+    (preemption,) = chosen(given(*story), barred)
+    assert preemption.reason == PriorityPreempted(
+        for_job=JobId("high"), for_priority=1000, priority=100, barred_by="gpus_limit"
+    )
+    assert names(given(*story), policy(**BARRED)) == []
+
+
+def test_equal_priority_preempts_nobody() -> None:
+    """It waits its turn."""
+    story = (node("n1"), on_sale(), running("first", gpus=8), job("second"))
+
+    assert names(given(*story), policy(quotas={"is_priority_preemption_on": True}, **BARRED)) == []
+
+
+def test_the_lowest_priorities_that_make_room_are_chosen() -> None:
+    """Of 4 + 2 + 2 GPUs a job of 4 needs both small ones, of the lowest priority; the others stay."""
+    story = (
+        node("n1"),
+        on_sale(),
+        running("middle", gpus=4, priority=500),
+        running("low1", gpus=2, priority=100),
+        running("low2", gpus=2, priority=100),
+        job("high", gpus=4, priority=1000),
+    )
+    rules = policy(quotas={"is_priority_preemption_on": True}, **BARRED)
+
+    assert sorted(names(given(*story), rules)) == ["low1", "low2"]
+    one = (*story[:-1], job("high", gpus=2, priority=1000))
+    assert len(names(given(*one), rules)) == 1
+
+
+def test_nobody_ends_for_a_job_that_would_not_fit_anyway() -> None:
+    """A job of 16 GPUs on one node of 8 gains nothing."""
+    story = (node("n1"), on_sale(), running("low", gpus=8, priority=100), job("high", gpus=8, members=2, priority=1000))
+
+    assert names(given(*story), policy(quotas={"is_priority_preemption_on": True}, **BARRED)) == []
