@@ -185,7 +185,8 @@ class InvariantMonitor:
         if self._is_at_risk(machine):
             self._check_notified(pod, machine)
             return
-        self._retries.evicted_by_choice(pod)
+        if not machine.gpu_fault:  # a damaged node may be drained for its damage, which uses up a retry
+            self._retries.evicted_by_choice(pod)
         if self._spend.may_disrupt(machine, pod):
             return
         name = f"{pod.metadata.namespace}/{pod.metadata.name} on {machine.node_name}"
