@@ -20,7 +20,7 @@ from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
-from gpu_autoscaler.sim.faults.injection import BROKER, RECORD
+from gpu_autoscaler.sim.faults.injection import BROKER, RECORD, STORE
 from gpu_autoscaler.sim.invariants import LEDGER_EXACT, SPEND_LIMITED, STORE_BOUNDED
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
@@ -81,7 +81,7 @@ class BookkeepingInvariant:
 
     def _look(self) -> None:
         state, tables = self._scaler_state(), self._tables
-        is_calm = self._loop.time() - self._calm_since(BROKER, RECORD, "scaler", "scaler-2") > CALM_SECONDS
+        is_calm = self._loop.time() - self._calm_since(BROKER, RECORD, STORE, "scaler", "scaler-2") > CALM_SECONDS
         for machine in self._cloud.alive() if state is not None and is_calm else ():
             charge = tables.charges.get(machine.provider_id)
             if charge is None or state is None or (machine.provider_id, charge.last.from_at) in tables.unconfirmed:
