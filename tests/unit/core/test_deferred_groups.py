@@ -100,6 +100,7 @@ def test_every_deferred_object_has_exactly_its_own_group(situation: Situation, u
         of_each = StatusView.of(state, situation.policy, as_of, made)
         of_groups = StatusView.of(state, situation.policy, as_of, published)
 
+    assert len(first_by_step(made)) == len(made.deferred)  # each object once in each step
     assert Counter((entry.step, entry.subject) for entry in found) == Counter(first_by_step(made).keys())
     assert {(entry.step, entry.subject): entry for entry in found} == first_by_step(made)
     assert of_groups.planned == of_each.planned

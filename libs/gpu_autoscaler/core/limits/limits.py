@@ -187,7 +187,9 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     kept, dropped = _within_limits(draft, limit_usage_of(draft, policy), frozen)
     reasons = [(subject, reason) for purchase, reason in dropped for subject in subjects(purchase.decision)]
     kept, withdrawn = _without_lost_gangs(kept, dict(reasons), draft.demand)
-    deferred = [Deferred(step="trim", subject=subject, reason=reason) for subject, reason in (*reasons, *withdrawn)]
+    # A gang of several nodes has one entry, with its first reason.
+    first = dict(reversed((*reasons, *withdrawn)))
+    deferred = [Deferred(step="trim", subject=subject, reason=reason) for subject, reason in reversed(first.items())]
     draft, deferred = _without_rejected_removals(draft, deferred)
     removals = draft.removals
     if frozen is not None:
