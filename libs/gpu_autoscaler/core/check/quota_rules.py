@@ -12,6 +12,8 @@ from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 
+_EPOCH, _PART = datetime(1970, 1, 1, tzinfo=UTC), timedelta(hours=6)  # of `ClusterState.gpu_time`
+
 
 def quota_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
     """Yield quotas that the jobs with purchases would exceed together with all jobs that have their quota already.
@@ -97,8 +99,8 @@ def _hours_of_month(jobs: list[JobSpec], kind: str, owner: str, state: ClusterSt
     """Return the GPU-hours of ended attempts and what these jobs may use until their time limit or the month's end."""
     begin = as_of.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     end = (begin + timedelta(days=32)).replace(day=1)
-    past = state.gpu_seconds.get(f"{begin:%Y-%m}", {})
-    seconds = past.get(f"{kind}/{owner}", past.get("others", 0.0))
+    past = state.gpu_time.get(f"{kind}/{owner}", state.gpu_time.get("others", {}))
+    seconds = sum(used for part, used in past.items() if begin <= _EPOCH + part * _PART < end) / 1e6
     for spec in jobs:
         job = state.jobs[spec.job_id]
         is_over = job.preempted is not None and job.placed is not None and job.preempted.attempt >= job.placed.attempt

@@ -9,14 +9,15 @@ from datetime import datetime, timedelta
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
+from gpu_autoscaler.core.policy.quota_settings import project_owner
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.usage_history import (
     WHOLE,
     gpus_of_member,
     last_attempt,
-    project_owner,
+    member_owner,
+    owners_of,
     time_in_parts,
-    user_owner,
     weighted,
 )
 from gpu_autoscaler.model.jobs import JobSpec
@@ -69,8 +70,7 @@ def _running_of(state: ClusterState, as_of: datetime, half_life_hours: float) ->
             continue
         until = max(as_of, attempt.placed_at + _ASSUMED)
         amount = attempt.gpu_count * weighted(dict(time_in_parts(attempt.placed_at, until)), as_of, half_life_hours)
-        spec = job.queued.spec
-        for owner in (project_owner(spec.project_id), user_owner(spec.project_id, spec.submitted_by)):
+        for owner in owners_of(job.queued.spec):
             running[owner] = running.get(owner, 0) + amount
     return running
 
@@ -85,7 +85,7 @@ def fair_order(specs: Sequence[JobSpec], usage: RecentUsage) -> list[int]:
         users.setdefault((spec.project_id, spec.submitted_by), []).append(entry)
     projects: dict[str, list[tuple[int, list[_Entry]]]] = {}
     for (project, user), entries in users.items():
-        projects.setdefault(project, []).append((usage.of(user_owner(project, user)), entries))
+        projects.setdefault(project, []).append((usage.of(member_owner(project, user)), entries))
     merged = _in_turns([(usage.of(project_owner(name)), _in_turns(parts)) for name, parts in projects.items()])
     return [entry.position for entry in merged]
 

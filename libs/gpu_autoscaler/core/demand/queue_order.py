@@ -17,9 +17,10 @@ from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.next_change import has_lasted, note_whole, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy, queue_of
+from gpu_autoscaler.core.policy.quota_settings import project_owner
 from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.core.state.usage_history import last_attempt, project_owner
+from gpu_autoscaler.core.state.usage_history import last_attempt
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, JobSpec
 

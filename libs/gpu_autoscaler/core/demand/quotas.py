@@ -25,10 +25,10 @@ from gpu_autoscaler.core.policy.quota_settings import (
     project_owner,
     user_owner,
 )
-from gpu_autoscaler.core.state.gpu_time import OTHERS, months_between
-from gpu_autoscaler.core.state.ledger import period_end, period_name
+from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.reasons.base import first_listed
@@ -145,8 +145,8 @@ class QuotaUsage:
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
         self._quotas, self._as_of = policy.quotas, as_of
-        self._month, self._month_end = period_name("month", as_of), period_end("month", as_of)
-        self._ended = state.gpu_seconds.get(self._month) or {}
+        self._month_begin, self._month_end = period_start("month", as_of), period_end("month", as_of)
+        self._ended = state.gpu_time
         self._lenders = lenders_of(policy.quotas)
         self._gpus: Counter[str] = Counter()
         # Reserved in this month by jobs that have not ended.
@@ -251,7 +251,8 @@ class QuotaUsage:
         most_seconds = month_gpu_seconds_max(limits)
         if most_seconds is None:
             return None
-        used = self._ended.get(owner, self._ended.get(OTHERS, 0.0)) + self._gpu_seconds[owner]
+        ended = self._ended.get(owner, self._ended.get(OTHERS, {}))
+        used = time_between(ended, self._month_begin, self._month_end) / 1e6 + self._gpu_seconds[owner]
         needed = self._needed_gpu_seconds(spec, None)
         if used + needed <= most_seconds:
             return None
@@ -271,5 +272,5 @@ class QuotaUsage:
     def _needed_gpu_seconds(self, spec: JobSpec, since: datetime | None) -> float:
         """GPU-seconds of this month that the job may use until its time limit."""
         start = plain(self._as_of) if since is None else since
-        end = start + timedelta(seconds=spec.duration_seconds_max)
-        return gpus_of(spec) * dict(months_between(start, min(end, self._month_end))).get(self._month, 0.0)
+        end = min(start + timedelta(seconds=spec.duration_seconds_max), self._month_end)
+        return gpus_of(spec) * max(0.0, (end - max(start, self._month_begin)).total_seconds())

@@ -14,7 +14,6 @@ from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.core.intake.directives import fold_directive
 from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
 from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
-from gpu_autoscaler.core.state.gpu_time import fold_attempt_end
 from gpu_autoscaler.core.state.hours import hour, hour_end
 from gpu_autoscaler.core.state.interruption_history import add_termination, capacity_pool_of
 from gpu_autoscaler.core.state.ledger import fold_cost
@@ -497,8 +496,6 @@ class _Folding:
         before = self._batch.jobs.get(job_id) or JobRecord()
         after = apply_to_job(before, fact, at)
         if after is not before:
-            if isinstance(fact, job.JobPreempted | job.JobFinished):
-                fold_attempt_end(self._batch, before, fact)
             self._batch.jobs.set(job_id, after)
             fold_usage(self._batch, before, after)
         if isinstance(fact, job.JobFinished):

@@ -208,7 +208,6 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
     gpu_time: Mapping[str, Mapping[int, int]] = {}  # by owner, then by part of a day: `core/state/usage_history.py`
-    gpu_seconds: Mapping[str, Mapping[str, float]] = {}  # by UTC month, then by owner: of ended attempts
     # DEMAND
     reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last report with a count
     # POLICY

@@ -230,7 +230,6 @@ class Batch:
     rebalance_recommended_at: Table[ProviderId, datetime]
     jobs: Table[JobId, records.JobRecord]
     gpu_time: Table[str, Mapping[int, int]]
-    gpu_seconds: Table[str, Mapping[str, float]]
     reported_demand: Table[str, records.ReportedDemandRecord]
     directives: Table[str, records.DirectiveRecord]
     brake_releases: Table[str, PolicyDirectiveLifted]

@@ -1,13 +1,15 @@
 """GPU time of jobs by owner, in parts of six hours. Folded from JOB alone, when an attempt ends.
 
-An attempt counts from its placement to its end, with the GPUs of all its members; a share of a GPU counts as one GPU.
-Sums are integers, so the order of attempts does not matter. Readers add the time of running attempts.
+An attempt counts from its placement to its end, with the GPUs of all placed members; a share of a GPU counts as one
+GPU. Sums are integers, so the order of attempts does not matter. Readers add the time of running attempts. Queues read
+it for fair share, with the weight of its age; quotas read it by UTC month, which begins with a part.
 """
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from gpu_autoscaler.core.policy.quota_settings import project_owner, user_owner
 from gpu_autoscaler.core.state.state import JobRecord
 from gpu_autoscaler.core.state.tables import Batch
 from gpu_autoscaler.model.jobs import JobSpec
@@ -16,11 +18,15 @@ PART_HOURS = 6
 # More than four of the longest half-lives of a queue: a sixteenth of the weight is left.
 PARTS_KEPT_COUNT = 60 * 24 // PART_HOURS
 # Project default: above it, the owners without recent GPU time are forgotten first.
-OWNERS_COUNT_MAX = 2000
+OWNERS_COUNT_MAX = 4000
+# What forgotten projects and users used together. It counts for the quota of each owner without an entry: at most too
+# much, never too little.
+OTHERS = "others"
 WHOLE = 1 << 16  # weight of GPU time of this part
 _PART = timedelta(hours=PART_HOURS)
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MEMBER = "member/"
 
 
 class Attempt(NamedTuple):
@@ -32,14 +38,15 @@ class Attempt(NamedTuple):
     ended_at: datetime | None  # None: it holds them still
 
 
-def project_owner(project: str) -> str:
-    """Return the key of a project."""
-    return f"project/{project}"
-
-
-def user_owner(project: str, user: str) -> str:
+def member_owner(project: str, user: str) -> str:
     """Return the key of a user in a project; jobs of unknown users have one key."""
-    return f"user/{project}/{user}"
+    return f"{_MEMBER}{project}/{user}"
+
+
+def owners_of(spec: JobSpec) -> tuple[str, str, str]:
+    """Return the keys that a job's GPU time counts for: project, user, and user within the project."""
+    project, user = spec.project_id, spec.submitted_by
+    return project_owner(project), user_owner(user), member_owner(project, user)
 
 
 def gpus_of_member(spec: JobSpec) -> int:
@@ -71,22 +78,32 @@ def fold_usage(batch: Batch, before: JobRecord, after: JobRecord) -> None:
     oldest = part_of(newest) - PARTS_KEPT_COUNT
     spec = after.queued.spec
     parts = [entry for entry in time_in_parts(now.placed_at, now.ended_at) if entry[0] > oldest]
-    for owner in (project_owner(spec.project_id), user_owner(spec.project_id, spec.submitted_by)):
-        usage = dict(batch.gpu_time.get(owner) or {})
-        for part, microseconds in parts:
-            usage[part] = usage.get(part, 0) + now.gpu_count * microseconds
-        if usage and now.gpu_count:
-            batch.gpu_time.set(owner, usage)
+    used = {part: now.gpu_count * microseconds for part, microseconds in parts}
+    if not used or not now.gpu_count:
+        return
+    for owner in owners_of(spec):
+        _add(batch, owner, used)
     _forget_owners(batch)
 
 
+def _add(batch: Batch, owner: str, used: Mapping[int, int]) -> None:
+    usage = dict(batch.gpu_time.get(owner) or {})
+    for part, amount in used.items():
+        usage[part] = usage.get(part, 0) + amount
+    batch.gpu_time.set(owner, usage)
+
+
 def _forget_owners(batch: Batch) -> None:
-    excess = len(batch.gpu_time.now) - OWNERS_COUNT_MAX
+    known = batch.gpu_time.now
+    excess = len(known) - OWNERS_COUNT_MAX
     if excess <= 0:
         return
-    known = batch.gpu_time.now
-    for owner in sorted(known, key=lambda owner: (max(known[owner]), sum(known[owner].values()), owner))[:excess]:
+    named = (owner for owner in known if owner != OTHERS)
+    for owner in sorted(named, key=lambda owner: (max(known[owner]), sum(known[owner].values()), owner))[:excess]:
+        used = known[owner]
         batch.gpu_time.remove(owner)
+        if not owner.startswith(_MEMBER):
+            _add(batch, OTHERS, used)
 
 
 def prune_usage(batch: Batch, newest: datetime) -> None:
@@ -113,6 +130,11 @@ def time_in_parts(start: datetime, end: datetime) -> Iterator[tuple[int, int]]:
         microseconds = (min(end, first + _PART) - max(start, first)) // _MICROSECOND
         if microseconds > 0:
             yield part, microseconds
+
+
+def time_between(usage: Mapping[int, int], begin: datetime, end: datetime) -> int:
+    """Return the microseconds of GPU time in the parts between these instants, each the beginning of a part."""
+    return sum(amount for part, amount in usage.items() if part_of(begin) <= part < part_of(end))
 
 
 def weight(age_hours: float, half_life_hours: float) -> int:

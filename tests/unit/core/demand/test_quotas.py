@@ -15,7 +15,10 @@ from gpu_autoscaler.core.policy.quota_settings import lenders_of
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.queueing.estimates import Estimates
 from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.state import usage_history
+from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
@@ -136,12 +139,18 @@ def _later(hours: float) -> datetime:
     return START + timedelta(hours=hours)
 
 
+def _gpu_hours(state: ClusterState, owner: str, at: datetime = START) -> float:
+    used = time_between(state.gpu_time[owner], period_start("month", at), period_end("month", at))
+    return used * timedelta(microseconds=1) / timedelta(hours=1)
+
+
 def test_gpu_hours_of_ended_attempts_are_counted_once() -> None:
     """Two hours with 8 GPUs are 16 GPU-hours of the project and the user, also when facts are repeated."""
     story = (*job("a", placed_on=("n1",), at=START, submitted_by="ann"), *ended("a", _later(2)))
     state = given(story, story, as_of=_later(2))
 
-    assert state.gpu_seconds == {"2026-11": {"project/research": 16 * 3600.0, "user/ann": 16 * 3600.0}}
+    hours = {owner: _gpu_hours(state, owner) for owner in state.gpu_time}
+    assert hours == {"project/research": 16.0, "user/ann": 16.0, "member/research/ann": 16.0}
 
 
 def test_an_attempt_across_months_is_split() -> None:
@@ -149,10 +158,8 @@ def test_an_attempt_across_months_is_split() -> None:
     begin, end = datetime(2026, 11, 30, 23, tzinfo=UTC), datetime(2026, 12, 1, 2, tzinfo=UTC)
     state = given(job("a", gpus=1, placed_on=("n1",), at=begin), ended("a", end), as_of=end)
 
-    assert {month: owners["project/research"] for month, owners in state.gpu_seconds.items()} == {
-        "2026-11": 3600.0,
-        "2026-12": 7200.0,
-    }
+    assert _gpu_hours(state, "project/research") == 1.0
+    assert _gpu_hours(state, "project/research", at=end) == 2.0
 
 
 def test_a_preempted_attempt_and_the_next_one_both_count() -> None:
@@ -162,7 +169,22 @@ def test_a_preempted_attempt_and_the_next_one_both_count() -> None:
     first = job("a", gpus=1, placed_on=("n1",), at=START)
     state = given(first, (TimedFact(lost, _later(1)),), again, ended("a", _later(6)), as_of=_later(6))
 
-    assert state.gpu_seconds["2026-11"]["project/research"] == 2 * 3600.0
+    assert _gpu_hours(state, "project/research") == 2.0
+
+
+def test_forgotten_owners_count_for_the_quota_of_each_owner_without_gpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of owners the earliest project becomes others; its 16 GPU-hours leave too little for a new job."""
+    monkeypatch.setattr(usage_history, "OWNERS_COUNT_MAX", 3)
+    first = (*job("a", placed_on=("n1",), at=START, submitted_by="ann"), *ended("a", _later(2)))
+    later = (*job("b", project_id="serving", placed_on=("n1",), at=_later(8)), *ended("b", _later(9)))
+    waiting = job("c", at=_later(10), submitted_by="ann", duration_seconds_max=3600)
+    rules = quotas(projects=[{"name": "research", "month_gpu_hours_max": 23}])
+    state = given(first, later, waiting, NODES, as_of=_later(10))
+
+    assert "project/research" not in state.gpu_time
+    assert _gpu_hours(state, OTHERS) == 32.0  # as project and as user
+    assert started(state, rules, _later(10)) == set()
+    assert started(state, quotas(projects=[{"name": "research", "month_gpu_hours_max": 40}]), _later(10)) == {"c"}
 
 
 def test_a_job_starts_only_if_its_whole_time_limit_is_left_in_the_month() -> None:
