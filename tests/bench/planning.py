@@ -86,7 +86,7 @@ def _cpu_ms(work: Callable[[], object]) -> float:
 def _ground() -> ClusterState:
     whole = offer(gpus=GPUS_PER_NODE_COUNT)
     return given(
-        *(node(f"n{number}", whole) for number in range(NODES_COUNT)),
+        *(node(f"n{number}", whole, has_finalizer=True) for number in range(NODES_COUNT)),
         *(_pod(number, place) for number in range(NODES_COUNT) for place in range(PODS_PER_NODE_COUNT)),
         on_sale(
             whole,

@@ -112,6 +112,7 @@ def node(
     pool: str = "default",
     version: int = 1,
     deleting_since: datetime | None = None,
+    has_finalizer: bool = False,
 ) -> Story:
     """A node of this offer, ready since `at` by default; one of ours comes with the purchase `buy-<name>`.
 
@@ -140,6 +141,7 @@ def node(
         is_cordoned=is_cordoned,
         ready_since=at if is_ready else None,
         deleting_since=deleting_since,
+        has_finalizer=has_finalizer,
         labels=tuple(sorted((labels or {}).items())),
         annotations=tuple(sorted((annotations or {}).items())),
         taints=taints,

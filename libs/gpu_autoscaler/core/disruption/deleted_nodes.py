@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import note
-from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX, RecordIndex, index_of
+from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import NodeView, Selected, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
@@ -32,30 +31,16 @@ class FinalizerChange(NamedTuple):
 def finalizer_changes(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[FinalizerChange, ...]:
     """Return each managed node whose finalizer is not as it should be, by name. Nodes that Karpenter makes for us have
     Karpenter's own finalizer, and Karpenter drains them."""
-    if not _may_change(index_of(state), policy):
-        return ()
-    due = []
-    for view in node_views(state, as_of):
-        if view.node is None or not view.is_ours:
-            continue
-        is_wanted = policy.removal.is_finalizer_on and not is_karpenter_managed(view.node)
-        if view.node.deleting_since is not None:
-            # It can no longer be added. It is kept until the instance has ended.
-            is_wanted = view.node.has_finalizer and is_wanted and not _has_ended(view, state)
-        if is_wanted != view.node.has_finalizer:
-            due.append(FinalizerChange(view, is_wanted))
-    return tuple(due)
-
-
-@cached_by_identity(4)
-def _may_change(index: RecordIndex, policy: ScalingPolicy) -> bool:
-    """False if no node's finalizer can have to change, as is usual; cached while nodes do not change."""
-    is_on = policy.removal.is_finalizer_on
-    ours = (records.node for records in index.records if records.node is not None and records.action_id is not None)
-    return any(
-        node.deleting_since is not None or node.has_finalizer != (is_on and not is_karpenter_managed(node))
-        for node in ours
-    )
+    views = node_views(state, as_of)
+    if not policy.removal.is_finalizer_on:
+        return tuple(FinalizerChange(view, is_wanted=False) for view in views.table(_WITH_FINALIZER))
+    missing = [FinalizerChange(view, is_wanted=True) for view in views.table(_WITHOUT_FINALIZER)]
+    unneeded = [
+        FinalizerChange(view, is_wanted=False)
+        for view in views.table(_MAY_LOSE_FINALIZER)
+        if view.node is not None and (is_karpenter_managed(view.node) or _has_ended(view, state))
+    ]
+    return tuple(sorted((*missing, *unneeded), key=lambda change: change.view.name))
 
 
 def is_karpenter_managed(node: NodeObserved) -> bool:
@@ -64,6 +49,26 @@ def is_karpenter_managed(node: NodeObserved) -> bool:
     return is_new or any(key == labels.KARPENTER_REGISTERED for key, _ in node.labels)
 
 
+_WITH_FINALIZER = Selected(lambda view: view.is_ours and view.node is not None and view.node.has_finalizer)
+# Of a node that is being deleted it is kept until the instance has ended.
+_MAY_LOSE_FINALIZER = Selected(
+    lambda view: (
+        view.is_ours
+        and view.node is not None
+        and view.node.has_finalizer
+        and (view.node.deleting_since is not None or is_karpenter_managed(view.node))
+    )
+)
+# To a node that is being deleted it can no longer be added.
+_WITHOUT_FINALIZER = Selected(
+    lambda view: (
+        view.is_ours
+        and view.node is not None
+        and not view.node.has_finalizer
+        and view.node.deleting_since is None
+        and not is_karpenter_managed(view.node)
+    )
+)
 _DELETED = Selected(lambda view: view.is_ours and view.node is not None and view.node.deleting_since is not None)
 
 
