@@ -118,6 +118,7 @@ def _matching_offers(spec: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iter
     for offer in cloud.offers:
         if (
             cloud.allows_gpus(offer)
+            and offer.price_micro_usd_per_hour is not None  # such an offer is not bought
             and any(_allows(pool, offer) for pool in policy.pools)
             and offer.zone not in {part.name for part in policy.limits.zones}
             and spec.member_resources.fits_in(offer.resources)
