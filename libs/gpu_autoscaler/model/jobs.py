@@ -46,6 +46,15 @@ class Runtime(enum.StrEnum):
     VOLCANO = "volcano"  # batch.volcano.sh/v1alpha1 Job
 
 
+# Kinds that own pods which run to completion: such a pod starts over when it is moved, unless it saves its work. A
+# JobSet's and a Volcano Job's pods are owned by a Job; a RayJob's by its RayCluster, which does not survive its head.
+# Sources: Kubeflow Training Operator v1.8.1, `pkg/apis/kubeflow.org/v1`; KubeRay v1.2.2, `controllers/ray` (read
+# 2026-11-24).
+OWNERS_TO_COMPLETION = frozenset(
+    {"Job", "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "MXJob", "RayCluster"}
+)
+
+
 class GpuRequirements(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The GPUs that each member of the job needs. Source: docs/decisions.md#job-fields."""
 

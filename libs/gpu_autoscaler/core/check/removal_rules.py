@@ -23,6 +23,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes, UtilizationHigh
 from gpu_autoscaler.model.reasons.drain import (
     AboveOverride,
@@ -399,7 +400,8 @@ def _is_protected(pod: PodObserved) -> bool:
     if "true" in (marks.get(labels.DO_NOT_DISRUPT), marks.get(labels.KARPENTER_DO_NOT_DISRUPT)):
         return True
     safe = marks.get(labels.SAFE_TO_EVICT)
-    starts_over = pod.owner_kind == "Job" and labels.CHECKPOINTED_AT not in marks  # it is requested to save first
+    # A pod that saves is requested to do so first.
+    starts_over = pod.owner_kind in OWNERS_TO_COMPLETION and labels.CHECKPOINTED_AT not in marks
     loses_work = pod.owner_kind is None or starts_over or pod.has_local_storage
     return safe == "false" or (safe != "true" and loses_work)
 

@@ -13,6 +13,7 @@ from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
 
 # ---- checkpoints
 # The contract with jobs: a pod that saves on request carries the annotation `checkpointed-at` from its start, empty
@@ -108,7 +109,7 @@ def _loss(pod: PodObserved) -> str | None:
     if pod.owner_kind is None:
         return "it has no controller that would recreate it"
     # Repeated work soon costs more than is saved; safe-to-evict overrides this.
-    if pod.owner_kind == "Job" and not can_save(dict(pod.annotations)):
+    if pod.owner_kind in OWNERS_TO_COMPLETION and not can_save(dict(pod.annotations)):
         return "it runs to completion and would start over"
     return "its local storage would be lost" if pod.has_local_storage else None
 

@@ -284,6 +284,7 @@ def test_a_node_with_work_is_not_idle() -> None:
         pod("a", on="n1", annotations={labels.SAFE_TO_EVICT: "false"}),
         pod("a", on="n1", owner_kind=None),
         pod("a", on="n1", owner_kind="Job"),
+        pod("a", on="n1", owner_kind="PyTorchJob"),
         pod("a", on="n1", has_local_storage=True),
         (*job("j", is_preemptible=False, placed_on=("n1",)), *pod("a", on="n1", job_id="j")),
     ],

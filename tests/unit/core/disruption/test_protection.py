@@ -9,6 +9,7 @@ from gpu_autoscaler.core.disruption.protection import node_protection, pod_prote
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 TRAINING = LabelRequirement("workload-type", "In", ("training",))
@@ -58,6 +59,15 @@ def test_lost_work_or_data_protects_unless_safe_to_evict() -> None:
     assert protection(pod("a", on="n1", owner_kind="Job")) == "it runs to completion and would start over"
     assert protection(pod("a", on="n1", owner_kind="Job", annotations=safe)) is None
     assert protection(pod("a", on="n1", owner_kind=None, has_local_storage=True, annotations=safe)) is None
+
+
+@pytest.mark.parametrize("owner_kind", sorted(OWNERS_TO_COMPLETION))
+def test_training_of_every_kind_that_cannot_save_is_protected(owner_kind: str) -> None:
+    """Training operators own their pods themselves; a pod that saves on request may be moved."""
+    saves = {labels.CHECKPOINTED_AT: ""}
+
+    assert protection(pod("a", on="n1", owner_kind=owner_kind)) == "it runs to completion and would start over"
+    assert protection(pod("a", on="n1", owner_kind=owner_kind, annotations=saves)) is None
 
 
 def test_an_exhausted_budget_protects_its_pods_even_if_they_are_safe_to_evict() -> None:
