@@ -81,6 +81,32 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "GPU time never decays",
         "a burst of one project goes before all others",
     ),
+    "A project or user gets more than its quota": (
+        "a project borrows beyond its borrowing limit",
+        "quota is reclaimed from projects that borrow none",
+        "a project reclaims more than its nominal quota",
+        "a preempted job returns its quota before its pods are gone",
+        "GPU time of preempted attempts is not counted",
+        "a job starts with whatever is left of the month's GPU-hours",
+        "each job sees a ResourceQuota without the jobs before it",
+        "placed jobs count against no ResourceQuota before their pods exist",
+        "the plan check takes each ResourceQuota for unused",
+    ),
+    "A preemption costs more than it has to": (
+        "a job of high priority preempts others although nodes can be bought",
+        "a job that is not preemptible is preempted",
+        "a preemption for another job uses up a retry",
+    ),
+    "A caller does or sees what it has no right to": (
+        "a right in the release's namespace is one in all projects",
+        "the single right of 0.2 grants everything from one namespace",
+        "a grant is remembered after its minute",
+        "a client of the broker submits in any project",
+        "a client of the broker cancels jobs of others",
+        "fields that reach beyond the pod need no right",
+        "a caller marks its own dangerous fields as allowed",
+        "events show values of environment variables to every reader",
+    ),
 }
 _HEAD = """# Planted bugs
 

@@ -106,7 +106,7 @@ _REMOVALS = (
         "work that would restart from zero is moved",
         3,
         f"{_CORE}/disruption/protection.py",
-        'if pod.owner_kind == "Job" and not can_save(',
+        "if pod.owner_kind in OWNERS_TO_COMPLETION and not can_save(",
         'if pod.owner_kind == "Nobody" and not can_save(',
         profile="calm",
         where=lambda policy: policy.is_consolidation_on and policy.consolidation_requested_ratio_max == 1.0,

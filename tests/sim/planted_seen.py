@@ -40,8 +40,8 @@ _FINALIZERS = (
         "the finalizer of a deleted node is removed at once",
         3,
         f"{_CORE}/disruption/deleted_nodes.py",
-        "is_wanted = view.node.has_finalizer and is_wanted and not _has_ended(view, state)",
-        "is_wanted = False",
+        "        if view.node is not None and (is_karpenter_managed(view.node) or _has_ended(view, state))\n",
+        "        if view.node is not None\n",
         profile="deleted nodes",
     ),
 )

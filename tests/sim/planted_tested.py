@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.sim.planted_queues import QUEUES
+from tests.sim.planted_teams import TEAMS
 from tests.sim.planting import Planted
 
 _CORE = "libs/gpu_autoscaler/core"
@@ -14,13 +15,11 @@ _LOST = "tests/unit/core/limits/test_limits_lost_orders.py::test_a_node_counts_w
 _TRACKER = "tests/services/cost_tracker/test_service.py"
 _SPEND = "tests/unit/core/disruption/test_spend_enforcement.py"
 _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
-_QUOTAS = "tests/property/test_quotas.py"
-_PREEMPTION = "tests/unit/core/queueing/test_preemption.py"
-_TEAMS = "tests/sim/test_teams.py"
 
 # By the test that finds it.
 TESTED: Mapping[str, Planted] = {
     **QUEUES,
+    **TEAMS,
     "tests/property/test_next_change.py::test_a_plan_changes_only_at_the_instants_that_it_notes": Planted(
         "a duration notes nothing of its end",
         6,
@@ -219,56 +218,5 @@ TESTED: Mapping[str, Planted] = {
         "libs/gpu_autoscaler/bus/nats/requests.py",
         "return random.uniform(0.0, longest)",
         "return 0.25 if longest else random.uniform(0.0, longest)",
-    ),
-    # Quotas: most policies of runs have none.
-    f"{_QUOTAS}::test_no_quota_is_exceeded_in_any_order": Planted(
-        "a project borrows beyond its borrowing limit",
-        2,
-        f"{_CORE}/demand/quotas.py",
-        "        return total if mine.borrowable is None else min(total, own + mine.borrowable)\n",
-        "        return total\n",
-    ),
-    f"{_QUOTAS}::test_borrowed_quota_returns_to_its_owner": Planted(
-        "quota is reclaimed from projects that borrow none",
-        2,
-        f"{_CORE}/queueing/preemption.py",
-        "        if gpus_of(candidate.spec) and usage.borrowed(other):\n",
-        "        if gpus_of(candidate.spec) and not usage.borrowed(other):\n",
-    ),
-    f"{_PREEMPTION}::test_the_victim_keeps_its_quota_until_its_pods_are_gone": Planted(
-        "a preempted job returns its quota before its pods are gone",
-        2,
-        f"{_CORE}/demand/quotas.py",
-        "    return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0\n",
-        "    return not is_preempted_for_another(job)\n",
-    ),
-    f"{_TEAMS}::test_borrowed_quota_returns_and_no_quota_is_exceeded[1]": Planted(
-        "a project reclaims more than its nominal quota",
-        2,
-        f"{_CORE}/queueing/preemption.py",
-        "        if not usage.is_nominal(spec):\n            continue\n        victims",
-        "        victims",
-    ),
-    f"{_PREEMPTION}::test_a_higher_priority_preempts_only_where_buying_is_barred": Planted(
-        "a job of high priority preempts others although nodes can be bought",
-        3,
-        f"{_CORE}/queueing/preemption.py",
-        " or spec.job_id not in barred:\n",
-        ":\n",
-        also=((f"{_CORE}/queueing/preemption.py", "barred_by=barred[spec.job_id]", 'barred_by=""'),),
-    ),
-    f"{_PREEMPTION}::test_a_protected_job_is_no_victim": Planted(
-        "a job that is not preemptible is preempted",
-        3,
-        f"{_CORE}/queueing/preemption.py",
-        "    return not spec.is_preemptible or any(",
-        "    return any(",
-    ),
-    "tests/services/scheduler/test_job_preemptions.py::test_a_borrower_without_checkpoints_ends_at_once": Planted(
-        "a preemption for another job uses up a retry",
-        1,
-        "services/gpu_autoscaler_services/scheduler/job_preemptions.py",
-        "        retries_used_count=victim.retries_used_count,\n",
-        "        retries_used_count=victim.retries_used_count + 1,\n",
     ),
 }
