@@ -85,6 +85,7 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "a project borrows beyond its borrowing limit",
         "quota is reclaimed from projects that borrow none",
         "a project reclaims more than its nominal quota",
+        "who came first borrows the quota that its owner needs now",
         "a preempted job returns its quota before its pods are gone",
         "GPU time of preempted attempts is not counted",
         "a job starts with whatever is left of the month's GPU-hours",

@@ -7,7 +7,7 @@ from tests.sim.planting import Planted
 _CORE = "libs/gpu_autoscaler/core"
 _GATEWAY = "services/gpu_autoscaler_services/gateway"
 _QUOTAS = "tests/property/test_quotas.py"
-_MONTHS = "tests/unit/core/demand/test_quotas.py"
+_LIMITS = "tests/unit/core/demand/test_quotas.py"
 _RESOURCE_QUOTAS = "tests/unit/core/demand/test_resource_quotas.py"
 _PREEMPTION = "tests/unit/core/queueing/test_preemption.py"
 _SIMULATED = "tests/sim/test_teams.py"
@@ -68,14 +68,21 @@ TEAMS: Mapping[str, Planted] = {
         "        retries_used_count=victim.retries_used_count,\n",
         "        retries_used_count=victim.retries_used_count + 1,\n",
     ),
-    f"{_MONTHS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(
+    f"{_LIMITS}::test_nominal_quota_is_granted_before_any_is_borrowed": Planted(
+        "who came first borrows the quota that its owner needs now",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        "        if not usage.is_nominal(spec):\n            borrowing",
+        "        if usage.is_nominal(spec):\n            borrowing",
+    ),
+    f"{_LIMITS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(
         "GPU time of preempted attempts is not counted",
         2,
         f"{_CORE}/state/usage_history.py",
         "        ended_at = preempted.preempted_at\n",
         "        return None\n",
     ),
-    f"{_MONTHS}::test_a_job_starts_only_if_its_whole_time_limit_is_left_in_the_month": Planted(
+    f"{_LIMITS}::test_a_job_starts_only_if_its_whole_time_limit_is_left_in_the_month": Planted(
         "a job starts with whatever is left of the month's GPU-hours",
         2,
         f"{_CORE}/demand/quotas.py",

@@ -247,6 +247,16 @@ def test_a_borrower_keeps_the_owner_waiting_and_is_named() -> None:
     }
 
 
+def test_nominal_quota_is_granted_before_any_is_borrowed() -> None:
+    """Of 16 GPUs 8 are left. The job of a came first, but borrows; the later one of b is within its own quota."""
+    rules = quotas(projects=cohort("a", "b"))
+    used = job("a1", project_id="a", placed_on=("n1",))
+    borrower, owner = job("a2", project_id="a", at=T0 - MINUTE), job("b1", project_id="b")
+
+    assert started(given(NODES, used, borrower), rules) == {"a2"}
+    assert started(given(NODES, used, borrower, owner), rules) == {"b1"}
+
+
 @pytest.mark.parametrize(
     ("lender", "borrower", "available"),
     [
