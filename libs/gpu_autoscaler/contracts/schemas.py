@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from gpu_autoscaler.contracts.descriptions import described
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.envelope import SPEC_VERSION, encode
@@ -18,6 +19,18 @@ from gpu_autoscaler.events.fact import Fact
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _INSTANT = {"type": "string", "format": "date-time"}
+# Any one of them; the broker of `gpu-autoscaler up` on loopback asks for none.
+_SECURITY = {
+    "user": {
+        "type": "userPassword",
+        "description": "A user of the broker with the subjects of its service, see `deploy/nats/users.conf`.",
+    },
+    "certificate": {"type": "X509", "description": "A client certificate, if `nats.tls_certificate_path` is set."},
+    "serviceAccount": {
+        "type": "plain",
+        "description": "On nodes, with `nats.authCallout`: the token of the pod's service account as the password.",
+    },
+}
 
 Document = dict[str, Any]
 
@@ -31,7 +44,7 @@ def fact_schema(fact: type[Fact]) -> Document:
         "title": fact.type_name(),
         "description": _first_line(fact),
         **_event(fact, data),
-        "$defs": components,
+        "$defs": described(components, [fact]),
     }
 
 
@@ -42,9 +55,9 @@ def _event(fact: type[Fact], data: Document) -> Document:
         "properties": {
             "specversion": {"const": SPEC_VERSION},
             "id": {"type": "string", "minLength": 1, "description": "Equal for redeliveries; also the Nats-Msg-Id."},
-            "source": {"type": "string"},
+            "source": {"type": "string", "description": "Service and instance that published it."},
             "type": {"const": fact.type_name()},
-            "time": _INSTANT,
+            "time": {**_INSTANT, "description": "When it happened."},
             "datacontenttype": {"const": "application/json"},
             "correlationid": {"type": "string", "description": "Id of the first fact of the chain."},
             "causationid": {"type": "string", "description": "Id of the fact that caused this one."},
@@ -111,10 +124,19 @@ def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], It
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/cloudevents+json",
-        "servers": {"local": {"host": "127.0.0.1:4222", "protocol": "nats"}},
+        "servers": {
+            "local": {
+                "host": "127.0.0.1:4222",
+                "protocol": "nats",
+                "description": "The broker of `gpu-autoscaler up` and of the chart, with JetStream.",
+                "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in _SECURITY],
+            }
+        },
         "channels": {_channel_name(fact): _channel(fact) for fact in FACTS},
         "operations": operations,
-        "components": _without_discriminators({"messages": messages, "schemas": components}),
+        "components": _without_discriminators(
+            {"messages": messages, "schemas": described(components, FACTS), "securitySchemes": _SECURITY}
+        ),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_autoscaler.contracts.descriptions import described
 from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.problems import ProblemDocument
 from gpu_autoscaler_services.gateway.routes import JSON, Route
@@ -28,6 +29,13 @@ _BEARER = (
     "namespace of the project, all others in that of the release. Where it lists several, the request decides which."
 )
 _TEXT = {"type": "string"}
+_PATHS = {
+    "job_id": "Id of the job.",
+    "key": "Key of the directive: `freeze`, `pause/<pool>` or `override/<scope>`.",
+    "kind": "Kind of the object: `job`, `pod`, `node`, `plan` or another one that the answer to a wrong one lists.",
+    "name": "Name or id of the object.",
+    "plan_id": "Id of the plan.",
+}
 # Response headers by status (RFC 9110, sections 10.2.3, 11.6.1).
 _HEADERS = {
     HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": {"description": "How to authenticate", "schema": _TEXT}},
@@ -57,7 +65,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": dict(sorted(components.items())),
+            "schemas": dict(sorted(described(components, ordered).items())),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": _BEARER}},
         },
     }
@@ -100,12 +108,12 @@ def _responses(route: Route) -> dict[str, Any]:
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "description": _PATHS[name], "required": True, "schema": {"type": "string"}}
         for name in _PATH_PARAMETER.findall(route.path)
     ]
     if route.query is not None:
         (_,), components = msgspec.json.schema_components([route.query], ref_template=_REF)
-        properties = components[route.query.__name__]["properties"]
+        properties = described(components, [route.query])[route.query.__name__]["properties"]
         for name, schema in properties.items():
             shown = dict(schema)
             description = shown.pop("description", "")

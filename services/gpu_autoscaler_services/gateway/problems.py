@@ -1,8 +1,8 @@
 """Errors as `application/problem+json` documents.
 
-Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is `about:blank` where status and
-title are the class of the problem; a missing right has a type of its own, and names what is `required`; an exceeded
-quota has one too. `detail` is cause and next step, `violations` lists invalid fields.
+Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is a URN of PROBLEM_TYPES, all of
+which are in docs/reference/problems.md; `detail` is cause and next step, `violations` lists invalid fields, `required`
+is a missing right.
 """
 
 from http import HTTPStatus
@@ -17,9 +17,28 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.jobs import Violation
 
 RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker restart takes seconds
-BLANK_TYPE = "about:blank"
-FORBIDDEN_TYPE = "urn:gpu-autoscaler:problem:right-missing"
-QUOTA_TYPE = "urn:gpu-autoscaler:problem:quota-exceeded"
+_URN = "urn:gpu-autoscaler:problem:"
+FORBIDDEN_TYPE = f"{_URN}right-missing"
+QUOTA_TYPE = f"{_URN}quota-exceeded"
+# The type of a problem that names none.
+_TYPES_BY_STATUS = {
+    HTTPStatus.BAD_REQUEST: f"{_URN}malformed-request",
+    HTTPStatus.UNAUTHORIZED: f"{_URN}caller-unknown",
+    HTTPStatus.FORBIDDEN: FORBIDDEN_TYPE,
+    HTTPStatus.NOT_FOUND: f"{_URN}not-found",
+    HTTPStatus.METHOD_NOT_ALLOWED: f"{_URN}method-not-allowed",
+    HTTPStatus.CONFLICT: f"{_URN}conflict",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"{_URN}body-too-large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: f"{_URN}media-type-unsupported",
+    HTTPStatus.MISDIRECTED_REQUEST: f"{_URN}host-unknown",
+    HTTPStatus.UNPROCESSABLE_ENTITY: f"{_URN}invalid-request",
+    HTTPStatus.TOO_MANY_REQUESTS: f"{_URN}too-many-requests",
+    HTTPStatus.INTERNAL_SERVER_ERROR: f"{_URN}internal-error",
+    HTTPStatus.NOT_IMPLEMENTED: f"{_URN}not-supported-here",
+    HTTPStatus.SERVICE_UNAVAILABLE: f"{_URN}unavailable",
+}
+_OTHER_TYPE = "about:blank"  # of a status that the HTTP server chose: its phrase says all
+PROBLEM_TYPES = frozenset({*_TYPES_BY_STATUS.values(), QUOTA_TYPE, _OTHER_TYPE})
 
 log = structlog.get_logger()
 
@@ -35,7 +54,10 @@ class RequiredRight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(Exception):
-    """A request that is answered with an error. `retry_after_seconds` is wall time."""
+    """A request that is answered with an error. `kind` is its type; empty: the one of the status.
+
+    `retry_after_seconds` is wall time.
+    """
 
     def __init__(
         self,
@@ -44,11 +66,11 @@ class Problem(Exception):
         *,
         violations: tuple[Violation, ...] = (),
         retry_after_seconds: float | None = None,
-        kind: str = BLANK_TYPE,
+        kind: str = "",
         required: RequiredRight | None = None,
     ) -> None:
         super().__init__(detail)
-        self.kind = kind
+        self.kind = kind or _TYPES_BY_STATUS.get(status, _OTHER_TYPE)
         self.required = required
         self.status = status
         self.detail = detail
@@ -75,9 +97,9 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The body of every error."""
 
     title: str
-    status: int
+    status: int  # of the HTTP response
     detail: str
-    type: str = BLANK_TYPE  # of a missing right or an exceeded quota: urn:gpu-autoscaler:problem:<name>
+    type: str = _OTHER_TYPE  # urn:gpu-autoscaler:problem:<name>, see docs/reference/problems.md
     instance: str = ""  # path of the request
     violations: tuple[Violation, ...] = ()  # invalid fields with reasons
     required: RequiredRight | None = None  # the missing right

@@ -262,7 +262,7 @@ async def test_a_job_over_a_quota_has_a_problem_type_of_its_own(tmp_path: Path, 
             ("max_duration_hours", "quota"),
         ]
         status, problem, _ = await _post(http, gate, {**BODY, "priority": "urgent"})
-        assert (status, problem.get("type")) == (422, None)
+        assert (status, problem.get("type")) == (422, "urn:gpu-autoscaler:problem:invalid-request")
         kinds = {violation["field"]: violation.get("kind") for violation in problem["violations"]}
         assert kinds == {"gpu_requirements.gpu_count": "quota", "max_duration_hours": "quota", "priority": None}
 

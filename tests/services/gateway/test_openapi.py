@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -35,10 +36,12 @@ from gpu_autoscaler_services.gateway.access import Caller
 from gpu_autoscaler_services.gateway.api import ROUTES, events
 from gpu_autoscaler_services.gateway.api.logs import STREAMS_COUNT_MAX, LogSource
 from gpu_autoscaler_services.gateway.openapi import document
+from gpu_autoscaler_services.gateway.problems import PROBLEM_TYPES
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, JSON, Route
 from gpu_autoscaler_services.gateway.server import NO_LOGS
 
 DOCUMENT = document()
+ROOT = Path(__file__).parents[3]
 PROBLEM = "application/problem+json"
 ALL, NONE, BUG, UNCHECKED = "has-all-rights", "has-none", "meets-a-bug", "is-not-checked"
 WITH_RETRY = {429, 503}
@@ -276,3 +279,26 @@ def test_every_operation_requires_a_token_and_a_right() -> None:
             assert rights, operation["operationId"]
             assert known.issuperset(rights), operation["operationId"]
             assert "WWW-Authenticate" in operation["responses"]["401"]["headers"]
+
+
+def test_everything_in_the_document_is_described() -> None:
+    """Each property, parameter, operation and schema, and each operation has an id of its own."""
+    made = document()
+    schemas = made["components"]["schemas"].items()
+    operations = [operation for path in made["paths"].values() for operation in path.values()]
+    parameters = [parameter for operation in operations for parameter in operation.get("parameters", ())]
+
+    assert [name for name, schema in schemas if not schema.get("description")] == []
+    properties = [(name, key, shown) for name, schema in schemas for key, shown in schema.get("properties", {}).items()]
+    undescribed = [f"{name}.{key}" for name, key, shown in properties if not shown.get("description")]
+    assert undescribed == [], "a comment at the end of the field's line, or an entry in contracts/glossary.py"
+    assert [parameter["name"] for parameter in parameters if not parameter.get("description")] == []
+    assert [operation["operationId"] for operation in operations if not operation.get("summary")] == []
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+
+
+def test_every_problem_type_is_documented() -> None:
+    """The page has each type, and no other."""
+    page = (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
+    assert sorted(f"urn:gpu-autoscaler:problem:{name}" for name in rows) == sorted(PROBLEM_TYPES - {"about:blank"})
