@@ -38,7 +38,7 @@ class PodObserved(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     annotations: tuple[tuple[str, str], ...] = ()  # those that we use, sorted by key
     owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...
     owner_uid: str | None = None
-    has_local_storage: bool = False  # emptyDir or hostPath that is lost with the node
+    has_local_storage: bool = False  # files on emptyDir or hostPath that a move would lose
     grace_seconds: float = 30.0
     job_id: JobId | None = None
     volume_trouble: str = ""  # why no node helps before a volume is ready; empty: volumes are no obstacle

@@ -43,6 +43,8 @@ KARPENTER_REGISTERED = "karpenter.sh/registered"
 EXCLUDE_FROM_BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
 EXCLUDED_BY_US = "gpu-autoscaler"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+# Names of local volumes, separated by commas, whose files may be lost.
+SAFE_TO_EVICT_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 # Pods that start together: the name of their group, by label or annotation. Sources: Kubernetes SIG Scheduling,
 # "Coscheduling" (the label of the CRD, and those that came before it); Kueue, "Run Plain Pods"; Volcano, "PodGroup"

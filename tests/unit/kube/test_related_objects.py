@@ -136,10 +136,23 @@ def test_alternatives_of_pod_and_volumes_hold_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [{"emptyDir": {}}, {"emptyDir": {"medium": "Memory"}}, {"hostPath": {"path": "/data"}}]
+    ("kind", "safe", "is_lost"),
+    [
+        pytest.param({"emptyDir": {}}, None, True, id="emptyDir"),
+        pytest.param({"hostPath": {"path": "/data"}}, None, True, id="hostPath"),
+        pytest.param({"emptyDir": {"medium": "Memory"}}, None, False, id="memory, such as /dev/shm"),
+        pytest.param({"emptyDir": {}}, "cache,scratch", False, id="marked as safe to lose"),
+        pytest.param({"emptyDir": {}}, "cache", True, id="another one is marked"),
+    ],
 )
-def test_storage_that_is_lost_with_the_node_is_seen(kind: dict[str, Any]) -> None:
-    """Of every form that a server sends; and a pod with such a volume can be read at all."""
+def test_storage_that_is_lost_with_the_node_is_seen(
+    kind: dict[str, Any],
+    safe: str | None,
+    is_lost: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Of every form that a server sends, by the rules of cluster-autoscaler; a pod with such a volume can be read."""
     metadata = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-11-21T11:00:00Z"}
-    text = msgspec.json.encode({"metadata": metadata, "spec": {"volumes": [{"name": "scratch", **kind}]}})
-    assert pod_observed(msgspec.json.decode(text, type=core.Pod), epoch=1).has_local_storage
+    marks = {} if safe is None else {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": safe}
+    volumes = {"volumes": [{"name": "scratch", **kind}]}
+    text = msgspec.json.encode({"metadata": {**metadata, "annotations": marks}, "spec": volumes})
+    assert pod_observed(msgspec.json.decode(text, type=core.Pod), epoch=1).has_local_storage is is_lost

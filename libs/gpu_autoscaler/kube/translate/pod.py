@@ -71,7 +71,7 @@ def pod_observed(pod: core.Pod, *, epoch: int, related: RelatedObjects = NO_RELA
         annotations=honored(metadata.annotations),
         owner_kind=owner.kind if owner else None,
         owner_uid=owner.uid if owner else None,
-        has_local_storage=any(volume.empty_dir or volume.host_path for volume in spec.volumes),
+        has_local_storage=_has_local_storage(pod),
         grace_seconds=spec.termination_grace_period_seconds,
         job_id=_job_id(metadata),
         volume_trouble=related.problem,
@@ -92,6 +92,19 @@ def pod_gone(pod: core.Pod, *, epoch: int) -> PodGone:
         node_name=pod.spec.node_name or None,
         job_id=_job_id(pod.metadata),
         phase=_PHASES[pod.status.phase],
+    )
+
+
+def _has_local_storage(pod: core.Pod) -> bool:
+    """True if a move would lose files: not those in memory, and none of volumes that are marked as safe to lose.
+
+    Source: cluster-autoscaler, `utils/drain/drain.go` (read 2026-11-24).
+    """
+    safe = set(pod.metadata.annotations.get(labels.SAFE_TO_EVICT_VOLUMES, "").split(","))
+    return any(
+        volume.name not in safe
+        for volume in pod.spec.volumes
+        if volume.host_path or (volume.empty_dir and volume.empty_dir.medium != "Memory")
     )
 
 

@@ -187,6 +187,12 @@ class Marker(Wire, frozen=True, kw_only=True):
     """An object whose presence alone matters."""
 
 
+class EmptyDir(Wire, frozen=True, kw_only=True):
+    """A volume that is deleted with its pod."""
+
+    medium: str = ""  # Memory: such as /dev/shm
+
+
 class ClaimSource(Wire, frozen=True, kw_only=True):
     """A volume's PersistentVolumeClaim."""
 
@@ -197,7 +203,7 @@ class Volume(Wire, frozen=True, kw_only=True):
     """A volume: the types that are lost with the node, and those with a claim."""
 
     name: str = ""
-    empty_dir: Marker | None = None
+    empty_dir: EmptyDir | None = None
     host_path: Marker | None = None
     persistent_volume_claim: ClaimSource | None = None
     ephemeral: Marker | None = None  # its claim is named after pod and volume
