@@ -5,6 +5,7 @@ So what the code says about a field is what its users read. Without source files
 
 import ast
 import io
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,10 @@ from msgspec import inspect
 from gpu_autoscaler.contracts.glossary import GLOSSARY
 
 _Schemas = Mapping[str, Any]
+# First words of comments that add to the meaning of the name, which the glossary has.
+_QUALIFIERS = frozenset(
+    {"1", "10th", "90th", "besides", "empty:", "for", "from", "in", "negative:", "of", "per", "sum"}
+)
 
 
 def described(components: _Schemas, declared: Sequence[type]) -> dict[str, Any]:
@@ -40,11 +45,20 @@ def field_comments(struct: type) -> Mapping[str, str]:
 def _described(schema: _Schemas, comments: Mapping[str, str]) -> dict[str, Any]:
     properties = {
         name: {"description": text, **shown}
-        if "description" not in shown and (text := comments.get(name) or GLOSSARY.get(name))
+        if "description" not in shown and (text := _description(name, comments.get(name, "")))
         else shown
         for name, shown in schema.get("properties", {}).items()
     }
     return {**schema, "properties": properties} if properties else dict(schema)
+
+
+def _description(name: str, comment: str) -> str:
+    meaning = GLOSSARY.get(name, "")
+    if not comment or not meaning:
+        return _sentence(comment) or meaning
+    if comment.startswith("null:"):
+        return _sentence(f"{meaning.split('; null:')[0].rstrip('.')}; {comment}")
+    return f"{meaning} {_sentence(comment)}" if comment.split(maxsplit=1)[0] in _QUALIFIERS else _sentence(comment)
 
 
 @cache
@@ -58,7 +72,7 @@ def _comments_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
     comments = {token.start[0]: token.string[1:].strip() for token in tokens if token.type == tokenize.COMMENT}
     return {
         declared.name: {
-            field.target.id: _sentence(comments[field.end_lineno])
+            field.target.id: _in_json(comments[field.end_lineno])
             for field in declared.body
             if isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)
@@ -70,10 +84,20 @@ def _comments_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
     }
 
 
+def _in_json(comment: str) -> str:
+    """Return the comment in the terms of JSON, without remarks for tools."""
+    return re.sub(r"\bNone\b", "null", comment.split("  # ", maxsplit=1)[0])
+
+
 def _sentence(comment: str) -> str:
-    """Return the comment without remarks for tools, as a sentence."""
-    text = comment.split("  # ", maxsplit=1)[0]
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+    """Return the comment as a sentence; what looks like a value keeps its first letter."""
+    if not comment:
+        return ""
+    first, _, rest = comment.partition(" ")
+    is_value = not first.strip(",;").isalpha() or first.endswith(",")
+    start = first if is_value else f"{first[0].upper()}{first[1:]}"
+    text = f"{start} {rest}" if rest else start
+    return text if text.endswith(".") else f"{text}."
 
 
 def _structs(declared: Sequence[type]) -> Iterator[type]:

@@ -46,7 +46,7 @@ log = structlog.get_logger()
 class RequiredRight(msgspec.Struct, frozen=True, kw_only=True):
     """The right that a caller lacks, as Kubernetes RBAC grants it."""
 
-    verb: str
+    verb: str  # of Kubernetes RBAC
     resource: str  # with its subresource, as in directives/freeze
     group: str
     namespace: str  # of the project, or of the release
@@ -97,7 +97,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The body of every error."""
 
     title: str
-    status: int  # of the HTTP response
+    status: int  # HTTP status of the response
     detail: str
     type: str = _OTHER_TYPE  # urn:gpu-autoscaler:problem:<name>, see docs/reference/problems.md
     instance: str = ""  # path of the request

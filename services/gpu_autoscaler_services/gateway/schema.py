@@ -18,7 +18,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job with its state and estimates."""
 
     job_id: str
-    status: JobState
+    status: JobState  # state of the job
     queue_position: int | None  # 1 is first; None: not waiting
     estimated_start_time: Instant | None  # None: unknown
     estimated_cost_usd: float | None  # for the recent run time of jobs of this name, else for the time limit
@@ -92,7 +92,7 @@ class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """An interruption notice of the cloud."""
 
-    kind: str
+    kind: str  # kind of the notice, as the cloud names it
     reclaim_at: Instant | None
     received_at: Instant
 
@@ -308,7 +308,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Why an object waits or exists, and its history back to the first cause."""
 
-    kind: str
+    kind: str  # kind of the object
     name: str
     now: str  # what would let it start, or why it exists; empty: it is gone
     sentences: tuple[str, ...]
