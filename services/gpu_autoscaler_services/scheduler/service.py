@@ -237,8 +237,9 @@ class Scheduler:
         # Where its objects are: recorded, so that the job stays there whatever the policy says later.
         spec = msgspec.structs.replace(spec, namespace=spec.namespace or self._binder.namespace)
         state = self._view.state
-        if row is None and (violation := budget_violation(spec, state) or quota_violation(spec, state)) is not None:
-            return _refused(request, envelope.id, (violation,))
+        never = tuple(found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found)
+        if row is None and never:
+            return _refused(request, envelope.id, never)
         if row is None and not await self._binder.serves(spec.runtime):
             return _refused(request, envelope.id, (Violation("runtime", not_installed(spec.runtime)),))
         if row is None and (full := self._queue_violations(spec)):

@@ -1,13 +1,17 @@
 """Contract of every store's audit trail."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from tests.contract.store.contract import T0, Open
 
 from gpu_autoscaler.model.audit import AuditEntry, AuditFilter, ChainCheck, Link, instant_text
 from gpu_autoscaler.store.protocol import Store, StreamPosition
+
+RunScript = Callable[[str], Awaitable[None]]  # runs SQL statements beside the store
 
 
 def act(number: int, **changes: Any) -> AuditEntry:  # noqa: ANN401 - fields of an entry
@@ -35,6 +39,33 @@ async def chain_of(store: Store) -> ChainCheck:
         if cursor is None:
             check.finish(anchor=page.anchor, head=page.head)
             return check
+
+
+# What somebody does to a trail of eight entries in the database, in the SQL of every store, and what the check says.
+_SWAP = """
+UPDATE audit SET number = CASE number WHEN 5 THEN -6 ELSE -5 END WHERE number IN (5, 6);
+UPDATE audit SET number = -number WHERE number < 0;
+"""
+_INSERT = """
+UPDATE audit SET number = -number - 1 WHERE number > 4;
+UPDATE audit SET number = -number WHERE number < 0;
+INSERT INTO audit SELECT 5, 'added', '', entry, hash FROM audit WHERE number = 4;
+"""
+_MOVE_ANCHOR = """
+DELETE FROM audit WHERE number < 5;
+UPDATE audit_chain SET anchor_number = 4, anchor_hash = 'a' || substr(head_hash, 2);
+"""
+TAMPERED = {
+    "UPDATE audit SET entry = replace(entry, 'upkeep 4', 'upkeep 5') WHERE number = 5": "entry 5 does not have its",
+    "UPDATE audit SET hash = replace(hash, substr(hash, 1, 8), '00000000') WHERE number = 5": "entry 5 does not have",
+    "DELETE FROM audit WHERE number = 5": "entry 5 is missing",
+    "DELETE FROM audit WHERE number > 5": "entry 6 is missing, and all up to entry 8",
+    "DELETE FROM audit WHERE number < 5": "entry 1 is missing",
+    _SWAP: "entry 5 says that it is entry 6",
+    _INSERT: "entry 5 says that it is entry 4",
+    _MOVE_ANCHOR: "entry 5 does not have its hash",
+    "UPDATE audit SET entry = 'overwritten' WHERE number = 5": "entry 5 says that it is entry None",
+}
 
 
 class AuditContract:
@@ -113,4 +144,22 @@ class AuditContract:
         assert await store.cut_audit(before=at + timedelta(days=1), at=at, count_max=100) == 6
         assert (await chain_of(store)).violation is None
         assert await store.cut_audit(before=at + timedelta(days=1), at=at) == 0, "an entry about a cut needs no cut"
+        await store.close()
+
+
+class SqlAuditContract:
+    """The trail in a database, which others may change as well. The implementation provides `run_script` too."""
+
+    @pytest.mark.parametrize(("script", "broken"), TAMPERED.items())
+    async def test_what_was_done_to_the_trail_is_found(
+        self, open_store: Open, run_script: RunScript, script: str, broken: str
+    ) -> None:
+        """An entry that was changed, removed, inserted or moved, at the beginning and at the end as well."""
+        store = await open_store()
+        await store.append_audit([act(number, reason=f"upkeep {number}") for number in range(8)])
+        assert (await chain_of(store)).violation is None
+        await run_script(script)
+        violation = (await chain_of(store)).violation
+        assert violation is not None
+        assert violation.startswith(broken)
         await store.close()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from tests.contract.store.audit_contract import AuditContract, act, chain_of
+from tests.contract.store.audit_contract import AuditContract, RunScript, SqlAuditContract, act, chain_of
 from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 from tests.support.postgres import PostgresServer, postgres, postgres_server_url, postgres_url
 
@@ -35,7 +35,21 @@ def open_store(postgres_url: str) -> Open:
     return open_it
 
 
-class TestPostgresStore(StoreContract, AuditContract):
+@pytest.fixture
+def run_script(postgres_url: str) -> RunScript:
+    """Runs statements in the same database."""
+
+    async def run_it(script: str) -> None:
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
+    return run_it
+
+
+class TestPostgresStore(StoreContract, AuditContract, SqlAuditContract):
     """Everything that every store does."""
 
 

@@ -1,11 +1,12 @@
 """The SQLite store fulfills the contract, and its errors name the remedy."""
 
+import contextlib
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.store.audit_contract import AuditContract, act, chain_of
+from tests.contract.store.audit_contract import AuditContract, RunScript, SqlAuditContract, act, chain_of
 from tests.contract.store.contract import INSTANCES, T0, Open, StoreContract, job, roll_up, span
 
 from gpu_autoscaler.model.errors import MIGRATE_COMMAND, ConfigError, TransientError
@@ -30,7 +31,18 @@ def open_store(path: Path) -> Open:
     return open_it
 
 
-class TestSqliteStore(StoreContract, AuditContract):
+@pytest.fixture
+def run_script(path: Path) -> RunScript:
+    """Runs statements on the same file."""
+
+    async def run_it(script: str) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            file.executescript(script)
+
+    return run_it
+
+
+class TestSqliteStore(StoreContract, AuditContract, SqlAuditContract):
     """Everything that every store does."""
 
 

@@ -173,6 +173,31 @@ async def test_each_role_has_its_rights_on_the_command_line_and_no_others(
 
 
 @pytest.mark.parametrize("member", MEMBERS)
+async def test_a_dry_run_needs_the_right_to_submit(
+    kube: KubeClient, tokens: Mapping[str, str], tmp_path: Path, member: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over REST and on the command line, in the project; in another one nobody may try a job."""
+    submits = has_right(member, SUBMIT_JOBS)
+    call = call_for(SUBMIT_JOBS)
+    async with opened(tmp_path, kube) as entry, aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {tokens[member]}"}
+        for project, is_allowed in ((PROJECT, submits), (FOREIGN_PROJECT, False)):
+            body = call_for(SUBMIT_JOBS, project).body
+            for path, sent in (("gpu/jobs:validate", body), ("plan:simulate", {"jobs": [body]})):
+                async with http.post(f"{entry.url}/api/v1/{path}", json=sent, headers=headers) as response:
+                    problem = await response.json(content_type=None)
+                assert (response.status == 200) == is_allowed, problem
+                if not is_allowed:
+                    assert (response.status, problem["type"]) == (403, FORBIDDEN)
+                    assert problem["required"]["namespace"] == project
+        words = (*call.command, "--dry-run", "--gateway", entry.url, "--token", tokens[member])
+        code, told = await asyncio.to_thread(run, words), capsys.readouterr()
+        assert code == (Exit.OK if submits else Exit.FAILURE), told.err
+        assert submits or f"{user_of(member)} may not " in told.err
+        assert await entry.bus.last_sequence("JOB") == 0
+
+
+@pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("right", [right for right in RIGHTS if right.is_by_project])
 async def test_a_role_in_one_project_is_none_in_another(
     kube: KubeClient, tokens: Mapping[str, str], tmp_path: Path, member: str, right: ApiRight

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.store.audit_contract import TAMPERED
 from tests.support.front import Front, front
 
 from gpu_autoscaler.model.audit import Link, canonical, chained
@@ -66,34 +67,10 @@ async def test_a_trail_is_whole_and_its_head_is_expected_later(gate: Front, caps
     assert await _run("audit", "verify", "--expect-head", "8:short") == Exit.USAGE
 
 
-_SWAP = """
-UPDATE audit SET number = CASE number WHEN 5 THEN -6 ELSE -5 END WHERE number IN (5, 6);
-UPDATE audit SET number = -number WHERE number < 0;
-"""
-_INSERT = """
-UPDATE audit SET number = -number - 1 WHERE number > 4;
-UPDATE audit SET number = -number WHERE number < 0;
-INSERT INTO audit SELECT 5, 'added', '', entry, hash FROM audit WHERE number = 4;
-"""
-_MOVE_ANCHOR = """
-DELETE FROM audit WHERE number < 5;
-UPDATE audit_chain SET anchor_number = 4, anchor_hash = 'a' || substr(head_hash, 2);
-"""
 _CUT = """
 UPDATE audit_chain SET (anchor_number, anchor_hash) = (SELECT number, hash FROM audit WHERE number = 9);
 DELETE FROM audit WHERE number = 9;
 """
-TAMPERED = {
-    "UPDATE audit SET entry = replace(entry, 'upkeep 4', 'upkeep 5') WHERE number = 5": "entry 5 does not have its",
-    "UPDATE audit SET hash = replace(hash, substr(hash, 1, 8), '00000000') WHERE number = 5": "entry 5 does not have",
-    "DELETE FROM audit WHERE number = 5": "entry 5 is missing",
-    "DELETE FROM audit WHERE number > 5": "entry 6 is missing, and all up to entry 8",
-    "DELETE FROM audit WHERE number < 5": "entry 1 is missing",
-    _SWAP: "entry 5 says that it is entry 6",
-    _INSERT: "entry 5 says that it is entry 4",
-    _MOVE_ANCHOR: "entry 5 does not have its hash",
-    "UPDATE audit SET entry = 'overwritten' WHERE number = 5": "entry 5 says that it is entry None",
-}
 
 
 @pytest.mark.parametrize(("script", "broken"), TAMPERED.items())

@@ -118,6 +118,18 @@ async def test_without_kubernetes_no_client_has_dangerous_fields(tmp_path: Path)
             assert answer.get("error", {}).get("code") == code, answer
 
 
+async def test_a_client_marks_no_dangerous_fields_as_allowed(tmp_path: Path) -> None:
+    """The mark is the gateway's: with and without such fields, and with the setting, the request is refused for it."""
+    async with front(tmp_path) as entry:
+        for is_allowed, spec in ((False, {}), (True, {}), (True, {"hostNetwork": True})):
+            entry.model.are_dangerous_fields_allowed = is_allowed
+            body = json.dumps({**templated_body(**spec), "dangerous_fields_allowed": True}).encode()
+            answer = await asked(ClientRequests(entry.model, RULES), client_subjects("anna")[0], body)
+            assert answer["error"]["code"] == 422
+            assert "dangerous_fields_allowed: is set by the gateway" in answer["error"]["description"]
+        assert await entry.bus.last_sequence("JOB") == 0
+
+
 async def test_without_kubernetes_a_client_cancels_its_own_jobs_alone(tmp_path: Path) -> None:
     """Equal ids of two clients are two jobs."""
     async with front(tmp_path) as entry:

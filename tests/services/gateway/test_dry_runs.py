@@ -10,11 +10,12 @@ import pytest
 from tests.services.gateway.test_jobs import BODY
 from tests.support.front import Front, front
 from tests.support.pod_templates import templated_body
-from tests.support.stories import Story, offer, on_sale, policy, synced
+from tests.support.stories import Story, job, offer, on_sale, policy, synced
 
 from gpu_autoscaler.runtime.clock import Clock
-from gpu_autoscaler_services.api_rights import DANGEROUS_FIELDS, ApiRight
+from gpu_autoscaler_services.api_rights import DANGEROUS_FIELDS, READ_CLUSTER, ROLES, SUBMIT_JOBS, ApiRight
 from gpu_autoscaler_services.gateway.access import AccessRules, Caller
+from gpu_autoscaler_services.gateway.problems import QUOTA_TYPE
 
 VALIDATE, SIMULATE = "/api/v1/gpu/jobs:validate", "/api/v1/plan:simulate"
 SMALL: dict[str, Any] = {**BODY, "resources": {"cpu": "1", "memory": "1Gi"}}
@@ -109,12 +110,59 @@ async def test_the_number_of_jobs_is_limited(gate: Front, jobs: list[dict[str, A
     assert (status, [violation["field"] for violation in problem["violations"]]) == (422, ["jobs"])
 
 
-class _SubmitsOnly:
-    """Grants everything but fields that reach beyond the pod."""
+async def test_quotas_refuse_a_dry_run_as_the_submission(tmp_path: Path) -> None:
+    """With the type of quotas, by the number of the job; a full queue says when to retry."""
+    rules = policy(quotas={"project_default": {"gpu_count_max": 1, "queue_count_max": 1}})
+    two = {**SMALL, "gpu_requirements": {"gpu_count": 2}}
+    one = {**SMALL, "gpu_requirements": {"gpu_count": 1}}
+    async with front(tmp_path, policy=rules) as gate:
+        for path, body, field in (
+            (VALIDATE, two, "gpu_requirements.gpu_count"),
+            (SIMULATE, {"jobs": [one, two]}, "jobs[1].gpu_requirements.gpu_count"),
+        ):
+            status, problem = await _post(gate, path, body)
+            assert (status, problem["type"]) == (422, QUOTA_TYPE)
+            assert [(each["field"], each["kind"]) for each in problem["violations"]] == [(field, "quota")]
+        await gate.tell(job("first", project_id=SMALL["project_id"]))
+        for path, body in ((VALIDATE, one), (SIMULATE, {"jobs": [one]})):
+            status, problem = await _post(gate, path, body)
+            assert (status, problem["type"]) == (429, QUOTA_TYPE)
+
+
+class _Roles:
+    """Grants the rights of a role of the chart, by the name of the caller."""
 
     async def caller(self, token: str) -> Caller | None:
-        """Whoever asks is anna."""
+        """Whoever asks is named by the token."""
         return Caller(name=token)
+
+    async def allows(self, caller: Caller, right: ApiRight, namespace: str) -> bool:  # noqa: ARG002 - in each
+        """Return whether the role has the right."""
+        return right in ROLES[caller.name]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_that_submits_may_try_a_job_and_no_other(tmp_path: Path, role: str) -> None:
+    """Changes of other objects in the plan are shown to readers of the cluster alone."""
+    roles = _Roles()
+    async with (
+        front(tmp_path, authenticators=[roles], rules=AccessRules(authorizer=roles)) as opened,
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {role}"}) as http,
+    ):
+        await opened.tell(*cluster_for_sale())
+        for path, sent in ((VALIDATE, SMALL), (SIMULATE, {"jobs": [SMALL]})):
+            async with http.post(opened.url + path, json=sent) as response:
+                answer = await response.json(content_type=None)
+            if SUBMIT_JOBS in ROLES[role]:
+                assert response.status == 200, answer
+                assert path == VALIDATE or (answer["others"] is not None) == (READ_CLUSTER in ROLES[role])
+            else:
+                assert (response.status, answer["required"]["resource"]) == (403, "jobs")
+        assert await _is_untouched(opened)
+
+
+class _SubmitsOnly(_Roles):
+    """Grants everything but fields that reach beyond the pod."""
 
     async def allows(self, caller: Caller, right: ApiRight, namespace: str) -> bool:  # noqa: ARG002 - of everybody
         """Return whether it is any other right."""

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.support.front import Front, front
 from tests.support.pod_templates import lacking, template
-from tests.support.stories import TimedFact, job, node, offer, on_sale, policy, synced
+from tests.support.stories import TimedFact, job, node, offer, on_sale, policy, quota, synced
 
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobQueued, JobRequested, JobResynced
 from gpu_autoscaler.model.ids import JobId
@@ -265,6 +265,19 @@ async def test_a_job_over_a_quota_has_a_problem_type_of_its_own(tmp_path: Path, 
         assert (status, problem.get("type")) == (422, "urn:gpu-autoscaler:problem:invalid-request")
         kinds = {violation["field"]: violation.get("kind") for violation in problem["violations"]}
         assert kinds == {"gpu_requirements.gpu_count": "quota", "max_duration_hours": "quota", "priority": None}
+
+
+async def test_a_job_larger_than_its_resource_quota_is_refused_as_over_quota(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """By the type of the problem; nothing is published."""
+    rules = policy(tenancy={"projects": [{"name": BODY["project_id"], "namespace": "research"}]})
+    async with front(tmp_path, policy=rules) as gate:
+        await gate.tell(quota("gpus", {"requests.nvidia.com/gpu": 1}))
+        status, problem, _ = await _post(http, gate, BODY)
+        assert (status, problem["type"]) == (422, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert "ResourceQuota research/gpus" in problem["violations"][0]["reason"]
+        assert await gate.model.bus.last_sequence("JOB") == 0
 
 
 async def test_a_full_queue_of_a_user_answers_retry_later(tmp_path: Path, http: aiohttp.ClientSession) -> None:

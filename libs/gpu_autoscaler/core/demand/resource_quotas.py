@@ -72,6 +72,7 @@ def quota_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
                     "members",
                     f"need {quantity(needed)} {key} together, but ResourceQuota {quota.namespace}/{quota.name} of "
                     f"project {spec.project_id} allows {quantity(hard)}; request less, or have the quota raised",
+                    "quota",
                 )
     return None
 

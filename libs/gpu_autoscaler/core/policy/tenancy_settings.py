@@ -152,6 +152,11 @@ def tenancy_violations(tenancy: TenancyPolicy) -> Iterator[str]:
                 f"{at}.cost_center: {project.cost_center!r} of project {project.name} is not a label value; use at "
                 "most 63 letters, digits, `-`, `_` and `.`"
             )
+        if project.namespace is not None and project.quota:
+            yield (
+                f"{at}.quota: has no effect in namespace {project.namespace} of project {project.name}, which is left "
+                "as it is; remove quota and create a ResourceQuota there, or remove namespace"
+            )
         yield from _quota_violations(f"{at}.quota", project.quota)
 
 

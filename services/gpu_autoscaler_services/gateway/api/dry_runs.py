@@ -10,9 +10,7 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.explain.plan_with_jobs import JobOutcome, PlanWithJobs, plan_with_jobs
-from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.state.queries import queue
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.decisions import BuyNode, Difference
@@ -21,13 +19,19 @@ from gpu_autoscaler.model.jobs import JobSpec, JobState, Violation
 from gpu_autoscaler_services.api_rights import READ_CLUSTER, SUBMIT_JOBS
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
-from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, admitted_job, read_body, with_rights
-from gpu_autoscaler_services.gateway.problems import Problem, invalid
+from gpu_autoscaler_services.gateway.api.jobs import (
+    BODY_PROBLEMS,
+    admitted_job,
+    check_now,
+    read_body,
+    refused,
+    with_rights,
+)
+from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, answer
 
 JOBS_COUNT_MAX = 100  # of one simulated plan
-_INVALID = "invalid job request: correct the fields listed in violations"
 
 
 class PlanQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,9 +79,7 @@ async def _spec(job: JobRequested, model: ReadModel, access: Access) -> JobSpec:
     """Return the job as it would be queued. Raises a 422 with every violation, a 403, or a 429 for a full queue."""
     event_id = str(uuid.uuid4())
     spec = admitted_job(await with_rights(job, model, access), event_id, model).spec
-    state = model.view.state
-    if (violation := budget_violation(spec, state) or quota_violation(spec, state)) is not None:
-        raise invalid(_INVALID, violation)
+    check_now(spec, model)
     return spec
 
 
@@ -92,7 +94,8 @@ async def _specs(jobs: Sequence[JobRequested], model: ReadModel, access: Access)
             if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise
             violations += [
-                Violation(f"jobs[{number}].{violation.field}", violation.reason) for violation in problem.violations
+                msgspec.structs.replace(violation, field=f"jobs[{number}].{violation.field}")
+                for violation in problem.violations
             ]
     known = Counter(spec.job_id for spec in specs)
     violations += [
@@ -107,7 +110,7 @@ async def _specs(jobs: Sequence[JobRequested], model: ReadModel, access: Access)
         if job_id in waiting
     ]
     if violations:
-        raise invalid(_INVALID, *violations)
+        raise refused(violations)
     return tuple(specs)
 
 

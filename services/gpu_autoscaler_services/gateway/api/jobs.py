@@ -6,6 +6,7 @@ retries and finds the job (docs/decisions.md#job-acceptance).
 """
 
 import uuid
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -139,10 +140,37 @@ def admitted_job(job: JobRequested, event_id: str, model: ReadModel) -> Admitted
     )
     if isinstance(admitted, Admitted):
         return admitted
-    if all(violation.kind == "quota" for violation in admitted):
-        over = "the job exceeds a quota and could never start: correct the fields listed in violations"
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, over, violations=admitted, kind=QUOTA_TYPE)
-    raise invalid(_INVALID_JOB, *admitted)
+    raise refused(admitted)
+
+
+def refused(violations: Sequence[Violation]) -> Problem:
+    """Return the problem of a job that could never start; it has a type of its own if quotas alone refuse the job."""
+    if any(violation.kind != "quota" for violation in violations):
+        return invalid(_INVALID_JOB, *violations)
+    over = "the job exceeds a quota and could never start: correct the fields listed in violations"
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, over, violations=tuple(violations), kind=QUOTA_TYPE)
+
+
+def check_now(spec: JobSpec, model: ReadModel) -> None:
+    """Raise a 422 for a job that budget or ResourceQuota would never let start, a 429 for a full queue."""
+    state = model.view.state
+    if violations := [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]:
+        raise refused(violations)
+    waiting_count = len(queue(state))
+    if waiting_count >= model.policy.queue_count_max:
+        raise Problem(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"queue full: {waiting_count} jobs wait, the maximum of the policy; retry later",
+            retry_after_seconds=QUEUE_RETRY_SECONDS,
+        )
+    if over_quota := queue_violations(spec, state, model.policy):
+        raise Problem(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "queue full for this project or user: see violations; retry later",
+            violations=over_quota,
+            retry_after_seconds=QUEUE_RETRY_SECONDS,
+            kind=QUOTA_TYPE,
+        )
 
 
 async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest: str, access: Access) -> bytes:
@@ -150,24 +178,7 @@ async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest
     spec = admitted.spec
     row = await model.store.job(spec.job_id)
     if row is None:
-        state = model.view.state
-        if (violation := budget_violation(spec, state) or quota_violation(spec, state)) is not None:
-            raise invalid(_INVALID_JOB, violation)
-        waiting_count = len(queue(model.view.state))
-        if waiting_count >= model.policy.queue_count_max:
-            raise Problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"queue full: {waiting_count} jobs wait, the maximum of the policy; retry later",
-                retry_after_seconds=QUEUE_RETRY_SECONDS,
-            )
-        if over_quota := queue_violations(spec, model.view.state, model.policy):
-            raise Problem(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "queue full for this project or user: see violations; retry later",
-                violations=over_quota,
-                retry_after_seconds=QUEUE_RETRY_SECONDS,
-                kind=QUOTA_TYPE,
-            )
+        check_now(spec, model)
         await _publish_once(job, digest, model, access)
         acceptance = await model.store.accept_job(
             spec, request_digest=digest, accepted_at=model.clock.now(), template=admitted.template_bytes

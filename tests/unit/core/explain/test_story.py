@@ -10,17 +10,22 @@ from tests.support.stories import (
     TimedFact,
     bought,
     drained,
+    given,
     job,
     node,
     notice,
     offer,
+    on_sale,
     pod,
+    policy,
     provider_id,
     purchase,
+    quota,
     record,
 )
 
 from gpu_autoscaler.core.explain.story import why_job, why_node, why_pod
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobPreempted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted
@@ -267,3 +272,20 @@ def test_repeated_observations_are_one_sentence() -> None:
     story = why_node(record(many), "n1")
 
     assert len(story) == 1
+
+
+def test_a_job_that_its_resource_quota_refuses_has_the_quota_in_its_story() -> None:
+    """By the plan that the facts give: which quota, what is used, what it allows, and what to do."""
+    facts = (
+        *on_sale(offer()), *job("train", gpus=8, namespace="research"),
+        *quota("gpus", {"requests.nvidia.com/gpu": 12}, {"requests.nvidia.com/gpu": 8}),
+    )  # fmt: skip
+    made = plan(given(facts), policy(), T0)
+    published = ScalingPlanMade(plan_id=PlanId("plan-1"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
+
+    told = why_job(tuple(record((*facts, TimedFact(published, T0 + SECOND)))), "train")
+
+    (sentence,) = [text for text in told if "ResourceQuota" in text]
+    assert "ResourceQuota research/gpus would refuse the pods" in sentence
+    assert "they need 8 more requests.nvidia.com/gpu, and 8 of 12 are used" in sentence
+    assert not any("Buy " in text for text in told)

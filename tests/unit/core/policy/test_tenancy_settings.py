@@ -85,6 +85,10 @@ def test_the_priority_class_is_that_of_the_next_lower_name(priority: int | str, 
         ({"projects": [{"name": "a", "namespace": "A b"}]}, "of project a, 'A b' is not a DNS label"),
         ({"projects": [{"name": "a", "cost_center": "c c"}]}, "'c c' of project a is not a label value"),
         ({"projects": [{"name": "a"}, {"name": "a"}]}, "'a'"),
+        (
+            {"projects": [{"name": "a", "namespace": "team-a", "quota": {"pods": "4"}}]},
+            "tenancy.projects[0].quota: has no effect in namespace team-a of project a, which is left as it is",
+        ),
     ],
 )
 def test_settings_that_kubernetes_would_refuse_are_violations(tenancy: dict[str, Any], words: str) -> None:
