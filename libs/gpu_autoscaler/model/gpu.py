@@ -23,11 +23,6 @@ class MigProfile(msgspec.Struct, frozen=True, gc=False):
     memory_slices_count: int
     starts: tuple[int, ...]  # memory slices at which it may start
 
-    @property
-    def memory_gb(self) -> int:
-        """Memory in the profile's name, which pods can rely on: it is rounded."""
-        return int(self.name.partition(".")[2].removesuffix("gb"))
-
 
 class Accelerator(msgspec.Struct, frozen=True, gc=False):
     """A GPU as Google Cloud names it, with its quota metric. None: no metric, as Cloud Quotas counts by GPU family."""

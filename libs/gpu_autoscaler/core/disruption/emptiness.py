@@ -38,11 +38,6 @@ from gpu_autoscaler.model.reasons.buy import UnmetDemand
 # more than twice the optimum (Karlin, Manasse, Rudolph, Sleator, "Competitive Snoopy Caching", 1988: rent or buy).
 
 
-def idle_seconds_allowed(view: NodeView, policy: ScalingPolicy) -> float:
-    """Return after how long without pods the node is removed."""
-    return _idle_time(view, policy)[0]
-
-
 def _idle_time(view: NodeView, policy: ScalingPolicy) -> tuple[float, IdleRule]:
     """Return after how long without pods the node is removed, and by which rule: the time that is set, else break-even
     up to the policy's maximum, which also holds where the cost is unknown or zero. Reserved nodes cost nothing."""

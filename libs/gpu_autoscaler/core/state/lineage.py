@@ -49,10 +49,6 @@ class Derivation(Generic[T]):
             self.put(state, value)
         return cast("T", value)
 
-    def peek(self, state: ClusterState) -> T | None:
-        """Return the value if it was derived from this state already."""
-        return cast("T | None", _lineage(state).values.get(self))
-
     def put(self, state: ClusterState, value: T) -> None:
         """Hold a value of this state, instead of one that was derived before."""
         lineage = _lineage(state)

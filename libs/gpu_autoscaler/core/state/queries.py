@@ -285,16 +285,6 @@ def queue(state: ClusterState) -> tuple[JobRecord, ...]:
     return tuple(job for _, job in waiting)
 
 
-def queue_position(state: ClusterState, job_id: JobId) -> int | None:
-    """Return the position in the queue, 1 for the next job; None for a job that is not queued."""
-    positions = (
-        position
-        for position, job in enumerate(queue(state), start=1)
-        if job.queued is not None and job.queued.job_id == job_id
-    )
-    return next(positions, None)
-
-
 # ---- orders
 
 

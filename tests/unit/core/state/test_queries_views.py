@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, bought, given, job, node, pod, purchase
 
-from gpu_autoscaler.core.state.queries import job_pods, job_state, pods_by_node, queue, queue_position
+from gpu_autoscaler.core.state.queries import job_pods, job_state, pods_by_node, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPreempted, JobRejected, JobStarted
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobState, Violation
@@ -81,8 +81,6 @@ def test_the_queue_order() -> None:
     names = [record.queued.job_id for record in queue(state) if record.queued is not None]
 
     assert names == ["urgent", "a", "b", "train", "late"]
-    assert queue_position(state, JobId("a")) == 2
-    assert queue_position(state, JobId("placed")) is None
 
 
 @pytest.mark.parametrize("leaving", [CANCEL, finished("failed")])
