@@ -62,6 +62,7 @@ REFUSED_SETTINGS = {
     "azure.user_data_path": "set autoscaling.azure.userData",
     "azure.prices_path": "set autoscaling.azure.prices",
     "gcp.project": "set autoscaling.gcp.projectID",
+    "gcp.region": "set autoscaling.gcp.region",
     "gcp.groups": "set autoscaling.gcp.instanceGroups",
     "gcp.shared_groups": "set autoscaling.gcp.sharedInstanceGroups",
     "gcp.prices_path": "set autoscaling.gcp.prices",

@@ -83,6 +83,8 @@ def test_pools_of_the_quick_start(tmp_path: Path) -> None:
                                    "region": "us-west-2"}),
         ("azure.vmScaleSets", {"scale_sets": {"spot-pool=gpu-spot-vmss", "on-demand-pool=gpu-on-demand-vmss"},
                                "subscription": "xxx", "resource_group": "gpu-cluster", "region": "eastus"}),
+        ("gcp.instanceGroups", {"groups": {"spot-pool=gpu-spot-mig", "on-demand-pool=gpu-on-demand-mig"},
+                                "project": "my-project", "region": "us-central1"}),
     ],
 )  # fmt: skip
 def test_groups_of_a_cloud_reach_the_driver(tmp_path: Path, key: str, expected: Json) -> None:
@@ -95,10 +97,12 @@ def test_groups_of_a_cloud_reach_the_driver(tmp_path: Path, key: str, expected: 
     assert {name: set(value) if isinstance(value, tuple) else value for name, value in seen.items()} == expected
 
 
-def test_a_group_of_google_needs_its_zone(tmp_path: Path) -> None:
-    """The guide names none; the refusal says what to write."""
-    result = template("cluster", files=[values_file(tmp_path, block_with("gcp.instanceGroups"))])
-    assert "gpu-on-demand-mig names no zone" in result.stderr
+def test_a_group_of_google_needs_a_zone_or_a_region(tmp_path: Path) -> None:
+    """Without the region, which the guide names; the refusal says what to write."""
+    values = block_with("gcp.instanceGroups")
+    del values["autoscaling"]["gcp"]["region"]
+    result = template("cluster", files=[values_file(tmp_path, values)])
+    assert "gpu-on-demand-mig names no zone; set autoscaling.gcp.region" in result.stderr
     assert "write zone/name, e.g. us-central1-a/gpu-on-demand-mig" in result.stderr
 
 

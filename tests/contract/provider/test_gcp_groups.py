@@ -90,6 +90,24 @@ async def test_a_group_with_an_autoscaler_can_be_shared(project: Project) -> Non
         project.provider(OURS, groups=(f"*={name}",), shared_groups=("europe-west4-a/other",))
 
 
+async def test_a_group_without_a_zone_stands_for_those_of_the_region(project: Project) -> None:
+    """One offer for each zone with such a group; it launches there, and the end of an instance is seen."""
+    buyer = project.provider(OURS, groups=(f"*={SPOT}",), region="europe-west4")
+    offers = {offer.zone: offer for offer in await buyer.offers()}
+    zones = {zone for zone, name in project.fake.machines.groups if name == SPOT}
+    offer = offers["europe-west4-b"]
+    order = Order(action_id=ActionId("a1"), installation=OURS, pool="default", offer=offer, labels=(), taints=())
+    instance = await buyer.launch(order)
+    await buyer.terminate(instance.provider_id, now=project.clock.now())
+    (ended,) = await buyer.instances(OURS)
+    await buyer.close()
+    assert set(offers) == zones
+    assert len(zones) > 1
+    assert ("/europe-west4-b/" in instance.provider_id, ended.provider_id) == (True, instance.provider_id)
+    with pytest.raises(ConfigError, match=r"names no zone; write pool=zone/name, or set gcp\.region"):
+        project.provider(OURS, groups=(f"*={SPOT}",))
+
+
 async def test_a_valid_setup_has_no_findings(project: Project) -> None:
     """Credentials, groups with their offers, quotas, offers; read-only."""
     found = await examined(project)
@@ -105,11 +123,12 @@ async def test_a_valid_setup_has_no_findings(project: Project) -> None:
         ("*=europe-west4-a/gke-cluster-pool-1234-grp", "GKE node pool"),
         ("*=europe-west4-a/nobody", "not found in europe-west4-a of project fake-project"),
         ("*=mars-north1-a/nobody", "no zone mars-north1-a of project fake-project"),
+        ("*=nobody", "not found in any zone of europe-west4 of project fake-project"),
     ],
 )
 async def test_unknown_and_foreign_groups_are_reported(project: Project, group: str, problem: str) -> None:
     """With the setting that names them; there are no offers then."""
-    found = await examined(project, groups=(group,))
+    found = await examined(project, groups=(group,), region="europe-west4")
     assert problem in found[f"gcp.groups {group.removeprefix('*=')}"].message
     assert found["offers"].level == "error"
 

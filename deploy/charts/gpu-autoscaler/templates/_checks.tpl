@@ -67,15 +67,15 @@
 {{- fail "autoscaling.gcp.projectID: required; set the id of the cluster's project" }}
 {{- end }}
 {{- if not .instanceGroups }}
-{{- fail "autoscaling.gcp.instanceGroups: required; set zonal managed instance groups, as pool: zone/name" }}
+{{- fail "autoscaling.gcp.instanceGroups: required; set zonal managed instance groups, as pool: name or zone/name" }}
 {{- end }}
 {{- $region := .region }}
 {{- range $pool, $groups := .instanceGroups }}
 {{- range $group := (kindIs "slice" $groups | ternary $groups (list $groups)) }}
-{{- if not (regexMatch "^[a-z0-9-]+-[a-z]/.+$" $group) }}
-{{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s names no zone, and each zone may have a group of that name; write zone/name, e.g. %s-a/%s" $pool $group ($region | default "us-central1") $group) }}
+{{- if not (or $region (regexMatch "^[a-z0-9-]+-[a-z]/.+$" $group)) }}
+{{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s names no zone; set autoscaling.gcp.region to use the groups of that name in all its zones, or write zone/name, e.g. us-central1-a/%s" $pool $group $group) }}
 {{- end }}
-{{- if and $region (not (hasPrefix (printf "%s-" $region) $group)) }}
+{{- if and $region (contains "/" $group) (not (hasPrefix (printf "%s-" $region) $group)) }}
 {{- fail (printf "autoscaling.gcp.instanceGroups.%s: %s is not in region %s; correct the zone or autoscaling.gcp.region" $pool $group $region) }}
 {{- end }}
 {{- end }}

@@ -162,6 +162,9 @@ source.
 {{- end }}
 {{- end }}
 - {name: GPU_AUTOSCALER_GCP_PROJECT, value: {{ $values.autoscaling.gcp.projectID | quote }}}
+{{- with $values.autoscaling.gcp.region }}
+- {name: GPU_AUTOSCALER_GCP_REGION, value: {{ . | quote }}}
+{{- end }}
 - {name: GPU_AUTOSCALER_GCP_GROUPS, value: {{ join "," $groups | quote }}}
 {{- with $values.autoscaling.gcp.sharedInstanceGroups }}
 - {name: GPU_AUTOSCALER_GCP_SHARED_GROUPS, value: {{ join "," . | quote }}}

@@ -54,7 +54,7 @@ class GcpCapacity(CloudCapacity[GcpOptions]):
         validate_options(options)
         self._project = str(options.project)
         self._client = GcpClient(self._project, url=url, call_seconds_max=call_seconds_max)
-        self._groups = GcpGroups(self._client, group_names(options))
+        self._groups = GcpGroups(self._client, options)
         self._market = GcpMarket(self._client, options)
         self._launches = GcpLauncher(self._client, decided_seconds_max=call_seconds_max)
         self._resize_requests = GcpResizeRequests(
@@ -159,7 +159,7 @@ class GcpCapacity(CloudCapacity[GcpOptions]):
         running_data = await (self._running.fresh() if is_ours else self._read_running(owner_prefix(installation)))
         running = {name: instance_of(data, project=self._project, now=now) for name, data in running_data.items()}
         ended: dict[str, Instance] = {}
-        for zone in sorted({group.zone for group in group_names(self._options)}):
+        for zone in await self._groups.zones():
             for name, past in (await self._operations(zone, owner_prefix(installation), now - SHOWN)).items():
                 if past.is_ending and name not in running:
                     ended[name] = self._ended_instance(zone, past)

@@ -16,7 +16,7 @@ from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.providers.gcp.catalog import KNOWN_INSTANCE_TYPES
 from gpu_autoscaler.providers.gcp.client import GcpClient
-from gpu_autoscaler.providers.gcp.options import ANY_POOL, GroupName
+from gpu_autoscaler.providers.gcp.options import ANY_POOL, GcpOptions, GroupName, group_names
 from gpu_autoscaler.providers.gcp.translate import (
     InstanceType,
     capacity_type_of,
@@ -61,19 +61,37 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class GcpGroups:
     """The groups of the settings."""
 
-    def __init__(self, client: GcpClient, names: Sequence[GroupName]) -> None:
+    def __init__(self, client: GcpClient, options: GcpOptions) -> None:
         self._client = client
-        self._names = names
+        self._names = group_names(options)
+        self._region = options.region
+        self._region_zones: tuple[str, ...] = ()
         self._templates_read = _Templates(client)
         self._groups: tuple[Group, ...] = ()
         self._read_at: datetime | None = None
 
     async def read(self, now: datetime) -> Sequence[Group]:
         """Return all groups of the settings; a missing one has a problem. Raises TransientError."""
-        listed = {zone: await self._list(zone) for zone in sorted({group_name.zone for group_name in self._names})}
-        groups = [await self._read_one(group_name, listed[group_name.zone]) for group_name in self._names]
+        listed = {zone: await self._list(zone) for zone in await self.zones()}
+        names = [name for group_name in self._names for name in self._zoned(group_name, listed)]
+        groups = [await self._read_one(name, listed.get(name.zone)) for name in names]
         self._groups, self._read_at = tuple(_mark_conflicts(groups)), now
         return self._groups
+
+    async def zones(self) -> Sequence[str]:
+        """Return the zones of all groups, sorted; for a group without a zone, those of the region. Raises
+        TransientError."""
+        if not self._region_zones and self._region and not all(name.zone for name in self._names):
+            region = await self._client.call("regions.get", region=self._region)
+            self._region_zones = tuple(last_of(url) for url in region["zones"])
+        return sorted({*self._region_zones, *(name.zone for name in self._names if name.zone)})
+
+    def _zoned(self, name: GroupName, listed: Mapping[str, Mapping[str, Any] | None]) -> Sequence[GroupName]:
+        """Return the name with each zone that has such a group; itself if it has a zone or none has such a group."""
+        if name.zone:
+            return (name,)
+        zones = [zone for zone in self._region_zones if name.name in (listed[zone] or ())]
+        return [msgspec.structs.replace(name, zone=zone) for zone in zones] or (name,)
 
     async def of(self, order: Order, now: datetime, *, for_gang: bool = False) -> Group:
         """Return the group of the order's pool that offers it. Raises LaunchRefused, TransientError."""
@@ -111,6 +129,9 @@ class GcpGroups:
         if group_name.name.startswith(GKE_PREFIX):
             why = "it belongs to a GKE node pool, which GKE sizes itself; create a managed instance group of your own"
             return msgspec.structs.replace(bare, problems=(why,))
+        if not group_name.zone:
+            where = f"not found in any zone of {self._region} of project {self._client.project}"
+            return msgspec.structs.replace(bare, problems=(f"{where}; regional groups are not supported",))
         if listed is None or group_name.name not in listed:
             where = f"no zone {group_name.zone}" if listed is None else f"not found in {group_name.zone}"
             return msgspec.structs.replace(bare, problems=(f"{where} of project {self._client.project}",))

@@ -1,6 +1,7 @@
 """Settings of the Google Cloud driver ([gcp]), validated before any call."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -17,8 +18,10 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where and from what instances are launched."""
 
     project: str | None = None
+    region: str | None = None  # of groups named without a zone
     # `pool=zone/name` of zonal managed instance groups that provide the pool's instances; pool `*`: all pools. A pool
-    # may have several; each offers the one machine type of its template, as spot or on-demand.
+    # may have several; each offers the one machine type of its template, as spot or on-demand. `pool=name` stands for
+    # the groups of that name in all zones of `region`.
     groups: tuple[str, ...] = ()
     # `zone/name` of groups that are used although their own autoscaler sizes them as well.
     shared_groups: tuple[str, ...] = ()
@@ -38,15 +41,16 @@ class GroupName(msgspec.Struct, frozen=True, kw_only=True):
     """One group of the settings."""
 
     pool: str
-    zone: str
+    zone: str  # empty: every zone of the region that has such a group
     name: str
     is_shared: bool = False  # despite an autoscaler of its own
     gang_type: str | None = None  # its machine type, if it launches gangs by resize requests
     run_seconds: int | None = None  # of such gangs
 
     @property
-    def region(self) -> str:
-        return self.zone.rpartition("-")[0]
+    def text(self) -> str:
+        """The group as the settings name it."""
+        return f"{self.zone}/{self.name}" if self.zone else self.name
 
 
 def validate_options(options: GcpOptions) -> None:
@@ -61,28 +65,36 @@ def validate_options(options: GcpOptions) -> None:
             "gcp.spot_ceilings: Compute Engine accepts no ceiling and never preempts for a price; remove it, and limit"
             " the hourly price in the policy"
         )
+    violations += [*_group_violations(options), *_reference_violations(options)]
+    if violations:
+        raise ConfigError(OWNER, violations)
+
+
+def _group_violations(options: GcpOptions) -> Iterator[str]:
     for text in options.groups:
         group_name = _named(text)
         if group_name is None:
-            violations.append(f"gcp.groups: {text!r} is not pool=zone/name")
-        elif not _ZONE.match(group_name.zone):
-            violations.append(
-                f"gcp.groups: {text!r}: {group_name.zone!r} is not a zone; regional groups are not supported"
-            )
-    known = {f"{group_name.zone}/{group_name.name}" for group_name in group_names(options)}
-    violations += [
-        f"gcp.shared_groups: {group_name!r} is not in gcp.groups"
-        for group_name in options.shared_groups
-        if group_name not in known
-    ]
+            yield f"gcp.groups: {text!r} is not pool=zone/name"
+        elif not group_name.zone and not options.region:
+            yield f"gcp.groups: {text!r} names no zone; write pool=zone/name, or set gcp.region"
+        elif group_name.zone and not _ZONE.match(group_name.zone):
+            yield f"gcp.groups: {text!r}: {group_name.zone!r} is not a zone; regional groups are not supported"
+
+
+def _reference_violations(options: GcpOptions) -> Iterator[str]:
+    """Settings that name groups of `groups` again."""
+    known = {group_name.text for group_name in group_names(options)}
+    for text in options.shared_groups:
+        if text not in known:
+            yield f"gcp.shared_groups: {text!r} is not in gcp.groups"
     for text in options.resize_request_groups:
         group, _, machine_type = text.partition("=")
         if not machine_type.strip():
-            violations.append(f"gcp.resize_request_groups: {text!r} is not zone/name=machine type")
+            yield f"gcp.resize_request_groups: {text!r} is not zone/name=machine type"
+        elif "/" not in group:
+            yield f"gcp.resize_request_groups: {group.strip()!r} names no zone; write zone/name here and in gcp.groups"
         elif group.strip() not in known:
-            violations.append(f"gcp.resize_request_groups: {group.strip()!r} is not in gcp.groups")
-    if violations:
-        raise ConfigError(OWNER, violations)
+            yield f"gcp.resize_request_groups: {group.strip()!r} is not in gcp.groups"
 
 
 def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
@@ -94,11 +106,9 @@ def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
     return tuple(
         msgspec.structs.replace(
             group_name,
-            is_shared=f"{group_name.zone}/{group_name.name}" in options.shared_groups,
-            gang_type=gang_types.get(f"{group_name.zone}/{group_name.name}"),
-            run_seconds=options.resize_request_run_seconds
-            if f"{group_name.zone}/{group_name.name}" in gang_types
-            else None,
+            is_shared=group_name.text in options.shared_groups,
+            gang_type=gang_types.get(group_name.text),
+            run_seconds=options.resize_request_run_seconds if group_name.text in gang_types else None,
         )
         for text in options.groups
         if (group_name := _named(text)) is not None
@@ -107,7 +117,7 @@ def group_names(options: GcpOptions) -> tuple[GroupName, ...]:
 
 def _named(text: str) -> GroupName | None:
     pool, _, rest = text.partition("=")
-    zone, _, name = rest.partition("/")
-    if not (pool.strip() and zone.strip() and name.strip()):
+    zone, slash, name = rest.rpartition("/")
+    if not (pool.strip() and name.strip()) or (slash and not zone.strip()):
         return None
     return GroupName(pool=pool.strip(), zone=zone.strip(), name=name.strip())

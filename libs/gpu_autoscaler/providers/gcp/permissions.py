@@ -114,7 +114,10 @@ _CALLS: Mapping[str, Permission] = {
         is_optional=True,
     ),
     "regions.get": Permission(
-        "GET", "projects/{project}/regions/{region}", "exhausted quotas surface as launch refusals", is_optional=True
+        "GET",
+        "projects/{project}/regions/{region}",
+        "exhausted quotas surface as launch refusals, and groups named without a zone are not found",
+        is_optional=True,
     ),
     "advice.capacityHistory": Permission(
         "POST",

@@ -7,7 +7,7 @@ from gpu_autoscaler.model.errors import AutoscalerError
 from gpu_autoscaler.providers.gcp.client import GcpClient
 from gpu_autoscaler.providers.gcp.groups import GcpGroups, Group
 from gpu_autoscaler.providers.gcp.market import GcpMarket
-from gpu_autoscaler.providers.gcp.options import GcpOptions, group_names
+from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.providers.gcp.permissions import CALLS, REQUESTS
 from gpu_autoscaler.providers.gcp.reservations import GcpReservations
 from gpu_autoscaler.providers.gcp.translate import GPUS_ALL_REGIONS, denied_kind, owner_prefix, quota_metric
@@ -30,7 +30,7 @@ class Preflight:
         self._options = options
         self._installation = installation
         self._now = now
-        self._groups = GcpGroups(client, group_names(options))
+        self._groups = GcpGroups(client, options)
         self._reservations = GcpReservations(client)
         self._market = GcpMarket(client, options)
 
@@ -190,7 +190,7 @@ class Preflight:
 
 
 def _group_findings(group: Group) -> list[Finding]:
-    subject = f"gcp.groups {group.zone}/{group.name}"
+    subject = f"gcp.groups {group.zone}/{group.name}" if group.zone else f"gcp.groups {group.name}"
     findings = [error(subject, problem, "change the group, or remove it from gcp.groups") for problem in group.problems]
     findings += [warning(subject, "usable", step) for step in group.advice]
     if group.offer_key is not None:

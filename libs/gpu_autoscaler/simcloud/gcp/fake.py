@@ -356,7 +356,8 @@ class GcpFake(RestFake):
         quotas = [
             {"metric": metric, "limit": self.quota_gpus.get(metric, QUOTA_GPUS), "usage": 0.0} for metric in metrics
         ]
-        return {"name": catalog.REGION, "status": "UP", "quotas": quotas}
+        zones = [f"{BASE}/zones/{zone}" for zone in catalog.ZONES]
+        return {"name": catalog.REGION, "status": "UP", "quotas": quotas, "zones": zones}
 
     def _reservation(self, call: RestCall) -> dict[str, Any]:
         reservation = self.reservations.get((call.parameters["zone"], call.parameters["reservation"]))
