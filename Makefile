@@ -108,8 +108,8 @@ chart: $(VENV)/.dev ## Build Helm and promtool (needs Go); lint, render and inst
 sim: $(VENV)/.dev ## Simulate SEEDS=n runs (or only SEED=n) with faults; fail on a violated invariant
 	$(BIN)/python -m gpu_autoscaler_services.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
-score: $(VENV)/.dev ## Score this autoscaler and the baselines in the same simulations (ARGS="--world openb --seed 3 --hours 24")
-	$(BIN)/python -m gpu_autoscaler_services.score $(ARGS)
+score: $(VENV)/.dev ## Score this autoscaler and the baselines in the same simulations (SEEDS=5, ARGS="--world openb --hours 24")
+	$(BIN)/python -m gpu_autoscaler_services.score $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 sim-mutants: $(VENV)/.dev ## Insert known bugs one at a time and verify that the simulator finds each
 	$(BIN)/python -m tests.sim.mutants $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

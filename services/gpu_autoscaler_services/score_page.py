@@ -1,12 +1,15 @@
 """Renders the results in docs/scores.md from the scores: tables, and where ours is worse."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from statistics import geometric_mean
 
 import msgspec
 
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.sim.scoring.causes import Cause
 from gpu_autoscaler.sim.scoring.metrics import ALL, Score
-from gpu_autoscaler.sim.scoring.runner import OURS, WITHOUT_SAVE_REQUESTS
+from gpu_autoscaler.sim.scoring.ours import OURS, PLAIN_PODS, VARIANTS, WITHOUT_SAVE_REQUESTS
 
 
 class ScenarioScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +18,7 @@ class ScenarioScores(msgspec.Struct, frozen=True, kw_only=True):
     world: str
     description: str = msgspec.field(name="told")
     scores: tuple[Score, ...]
+    seed: int = 1
 
 
 class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,34 +42,105 @@ COLUMNS = (
     "system", "USD", "wait mean s", "p50", "p95", "max", "node-h", "GPU used", "evicted", "interrupted", "lost GPU-h",
     "one storm", "ended",
 )  # fmt: skip
+CAUSE_COLUMNS = ("USD", *Cause, "bill")
+RATIO_COLUMNS = (
+    "world",
+    "system",
+    "compared with",
+    "USD",
+    "least to most",
+    "waiting mean",
+    "p95",
+    "evicted",
+    "lost GPU-h",
+)
 
 _RESULTS = "Results for seed "  # begins the part of the page that is written here
 
 
 def page(report: ScoreReport, former: str) -> str:
-    """Return the page: the method as people wrote it on the former page, then these results."""
+    """Return the page: the method as people wrote it on the former page, then these results. Figures of each scenario
+    are those of the first seed.
+    """
     method, separator, _ = former.partition(_RESULTS)
     if not separator:
         raise ValueError(f"the page has no line that begins with {_RESULTS!r}: restore it from the repository")
+    first = [scenario for scenario in report.rounds if scenario.seed == report.seed]
     parts = [f"{_RESULTS}{report.seed}, with jobs arriving for {report.hours:g} h in each scenario.\n"]
-    parts += ["## Summary\n", _summary(report)]
-    for scenario in report.rounds:
+    parts += ["## Summary\n", _summary(first)]
+    if len(first) < len(report.rounds):
+        seeds = sorted({scenario.seed for scenario in report.rounds})
+        parts += [f"### Seeds {seeds[0]} to {seeds[-1]}\n", _rows(RATIO_COLUMNS, ratio_rows(report.rounds))]
+    for scenario in first:
         parts += [
             f"## {scenario.world}\n",
             f"{scenario.description}.\n",
             _table(scenario),
+            _rows(CAUSE_COLUMNS, cause_rows([scenario])),
             _waiting(scenario),
             "\n".join(_comparison(scenario)) + "\n",
         ]
     return method + "\n".join(parts)
 
 
-def _summary(report: ScoreReport) -> str:
+def cause_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:
+    """Yield the dollars of each system by cause, as means over these seeds of one scenario."""
+    for system in (score.system for score in rounds[0].scores if score.micro_usd_by_cause):
+        scores = [score for scenario in rounds for score in scenario.scores if score.system == system]
+        usd = {
+            cause: sum(score.micro_usd_by_cause[cause] for score in scores) / len(scores) / MICRO_USD_PER_USD
+            for cause in Cause
+        }
+        yield (system, *(f"{amount:,.1f}" for amount in usd.values()), f"{sum(usd.values()):,.2f}")
+
+
+def ratio_rows(rounds: Sequence[ScenarioScores]) -> Iterator[tuple[str, ...]]:
+    """Yield ours relative to each other system: in each scenario the geometric mean over seeds and its range, then over
+    all scenarios.
+    """
+    worlds = dict.fromkeys(scenario.world for scenario in rounds)
+    scopes = [*([world] for world in worlds), *([list(worlds)] if len(worlds) > 1 else [])]
+    others = dict.fromkeys(score.system for scenario in rounds for score in scenario.scores if _is_other(score))
+    for system, other, scope in product((OURS, PLAIN_PODS), others, scopes):
+        pairs = [
+            (ours, theirs)
+            for scenario in rounds
+            if scenario.world in scope
+            for ours, theirs in product(scenario.scores, repeat=2)
+            if (ours.system, theirs.system) == (system, other)
+        ]
+        if pairs:
+            yield (scope[0] if len(scope) == 1 else "all", system, other, *_ratios(pairs))
+
+
+def _ratios(pairs: Sequence[tuple[Score, Score]]) -> tuple[str, ...]:
+    """Compare pairs of scores: ratios of cost and waiting, sums of evictions and lost work."""
+    cost = [ours.cost_usd / theirs.cost_usd for ours, theirs in pairs if theirs.cost_usd and ours.cost_usd]
+    waits = [(ours.waiting[ALL], theirs.waiting[ALL]) for ours, theirs in pairs]
+    mean = [a.mean_seconds / b.mean_seconds for a, b in waits if a.mean_seconds and b.mean_seconds]
+    p95 = [a.p95_seconds / b.p95_seconds for a, b in waits if a.p95_seconds and b.p95_seconds]
+    evicted = [sum(score.evicted_count for score in side) for side in zip(*pairs, strict=True)]
+    lost = [sum(score.lost_gpu_hours for score in side) for side in zip(*pairs, strict=True)]
+    return (
+        _mean(cost),
+        f"{min(cost):.2f} to {max(cost):.2f}" if cost else "-",
+        _mean(mean),
+        _mean(p95),
+        f"{evicted[0]} / {evicted[1]}",
+        f"{lost[0]:,.1f} / {lost[1]:,.1f}",
+    )
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{geometric_mean(ratios):.2f}" if ratios else "-"
+
+
+def _summary(rounds: Sequence[ScenarioScores]) -> str:
     """Compare ours with each other system over all scenarios: cost, waiting, evictions and lost work."""
-    names = [score.system for score in report.rounds[0].scores if score.system != OURS and score.node_hours is not None]
+    names = [score.system for score in rounds[0].scores if _is_other(score)]
     lines = []
     for name in names:
-        pairs = [(_of(scenario, OURS), _of(scenario, name)) for scenario in report.rounds]
+        pairs = [(_of(scenario, OURS), _of(scenario, name)) for scenario in rounds]
         cost = [(ours_figure.cost_usd, other_figure.cost_usd) for ours_figure, other_figure in pairs]
         waiting = [
             (ours_figure.waiting[ALL].mean_seconds, other_figure.waiting[ALL].mean_seconds)
@@ -103,6 +178,11 @@ def _lower(pairs: Sequence[tuple[float, float]]) -> tuple[str, str]:
         or [1.0]
     )
     return f"{lower_count} of {len(pairs)}", f"{ratio:.0%}"
+
+
+def _is_other(score: Score) -> bool:
+    """True for a system other than ours that runs."""
+    return score.system not in (OURS, *VARIANTS) and score.node_hours is not None
 
 
 def _of(scenario: ScenarioScores, system: str) -> Score:

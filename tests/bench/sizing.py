@@ -30,7 +30,7 @@ from gpu_autoscaler.core.state.demand_history import (
     score,
 )
 from gpu_autoscaler.model.forecasts import Score
-from gpu_autoscaler_services.score import TRACES
+from gpu_autoscaler_services.score_cases import TRACES
 
 PICTURES = (Path("out/v7.svg"), Path("docs/images/forecast.svg"))
 PROVISIONING_MINUTES = 5

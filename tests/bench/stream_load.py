@@ -75,7 +75,7 @@ from gpu_autoscaler_services.cost_tracker.service import span_seconds
 from gpu_autoscaler_services.dcgm_ingest.windows import WINDOW_SECONDS, Window
 from gpu_autoscaler_services.pod_watcher.service import BUDGETS_WATCHED_SECONDS, WATCHED_SECONDS
 from gpu_autoscaler_services.scaler.inventory import FULL_LIST_PERIOD, LIST_SECONDS
-from gpu_autoscaler_services.score import TRACES
+from gpu_autoscaler_services.score_cases import TRACES
 from gpu_autoscaler_services.spot_watcher.offers import POLL_INTERVAL, REPEAT_INTERVAL
 
 NODES_COUNT, GPUS_COUNT, PODS_COUNT = 1_000, 8, 10_000

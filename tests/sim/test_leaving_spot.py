@@ -4,7 +4,7 @@ from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.sim.cluster.cloud import TYPES
-from gpu_autoscaler.sim.scoring.runner import score_ours
+from gpu_autoscaler.sim.scoring.ours import score_ours
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Reclaim, Scenario
 from gpu_autoscaler.simcluster.offers import ZONES, offers_of
 from gpu_autoscaler_services.simulation import ROLES

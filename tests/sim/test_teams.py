@@ -15,7 +15,8 @@ from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaim
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
 from gpu_autoscaler.sim.cluster.cloud import TYPES
 from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
-from gpu_autoscaler.sim.scoring.runner import POLICY, score_ours
+from gpu_autoscaler.sim.scoring.ours import score_ours
+from gpu_autoscaler.sim.scoring.runner import POLICY
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Scenario
 from gpu_autoscaler.simcluster.offers import offers_of
 from gpu_autoscaler_services.simulation import ROLES

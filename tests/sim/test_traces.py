@@ -11,10 +11,10 @@ from tests.support.scoring import HOUR, job, scenario
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointSettings
 from gpu_autoscaler.sim.scoring.metrics import ALL, Score
-from gpu_autoscaler.sim.scoring.runner import OURS, WITHOUT_SAVE_REQUESTS, score_ours, score_without_save_requests
+from gpu_autoscaler.sim.scoring.ours import OURS, WITHOUT_SAVE_REQUESTS, score_ours, score_without_save_requests
 from gpu_autoscaler.sim.scoring.scenario import Reclaim, bursts, steady
 from gpu_autoscaler.sim.scoring.traces import BAMBOO_STEP_SECONDS, BAMBOO_ZONES, bamboo, fleet_sizes, openb, philly
-from gpu_autoscaler_services.score import SYSTEMS, Case, score
+from gpu_autoscaler_services.score_cases import SYSTEMS, Case, score
 from gpu_autoscaler_services.score_page import ScenarioScores, ScoreReport, page
 from gpu_autoscaler_services.simulation import ROLES
 

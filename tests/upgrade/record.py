@@ -117,7 +117,16 @@ def compact_store(path: Path) -> bytes:
 def pack_code(path: Path) -> None:
     """Pack today's services and their libraries, without simulators and texts."""
     root = Path(__file__).resolve().parents[2]
-    left_out = {"sim", "simcluster", "simcloud", "simulate.py", "simulation.py", "score.py", "score_page.py"}
+    left_out = {
+        "sim",
+        "simcluster",
+        "simcloud",
+        "simulate.py",
+        "simulation.py",
+        "score.py",
+        "score_cases.py",
+        "score_page.py",
+    }
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         parts = Path(member.name).parts

@@ -19,13 +19,14 @@ from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD, cost_micro_usd
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
 from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.controllers import DISRUPTED, Workloads, is_ready, member_of
 from gpu_autoscaler.sim.cluster.objects import Entry
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
+from gpu_autoscaler.sim.scoring.causes import NodeHistory, PodRun, micro_usd_by_cause
 
 # How much of a fleet one storm could have taken: what is spot, of one type, in one zone. Used by the tally.
 
@@ -102,6 +103,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     recovered_jobs_count: int = 0  # of those, completed ones
     storm_ratio: float | None = None  # share of the bought GPU-hours exposed to one spot reclaim storm; None: no nodes
     broken: tuple[str, ...] = ()  # violated invariants of our system; baselines are not checked
+    micro_usd_by_cause: dict[str, int] = {}  # adds up to the bill; empty: a computed bound
 
     @property
     def gpu_used_ratio(self) -> float | None:
@@ -110,7 +112,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _PodRun:
+class _StartedPod:
     """One pod from its start to its end."""
 
     pod: core.Pod
@@ -156,12 +158,13 @@ class MetricsCollector:
         self._cloud = cloud
         self._jobs: dict[str, _Job] = {}
         self._open_count = 0
-        self._runs: dict[str, _PodRun] = {}  # by pod uid
+        self._runs: dict[str, _StartedPod] = {}  # by pod uid
         self._replicas: dict[str, datetime] = {}  # waiting replicas, and since when
         self._replicas_waited: list[float] = []
         self._disrupted: set[str] = set()
         self._evicted_count = self._interrupted_count = 0
-        self._used: list[tuple[datetime, datetime, int]] = []
+        self._ended_runs: list[PodRun] = []
+        self._node_history = NodeHistory(self._cluster)
         self._lost_gpu_seconds = 0.0
         self._cluster.listen(self._on_change)
         workloads.saved_seconds = self.saved_seconds
@@ -238,9 +241,9 @@ class MetricsCollector:
         waited_since = self._replicas.pop(pod.metadata.uid, None)
         if waited_since is not None:
             self._replicas_waited.append((now - waited_since).total_seconds())
-        self._runs[pod.metadata.uid] = _PodRun(pod, member_of(pod), pod_requests(pod).gpu_count, now)
+        self._runs[pod.metadata.uid] = _StartedPod(pod, member_of(pod), pod_requests(pod).gpu_count, now)
 
-    def _note_save_request(self, run: _PodRun, pod: core.Pod, now: datetime) -> None:
+    def _note_save_request(self, run: _StartedPod, pod: core.Pod, now: datetime) -> None:
         is_requested = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
         if run.save_requested_at is None and is_requested and self._checkpoints.saves_on_request:
             run.save_requested_at = now
@@ -249,11 +252,11 @@ class MetricsCollector:
             is_long_enough = (ends_at - now).total_seconds() >= self._checkpoints.write_seconds(run.member[0])
             run.terminating_at = now if is_long_enough else None
 
-    def _end(self, run: _PodRun, now: datetime, *, is_done: bool) -> None:
+    def _end(self, run: _StartedPod, now: datetime, *, is_done: bool) -> None:
         silent_at = self._workloads.kubelet_dead_since.get(run.pod.spec.node_name or "")
         ended_at = now if silent_at is None else max(run.started_at, min(now, silent_at))
         ran_seconds = (ended_at - run.started_at).total_seconds()
-        self._used.append((run.started_at, ended_at, run.gpu_count))
+        self._ended_runs.append(PodRun(run.pod, run.started_at, ended_at))
         member = self._member(run.pod)
         if member is None:
             return
@@ -276,7 +279,7 @@ class MetricsCollector:
             return None
         return self._checkpoints.write_seconds(str(job.request.job_id))
 
-    def _saved_of(self, run: _PodRun, member: _Member, ended_at: datetime) -> float:
+    def _saved_of(self, run: _StartedPod, member: _Member, ended_at: datetime) -> float:
         """Return the saved progress of the member at the end of this run."""
         every, write_seconds = self._checkpoints.every_seconds, self._checkpoints.write_seconds(run.member[0])
         written = member.saved_seconds + (ended_at - run.started_at).total_seconds() - write_seconds
@@ -315,20 +318,19 @@ class MetricsCollector:
             for machine, ended_at in zip(self._cloud.machines, ended, strict=True)
             if ended_at > machine.launched_at
         ]
-        cost = sum(
-            cost_micro_usd(machine.price_micro_usd_per_hour, ended_at - machine.launched_at)
-            for machine, ended_at, _ in billed
+        runs = [*self._ended_runs, *(PodRun(run.pod, run.started_at, until) for run in self._runs.values())]
+        micro_usd = micro_usd_by_cause(
+            ((machine, ended_at) for machine, ended_at, _ in billed), runs, self._node_history, self._cloud.listed()
         )
-        used = [*self._used, *((run.started_at, until, run.gpu_count) for run in self._runs.values())]
         used_seconds = sum(
-            max(0.0, (min(ended_at, until) - started_at).total_seconds()) * count
-            for started_at, ended_at, count in used
+            max(0.0, (min(run.to_at, until) - run.from_at).total_seconds()) * pod_requests(run.pod).gpu_count
+            for run in runs
         )
         return Score(
             world=world,
             system=system,
             hours=_hours((until - began_at).total_seconds()),
-            cost_usd=round(cost / MICRO_USD_PER_USD, 2),
+            cost_usd=round(sum(micro_usd.values()) / MICRO_USD_PER_USD, 2),
             waiting=self._waiting(until),
             node_hours=_hours(sum(seconds for _, _, seconds in billed)),
             gpu_hours_bought=_hours(sum(machine.offer.resources.gpu_count * seconds for machine, _, seconds in billed)),
@@ -345,6 +347,7 @@ class MetricsCollector:
                 BilledMachine(machine.offer, machine.launched_at, ended_at) for machine, ended_at, _ in billed
             ),
             broken=tuple(broken),
+            micro_usd_by_cause={str(cause): amount for cause, amount in micro_usd.items()},
         )
 
     def _waiting(self, until: datetime) -> dict[str, Waiting]:

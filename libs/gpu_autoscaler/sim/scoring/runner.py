@@ -1,46 +1,33 @@
-"""Runs one system in one scenario and returns its score: our real services, or a baseline.
+"""Runs a baseline in one scenario and returns its score; `ours` does the same for our real services.
 
 All systems use the same simulated scheduler, controllers, kubelets and cloud, through the same adapters.
 """
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-from msgspec.structs import replace
 
 from gpu_autoscaler.core.intake.admission import UNKNOWN_SUPPLY, admit
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
-from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.kube.protocol import Cluster
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import ConfigError
-from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointingPods
-from gpu_autoscaler.sim.actors.policies import Policies
-from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
-from gpu_autoscaler.sim.adapters.bus import SimBus
-from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
-from gpu_autoscaler.sim.invariants import PLAN_CHECK
-from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor, InvariantViolation
-from gpu_autoscaler.sim.process_pool import BUG, Process, ProcessPool
 from gpu_autoscaler.sim.scoring.baselines.actuator import Actuator
 from gpu_autoscaler.sim.scoring.baselines.observation import Baseline
 from gpu_autoscaler.sim.scoring.metrics import MetricsCollector, Score
 from gpu_autoscaler.sim.scoring.scenario import Scenario, ScenarioPlayer, SubmitJob
 from gpu_autoscaler.sim.virtual_time import ORIGIN, VirtualLoop
 
-OURS = "gpu-autoscaler"
-WITHOUT_SAVE_REQUESTS = "without checkpoint requests"  # our system, with checkpoint requests ignored by the work
 NAMESPACE = "default"
 HOURS_AFTER_MAX = 24.0  # from the last arrival; jobs still running then are unfinished
 # The default policy with limits that never bind: limits are not compared.
@@ -87,59 +74,6 @@ class ScoringRun:
         return random.Random(f"{self.scenario.seed}/{of}")
 
 
-def score_without_save_requests(scenario: Scenario, roles: Roles) -> Score:
-    """Return our score where the work is drained under a notice without a checkpoint request."""
-    scenario_without_requests = replace(
-        scenario, checkpoints=replace(scenario.checkpoints, saves_on_request=False, annotates=False)
-    )
-    return replace(score_ours(scenario_without_requests, roles), system=WITHOUT_SAVE_REQUESTS)
-
-
-def score_ours(scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY) -> Score:
-    """Return the score of our services, composed from `roles`."""
-    run = ScoringRun(scenario)
-    asyncio.set_event_loop(run.loop)
-    policies = Policies(policy, when_changed=lambda: None)
-    tables = Tables()
-    monitor = InvariantMonitor(run.loop, run.workloads, run.cloud, policies, tables.jobs, calm_since=lambda *_: 0.0)
-    bus = SimBus(run.loop)
-    bus.listen(monitor.on_fact)
-    adapter_factory = AdapterFactory(run.identity, run.workloads, run.replica_sets, run.cloud, monitor, tables)
-
-    def compose(process: Process) -> Any:  # noqa: ANN401 - a Service of any kind
-        refused = "the plan check refused a plan"
-        bundle = adapter_factory.bundle(process, policy, on_refused_plan=lambda: monitor.report(PLAN_CHECK, refused))
-        return roles[process.role].compose(bundle)
-
-    def submit(request: JobRequested) -> None:
-        fact_id = FactId(request.condition() or derive_id("user", request.job_name))
-        bus.publish(Envelope(id=fact_id, source="/users", time=run.loop.now(), fact=request))
-
-    process_pool = ProcessPool(
-        run.loop, run.faults, bus, tick_inputs_of_roles(roles, lambda: policy, skips_ticks=True), compose,
-        lambda role, error: monitor.report(BUG, f"{role}: {error!r}"),
-    )  # fmt: skip
-    try:
-        process_pool.begin()
-        run.play(submit)
-        violations = _by_invariant(monitor.violations)
-        return run.metrics.score(
-            world=scenario.name, system=OURS, began_at=ORIGIN, hours=scenario.hours, broken=violations
-        )
-    finally:
-        process_pool.close()
-        run.loop.end()
-
-
-def _by_invariant(violations: Sequence[InvariantViolation]) -> tuple[str, ...]:
-    """Return each violated invariant with its first violation. The run continues, as its figures are needed too."""
-    first: dict[str, InvariantViolation] = {}
-    for violation in violations:
-        first.setdefault(violation.invariant, violation)
-    counts = Counter(violation.invariant for violation in violations)
-    return tuple(f"{violation}; {counts[invariant]} violations" for invariant, violation in first.items())
-
-
 def score_baseline(scenario: Scenario, baseline: Baseline, manifest: Manifest) -> Score:
     """Return the score of the baseline."""
     run = ScoringRun(scenario)
@@ -152,16 +86,18 @@ def run_baseline(run: ScoringRun, baseline: Baseline, manifest: Manifest) -> Non
     asyncio.set_event_loop(run.loop)
     actuator = Actuator(run.loop, run.faults, run.identity, run.workloads, run.replica_sets, run.cloud)
 
-    def submit(request: JobRequested) -> None:
-        spec = spec_of(request, run.loop)
-        run.workloads.create_job(NAMESPACE, unmanaged(manifest(spec), spec))
-
     try:
         actuator.begin(baseline)
-        run.play(submit, actuator.has_failed)
+        run.play(lambda request: create_unmanaged(run, request, manifest), actuator.has_failed)
     finally:
         actuator.close()
         run.loop.end()
+
+
+def create_unmanaged(run: ScoringRun, request: JobRequested, manifest: Manifest) -> None:
+    """Create the job directly in Kubernetes, as without our system."""
+    spec = spec_of(request, run.loop)
+    run.workloads.create_job(NAMESPACE, unmanaged(manifest(spec), spec))
 
 
 def spec_of(request: JobRequested, loop: VirtualLoop) -> JobSpec:
