@@ -116,7 +116,7 @@ sim-mutants: $(VENV)/.dev ## Insert known bugs one at a time and verify that the
 
 lock: $(VENV)/.dev ## Update the lock files (needs uv on the PATH)
 	uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/build.txt
-	uv pip compile pyproject.toml --extra aws --extra azure --extra gcp --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra aws --extra azure --extra gcp --extra nvml --extra postgres --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml requirements/build.in --extra local --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/local.txt
 	uv pip compile pyproject.toml requirements/build.in --extra dev --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --quiet --output-file requirements/dev.txt
 

@@ -1,1 +1,1 @@
-"""Reads NVIDIA's DCGM exporter: scrapes pages over HTTP and parses them."""
+"""Reads NVIDIA's DCGM exporter, and NVML where there is no DCGM."""

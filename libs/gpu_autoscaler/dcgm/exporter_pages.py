@@ -112,13 +112,14 @@ def _sample(index: str, labels: Mapping[str, str], values: _Values) -> GpuSample
 
 
 def _utilization_ratio(values: _Values, *, is_slice: bool) -> float | None:
-    """Return the utilization of the GPU; of a MIG instance, that of the engine counter.
+    """Return the share of time that the GPU computed since the page before; without it, its utilization.
 
-    DCGM reports no utilization for MIG instances (NVIDIA DCGM, "Feature overview: MIG";
-    docs/decisions.md#idle-under-mig).
+    Utilization covers a fraction of a second: six reads of one load that computes half of the time were 1 to 33 %
+    (tests/unit/dcgm/h200). An activity of zero is verified by it, because the counter was seen stuck. DCGM reports no
+    utilization for MIG instances (NVIDIA DCGM, "Feature overview: MIG"; docs/decisions.md#utilization-of-a-gpu).
     """
-    percent = None if is_slice else values.get(UTILIZATION)
-    return values.get(ENGINE_ACTIVE) if percent is None else percent / 100
+    active, percent = values.get(ENGINE_ACTIVE), values.get(UTILIZATION)
+    return active if active or is_slice or percent is None else percent / 100
 
 
 def _total_mib(values: _Values) -> float | None:
