@@ -97,6 +97,7 @@ controlplane: $(VENV)/.dev ## Build a real Kubernetes control plane, Karpenter a
 	@$(BIN)/python -m tests.controlplane.volcano_controller
 	@$(BIN)/python -m tests.controlplane.training_controller
 	@$(BIN)/python -m tests.controlplane.ray_controller
+	@$(BIN)/python -m tests.controlplane.kueue_controller
 	@$(BIN)/python -m tests.bench.peers.real
 
 chart: $(VENV)/.dev ## Build Helm and promtool (needs Go); lint, render and install the chart on a real API server; check its alerts, the Dockerfile and the compose file

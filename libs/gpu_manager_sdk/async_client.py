@@ -145,7 +145,7 @@ class AsyncGPUJobClient:
         raise AssertionError("changes end with a final state")
 
     async def why(self, kind: str, name: str) -> models.Why:
-        """Explain a node, pod or job: what it waits for or why it exists, and its history."""
+        """Explain a node, pod, job or request: what it waits for or why it exists, and its history."""
         return await self.send(calls.why(kind, name))
 
     async def status(self) -> models.Status:

@@ -123,7 +123,7 @@ class GPUJobClient:
         return next(shown for shown in states if shown.status == until or shown.status in FINAL_STATES)
 
     def why(self, kind: str, name: str) -> models.Why:
-        """Explain a node, pod or job: what it waits for or why it exists, and its history."""
+        """Explain a node, pod, job or request: what it waits for or why it exists, and its history."""
         return self.send(calls.why(kind, name))
 
     def status(self) -> models.Status:

@@ -34,6 +34,7 @@ def chart_files() -> dict[str, str]:
                 "withKarpenter": spec.karpenter_rules(has_limits=False),
                 "withKarpenterLimits": spec.karpenter_rules(has_limits=True),
                 "withQuotas": spec.quota_rules(),
+                "withProvisioning": spec.provisioning_rules(),
                 "withNamespaces": spec.namespace_rules(),
             }
             for spec in specs()

@@ -33,6 +33,7 @@ REFUSED_SETTINGS = {
     "kube.is_in_cluster": _CLUSTER,
     "kube.namespace": "set jobs.namespace",
     "kube.are_quotas_watched": "set jobs.watchQuotas",
+    "kube.are_provisioning_requests_served": "set jobs.serveProvisioningRequests",
     "kube.is_lease_mirrored": "set leaderLease.enabled",
     "provider.name": "set autoscaling.provider",
     "provider.token": "values are no place for secrets; set defaults.extraEnv with a secretKeyRef",

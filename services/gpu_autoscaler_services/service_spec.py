@@ -63,6 +63,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     rights_with_karpenter: tuple[Right, ...] = ()
     rights_with_limits: tuple[Right, ...] = ()
     rights_with_quotas: tuple[Right, ...] = ()  # where kube.are_quotas_watched is set
+    rights_with_provisioning: tuple[Right, ...] = ()  # where kube.are_provisioning_requests_served is set
     # Where the policy has the scheduler create namespaces; the rights for jobs then hold in all namespaces.
     rights_with_namespaces: tuple[Right, ...] = ()
     has_lease: bool = False
@@ -81,6 +82,10 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     def quota_rules(self) -> list[dict[str, Any]]:
         """Return the RBAC rules that watching ResourceQuotas adds."""
         return [_rule(right) for right in self.rights_with_quotas]
+
+    def provisioning_rules(self) -> list[dict[str, Any]]:
+        """Return the RBAC rules that serving ProvisioningRequests adds."""
+        return [_rule(right) for right in self.rights_with_provisioning]
 
     def namespace_rules(self) -> list[dict[str, Any]]:
         """Return the RBAC rules that creating namespaces of projects adds."""

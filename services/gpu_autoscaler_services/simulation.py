@@ -37,6 +37,7 @@ from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
+from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.scheduler.attempts import losses
@@ -103,6 +104,7 @@ def scaler(adapters: AdapterBundle) -> Service:
                 Finalizers(adapters.kube),
                 CheckpointNotices(adapters.kube, adapters.hooks),
                 OrphanedNodes(adapters.kube, adapters.provider),
+                RequestAnswers(adapters.kube),
                 adapters.clock.now,
             ),
         ),

@@ -123,6 +123,7 @@ PRICES = {"a/*/on-demand": 1.5}
 # Values that set what `settings` refuses, by the file of `tests/chart/values` that they are added to.
 FURTHER: list[tuple[str, Json]] = [
     ("simulated", {"jobs": {"watchQuotas": True}}),
+    ("simulated", {"jobs": {"serveProvisioningRequests": True}}),
     ("aws", {"autoscaling": {"aws": {
         "queueUrl": "https://queue", "autoScalingGroups": {"a": "g"}, "sharedAutoScalingGroups": ["g"],
         "desiredCapacityGroups": {"b": "h"}, "placementGroups": POOLS, "capacityReservations": ["cr-1"],

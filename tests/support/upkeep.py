@@ -14,6 +14,7 @@ from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
+from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 
 
@@ -21,7 +22,9 @@ def steps_of(
     kube: KubeApi, provider: CapacityProvider, now: Callable[[], datetime], hooks: CheckpointHooks | None = None
 ) -> UpkeepSteps:
     """Return the steps on this cluster and cloud."""
-    return UpkeepSteps(Finalizers(kube), CheckpointNotices(kube, hooks), OrphanedNodes(kube, provider), now)
+    return UpkeepSteps(
+        Finalizers(kube), CheckpointNotices(kube, hooks), OrphanedNodes(kube, provider), RequestAnswers(kube), now
+    )
 
 
 class PlannedUpkeep:

@@ -31,10 +31,15 @@ PODS_PER_GROUP = 10
 _CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES)
 
 
-def new_watcher(*, are_quotas_watched: bool = False) -> PodWatcher:
+def new_watcher(*, are_quotas_watched: bool = False, are_provisioning_requests_served: bool = False) -> PodWatcher:
     """A watcher that is given its items; it never calls its client."""
     kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: T0)
-    return PodWatcher(kube, Cluster(installation="uid", epoch=7), are_quotas_watched=are_quotas_watched)
+    return PodWatcher(
+        kube,
+        Cluster(installation="uid", epoch=7),
+        are_quotas_watched=are_quotas_watched,
+        are_provisioning_requests_served=are_provisioning_requests_served,
+    )
 
 
 def decoded(kind: Kind[Any], item: Json, version: int, **metadata: Any) -> Object:  # noqa: ANN401 - any field of metadata

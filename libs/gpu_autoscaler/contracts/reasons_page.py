@@ -84,6 +84,7 @@ EXAMPLES: tuple[Reason, ...] = (
         quota="gpu-research/gpus", resource="requests.nvidia.com/gpu",
         used_milli=12_000, needed_milli=8_000, hard_milli=16_000,
     ),
+    defer.CapacityNotFree(members_count=4),
     defer.NoDomainFits(topology_key="topology.kubernetes.io/zone", domains_count=3, members_count=16),
     defer.GroupIncomplete(group="group/team-a/mpi", members_present=2, members_count_min=4),
     defer.NotYetIdle(idle_seconds=120.0, idle_seconds_max=600.0),
@@ -138,6 +139,7 @@ EXAMPLES: tuple[Reason, ...] = (
         price_micro_usd_per_hour_max=1_000 * _USD, is_of_price=False,
     ),
     defer_limits.MinimumReached(nodes_count=2, nodes_count_min=2),
+    defer_limits.ProvisioningRequestsLimit(open_count_max=256),
     defer_waits.QueueHeadWaits(queue="research", job_id=JobId("train-7b")),
     defer_waits.CapacityReserved(job_id=JobId("train-7b"), gpu_count=32, until=_LATER),
     defer_waits.ReservationHeld(job_id=JobId("train-7b"), gpu_count=32, until=_LATER),
@@ -156,6 +158,16 @@ EXAMPLES: tuple[Reason, ...] = (
     upkeep.DeletedByKarpenter(deleted_at=_NOW),
     upkeep.JobIdle(idle_seconds=1_900.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
     upkeep.ReservationEnding(paid_until=_LATER, drain_seconds=1_800.0),
+    upkeep.RequestAccepted(members_count=4),
+    upkeep.RequestInvalid(detail="PodTemplate gpu-research/ppt-train does not exist"),
+    upkeep.RequestExpired(valid_seconds=3_600.0),
+    upkeep.CapacityFound(members_count=4, booked_seconds=600.0),
+    upkeep.CapacityOrdered(members_count=4, expected_at=_LATER),
+    upkeep.CapacityMissing(
+        members_count=4, cause="nodes_limit", detail="All 16 of 16 nodes are used.", is_final=False
+    ),
+    upkeep.BookingEnded(booked_seconds=600.0),
+    upkeep.BookedNodeLost(provider_id="i-0f3a9c"),
     upkeep.UpkeepRepeated(attempts_count=2, retry_at=_LATER),
 )  # fmt: skip
 

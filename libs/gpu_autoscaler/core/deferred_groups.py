@@ -34,7 +34,7 @@ DIGEST_BYTES = 6  # among 20,000 objects, one in a million plans has two of equa
 UNLISTED_COUNT_MIN = 65  # a smaller group lists all its members
 _SELECTORS_COUNT_MAX = 3
 # Kinds of objects that the state names; of any other kind a group has all subjects.
-_RESOLVED_KINDS = frozenset({"pod", "job", "member", "demand", "group", "node", "order", "action"})
+_RESOLVED_KINDS = frozenset({"pod", "job", "member", "demand", "group", "provisioning", "node", "order", "action"})
 
 
 class Traits(NamedTuple):
@@ -340,6 +340,9 @@ class TraitsReader:
                 yield from (f"member/{job_id}/{number}" for number in range(spec.gang_count + 1, spec.member_count + 1))
         for source, record in state.reported_demand.items():
             yield from (f"demand/{source}/{number}" for number in range(1, (record.reported.count or 0) + 1))
+        for uid, request in state.provisioning.items():
+            yield f"provisioning/{uid}"
+            yield from (f"provisioning/{uid}/{number}" for number in range(len(request.pod_sets)))
         yield from (f"node/{node_uid}" for node_uid in state.nodes)
         for action_id in state.orders:
             yield f"order/{action_id}"

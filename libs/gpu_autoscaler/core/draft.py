@@ -126,6 +126,25 @@ class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: frozenset[str] = frozenset()  # transactions whose nodes this one relies on
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan found for the members of a ProvisioningRequest."""
+
+    missing: DeferReason | None = None  # why some have no place; None: all have one
+    is_ready: bool = True  # all places are on usable nodes
+    is_ordered: bool = True  # none of them is on a node that this very plan buys
+    expected_at: datetime | None = None  # when the last of the ordered nodes is usable; None: unknown, or all are
+
+    def joined(self, other: "Served") -> "Served":
+        """Return both together."""
+        instants = [at for at in (self.expected_at, other.expected_at) if at is not None]
+        return Served(
+            missing=self.missing or other.missing,
+            is_ready=self.is_ready and other.is_ready,
+            is_ordered=self.is_ordered and other.is_ordered,
+            expected_at=max(instants, default=None),
+        )
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions and deferrals so far, and the state they are based on."""
 
@@ -143,6 +162,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     purchases: tuple[Purchase, ...] = ()
     deferred: tuple[Deferred, ...] = ()
     claimed: frozenset[str] = frozenset()  # keys of the bins with waiting work
+    served: Mapping[str, Served] = {}  # open and booked ProvisioningRequests, by key
     buffers: Mapping[str, str] = {}  # by key of each bin kept as buffer: headroom/<name> or forecast/<kind>
     is_demand_met: bool = True  # False if work waits for nodes
     brake: BrakeTripped | None = None  # nothing is removed by force

@@ -4,7 +4,7 @@ What is due follows from the state. An act that was decided and whose effect no 
 `retry_at`; from its second attempt on that is a deferral.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
@@ -15,10 +15,11 @@ from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_k
 from gpu_autoscaler.core.disruption.idle_jobs import idle_jobs
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
-from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.draft import Draft, Served
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.request_answers import answers
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
@@ -26,6 +27,7 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
     AnnounceReservationEnd,
+    AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
     DeferredUpkeep,
@@ -69,7 +71,7 @@ class _Kind(NamedTuple):
     """A kind of act: what is due, what holds all of it, and the limits of its decisions."""
 
     decision: type[UpkeepDecision]
-    find: Callable[[ClusterState, ScalingPolicy, datetime], Iterable[_Due]]
+    find: Callable[[ClusterState, ScalingPolicy, datetime, Mapping[str, Served]], Iterable[_Due]]
     count_max: int  # in one plan
     backoff_seconds: float  # of the first attempt
     hold: Callable[[Draft, ClusterState, ScalingPolicy], DeferReason | None] = lambda *_: None
@@ -89,9 +91,9 @@ def decide_upkeep(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> D
 
 
 def due_upkeep(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[str, ...]:
-    """Return the keys of all acts that the state calls for, also of those that are under way or held."""
+    """Return the keys of all acts that the state calls for without a plan, also of those under way or held."""
     return tuple(
-        upkeep_key(kind.decision.tag(), due.subject) for kind in KINDS for due in kind.find(state, policy, as_of)
+        upkeep_key(kind.decision.tag(), due.subject) for kind in KINDS for due in kind.find(state, policy, as_of, {})
     )
 
 
@@ -101,7 +103,7 @@ def _decide(
     """Return the decisions of this kind, and the subjects of deferred acts with their reasons."""
     decided: list[AnyUpkeep] = []
     deferred: list[tuple[str, DeferReason]] = []
-    due_acts = tuple(kind.find(state, policy, draft.as_of))
+    due_acts = tuple(kind.find(state, policy, draft.as_of, draft.served))
     hold = kind.hold(draft, state, policy) if due_acts else None
     for due in due_acts:
         key = upkeep_key(kind.decision.tag(), due.subject)
@@ -140,7 +142,7 @@ def _grouped(tag: str, deferred: Iterable[tuple[str, DeferReason]]) -> Iterator[
 # ---- what is due
 
 
-def _orphaned_nodes(state: ClusterState, _: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+def _orphaned_nodes(state: ClusterState, _: ScalingPolicy, as_of: datetime, __: object) -> Iterator[_Due]:
     for orphan in orphaned_nodes(state, as_of):
         reason = InstanceGone(gone_since=orphan.gone_since)
         uid, name = orphan.node_uid, orphan.node_name
@@ -148,13 +150,13 @@ def _orphaned_nodes(state: ClusterState, _: ScalingPolicy, as_of: datetime) -> I
         yield _Due(f"node/{uid}", make)
 
 
-def _missing_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+def _missing_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for node in _with_finalizer_change(state, policy, as_of, is_wanted=True):
         make = partial(AddFinalizer, node_uid=node.node_uid, node_name=node.name, reason=FinalizerMissing())
         yield _Due(f"node/{node.node_uid}", make)
 
 
-def _unneeded_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+def _unneeded_finalizers(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for node in _with_finalizer_change(state, policy, as_of, is_wanted=False):
         cause: Literal["policy", "karpenter", "instance_ended"] = "instance_ended"
         if not policy.removal.is_finalizer_on:
@@ -181,7 +183,7 @@ def _unannounced_deletions(state: ClusterState, *_: object) -> Iterator[_Due]:
         yield _Due(f"node/{uid}", partial(RequestCheckpoints, node_uid=uid, node_name=name, since=since, reason=reason))
 
 
-def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     rules = policy.idle_jobs
     for job in idle_jobs(state, policy, as_of):
         reason = JobIdle(
@@ -190,14 +192,34 @@ def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> I
         yield _Due(f"job/{job.job_id}", partial(CancelIdleJob, job_id=job.job_id, reason=reason))
 
 
-def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_Due]:
+def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for end in reservation_ends(state, policy, as_of):
         reason = ReservationEnding(paid_until=end.paid_until, drain_seconds=policy.reservation_drain_seconds)
         make = partial(AnnounceReservationEnd, provider_id=end.provider_id, reclaim_at=end.paid_until, reason=reason)
         yield _Due(f"instance/{end.provider_id}", make)
 
 
+def _answers(state: ClusterState, _: ScalingPolicy, as_of: datetime, served: Mapping[str, Served]) -> Iterator[_Due]:
+    for request, condition, is_true, code, reason in answers(state, as_of, served):
+        make = partial(
+            AnswerProvisioningRequest,
+            request_uid=request.request_uid,
+            namespace=request.namespace,
+            name=request.name,
+            condition=condition,
+            is_true=is_true,
+            code=code,
+            at=plain(as_of),
+            reason=reason,
+        )
+        yield _Due(f"provisioning/{request.request_uid}/{reason.tag()}", make)
+
+
 # ---- what holds it
+
+
+def _old_data(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> DeferReason | None:
+    return stale_watch(state, policy, draft.as_of)
 
 
 def _freeze(draft: Draft, _: ClusterState, policy: ScalingPolicy) -> DeferReason | None:
@@ -213,6 +235,7 @@ def _freeze_or_old_data(draft: Draft, state: ClusterState, policy: ScalingPolicy
 # a removal is a little longer than the time between two questions to the cloud (`scaler/orphaned_nodes.py:
 # ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes.
 KINDS = (
+    _Kind(AnswerProvisioningRequest, _answers, count_max=64, backoff_seconds=5.0, hold=_old_data),
     _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
     _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),

@@ -57,6 +57,9 @@ PodFact = (
     | pod.PodQuotaObserved
     | pod.PodQuotaGone
     | pod.PodQuotaListed
+    | pod.PodProvisioningObserved
+    | pod.PodProvisioningGone
+    | pod.PodProvisioningListed
 )
 NodeFact = (
     node.NodeObserved

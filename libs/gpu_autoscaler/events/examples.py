@@ -7,7 +7,7 @@ from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, sca
 from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Deferred, Difference, DrainNode, PastDecision, Plan, Side
-from gpu_autoscaler.model.demands import DemandShape
+from gpu_autoscaler.model.demands import BEST_EFFORT_ATOMIC, DemandShape, PodSet, ProvisioningCondition
 from gpu_autoscaler.model.directives import Override
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.forecasts import Score
@@ -155,6 +155,17 @@ def _pods() -> Iterator[Fact]:
     )  # fmt: skip
     yield pod.PodQuotaGone(quota_uid="5e6f", namespace="gpu-research", name="gpu-autoscaler", epoch=EPOCH, version=9200)
     yield pod.PodQuotaListed(quota_uids=("5e6f",), listed_at=_at(180), epoch=EPOCH, version=5200)
+    yield pod.PodProvisioningObserved(
+        request_uid="7a8b", namespace="gpu-research", name="job-train-3f1c0-gpus-1", class_name=BEST_EFFORT_ATOMIC,
+        created_at=_at(100), members_count=2,
+        pod_sets=(PodSet(count=2, requests=Resources(cpu_milli=8000, gpu_count=8, pod_count=1)),),
+        conditions=(ProvisioningCondition(type="Accepted", is_true=True, since=_at(101), reason="Accepted"),),
+        epoch=EPOCH, version=5170,
+    )  # fmt: skip
+    yield pod.PodProvisioningGone(
+        request_uid="7a8b", namespace="gpu-research", name="job-train-3f1c0-gpus-1", epoch=EPOCH, version=9300
+    )
+    yield pod.PodProvisioningListed(request_uids=("7a8b",), listed_at=_at(180), epoch=EPOCH, version=5200)
 
 
 def _nodes() -> Iterator[Fact]:

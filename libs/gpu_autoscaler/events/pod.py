@@ -1,8 +1,10 @@
-"""Facts about pods, PodDisruptionBudgets and ResourceQuotas, as the pod watcher reads them from Kubernetes."""
+"""Facts about pods, PodDisruptionBudgets, ResourceQuotas and ProvisioningRequests, as the pod watcher reads them from
+Kubernetes."""
 
 from typing import ClassVar, Literal
 
 from gpu_autoscaler.events.fact import Versioned
+from gpu_autoscaler.model.demands import PodSet, ProvisioningClass, ProvisioningCondition, ProvisioningConditionType
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.resources import Resources
@@ -165,4 +167,71 @@ class PodQuotaListed(Versioned, frozen=True, kw_only=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     quota_uids: tuple[str, ...]
+    listed_at: Instant
+
+
+# ProvisioningRequests: published only where `kube.are_provisioning_requests_served` is set, as 0.2 does not know these
+# facts (docs/designs/014-provisioning-requests.md).
+
+
+class PodProvisioningObserved(Versioned, frozen=True, kw_only=True, omit_defaults=True):
+    """A ProvisioningRequest of a class that is served, with its PodTemplates, at this version of all of them."""
+
+    request_uid: str
+    namespace: str
+    name: str
+    class_name: ProvisioningClass
+    created_at: Instant
+    members_count: int  # pods of all pod sets, also of those whose template is unknown
+    pod_sets: tuple[PodSet, ...] = ()  # empty: see `trouble`
+    within: str | None = None  # node label whose value all pods share; None: any nodes
+    valid_seconds: float | None = None  # it fails so long after its creation; None: the default
+    is_tried_once: bool = False  # a check without capacity fails at once
+    trouble: str = ""  # why it cannot be served as it is, such as a template that does not exist
+    conditions: tuple[ProvisioningCondition, ...] = ()
+
+    def condition(self) -> str | None:
+        """One fact per request and version."""
+        return f"pod_provisioning_observed/{self.request_uid}/{self.epoch}/{self.version}"
+
+    def entity(self) -> str | None:
+        return f"provisioning/{self.request_uid}"
+
+    def status(self, condition_type: ProvisioningConditionType) -> ProvisioningCondition | None:
+        """Return the condition of this type, None without one."""
+        return next((known for known in self.conditions if known.type == condition_type), None)
+
+    def is_true(self, condition_type: ProvisioningConditionType) -> bool:
+        """True if the request has this condition, and it is true."""
+        known = self.status(condition_type)
+        return known is not None and known.is_true
+
+    @property
+    def closed_by(self) -> ProvisioningCondition | None:
+        """The condition since which no capacity is kept or sought for it; None: there is none."""
+        final = ("Failed", "BookingExpired", "CapacityRevoked")
+        return next((known for known in self.conditions if known.type in final and known.is_true), None)
+
+
+class PodProvisioningGone(Versioned, frozen=True, kw_only=True):
+    """The ProvisioningRequest was deleted from Kubernetes."""
+
+    request_uid: str
+    namespace: str
+    name: str
+
+    def condition(self) -> str | None:
+        """One fact per request."""
+        return f"pod_provisioning_gone/{self.request_uid}"
+
+    def entity(self) -> str | None:
+        return f"provisioning/{self.request_uid}"
+
+
+class PodProvisioningListed(Versioned, frozen=True, kw_only=True):
+    """A complete list of ProvisioningRequests was read: older ones that are missing in it are gone."""
+
+    CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
+
+    request_uids: tuple[str, ...]
     listed_at: Instant

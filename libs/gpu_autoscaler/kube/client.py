@@ -244,10 +244,13 @@ class KubeClient:
 
     # ---- one call
 
-    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+    async def change(
+        self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch, *, subresource: str = ""
+    ) -> ObjectT:
         what = f"patch {kind.plural} {namespace}/{name}"
+        path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
         content_type = MERGE_PATCH if isinstance(patch, Mapping) else JSON_PATCH
-        body = await self._call("PATCH", kind.path(namespace, name), what, body=patch, content_type=content_type)
+        body = await self._call("PATCH", path, what, body=patch, content_type=content_type)
         return kind.decode(body, "patch")
 
     async def _delete(self, kind: Kind[Any], thing: core.Object, options: Mapping[str, Any]) -> bool:

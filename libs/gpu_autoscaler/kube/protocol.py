@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.kube.wire import core, devices, policy, storage, workloads
+from gpu_autoscaler.kube.wire import core, devices, policy, provisioning, storage, workloads
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.observed import Instant
 
@@ -91,6 +91,13 @@ DEVICE_CLASSES = Kind(plural="deviceclasses", api=_DEVICES, type=devices.DeviceC
 DEVICE_SLICES = Kind(plural="resourceslices", api=_DEVICES, type=devices.ResourceSlice, is_optional=True)
 POLICIES = Kind(
     plural=policy.PLURAL, api=f"/apis/{policy.GROUP}/{policy.VERSION}", type=policy.Policy, is_optional=True
+)
+POD_TEMPLATES = Kind(plural="podtemplates", api="/api/v1", type=provisioning.PodTemplate)
+PROVISIONING_REQUESTS = Kind(
+    plural="provisioningrequests",
+    api="/apis/autoscaling.x-k8s.io/v1beta1",  # the version that all releases of its definition serve
+    type=provisioning.ProvisioningRequest,
+    is_optional=True,
 )
 NAMESPACES = Kind(plural="namespaces", api="/api/v1", type=core.Object)
 SERVICES = Kind(plural="services", api="/api/v1", type=core.Object)
@@ -201,8 +208,10 @@ class KubeApi(Protocol):
     async def make(self, kind: Kind[ObjectT], namespace: str, manifest: Mapping[str, Any]) -> ObjectT:
         """Create the object. Raises Conflict when its name is taken, NotFound when the kind is not installed."""
 
-    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
-        """Apply a patch to the object. Raises NotFound, Conflict."""
+    async def change(
+        self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch, *, subresource: str = ""
+    ) -> ObjectT:
+        """Apply a patch to the object, or to a subresource such as status. Raises NotFound, Conflict."""
 
     async def remove(self, kind: Kind[Any], thing: core.Object, *, is_last: bool = False) -> bool:
         """Delete exactly this object and, in the background, its dependents; False when it no longer exists."""

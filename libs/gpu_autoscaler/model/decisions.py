@@ -7,6 +7,7 @@ from abc import abstractmethod
 
 import msgspec
 
+from gpu_autoscaler.model.demands import ProvisioningConditionType
 from gpu_autoscaler.model.format import instant, price, subject_name
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
 from gpu_autoscaler.model.observed import Instant
@@ -16,6 +17,7 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
 from gpu_autoscaler.model.reasons.upkeep import (
+    AnswerReason,
     DeletedByKarpenter,
     FinalizerMissing,
     FinalizerUnneeded,
@@ -131,7 +133,7 @@ class UpkeepDecision(Decision, frozen=True, kw_only=True):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """Key of the object: node/<uid>, job/<id>, instance/<provider id>."""
+        """Key of the object: node/<uid>, job/<id>, instance/<provider id>, provisioning/<uid>/<reason>."""
 
     @property
     def key(self) -> str:
@@ -227,8 +229,36 @@ class AnnounceReservationEnd(UpkeepDecision, frozen=True, kw_only=True, tag="ann
         return f"Publish a notice for instance {self.provider_id}. {self.reason.sentence()}"
 
 
+class AnswerProvisioningRequest(UpkeepDecision, frozen=True, kw_only=True, tag="answer_provisioning_request"):
+    """Set one condition in the status of a ProvisioningRequest."""
+
+    request_uid: str
+    namespace: str
+    name: str
+    condition: ProvisioningConditionType
+    is_true: bool
+    code: str  # the condition's reason, as cluster-autoscaler names it where it has a name for it
+    at: Instant  # its transition; the booking counts from here
+    reason: AnswerReason
+
+    @property
+    def subject(self) -> str:
+        """Each answer is an act of its own, so that none waits for the back-off of another."""
+        return f"provisioning/{self.request_uid}/{self.reason.tag()}"
+
+    def sentence(self) -> str:
+        what = f"{self.condition}={self.is_true}"
+        return f"Set {what} on ProvisioningRequest {self.namespace}/{self.name}. {self.reason.sentence()}"
+
+
 AnyUpkeep = (
-    RemoveOrphanedNode | AddFinalizer | RemoveFinalizer | RequestCheckpoints | CancelIdleJob | AnnounceReservationEnd
+    RemoveOrphanedNode
+    | AddFinalizer
+    | RemoveFinalizer
+    | RequestCheckpoints
+    | CancelIdleJob
+    | AnnounceReservationEnd
+    | AnswerProvisioningRequest
 )
 
 

@@ -85,6 +85,8 @@ def subject_name(key: str) -> str:
             return f"member {last} of job {first}"
         case "demand":
             return f"reported demand {first or name}"
+        case "provisioning":
+            return f"ProvisioningRequest {name}"
         case "group":
             return f"pod group {name}"
         case "forecast":

@@ -62,6 +62,16 @@ POD_GROUP_MIN_AVAILABLE = ("pod-group.scheduling.sigs.k8s.io/min-available", "sc
 # On pods of a gang: the node label whose value all of them must share, an NVLink domain, rack or zone. Ours and Kueue's
 # (Kueue, "Topology Aware Scheduling"; read 2026-11-21).
 GANG_WITHIN = (f"{PREFIX}/gang-within", "kueue.x-k8s.io/podset-required-topology")
+# On pods: the ProvisioningRequest of their namespace whose capacity they use, and its class; with the keys that came
+# before (kubernetes/autoscaler, cluster-autoscaler/provisioningrequest/pods; read 2026-11-27).
+CONSUME_PROVISIONING_REQUEST = (
+    "autoscaling.x-k8s.io/consume-provisioning-request",
+    "cluster-autoscaler.kubernetes.io/consume-provisioning-request",
+)
+PROVISIONING_CLASS = (
+    "autoscaling.x-k8s.io/provisioning-class-name",
+    "cluster-autoscaler.kubernetes.io/provisioning-class-name",
+)
 START_BY = (
     f"{PREFIX}/start-by"  # on pods: RFC 3339 instant by which they are to start; of equal priority the earliest first
 )

@@ -77,6 +77,9 @@ class KubeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Watch ResourceQuotas, so that nothing is bought for pods that they refuse. Off by default: releases up to 0.2 set
     # facts about them aside (docs/designs/012-resource-quotas.md).
     are_quotas_watched: bool = False
+    # Serve ProvisioningRequests (docs/beside-kueue.md). Off by default: releases up to 0.2 set facts about them aside,
+    # and a cluster-autoscaler that serves them as well would answer the same requests.
+    are_provisioning_requests_served: bool = False
     # Mirror the leader as a coordination.k8s.io Lease in that namespace. The lease on the bus remains authoritative.
     is_lease_mirrored: bool = False
 

@@ -32,6 +32,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
     **dict.fromkeys(("quotas", "quotas_gone", "quotas_synced"), "POD"),
+    **dict.fromkeys(("provisioning", "provisioning_gone", "provisioning_synced"), "POD"),
     **dict.fromkeys(
         ("nodes", "nodes_gone", "nodes_synced", "usable", "unhealthy_since", "observed_allocatable"), "NODE"
     ),

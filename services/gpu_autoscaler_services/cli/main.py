@@ -74,7 +74,7 @@ _JOBS.add_app("jobs:jobs", "jobs", "Submit, list, show, describe, cancel and wai
 _JOBS.add_app("demand:demand", "demand", "Report demand, so that capacity is free for work that is about to arrive.")
 _DECISIONS.add(
     "views:why",
-    "Explain a node, pod or job: what it waits for or why it exists, then its history back to the first cause.",
+    "Explain a node, pod, job or ProvisioningRequest: what it waits for or why it exists, then its history.",
     "why job job-1a2b",
     "why node gpu-node-7",
     "why pod team-a/trainer-0",

@@ -216,14 +216,14 @@ def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
 
 
 def why(
-    kind: Annotated[Literal["node", "pod", "job"], Parameter(help="Kind of object.")],
-    name: Annotated[str, Parameter(help="Name or id; namespace/name for a pod.")],
+    kind: Annotated[Literal["node", "pod", "job", "request"], Parameter(help="Kind of object.")],
+    name: Annotated[str, Parameter(help="Name or id; namespace/name for a pod or a ProvisioningRequest.")],
     /,
     *,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """Explain a node, pod or job."""
+    """Explain a node, pod, job or ProvisioningRequest."""
     document = plain(gateway.client.why(kind, name))
     if output == "table":
         if document["now"]:

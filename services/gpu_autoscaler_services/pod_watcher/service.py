@@ -18,6 +18,9 @@ from gpu_autoscaler.events.pod import (
     PodGone,
     PodListed,
     PodObserved,
+    PodProvisioningGone,
+    PodProvisioningListed,
+    PodProvisioningObserved,
     PodQuotaGone,
     PodQuotaListed,
     PodQuotaObserved,
@@ -27,7 +30,9 @@ from gpu_autoscaler.kube.protocol import (
     BUDGETS,
     DEVICE_SLICES,
     NODES,
+    POD_TEMPLATES,
     PODS,
+    PROVISIONING_REQUESTS,
     QUOTAS,
     Bookmark,
     Changed,
@@ -48,6 +53,7 @@ from gpu_autoscaler.kube.translate.job import (
 )
 from gpu_autoscaler.kube.translate.node import node_gone
 from gpu_autoscaler.kube.translate.pod import pod_gone, pod_observed
+from gpu_autoscaler.kube.translate.provisioning import provisioning_gone
 from gpu_autoscaler.kube.translate.related_objects import budget_gone, budget_observed, quota_gone, quota_observed
 from gpu_autoscaler.kube.translate.workload_progress import KINDS, RUNTIMES
 from gpu_autoscaler.kube.wire import core
@@ -55,6 +61,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler_services.pod_watcher.device_slices import DeviceSlices
+from gpu_autoscaler_services.pod_watcher.provisioning_requests import ProvisioningRequests
 from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, RelatedObjectsCache
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
@@ -112,6 +119,10 @@ def _quota_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime)
     return PodQuotaListed(epoch=epoch, version=version, quota_uids=uids, listed_at=at)
 
 
+def _provisioning_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+    return PodProvisioningListed(epoch=epoch, version=version, request_uids=uids, listed_at=at)
+
+
 class PodWatcher:
     """Publishes what Kubernetes shows. Two concurrent pod watchers publish the same facts under the same ids."""
 
@@ -129,6 +140,9 @@ class PodWatcher:
         PodQuotaObserved,
         PodQuotaGone,
         PodQuotaListed,
+        PodProvisioningObserved,
+        PodProvisioningGone,
+        PodProvisioningListed,
         NodeObserved,
         NodeGone,
         NodeListed,
@@ -144,13 +158,22 @@ class PodWatcher:
         PodBudgetListed,
         PodQuotaObserved,
         PodQuotaListed,
+        PodProvisioningObserved,
+        PodProvisioningListed,
         NodeObserved,
         NodeListed,
     )
     urgent: ClassVar[tuple[type[Fact], ...]] = ()
     tick_seconds: ClassVar[float | None] = None
 
-    def __init__(self, kube: KubeApi, cluster: Cluster, *, are_quotas_watched: bool = False) -> None:
+    def __init__(
+        self,
+        kube: KubeApi,
+        cluster: Cluster,
+        *,
+        are_quotas_watched: bool = False,
+        are_provisioning_requests_served: bool = False,
+    ) -> None:
         """`cluster`: gives the epoch of all versions."""
         self._kube = kube
         self._epoch = cluster.epoch
@@ -179,6 +202,15 @@ class PodWatcher:
                 watched=_quota_listed,
                 watched_seconds=BUDGETS_WATCHED_SECONDS,
             )
+        self._requests = ProvisioningRequests()
+        if are_provisioning_requests_served:
+            self._kinds[PROVISIONING_REQUESTS.plural] = _WatchedKind(
+                observed=self._requests.observed,
+                gone=provisioning_gone,
+                listed=_provisioning_listed,
+                watched=_provisioning_listed,
+                watched_seconds=BUDGETS_WATCHED_SECONDS,
+            )
         self._related = RelatedObjectsCache()
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind: the runner repeats an item that the broker did not take, or that took too long.
@@ -194,7 +226,8 @@ class PodWatcher:
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """Return one watch per kind; of job kinds only the objects that the binder created."""
         quotas = (QUOTAS,) if QUOTAS.plural in self._kinds else ()
-        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *quotas, *RELATED_KINDS, DEVICE_SLICES)
+        requests = (POD_TEMPLATES, PROVISIONING_REQUESTS) if PROVISIONING_REQUESTS.plural in self._kinds else ()
+        kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *quotas, *requests, *RELATED_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
@@ -229,6 +262,9 @@ class PodWatcher:
         elif self._slices.is_about(item):
             nodes = self._kinds[NODES.plural]
             yield from (self._observe(nodes, node) for node in self._slices.take(item))
+        elif self._requests.is_about(item):
+            served = self._kinds[PROVISIONING_REQUESTS.plural]
+            yield from (self._observe(served, request) for request in self._requests.take(item))
         else:
             yield from self._on_job_item(item)
 
@@ -262,6 +298,8 @@ class PodWatcher:
             absent = self._related.absent_from(present)
         elif item.kind is NODES:
             absent = self._slices.absent_from(present)
+        elif item.kind is PROVISIONING_REQUESTS:
+            absent = self._requests.absent_from(present)
         ended: list[Fact] = [self._gone(kind, missing, item.version) for missing in absent]
         for obj in item.objects:
             if isinstance(obj, core.Pod):
@@ -278,7 +316,13 @@ class PodWatcher:
         uid = obj.metadata.uid
         last = kind.published.pop(uid, None)
         gone = kind.gone(obj, epoch=self._epoch)
-        last_version = self._related.gone(uid) if isinstance(gone, PodGone) else self._slices.gone(uid)
+        match gone:
+            case PodGone():
+                last_version = self._related.gone(uid)
+            case PodProvisioningGone():
+                last_version = self._requests.gone(uid)
+            case _:
+                last_version = self._slices.gone(uid)
         if last is not None:
             last_version = max(last_version, last.version)
         return msgspec.structs.replace(gone, version=max(gone.version, last_version, version))

@@ -11,7 +11,13 @@ _DEVICES = ("resourceclaims", "resourceclaimtemplates", "resourceslices", "devic
 async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     kube, cluster = await open_kube(context)
-    watcher = PodWatcher(kube, cluster, are_quotas_watched=context.settings.kube.are_quotas_watched)
+    settings = context.settings.kube
+    watcher = PodWatcher(
+        kube,
+        cluster,
+        are_quotas_watched=settings.are_quotas_watched,
+        are_provisioning_requests_served=settings.are_provisioning_requests_served,
+    )
     return watcher, await open_bus(context, PodWatcher)
 
 
@@ -34,4 +40,8 @@ SPEC = ServiceSpec(
         Right(verbs=LIST_WATCH, resource="podgroups", group="scheduling.volcano.sh"),
     ),
     rights_with_quotas=(Right(verbs=LIST_WATCH, resource="resourcequotas"),),
+    rights_with_provisioning=(
+        Right(verbs=LIST_WATCH, resource="podtemplates"),
+        Right(verbs=LIST_WATCH, resource="provisioningrequests", group="autoscaling.x-k8s.io"),
+    ),
 )

@@ -16,6 +16,7 @@ from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
+from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, Process, Right, ServiceSpec
@@ -38,7 +39,13 @@ async def compose(context: ProcessContext) -> Composed:
         Purchases(context.view, provider, installation, context.clock.now),
         Drains(context.view, kube, context.clock, hooks),
         store,
-        UpkeepSteps(Finalizers(kube), CheckpointNotices(kube, hooks), OrphanedNodes(kube, provider), context.clock.now),
+        UpkeepSteps(
+            Finalizers(kube),
+            CheckpointNotices(kube, hooks),
+            OrphanedNodes(kube, provider),
+            RequestAnswers(kube),
+            context.clock.now,
+        ),
     )
     service = Scaler(
         context.view,
@@ -78,5 +85,9 @@ SPEC = ServiceSpec(
         Right(verbs=("list",), resource="events"),  # why a NodeClaim was not launched
     ),
     rights_with_limits=(Right(verbs=("get", "patch"), resource="nodepools", group="karpenter.sh"),),
+    rights_with_provisioning=(
+        Right(verbs=("get",), resource="provisioningrequests", group="autoscaling.x-k8s.io"),
+        Right(verbs=("patch",), resource="provisioningrequests/status", group="autoscaling.x-k8s.io"),
+    ),
     has_lease=True,
 )

@@ -16,6 +16,7 @@ from gpu_autoscaler.kube.protocol import Conflict, NotFound
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
     AnnounceReservationEnd,
+    AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
     RemoveFinalizer,
@@ -27,6 +28,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
+from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 
 REQUESTED_BY = "gpu-autoscaler"  # in requests to cancel idle jobs
 
@@ -41,11 +43,13 @@ class UpkeepSteps:
         finalizers: Finalizers,
         checkpoint_notices: CheckpointNotices,
         orphaned_nodes: OrphanedNodes,
+        request_answers: RequestAnswers,
         now: Callable[[], datetime],
     ) -> None:
         self._finalizers = finalizers
         self._checkpoint_notices = checkpoint_notices
         self._orphaned_nodes = orphaned_nodes
+        self._request_answers = request_answers
         self._now = now
 
     async def take(self, decision: AnyUpkeep, plan_id: PlanId) -> Sequence[Fact]:
@@ -78,6 +82,9 @@ class UpkeepSteps:
                 return await self._checkpoint_notices.send(decision, plan_id, self._now())
             case RemoveOrphanedNode():
                 return await self._orphaned_nodes.remove(decision, self._now())
+            case AnswerProvisioningRequest():
+                await self._request_answers.write(decision)
+                return ()
             case CancelIdleJob():
                 return (_cancellation(decision),)
             case AnnounceReservationEnd():

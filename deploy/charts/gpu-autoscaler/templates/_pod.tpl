@@ -140,6 +140,9 @@ source.
 {{- if and (eq $process.service "pod_watcher") $values.jobs.watchQuotas }}
 - {name: GPU_AUTOSCALER_KUBE_ARE_QUOTAS_WATCHED, value: "true"}
 {{- end }}
+{{- if and (eq $process.service "pod_watcher") $values.jobs.serveProvisioningRequests }}
+- {name: GPU_AUTOSCALER_KUBE_ARE_PROVISIONING_REQUESTS_SERVED, value: "true"}
+{{- end }}
 {{- end }}
 {{- if $process.cloud }}
 - {name: GPU_AUTOSCALER_PROVIDER_NAME, value: {{ $values.autoscaling.provider }}}

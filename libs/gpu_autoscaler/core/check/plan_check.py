@@ -12,6 +12,7 @@ import msgspec
 from gpu_autoscaler.core.check.brake_rules import brake_violations
 from gpu_autoscaler.core.check.directive_rules import directive_violations
 from gpu_autoscaler.core.check.placement_rules import pod_constraint_violations, pod_summary
+from gpu_autoscaler.core.check.provisioning_rules import provisioning_violations
 from gpu_autoscaler.core.check.purchase_rules import (
     batching_violations,
     cooldown_violations,
@@ -72,6 +73,7 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         utilization_violations,
         launch_group_violations,
         upkeep_violations,
+        provisioning_violations,
     )
     return tuple(attributed(sentence) for rule in rules for sentence in rule(plan, state, policy))
 
@@ -338,6 +340,9 @@ def _gang_domains(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator
 
 
 def _domain_of(gang: str, state: ClusterState) -> str | None:
+    if gang.startswith("provisioning/"):
+        request = state.provisioning.get(gang.removeprefix("provisioning/"))
+        return None if request is None else request.within
     job = state.jobs.get(JobId(gang.removeprefix("job/")))
     if job is not None:
         return None if job.queued is None else job.queued.spec.within
@@ -369,6 +374,9 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
     for key in sorted({decision.gang for decision in bought if decision.gang is not None}):
         if key.startswith("group/"):
             yield from _group(key, state, held)
+            continue
+        if key.startswith("provisioning/"):
+            yield from _request(key, plan, state)
             continue
         job = state.jobs.get(JobId(key.removeprefix("job/")))
         if job is None or job.queued is None or job.finished is not None:
@@ -408,6 +416,17 @@ def _group(gang: str, state: ClusterState, held: Mapping[str, DeferReason]) -> I
                 f"nodes are bought for gang {gang}, and its pod {pod.name} has none: part of a gang is never bought",
                 demand=(gang,),
             )
+
+
+def _request(gang: str, plan: Plan, state: ClusterState) -> Iterator[str]:
+    """Yield pod sets of a ProvisioningRequest with purchases that would not have capacity for all their pods."""
+    request = state.provisioning.get(gang.removeprefix("provisioning/"))
+    capacities = [*(decision.promised for decision in _bought(plan)), *_capacities_there(plan, state)]
+    for pods in () if request is None else request.pod_sets:
+        places = sum(_places(pods.requests, capacity) for capacity in capacities)
+        if places < pods.count:
+            sentence = f"gang {gang} of {pods.count} would have capacity for {places}: part of a gang is never bought"
+            yield Violation(sentence, demand=(gang,))
 
 
 def _capacities_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:

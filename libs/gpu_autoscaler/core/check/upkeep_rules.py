@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+from gpu_autoscaler.core.check.provisioning_rules import unjustified_answer
 from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
@@ -15,6 +16,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
     AnnounceReservationEnd,
+    AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
     DrainNode,
@@ -36,6 +38,7 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     RequestCheckpoints: 32,
     CancelIdleJob: 32,
     AnnounceReservationEnd: 32,
+    AnswerProvisioningRequest: 64,
 }
 _BACKOFF_MAX = timedelta(minutes=10)
 _SILENT = timedelta(minutes=2)
@@ -85,6 +88,8 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
             return _may_work(decision, as_of, state, policy)
         case AnnounceReservationEnd():
             return _is_not_over(decision, as_of, state, policy)
+        case AnswerProvisioningRequest():
+            return unjustified_answer(decision, as_of, state)
         case _:
             assert_never(decision)
 

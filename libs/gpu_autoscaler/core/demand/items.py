@@ -22,6 +22,10 @@ class DemandSource(enum.StrEnum):
     PLACED_JOB = "placed_job"  # unsuspended, its pods do not exist yet
     ARRIVING_POD = "arriving_pod"  # new: not scheduled yet
     MOVING_POD = "moving_pod"  # runs on a node with a voluntary drain
+    PROVISIONING = "provisioning"  # a ProvisioningRequest without capacity
+    CAPACITY_CHECK = "capacity_check"  # the same, and nothing is bought for it
+    BOOKED = "booked"  # capacity of a ProvisioningRequest, kept for pods to come
+    CHECKED_POD = "checked_pod"  # waits for capacity that such a check has found
     REPORTED = "reported"  # requested for work to come (`demand.reported`)
     MINIMUM = "minimum"  # minimum of the policy
     OVERRIDE = "override"  # minimum of an override
@@ -34,6 +38,7 @@ _BOUGHT_FOR = frozenset(
         DemandSource.ELASTIC_MEMBER,
         DemandSource.PENDING_POD,
         DemandSource.AT_RISK_POD,
+        DemandSource.PROVISIONING,
         DemandSource.REPORTED,
     }
 )
@@ -49,7 +54,8 @@ class BillingScope(NamedTuple):
 class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     """Members of one shape. Items with one `gang` are placed all together or not at all; their shapes may differ."""
 
-    key: str  # job/<id>, member/<job id>/<number>, pod/<uid>, or demand/<source>/<number>
+    # job/<id>, member/<job id>/<number>, pod/<uid>, demand/<source>/<number>, or provisioning/<uid>/<number>
+    key: str
     source: DemandSource
     shape: Shape  # of each member
     member_count: int
@@ -60,7 +66,7 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     job_id: JobId | None = None
     project: str | None = None
     work_seconds_max: float | None = None  # None: unknown
-    gang: str | None = None  # job/<id> or group/<namespace>/<name>
+    gang: str | None = None  # job/<id>, group/<namespace>/<name>, or provisioning/<uid>
     start_by_at: Instant | None = None  # of equal priority the earliest is served first; None: no deadline
     within: str | None = None  # node label whose value all members of the gang share; None: any nodes
     leaves: NodeUid | None = None  # node under notice or drain
@@ -73,6 +79,11 @@ class DemandItem(msgspec.Struct, frozen=True, kw_only=True):
     def is_bought_for(self) -> bool:
         """False for work that only uses capacity: it has a node, or may get one without a purchase."""
         return self.source in _BOUGHT_FOR
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the members of its gang are placed all or not at all."""
+        return self.is_bought_for or self.source is DemandSource.CAPACITY_CHECK
 
     @property
     def first_seen_at(self) -> Instant:

@@ -1,13 +1,22 @@
 """Demand: all work that needs capacity, from every source, in the order in which it is served."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from gpu_autoscaler.core.demand.elastic import elastic_members
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.provisioning_requests import (
+    OPEN_COUNT_MAX,
+    booked_requests,
+    is_check,
+    is_only_checked,
+    missing_counts,
+    open_requests,
+    request_key,
+)
 from gpu_autoscaler.core.demand.resource_quotas import limited_by_quotas
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.reported_demand import spec_of
@@ -17,12 +26,13 @@ from gpu_autoscaler.core.placement.preferences import job_preferences, pod_prefe
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, ReportedDemandRecord
-from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.pod import PodObserved, PodProvisioningObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT, PRIORITY_NAMES, JobSpec
 from gpu_autoscaler.model.observed import aware_instant
 from gpu_autoscaler.model.reasons.defer import DeferReason, DeviceClaimsUnsupported, GroupIncomplete, VolumeNotReady
+from gpu_autoscaler.model.reasons.defer_limits import ProvisioningRequestsLimit
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.model.scheduling import (
     NO_DEMANDS,
@@ -157,8 +167,8 @@ _GPU_DEMANDS = NodeDemands(tolerations=GPU_TOLERATIONS)
 
 
 def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) -> tuple[DemandItem, ...]:
-    """Return all work without a lasting node, in the order in which it is served: placed work first, reported demand
-    last, between them by priority, start deadline and waiting time."""
+    """Return all work without a lasting node, in the order in which it is served: placed work first, capacity checks
+    and then reported demand last, between them by priority, start deadline and waiting time."""
     leaving = {view.name: view for view in table_of(views, _LEAVING)}
     index = queries.pod_index(state)
     unbound, pods_per_job = tuple(index.unbound.values()), index.members
@@ -168,6 +178,8 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
     items = [_pod_item(pod, source, state, leaving, rules) for pod, source in sources if source is not None]
     items = infer_unschedulable(group_into_gangs(items, unbound, state.pods))
     items.extend(_job_items(state, pods_per_job))
+    if state.provisioning:
+        items.extend(_request_items(state, rules, as_of))
     reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
     items.extend(item for record in reports for item in _reported_items(record))
     return limited_by_quotas(sorted(items, key=_serving_order), state)
@@ -176,11 +188,12 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
 _LEAVING = Selected(lambda view: view.node is not None and (view.notice is not None or view.drain is not None))
 
 
-def _serving_order(item: DemandItem) -> tuple[bool, bool, int, bool, datetime, datetime, str, str]:
+def _serving_order(item: DemandItem) -> tuple[bool, bool, bool, int, bool, datetime, datetime, str, str]:
     is_reported, is_elastic = item.source is DemandSource.REPORTED, item.source is DemandSource.ELASTIC_MEMBER
+    is_check = item.source is DemandSource.CAPACITY_CHECK  # of what all other work leaves free
     deadline = item.start_by_at or queries.NO_START_DEADLINE
     owner = item.gang or item.key
-    return item.is_bought_for, is_reported, -item.priority, is_elastic, deadline, item.since, owner, item.key
+    return item.is_whole, is_reported, is_check, -item.priority, is_elastic, deadline, item.since, owner, item.key
 
 
 @cached_by_identity(256)
@@ -198,6 +211,61 @@ def _reported_items(record: ReportedDemandRecord) -> tuple[DemandItem, ...]:
             since=record.reported_at,
         )
         for number in range(1, (report.count or 0) + 1)
+    )
+
+
+def _request_items(state: ClusterState, rules: Rules, as_of: datetime) -> Iterator[DemandItem]:
+    """Members of ProvisioningRequests, by pod set: all of open ones, of booked ones those without a pod."""
+    for position, request in enumerate(open_requests(state, as_of)):
+        source = DemandSource.CAPACITY_CHECK if is_check(request) else DemandSource.PROVISIONING
+        counts = [pods.count for pods in request.pod_sets]
+        blocked = ProvisioningRequestsLimit(open_count_max=OPEN_COUNT_MAX) if position >= OPEN_COUNT_MAX else None
+        for item in _members_of(request, counts, source, rules):
+            yield msgspec.structs.replace(item, blocked=blocked)
+    for request in booked_requests(state, as_of):
+        yield from _members_of(request, missing_counts(request, state), DemandSource.BOOKED, rules)
+
+
+def _members_of(
+    request: PodProvisioningObserved, counts: Sequence[int], source: DemandSource, rules: Rules
+) -> Iterator[DemandItem]:
+    for number, (pod, count) in enumerate(zip(_pods_to_come(request), counts, strict=True)):
+        if count:
+            yield DemandItem(
+                key=f"{request_key(request)}/{number}",
+                source=source,
+                shape=pod_shape(pod, None, rules),
+                member_count=count,
+                gang=request_key(request),
+                within=request.within,
+                priority=pod_priority(pod, None),
+                since=request.created_at,
+                created_at=request.created_at,
+                project=dict(pod.labels).get(labels.PROJECT_ID),
+            )
+
+
+@cached_by_identity(2 * OPEN_COUNT_MAX)
+def _pods_to_come(request: PodProvisioningObserved) -> tuple[PodObserved, ...]:
+    """Return a pod of each pod set as it will be observed."""
+    return tuple(
+        PodObserved(
+            epoch=request.epoch,
+            version=request.version,
+            pod_uid=PodUid(f"{request.request_uid}/{number}"),
+            namespace=request.namespace,
+            name=request.name,
+            phase="pending",
+            requests=pods.requests,
+            created_at=request.created_at,
+            priority=pods.priority,
+            demands=pods.demands,
+            pod_affinity=pods.pod_affinity,
+            gpu_models=pods.gpu_models,
+            labels=pods.labels,
+            preferences=pods.preferences,
+        )
+        for number, pods in enumerate(request.pod_sets)
     )
 
 
@@ -275,6 +343,8 @@ def pod_priority(pod: PodObserved, spec: JobSpec | None) -> int:
 def _source(pod: PodObserved, leaving: Mapping[str, NodeView]) -> DemandSource | None:
     if pod.deleting_since is not None or pod.is_gated or not queries.counts_for_idleness(pod):
         return None
+    if pod.node_name is None and is_only_checked(pod):
+        return DemandSource.CHECKED_POD
     if pod.node_name is None:
         return DemandSource.ARRIVING_POD if pod.unschedulable_since is None else DemandSource.PENDING_POD
     view = leaving.get(pod.node_name)

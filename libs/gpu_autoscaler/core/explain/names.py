@@ -8,7 +8,7 @@ import msgspec
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.node import NodeGone, NodeObserved
-from gpu_autoscaler.events.pod import PodGone, PodObserved
+from gpu_autoscaler.events.pod import PodGone, PodObserved, PodProvisioningGone, PodProvisioningObserved
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnyDecision, AnyUpkeep, BuyNode, Deferred
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PodUid
@@ -30,6 +30,8 @@ def names_in_state(state: ClusterState) -> Namer:
             return f"pod/{pod.namespace}/{pod.name}"
         if kind == "node" and (node := state.nodes.get(NodeUid(uid))) is not None:
             return f"node/{node.name}"
+        if kind == "provisioning" and (request := state.provisioning.get(uid.partition("/")[0])) is not None:
+            return f"provisioning/{request.namespace}/{request.name}"
         order = state.orders.get(ActionId(uid)) if kind in ("order", "action") else None
         if kind == "order" and order is not None and order.launched is not None:
             return f"instance/{order.launched.provider_id}"
@@ -49,10 +51,13 @@ def names_in_history(history: Iterable[Recorded]) -> Namer:
             names[f"pod/{fact.pod_uid}"] = f"pod/{fact.namespace}/{fact.name}"
         elif isinstance(fact, NodeObserved | NodeGone):
             names[f"node/{fact.node_uid}"] = f"node/{fact.name}"
+        elif isinstance(fact, PodProvisioningObserved | PodProvisioningGone):
+            names[f"provisioning/{fact.request_uid}"] = f"provisioning/{fact.namespace}/{fact.name}"
         elif isinstance(fact, ScalingPlanMade):
             orders = (decision for decision in fact.plan.decisions if isinstance(decision, BuyNode))
             names.update((f"action/{order.action_id}", f"action/{ordered_node(order)}") for order in orders)
-    return lambda key: names.get(key, key)
+    # Pod sets of a request, and answers to it, have its name.
+    return lambda key: names.get("/".join(key.split("/")[:2]) if key.startswith("provisioning/") else key, key)
 
 
 def ordered_node(order: BuyNode) -> str:

@@ -4,13 +4,20 @@ From the state, the latest plan and the current schedule; `core/explain/story.py
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from gpu_autoscaler.core.deferred_groups import ungrouped
 from gpu_autoscaler.core.demand.elastic import deferred_elastic_members
 from gpu_autoscaler.core.demand.fair_share import RecentUse
+from gpu_autoscaler.core.demand.provisioning_requests import (
+    BOOKED_SECONDS,
+    booked_since,
+    missing_counts,
+    request_key,
+    request_names,
+)
 from gpu_autoscaler.core.demand.queue_order import recent_uses
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.explain.names import named_reason, names_in_state, ordered_node, reason_sentence
@@ -137,6 +144,29 @@ def pod_line(name_or_id: str, status: StatusView) -> str:
     if pod.is_gated:
         return "Waiting: the pod has a scheduling gate, which its controller must remove."
     return waiting_pod_line(pod, status)
+
+
+def request_line(name_or_id: str, status: StatusView) -> str:
+    """Return what a ProvisioningRequest waits for, or how long its capacity is kept; empty: it does not exist."""
+    requests = status.state.provisioning.values()
+    named = (known for known in requests if name_or_id in request_names(known))
+    request = max(named, key=lambda known: (known.created_at, known.request_uid), default=None)
+    if request is None:
+        return ""
+    if (closed := request.closed_by) is not None:
+        return f"Closed: {closed.type} since {instant(closed.since)} ({closed.reason})."
+    if (since := booked_since(request)) is not None:
+        count = sum(missing_counts(request, status.state))
+        until = instant(since + timedelta(seconds=BOOKED_SECONDS))
+        return f"Booked: capacity for {counted(count, 'pod')} that do not exist yet is kept until {until}."
+    if request.trouble:
+        return f"Waiting: {request.trouble}."
+    keys = (request_key(request), *(f"{request_key(request)}/{number}" for number in range(len(request.pod_sets))))
+    reasons = (status.planned[key] for key in keys if key in status.planned)
+    reason = next((known for known in reasons if not isinstance(known, CapacityExpected)), None)
+    if reason is not None:
+        return _waiting(reason, status, keys[0]) + _freeze(reason, status)
+    return _ordered_for(keys, status) or "Waiting: no plan has served the request yet."
 
 
 def node_line(name_or_id: str, status: StatusView) -> str:

@@ -1,4 +1,4 @@
-"""Stories of nodes, pods and jobs, built from recorded facts alone: back to the job, pod or notice that began it.
+"""Stories of nodes, pods, jobs and ProvisioningRequests, built from recorded facts alone: back to what began each.
 
 A story starts with the first cause; each sentence carries the time and the stream sequence of its fact.
 """
@@ -7,10 +7,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import assert_never
+from typing import assert_never, get_args
 
 from gpu_autoscaler.core.deferred_groups import NO_TRAITS, Traits, deferred_lookup, job_traits, pod_traits
 from gpu_autoscaler.core.demand.elastic import job_of_member
+from gpu_autoscaler.core.demand.provisioning_requests import consumed_request, request_names
 from gpu_autoscaler.core.explain.names import Namer, decision_sentence, deferred_sentence, names_in_history
 from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.events import job, node, pod, scaling, spot
@@ -32,6 +33,7 @@ from gpu_autoscaler.model.format import counted, duration, instant, listed, mone
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import DemandReturned
+from gpu_autoscaler.model.reasons.upkeep import AnswerReason
 
 
 class StoryBuilder:
@@ -117,6 +119,13 @@ def _pod_status(fact: pod.PodObserved) -> str:
         why = f": {fact.unschedulable_message}" if fact.unschedulable_message else ""
         return f"is unschedulable{why.rstrip('.')}"
     return "is pending"
+
+
+def _request_status(fact: pod.PodProvisioningObserved) -> str:
+    wanted = f"asks for {counted(fact.members_count, 'pod')} by {fact.class_name}"
+    trouble = f", and {fact.trouble}" if fact.trouble else ""
+    conditions = [f"{known.type}={known.is_true} ({known.reason})" for known in fact.conditions]
+    return f"{wanted}{trouble}; status: {', '.join(conditions) or 'none'}"
 
 
 def _job_sentence(fact: Fact) -> str | None:
@@ -214,6 +223,10 @@ def _other_sentence(fact: Fact) -> str | None:
     match fact:
         case pod.PodGone():
             return f"Pod {fact.namespace}/{fact.name} was deleted."
+        case pod.PodProvisioningObserved():
+            return f"ProvisioningRequest {fact.namespace}/{fact.name} {_request_status(fact)}."
+        case pod.PodProvisioningGone():
+            return f"ProvisioningRequest {fact.namespace}/{fact.name} was deleted."
         case node.NodeGone():
             return f"Node {fact.name} was deleted from Kubernetes."
         case node.NodeInstanceObserved():
@@ -271,6 +284,27 @@ def why_job(history: Sequence[Recorded], name_or_id: str) -> tuple[str, ...]:
         if isinstance(recorded.fact, pod.PodObserved) and f"job/{recorded.fact.job_id}" in keys
     )
     return _story_of_work(history, keys, pods, pods)
+
+
+def why_request(history: Sequence[Recorded], name_or_id: str) -> tuple[str, ...]:
+    """Return the story of a ProvisioningRequest by its uid, name, or namespace/name; empty: not found."""
+    known = {
+        recorded.fact.request_uid: recorded.fact
+        for recorded in history
+        if isinstance(recorded.fact, pod.PodProvisioningObserved) and name_or_id in request_names(recorded.fact)
+    }
+    parts = (*(reason.tag() for reason in get_args(AnswerReason)), *map(str, range(_POD_SETS_COUNT_MAX)))
+    keys = frozenset(f"provisioning/{uid}{part}" for uid in known for part in ("", *(f"/{name}" for name in parts)))
+    names = {(request.namespace, request.name) for request in known.values()}
+    pods = frozenset(
+        f"pod/{recorded.fact.pod_uid}"
+        for recorded in history
+        if isinstance(recorded.fact, pod.PodObserved) and consumed_request(recorded.fact) in names
+    )
+    return _story_of_work(history, keys, pods, pods)
+
+
+_POD_SETS_COUNT_MAX = 32  # of its definition
 
 
 def _story_of_work(

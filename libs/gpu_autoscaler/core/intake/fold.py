@@ -4,7 +4,7 @@ Streams interleave arbitrarily, and any fact may be redelivered. The state is th
 only fields of its own stream, older versions are ignored, and steps happen once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import assert_never, cast
 
@@ -33,12 +33,13 @@ from gpu_autoscaler.core.state.state import (
     Tombstone,
     Usable,
 )
-from gpu_autoscaler.core.state.tables import Batch, version_of
+from gpu_autoscaler.core.state.tables import Batch, E, Entities, version_of
 from gpu_autoscaler.core.state.upkeep_attempts import fold_upkeep
 from gpu_autoscaler.core.state.usage_history import fold_usage
 from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
@@ -51,6 +52,17 @@ from gpu_autoscaler.model.reasons.drain import DrainReason, GangAbandoned, Relea
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 OrderStep = scaling.ScalingNodeOrdered | scaling.ScalingNodeLaunched | scaling.ScalingLaunchRefused
+_BesidePods = (
+    pod.PodBudgetObserved
+    | pod.PodBudgetGone
+    | pod.PodBudgetListed
+    | pod.PodQuotaObserved
+    | pod.PodQuotaGone
+    | pod.PodQuotaListed
+    | pod.PodProvisioningObserved
+    | pod.PodProvisioningGone
+    | pod.PodProvisioningListed
+)
 DrainStep = scaling.ScalingDrainStarted | scaling.ScalingPodEvicted | scaling.ScalingNodeDrained
 
 
@@ -325,42 +337,40 @@ class _Folding:
                     self._pod_left(absent, absent.node_name, fact.listed_at)
             case pod.PodWatched():
                 pods.watch(version_of(fact), fact.watched_at)
-            case pod.PodBudgetObserved() | pod.PodBudgetGone() | pod.PodBudgetListed():
-                self._budget(fact, at)
-            case pod.PodQuotaObserved() | pod.PodQuotaGone() | pod.PodQuotaListed():
-                self._quota(fact, at)
             case _:
-                assert_never(fact)
+                self._beside_pods(fact, at)
 
-    def _budget(self, fact: pod.PodBudgetObserved | pod.PodBudgetGone | pod.PodBudgetListed, at: datetime) -> None:
-        budgets = self._batch.budgets
+    def _beside_pods(self, fact: _BesidePods, at: datetime) -> None:
+        """Fold a fact about a kind of object that is listed and watched beside the pods."""
         match fact:
             case pod.PodBudgetObserved():
-                budgets.observe(fact.budget_uid, fact)
+                self._batch.budgets.observe(fact.budget_uid, fact)
             case pod.PodBudgetGone():
-                if budgets.end(fact.budget_uid, Tombstone(version_of(fact), at)):
-                    self._ended("pod", at)
+                self._end(self._batch.budgets, fact.budget_uid, fact, at)
             case pod.PodBudgetListed():
-                for uid, _ in budgets.list(fact.budget_uids, version_of(fact), fact.listed_at):
-                    budgets.end(uid, Tombstone(version_of(fact), fact.listed_at))
-                    self._ended("pod", fact.listed_at)
+                self._list(self._batch.budgets, fact.budget_uids, fact, fact.listed_at)
+            case pod.PodQuotaObserved():
+                self._batch.quotas.observe(fact.quota_uid, fact)
+            case pod.PodQuotaGone():
+                self._end(self._batch.quotas, fact.quota_uid, fact, at)
+            case pod.PodQuotaListed():
+                self._list(self._batch.quotas, fact.quota_uids, fact, fact.listed_at)
+            case pod.PodProvisioningObserved():
+                self._batch.provisioning.observe(fact.request_uid, fact)
+            case pod.PodProvisioningGone():
+                self._end(self._batch.provisioning, fact.request_uid, fact, at)
+            case pod.PodProvisioningListed():
+                self._list(self._batch.provisioning, fact.request_uids, fact, fact.listed_at)
             case _:
                 assert_never(fact)
 
-    def _quota(self, fact: pod.PodQuotaObserved | pod.PodQuotaGone | pod.PodQuotaListed, at: datetime) -> None:
-        quotas = self._batch.quotas
-        match fact:
-            case pod.PodQuotaObserved():
-                quotas.observe(fact.quota_uid, fact)
-            case pod.PodQuotaGone():
-                if quotas.end(fact.quota_uid, Tombstone(version_of(fact), at)):
-                    self._ended("pod", at)
-            case pod.PodQuotaListed():
-                for uid, _ in quotas.list(fact.quota_uids, version_of(fact), fact.listed_at):
-                    quotas.end(uid, Tombstone(version_of(fact), fact.listed_at))
-                    self._ended("pod", fact.listed_at)
-            case _:
-                assert_never(fact)
+    def _end(self, entities: Entities[str, E], uid: str, fact: Versioned, at: datetime) -> None:
+        if entities.end(uid, Tombstone(version_of(fact), at)):
+            self._ended("pod", at)
+
+    def _list(self, entities: Entities[str, E], uids: Collection[str], fact: Versioned, at: datetime) -> None:
+        for uid, _ in entities.list(uids, version_of(fact), at):
+            self._end(entities, uid, fact, at)
 
     def _pod_left(self, known: pod.PodObserved | None, node_name: str | None, at: datetime) -> None:
         """Mark the node as used until now unless the pod was finished or no workload. Unknown pods count."""

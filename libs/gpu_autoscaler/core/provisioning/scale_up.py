@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
-from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.draft import Draft, Served
 from gpu_autoscaler.core.placement.pod_affinity import describe_rules
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -28,7 +28,7 @@ from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.reasons.defer import DeferReason, PodConstraintsViolated
+from gpu_autoscaler.model.reasons.defer import CapacityNotFree, DeferReason, PodConstraintsViolated
 from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected, QueueHeadWaits
 
 _STEP = "cover_demand"
@@ -43,6 +43,7 @@ def cover_demand(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
     return msgspec.structs.replace(
         draft.adding(canceled_drains=cover.drains.canceled, purchases=cover.basket.purchases(), deferred=cover.held),
         claimed=draft.claimed | cover.claimed,
+        served=cover.served,
         is_demand_met=draft.is_demand_met and cover.is_met,
     )
 
@@ -57,6 +58,7 @@ class _Cover:
         self.drains = CancelableDrains(draft, catalog, policy)
         self.held: list[Deferred] = []
         self.claimed: set[str] = set()  # keys of the bins on which waiting work is counted
+        self.served: dict[str, Served] = {}
         self.is_met = True
         self._strict_heads: dict[str, JobId] = {}  # by queue in which none passes: the first job without capacity
         self._draft = draft
@@ -93,7 +95,7 @@ class _Cover:
                 self._record(LotOutcome(lot=lot, reason=too_early))
         if not ready:
             return
-        gang = ready[0].first.gang if ready[0].first.is_bought_for else None
+        gang = ready[0].first.gang if ready[0].first.is_whole else None
         outcomes = self._serve(ready) if gang is None else self._gangs.serve(ready, self._serve)
         reason = outcomes[0].reason
         if gang is not None and reason is not None and all(item.key != gang for lot in ready for item in lot.items):
@@ -115,6 +117,8 @@ class _Cover:
         outcomes = [self._place(lot) for lot in lots]
         short = [outcome for outcome in outcomes if outcome.missing_count]
         if not short or not lots[0].first.is_bought_for:
+            for outcome in short:
+                outcome.reason = _why_not_bought(outcome)
             return outcomes
         wanting = self._defer_closed(short)
         wanting = self._defer_to_ending_work(wanting)
@@ -281,9 +285,14 @@ class _Cover:
             bins = [self._free_capacity.original_bin(key) for key in keys]
             self.claimed.update(keys)
             self.basket.assign(item, keys)
+            if item.source in _OF_REQUESTS and item.gang is not None:
+                found = _served(outcome, bins)
+                self.served[item.gang] = self.served[item.gang].joined(found) if item.gang in self.served else found
             if not item.is_bought_for:
                 if not bins:
                     self._batch_window.note(item)
+                    if outcome.reason is not None:
+                        self.held.append(Deferred(step=_STEP, subject=item.key, reason=outcome.reason))
                 continue
             if not bins:
                 self._gangs.note_unplaced(item)
@@ -292,6 +301,30 @@ class _Cover:
                 self.held.append(Deferred(step=_STEP, subject=item.key, reason=outcome.reason))
             elif bins and all(entry.readiness is not BinReadiness.BOUGHT for entry in bins):
                 self.held.append(Deferred(step=_STEP, subject=item.key, reason=_expected(bins)))
+
+
+_OF_REQUESTS = frozenset({DemandSource.PROVISIONING, DemandSource.CAPACITY_CHECK, DemandSource.BOOKED})
+
+
+def _why_not_bought(outcome: LotOutcome) -> CapacityNotFree | None:
+    """Return why members without capacity are not bought for; None: they are placed otherwise, or have a node."""
+    sources = (DemandSource.CAPACITY_CHECK, DemandSource.CHECKED_POD, DemandSource.BOOKED)
+    return _why_not_free(outcome) if outcome.lot.first.source in sources else None
+
+
+def _why_not_free(outcome: LotOutcome) -> CapacityNotFree:
+    return CapacityNotFree(members_count=outcome.lot.members_count)
+
+
+def _served(outcome: LotOutcome, bins: Sequence[Bin]) -> Served:
+    """Return what became of the members of a request; in a lot of their own."""
+    late = [entry for entry in bins if entry.readiness is not BinReadiness.READY]
+    return Served(
+        missing=outcome.reason or _why_not_free(outcome) if outcome.missing_count else None,
+        is_ready=not late and not outcome.missing_count,
+        is_ordered=all(entry.readiness is not BinReadiness.BOUGHT for entry in bins),
+        expected_at=max((entry.expected_at for entry in late if entry.expected_at is not None), default=None),
+    )
 
 
 def _expected(bins: Sequence[Bin]) -> CapacityExpected:

@@ -123,8 +123,10 @@ class _Serving:
                 if self._reservation is None or self._reservation.is_over_before(item, self._as_of):
                     _add_elastic_member(item, self.outcomes, self._nodes, self._free_capacity)
             else:
-                keys = self._free_capacity.place_most(item.shape, item.member_count, item.prefers)
-                self._give(item, keys)
+                # A part of a gang starts nothing, so it takes no capacity from jobs that could start.
+                is_gang = item.source in (DemandSource.PROVISIONING, DemandSource.CAPACITY_CHECK)
+                place = self._free_capacity.place_gang if is_gang else self._free_capacity.place_most
+                self._give(item, place(item.shape, item.member_count, item.prefers) or ())
 
     def _outcome(self, item: DemandItem, job_id: JobId) -> tuple[NodeView, ...] | DeferReason:
         if item.blocked is not None:

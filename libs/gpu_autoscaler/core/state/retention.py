@@ -49,10 +49,10 @@ def prune(batch: Batch, domain: str, newest: datetime) -> None:
         case "pod":
             batch.pods.gone.forget(hour(newest) - TOMBSTONE_HOURS)
             batch.budgets.gone.forget(hour(newest) - TOMBSTONE_HOURS)
-            batch.quotas.gone.forget(hour(newest) - TOMBSTONE_HOURS)
-            synced = batch.quotas.synced
-            if synced is not None and is_past_retention(synced.seen_at, newest):  # they are not watched any more
-                batch.quotas.living.forget(lambda _: True)
+            for watched in (batch.quotas, batch.provisioning):
+                watched.gone.forget(hour(newest) - TOMBSTONE_HOURS)
+                if watched.synced is not None and is_past_retention(watched.synced.seen_at, newest):
+                    watched.living.forget(lambda _: True)  # they are not watched any more
             batch.busy_until.forget(lambda at: is_long_idle(at, newest))
         case "node":
             batch.nodes.gone.forget(hour(newest) - TOMBSTONE_HOURS)

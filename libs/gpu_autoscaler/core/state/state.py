@@ -186,6 +186,9 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     quotas: Mapping[str, pod.PodQuotaObserved] = {}  # ResourceQuotas, by uid
     quotas_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
     quotas_synced: Synced | None = None
+    provisioning: Mapping[str, pod.PodProvisioningObserved] = {}  # ProvisioningRequests, by uid
+    provisioning_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
+    provisioning_synced: Synced | None = None
     busy_until: Mapping[str, Instant] = {}  # by node name: last time that a workload pod was seen
     # NODE
     nodes: Mapping[NodeUid, node.NodeObserved] = {}

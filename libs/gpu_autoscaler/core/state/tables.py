@@ -18,7 +18,7 @@ from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, ex
 from gpu_autoscaler.events.fact import Versioned
 from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
-from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved, PodQuotaObserved
+from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved, PodProvisioningObserved, PodQuotaObserved
 from gpu_autoscaler.events.policy import PolicyChanged, PolicyDirectiveLifted, PolicyDocumentsAccepted
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.model.forecasts import Score
@@ -214,6 +214,7 @@ class Batch:
     pods: Entities[PodUid, PodObserved]
     budgets: Entities[str, PodBudgetObserved]
     quotas: Entities[str, PodQuotaObserved]
+    provisioning: Entities[str, PodProvisioningObserved]
     nodes: Entities[NodeUid, NodeObserved]
     busy_until: Table[str, datetime]
     instances: Table[ProviderId, NodeInstanceObserved]

@@ -25,6 +25,8 @@ _ANNOTATIONS_HONORED = frozenset(
         labels.POD_GROUP_ANNOTATION,
         labels.POD_GROUP_TOTAL_COUNT,
         *labels.GANG_WITHIN,
+        *labels.CONSUME_PROVISIONING_REQUEST,
+        *labels.PROVISIONING_CLASS,
     }
 )
 

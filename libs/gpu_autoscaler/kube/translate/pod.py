@@ -41,7 +41,7 @@ def pod_observed(pod: core.Pod, *, epoch: int, related: RelatedObjects = NO_RELA
     owner = next((owner for owner in metadata.owner_references if owner.controller), None)
     demands = pod_demands(spec)
     devices = related.devices
-    models = devices.gpu_models or _gpu_models(demands)
+    models = devices.gpu_models or gpu_models(demands)
     if related.alternatives:
         demands = msgspec.structs.replace(demands, node_affinity=all_terms(demands.node_affinity, related.alternatives))
     return PodObserved(
@@ -179,7 +179,7 @@ def pod_demands(spec: core.PodSpec) -> NodeDemands:
     )
 
 
-def _gpu_models(demands: NodeDemands) -> tuple[str, ...]:
+def gpu_models(demands: NodeDemands) -> tuple[str, ...]:
     """Return the models of which the pod requires one, by selector or by every term of its node affinity, in order."""
     chosen = dict(demands.node_selector)
     selected = _models_named(chosen[key] for key in GPU_MODEL_LABELS if key in chosen)

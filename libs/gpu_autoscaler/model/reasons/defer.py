@@ -147,6 +147,20 @@ class ResourceQuotaExceeded(Reason, frozen=True, kw_only=True, tag="resource_quo
         )
 
 
+class CapacityNotFree(Reason, frozen=True, kw_only=True, tag="capacity_not_free"):
+    """A request of class check-capacity, or its pods, do not fit on free capacity; nothing is bought for them."""
+
+    members_count: int
+
+    def sentence(self) -> str:
+        return (
+            f"The free capacity does not hold {counted(self.members_count, 'pod')}, and nothing is bought for a check."
+        )
+
+    def remedy(self) -> str:
+        return "Wait until capacity is free, or request class best-effort-atomic-scale-up, for which nodes are bought."
+
+
 class NoDomainFits(Reason, frozen=True, kw_only=True, tag="no_domain_fits"):
     """All members must share a topology domain, and no domain has capacity for all of them."""
 
@@ -404,6 +418,7 @@ DeferReason = (
     | VolumeNotReady
     | DeviceClaimsUnsupported
     | ResourceQuotaExceeded
+    | CapacityNotFree
     | NoDomainFits
     | GroupIncomplete
     | NotYetIdle

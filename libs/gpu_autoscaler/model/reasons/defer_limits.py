@@ -333,6 +333,18 @@ class BrakeTripped(Reason, frozen=True, kw_only=True, tag="brake_tripped"):
         )
 
 
+class ProvisioningRequestsLimit(Reason, frozen=True, kw_only=True, tag="provisioning_requests_limit"):
+    """Older ProvisioningRequests wait for capacity, as many as are served at once."""
+
+    open_count_max: int
+
+    def sentence(self) -> str:
+        return f"{self.open_count_max} older ProvisioningRequests wait for capacity; more are not served at once."
+
+    def remedy(self) -> str:
+        return "Delete requests that are not needed, or limit their number by the quota of the ClusterQueue."
+
+
 LimitReason = (
     BrakeTripped
     | NodesLimit
@@ -350,6 +362,7 @@ LimitReason = (
     | KeptByOverride
     | DisruptionBudgetReached
     | MinimumReached
+    | ProvisioningRequestsLimit
 )
 
 

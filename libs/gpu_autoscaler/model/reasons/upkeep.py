@@ -85,6 +85,115 @@ class ReservationEnding(Reason, frozen=True, kw_only=True, tag="reservation_endi
         return "To move work later, lower reservation_drain_seconds."
 
 
+# ---- answers to ProvisioningRequests
+
+
+class RequestAccepted(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="request_accepted"):
+    """The request is valid, and capacity is sought for it."""
+
+    members_count: int
+
+    def sentence(self) -> str:
+        return f"gpu-autoscaler seeks capacity for {counted(self.members_count, 'pod')}."
+
+
+class RequestInvalid(Reason, frozen=True, kw_only=True, tag="request_invalid"):
+    """The request can never be served as it is."""
+
+    detail: str
+
+    def sentence(self) -> str:
+        return f"The request cannot be served: {self.detail}."
+
+    def remedy(self) -> str:
+        return "Create a request with valid templates and parameters; the spec of a request cannot be changed."
+
+
+class RequestExpired(Reason, frozen=True, kw_only=True, tag="request_expired"):
+    """The request got no capacity for as long as it is valid."""
+
+    valid_seconds: float
+
+    def sentence(self) -> str:
+        return f"The request got no capacity within {duration(self.valid_seconds)} of its creation."
+
+    def remedy(self) -> str:
+        return "Create another request, or one with a longer ValidUntilSeconds."
+
+
+class CapacityFound(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="capacity_found"):
+    """All pods of the request fit on nodes that are ready, together."""
+
+    members_count: int
+    booked_seconds: float
+
+    def sentence(self) -> str:
+        booked = duration(self.booked_seconds)
+        return f"Ready nodes have capacity for {counted(self.members_count, 'pod')}; it is booked for {booked}."
+
+
+class CapacityOrdered(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="capacity_ordered"):
+    """All pods of the request have capacity, some of it on nodes that are not ready yet."""
+
+    members_count: int
+    expected_at: Instant | None  # None: unknown
+
+    def sentence(self) -> str:
+        at = "" if self.expected_at is None else f", expected at {instant(self.expected_at)}"
+        return f"Nodes for {counted(self.members_count, 'pod')} are ordered and not ready yet{at}."
+
+
+class CapacityMissing(Reason, frozen=True, kw_only=True, tag="capacity_missing"):
+    """Some pods of the request have no capacity, so none has."""
+
+    members_count: int
+    cause: str  # tag of the deferral
+    detail: str  # its sentence
+    is_final: bool  # the request is not tried again
+
+    def sentence(self) -> str:
+        again = "It is not tried again." if self.is_final else "It is tried again."
+        return f"There is no capacity for {counted(self.members_count, 'pod')} together. {self.detail} {again}"
+
+    def remedy(self) -> str:
+        return f"See the remedy of {self.cause}."
+
+
+class BookingEnded(Reason, frozen=True, kw_only=True, tag="booking_ended"):
+    """Capacity was booked for as long as it is kept for pods to come."""
+
+    booked_seconds: float
+
+    def sentence(self) -> str:
+        return f"The capacity was booked for {duration(self.booked_seconds)}; it is no longer kept for pods to come."
+
+    def remedy(self) -> str:
+        return "Create another request if the pods do not exist yet."
+
+
+class BookedNodeLost(Reason, frozen=True, kw_only=True, tag="booked_node_lost"):
+    """A node that was bought for the request ended before its pods came, and other nodes have no capacity for them."""
+
+    provider_id: str
+
+    def sentence(self) -> str:
+        return f"Instance {self.provider_id} ended while it was booked, and other nodes have no capacity for the pods."
+
+    def remedy(self) -> str:
+        return "Create another request."
+
+
+AnswerReason = (
+    RequestAccepted
+    | RequestInvalid
+    | RequestExpired
+    | CapacityFound
+    | CapacityOrdered
+    | CapacityMissing
+    | BookingEnded
+    | BookedNodeLost
+)
+
 # ---- why it is deferred
 
 
@@ -102,4 +211,19 @@ class UpkeepRepeated(Reason, frozen=True, kw_only=True, tag="upkeep_repeated"):
         return "The scaler's log has the error of each attempt; check its rights in Kubernetes and the cloud's answers."
 
 
-UpkeepReason = InstanceGone | FinalizerMissing | FinalizerUnneeded | DeletedByKarpenter | JobIdle | ReservationEnding
+UpkeepReason = (
+    InstanceGone
+    | FinalizerMissing
+    | FinalizerUnneeded
+    | DeletedByKarpenter
+    | JobIdle
+    | ReservationEnding
+    | RequestAccepted
+    | RequestInvalid
+    | RequestExpired
+    | CapacityFound
+    | CapacityOrdered
+    | CapacityMissing
+    | BookingEnded
+    | BookedNodeLost
+)

@@ -258,9 +258,12 @@ class SimKube:
         item: ObjectT = created
         return item
 
-    async def change(self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch) -> ObjectT:
+    async def change(
+        self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch, *, subresource: str = ""
+    ) -> ObjectT:
         """Apply a merge patch to a Job; other kinds are not supported. Raises NotFound, Conflict."""
         await self._before_call()
+        assert not subresource, "no status is written in simulations"  # noqa: S101 - a bug of a service
         assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - a bug of a service
         job: Any = self._get(kind, namespace, name)
         self._check_uid(job, patch)

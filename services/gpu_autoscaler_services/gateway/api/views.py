@@ -12,13 +12,13 @@ from aiohttp import web
 from gpu_autoscaler.core.deferred_groups import EXAMPLES_COUNT
 from gpu_autoscaler.core.explain import story
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
-from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line
+from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line, request_line
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobListed
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
-from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodWatched
+from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodProvisioningListed, PodWatched
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import decisions
 from gpu_autoscaler.model.errors import PermanentError, TransientError
@@ -216,6 +216,8 @@ def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
             return decision.job_id
         case decisions.AnnounceReservationEnd():
             return decision.provider_id
+        case decisions.AnswerProvisioningRequest():
+            return f"{decision.namespace}/{decision.name}"
         case decisions.BuyNode():
             return decision.offer.key
         case decisions.ReleaseInstance():
@@ -269,7 +271,7 @@ async def _require_costs(access: Access, project_id: str | None) -> None:
 
 
 async def why_handler(request: web.Request) -> web.Response:
-    """Explain a node, pod or job back to its first cause."""
+    """Explain a node, pod, job or ProvisioningRequest back to its first cause."""
     kind, name = request.match_info["kind"], request.match_info["name"]
     explain_kind = _EXPLAIN.get(kind)
     if explain_kind is None:
@@ -302,15 +304,22 @@ async def _require_explanation(access: Access, kind: str, name: str, model: Read
     await access.require(READ_JOBS, row.spec.project_id)
 
 
-_LINE: Mapping[str, Callable[[str, StatusView], str]] = {"node": node_line, "pod": pod_line, "job": job_line}
+_LINE: Mapping[str, Callable[[str, StatusView], str]] = {
+    "node": node_line,
+    "pod": pod_line,
+    "job": job_line,
+    "request": request_line,
+}
 _EXPLAIN: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
     "node": story.why_node,
     "pod": story.why_pod,
     "job": story.why_job,
+    "request": story.why_request,
 }
 # Without telemetry, charges and heartbeats, which are most facts and explain nothing.
 _HEARTBEATS = {
-    JobListed, PodListed, PodWatched, PodBudgetListed, NodeListed, NodeWatched, NodeInstanceListed
+    JobListed, PodListed, PodWatched, PodBudgetListed, PodProvisioningListed, NodeListed, NodeWatched,
+    NodeInstanceListed
 }  # fmt: skip
 _EXPLANATORY = tuple(
     fact
