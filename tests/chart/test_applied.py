@@ -20,6 +20,7 @@ INSTALL_SECONDS_MAX = "120s"
 # The machines run no container: the jobs of the chart end after a second.
 ENDING = ("--set-string", r"services.migrate.podAnnotations.simcluster\.gpu-autoscaler\.io/run-seconds=1")
 SIMULATED = ("--values", str(VALUES["simulated"]))
+FURTHER = {"cluster": ["sensing.nvmlExporter.enabled=true"]}  # what is off by default
 EARLIER = ROOT / "tests" / "upgrade" / "2026-11-23-chart.tgz"
 
 
@@ -75,7 +76,8 @@ def test_rendered_objects_match_the_servers_schemas(plane: ControlPlane, tmp_pat
     location = write_schemas(json.loads(document), tmp_path)
     told = subprocess.run(
         [str(tool("kubeconform")), "-strict", "-summary", "-schema-location", location],
-        input=template(values).stdout, capture_output=True, text=True, timeout=60, check=False,
+        input=template(values, *FURTHER.get(values, ())).stdout,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert told.returncode == 0, told.stdout + told.stderr
     assert "Invalid: 0, Errors: 0, Skipped: 0" in told.stdout
@@ -96,7 +98,7 @@ def test_a_wrong_field_is_found(plane: ControlPlane, tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", VALUES)
 def test_the_server_accepts_a_dry_run(plane: ControlPlane, values: str) -> None:
     """Admission, defaults and validation of the server, with unknown fields refused; nothing is stored."""
-    text = template(values).stdout
+    text = template(values, *FURTHER.get(values, ())).stdout
     strict = ("--dry-run=server", "--validate=strict", "--server-side", "--field-manager=test")
     told = plane.kubectl("apply", *strict, "--filename", "-", text=text)
     assert len(told.splitlines()) == len(objects(text))

@@ -92,8 +92,8 @@ def test_chart_runs_each_process(spec: ServiceSpec, process: Process) -> None:
 
 
 def test_chart_runs_nothing_else() -> None:
-    """Every process of the template belongs to a service; the values know it, simcluster and the migration."""
+    """Every process of the template belongs to a service; the values know it, and the programs that are no service."""
     text = (CHART / "templates/_pod.tpl").read_text(encoding="utf-8")
     names = {process.chart_name or process.name for _, process in PROCESSES}
     assert set(re.findall(r"^([\w-]+): \{service: ", text, re.MULTILINE)) == names
-    assert set(chart_values()["services"]) == {*names, "simcluster", "migrate"}
+    assert set(chart_values()["services"]) == {*names, "simcluster", "migrate", "nvml-exporter"}

@@ -82,6 +82,14 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if .Values.sensing.nvmlExporter.enabled }}
+{{- if include "gpu-autoscaler.isSimulated" . }}
+{{- fail "sensing.nvmlExporter.enabled: the simulated cluster has no GPUs to read; remove it" }}
+{{- end }}
+{{- if not (regexMatch "^http://[{]internal_ip[}]:[0-9]+/metrics$" .Values.sensing.dcgmUrl) }}
+{{- fail (printf "sensing.nvmlExporter.enabled: it serves at http://{internal_ip}:<port>/metrics, and sensing.dcgmUrl is %s; set that form" .Values.sensing.dcgmUrl) }}
+{{- end }}
+{{- end }}
 {{- $store := .Values.store }}
 {{- if and $store.postgresql.url $store.sqlite.enabled }}
 {{- fail "store: postgresql.url and sqlite.enabled are both set; unset one" }}
