@@ -390,10 +390,12 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     members: int = 1
     min_members: int | None = None
     start_by_at: datetime | None = None
+    finish_by_at: datetime | None = None
     within: str | None = None
     workload_type: str | None = None
     pod_labels: Mapping[str, str] = {}
     pod_annotations: Mapping[str, str] = {}
+    checkpoint_interval_minutes: float | Any | None = None
     runtime: str = "job"
     job_id: str | None = None
     run_seconds: float | None = None

@@ -33,6 +33,7 @@ from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
@@ -105,6 +106,7 @@ def scaler(adapters: AdapterBundle) -> Service:
                 CheckpointNotices(adapters.kube, adapters.hooks),
                 OrphanedNodes(adapters.kube, adapters.provider),
                 RequestAnswers(adapters.kube),
+                IdleWorkloads(adapters.kube),
                 adapters.clock.now,
             ),
         ),

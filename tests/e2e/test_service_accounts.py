@@ -12,6 +12,7 @@ from tests.chart.charting import NAMESPACE, tool
 from tests.controlplane.plane import EVERYTHING, ControlPlane, running_plane
 from tests.e2e.test_kubernetes import play, real_cluster
 from tests.support.bound_tokens import ACCOUNT, give_account, instance_of, watched_node
+from tests.support.idle_workloads import KINDS, announce_and_end
 from tests.support.kube_http import KubeHttp
 from tests.support.kube_objects import job, node, pod
 from tests.support.kube_policies import policy
@@ -45,6 +46,15 @@ OTHERS = {
     ("jobs", "batch.volcano.sh"),
 }
 _WATCHED = {("list", wire_policy.PLURAL, wire_policy.GROUP), ("watch", wire_policy.PLURAL, wire_policy.GROUP)}
+# Of the ends of idle workloads; a JobSet is not installed here.
+_IDLE_WORKLOADS = {
+    ("get", "pods", ""),
+    ("get", "jobs", "batch"),
+    ("delete", "jobs", "batch"),
+    ("get", "jobsets", "jobset.x-k8s.io"),
+    ("delete", "jobsets", "jobset.x-k8s.io"),
+    *((verb, kind, "apps") for verb in ("get", "patch") for kind in ("deployments", "replicasets", "statefulsets")),
+}
 # Permissions that the scenario does not use. Tests below use them where possible.
 NOT_PLAYED = {
     "pod_watcher": {  # of kinds that are not installed here
@@ -59,6 +69,7 @@ NOT_PLAYED = {
         ("delete", "nodes", ""),  # only without a cloud controller
         ("list", "nodes", ""),  # only before terminating an instance with an unknown node
         ("patch", "pods/status", ""),
+        *_IDLE_WORKLOADS,
         *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "patch")),
     },
     "scheduler": {  # preempted jobs, gangs, and kinds of other projects (tests/integration/kube)
@@ -159,6 +170,15 @@ async def test_the_gateway_may_read_logs(plane: ControlPlane, kubeconfigs: Mappi
         assert found.metadata.name == "talks"
         with pytest.raises(NotFound, match="nowhere"):
             await kube.open_log("default", "talks", {}, read_seconds_max=10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_scaler_may_end_an_idle_workload(
+    plane: ControlPlane, kubeconfigs: Mapping[str, Path], kind: str
+) -> None:
+    """Through its owner, whatever that is."""
+    async with everybody_else(plane) as users, acting_as(kubeconfigs["scaler"]) as kube:
+        await announce_and_end(users, kube, kind)
 
 
 async def test_the_scaler_may_remove_a_node(plane: ControlPlane, kubeconfigs: Mapping[str, Path]) -> None:

@@ -7,6 +7,7 @@ from tests.sim.planted_teams import TEAMS
 from tests.sim.planting import Planted
 
 _CORE = "libs/gpu_autoscaler/core"
+_IDLE = "tests/unit/core/disruption/test_idle_jobs_workloads.py"
 _COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
 _METRICS = "tests/unit/runtime/test_metrics.py"
@@ -33,6 +34,20 @@ TESTED: Mapping[str, Planted] = {
         f"{_CORE}/disruption/emptiness.py",
         "if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):",
         "if at_once is None and idle_seconds < allowed_seconds:",
+    ),
+    f"{_IDLE}::test_one_busy_pod_keeps_its_workload_and_no_other": Planted(
+        "an idle pod takes the busy pods of its owner with it",
+        3,
+        f"{_CORE}/disruption/idle_jobs.py",
+        "by_owner.setdefault(_workload_of(pod), [])",
+        "by_owner.setdefault(pod.pod_uid, [])",
+    ),
+    f"{_IDLE}::test_it_ends_after_the_grace_through_its_owner": Planted(
+        "an announcement of an earlier idle time ends a workload at once",
+        3,
+        f"{_CORE}/disruption/idle_jobs.py",
+        "len(pods) and min(announced_at) >= idle_since",
+        "len(pods)",
     ),
     "tests/sim/test_brake.py": Planted(
         "the brake never trips",

@@ -42,6 +42,22 @@ UPKEEP = (
         profile="deleted nodes",
     ),
     Planted(
+        "running jobs are never asked to save",
+        3,
+        f"{_DISRUPTION}/periodic_checkpoints.py",
+        "    if not rules.is_on:\n        return ()\n",
+        "    if rules.is_on:\n        return ()\n",
+        profile="busy",
+    ),
+    Planted(
+        "a job is asked to save as soon as it has saved",
+        3,
+        f"{_DISRUPTION}/periodic_checkpoints.py",
+        "    if not has_lasted(since, reason.interval_seconds, as_of):\n        return None\n",
+        "    has_lasted(since, reason.interval_seconds, as_of)\n",
+        profile="busy",
+    ),
+    Planted(
         "a busy job is canceled as idle",
         3,
         f"{_DISRUPTION}/idle_jobs.py",

@@ -13,6 +13,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
@@ -23,7 +24,12 @@ def steps_of(
 ) -> UpkeepSteps:
     """Return the steps on this cluster and cloud."""
     return UpkeepSteps(
-        Finalizers(kube), CheckpointNotices(kube, hooks), OrphanedNodes(kube, provider), RequestAnswers(kube), now
+        Finalizers(kube),
+        CheckpointNotices(kube, hooks),
+        OrphanedNodes(kube, provider),
+        RequestAnswers(kube),
+        IdleWorkloads(kube),
+        now,
     )
 
 

@@ -157,6 +157,16 @@ EXAMPLES: tuple[Reason, ...] = (
     upkeep.FinalizerUnneeded(cause="instance_ended"),
     upkeep.DeletedByKarpenter(deleted_at=_NOW),
     upkeep.JobIdle(idle_seconds=1_900.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05),
+    upkeep.WorkloadIdle(
+        idle_seconds=2_500.0, idle_seconds_max=1_800.0, busy_ratio_max=0.05, announced_at=_NOW
+    ),
+    upkeep.OwnerUnsupported(owner_kind="RayCluster"),
+    upkeep.CheckpointDue(
+        last_saved_at=_NOW, interval_seconds=1_200.0, save_seconds=40.0, interruption_seconds=18_000.0
+    ),
+    upkeep.CheckpointsUnsupported(),
+    upkeep.SaveInProgress(deadline_at=_LATER),
+    upkeep.SavesConcurrentLimit(saves_count_max=64),
     upkeep.ReservationEnding(paid_until=_LATER, drain_seconds=1_800.0),
     upkeep.RequestAccepted(members_count=4),
     upkeep.RequestInvalid(detail="PodTemplate gpu-research/ppt-train does not exist"),

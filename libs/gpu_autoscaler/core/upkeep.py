@@ -5,16 +5,17 @@ What is due follows from the state. An act that was decided and whose effect no 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
-from gpu_autoscaler.core.disruption.idle_jobs import idle_jobs
+from gpu_autoscaler.core.disruption.idle_jobs import IdleWorkload, idle_jobs, idle_workloads
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
+from gpu_autoscaler.core.disruption.periodic_checkpoints import due_checkpoints
 from gpu_autoscaler.core.draft import Draft, Served
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
@@ -25,17 +26,22 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.decisions import (
+    OWNER_KINDS,
     AddFinalizer,
+    AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
     DeferredUpkeep,
+    EndIdleWorkload,
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
+    RequestJobCheckpoint,
     Upkeep,
     UpkeepDecision,
+    WorkloadPod,
     upkeep_key,
 )
 from gpu_autoscaler.model.ids import ActionId
@@ -47,8 +53,10 @@ from gpu_autoscaler.model.reasons.upkeep import (
     FinalizerUnneeded,
     InstanceGone,
     JobIdle,
+    OwnerUnsupported,
     ReservationEnding,
     UpkeepRepeated,
+    WorkloadIdle,
 )
 
 SUBJECTS_COUNT_MAX = 64  # named in one deferral
@@ -65,6 +73,8 @@ class _Due(NamedTuple):
 
     subject: str
     make: _Make
+    held: DeferReason | None = None  # why this one is not done
+    occasion: str = ""  # of `UpkeepDecision`
 
 
 class _Kind(NamedTuple):
@@ -93,7 +103,9 @@ def decide_upkeep(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> D
 def due_upkeep(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[str, ...]:
     """Return the keys of all acts that the state calls for without a plan, also of those under way or held."""
     return tuple(
-        upkeep_key(kind.decision.tag(), due.subject) for kind in KINDS for due in kind.find(state, policy, as_of, {})
+        upkeep_key(kind.decision.tag(), due.subject, due.occasion)
+        for kind in KINDS
+        for due in kind.find(state, policy, as_of, {})
     )
 
 
@@ -106,14 +118,14 @@ def _decide(
     due_acts = tuple(kind.find(state, policy, draft.as_of, draft.served))
     hold = kind.hold(draft, state, policy) if due_acts else None
     for due in due_acts:
-        key = upkeep_key(kind.decision.tag(), due.subject)
+        key = upkeep_key(kind.decision.tag(), due.subject, due.occasion)
         attempt = next_attempt(state, key, kind.backoff_seconds, draft.as_of)
         if attempt is None:
             known = state.upkeep[key]
             if known.attempts_count > 1:
                 repeated = UpkeepRepeated(attempts_count=known.attempts_count, retry_at=known.retry_at)
                 deferred.append((due.subject, repeated))
-        elif (held := hold or draft.rejected.get(key)) is not None:
+        elif (held := hold or due.held or draft.rejected.get(key)) is not None:
             deferred.append((due.subject, held))
         elif len(decided) >= kind.count_max:
             deferred.append((due.subject, PlanFull(decisions_count=len(decided))))
@@ -192,6 +204,55 @@ def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: o
         yield _Due(f"job/{job.job_id}", partial(CancelIdleJob, job_id=job.job_id, reason=reason))
 
 
+def _unannounced_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for workload in idle_workloads(state, policy, as_of):
+        if workload.announced_at is None:
+            ends_at = as_of + timedelta(seconds=policy.idle_jobs.grace_seconds)
+            more = {"announced_at": plain(as_of), "ends_at": ends_at}
+            yield _of_workload(AnnounceIdleWorkload, workload, policy, more)
+
+
+def _ending_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for workload in idle_workloads(state, policy, as_of):
+        pod = workload.pods[0]
+        if workload.ends_at is not None and as_of >= workload.ends_at:
+            more = {"owner_kind": pod.owner_kind, "owner_uid": pod.owner_uid or ""}
+            yield _of_workload(EndIdleWorkload, workload, policy, more)
+
+
+def _of_workload(
+    kind: type[AnnounceIdleWorkload | EndIdleWorkload],
+    workload: IdleWorkload,
+    policy: ScalingPolicy,
+    more: Mapping[str, Any],
+) -> _Due:
+    rules, pods = policy.idle_jobs, workload.pods
+    reason = WorkloadIdle(
+        idle_seconds=workload.idle_seconds,
+        idle_seconds_max=rules.idle_seconds,
+        busy_ratio_max=rules.busy_ratio_max,
+        announced_at=workload.announced_at,
+    )
+    owner = pods[0].owner_kind
+    held = None if owner is None or owner in OWNER_KINDS else OwnerUnsupported(owner_kind=owner)
+    named = tuple(WorkloadPod(name=pod.name, pod_uid=pod.pod_uid) for pod in pods)
+    make = partial(kind, namespace=pods[0].namespace, pods=named, reason=reason, **more)
+    return _Due(f"pod/{pods[0].pod_uid}", make, held)
+
+
+def _due_checkpoints(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for due in due_checkpoints(state, policy, as_of):
+        make = partial(
+            RequestJobCheckpoint,
+            job_id=due.job_id,
+            node_names=due.node_names,
+            since=due.since,
+            requested_at=plain(as_of),
+            reason=due.reason,
+        )
+        yield _Due(f"job/{due.job_id}", make, due.held, due.since.isoformat())
+
+
 def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for end in reservation_ends(state, policy, as_of):
         reason = ReservationEnding(paid_until=end.paid_until, drain_seconds=policy.reservation_drain_seconds)
@@ -239,7 +300,10 @@ KINDS = (
     _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
     _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),
+    _Kind(RequestJobCheckpoint, _due_checkpoints, count_max=32, backoff_seconds=600.0),
     _Kind(AnnounceReservationEnd, _reservation_ends, count_max=32, backoff_seconds=60.0),
     _Kind(RemoveOrphanedNode, _orphaned_nodes, count_max=8, backoff_seconds=70.0, hold=_freeze_or_old_data),
+    _Kind(AnnounceIdleWorkload, _unannounced_workloads, count_max=32, backoff_seconds=60.0, hold=_freeze),
+    _Kind(EndIdleWorkload, _ending_workloads, count_max=32, backoff_seconds=60.0, hold=_freeze),
     _Kind(CancelIdleJob, _idle_jobs, count_max=32, backoff_seconds=60.0, hold=_freeze),
 )

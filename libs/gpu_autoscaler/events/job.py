@@ -37,7 +37,8 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     preemptible: bool = True
     members: int = 1  # pods, each with these requirements; they start together or not at all
     min_members: int | None = None  # minimum that starts together, the others follow as capacity allows; None: all
-    start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
+    start_by_at: Instant | None = None  # refused if the estimate is later; the earliest goes first; None: no deadline
+    finish_by_at: Instant | None = None  # likewise of its end, by its run time or its time limit; None: no deadline
     within: str | None = (
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )
@@ -45,6 +46,8 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)  # besides our own
     # Checkpoint support (`gpu-autoscaler.io/checkpointed-at`, empty), its hook, keys of other projects.
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    # Since its last checkpoint. Auto: by the measured time of a save and the interruptions of its nodes.
+    checkpoint_interval_minutes: float | Literal["auto"] | None = None  # after which it is asked to save; 0: never
     runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     run_seconds: float | None = None  # for simulated clusters: how long the work takes

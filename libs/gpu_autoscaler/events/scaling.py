@@ -124,11 +124,12 @@ class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
 
 
 class ScalingCheckpointRequested(_Step, frozen=True, kw_only=True):
-    """The pods of a node to be removed were asked, by annotation, to save a checkpoint by the deadline."""
+    """Pods were asked, by annotation, to save a checkpoint by the deadline: those of a node to be removed, or of a
+    job."""
 
     STEP: ClassVar[int] = 1
 
-    node_name: str
+    node_name: str  # empty: the pods of a job, on any node
     pods: tuple[str, ...]  # namespace/name, sorted
     job_ids: tuple[JobId, ...]  # whose pods these are, sorted
     deadline_at: Instant

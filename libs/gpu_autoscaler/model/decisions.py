@@ -4,12 +4,13 @@ A decision carries everything its executor needs: executors choose nothing.
 """
 
 from abc import abstractmethod
+from typing import Literal, get_args
 
 import msgspec
 
 from gpu_autoscaler.model.demands import ProvisioningConditionType
-from gpu_autoscaler.model.format import instant, price, subject_name
-from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
+from gpu_autoscaler.model.format import instant, listed, price, subject_name
+from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.reasons.buy import BuyReason
@@ -18,12 +19,14 @@ from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
 from gpu_autoscaler.model.reasons.upkeep import (
     AnswerReason,
+    CheckpointDue,
     DeletedByKarpenter,
     FinalizerMissing,
     FinalizerUnneeded,
     InstanceGone,
     JobIdle,
     ReservationEnding,
+    WorkloadIdle,
 )
 from gpu_autoscaler.model.resources import Resources, Slices
 from gpu_autoscaler.model.scheduling import Taint
@@ -136,9 +139,19 @@ class UpkeepDecision(Decision, frozen=True, kw_only=True):
         """Key of the object: node/<uid>, job/<id>, instance/<provider id>, provisioning/<uid>/<reason>."""
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        """Keys of all objects that it is about."""
+        return (self.subject,)
+
+    @property
+    def occasion(self) -> str:
+        """What tells an act from an earlier one on the same object that had its effect; empty: nothing does."""
+        return ""
+
+    @property
     def key(self) -> str:
         """Name of the act, by which attempts are counted and it is set aside."""
-        return upkeep_key(self.tag(), self.subject)
+        return upkeep_key(self.tag(), self.subject, self.occasion)
 
     @classmethod
     def tag(cls) -> str:
@@ -146,9 +159,9 @@ class UpkeepDecision(Decision, frozen=True, kw_only=True):
         return str(cls.__struct_config__.tag)
 
 
-def upkeep_key(tag: str, subject: str) -> str:
+def upkeep_key(tag: str, subject: str, occasion: str = "") -> str:
     """Return the name of an act of this kind on this object."""
-    return f"upkeep/{tag}/{subject}"
+    return f"upkeep/{tag}/{subject}/{occasion}" if occasion else f"upkeep/{tag}/{subject}"
 
 
 class _NodeUpkeep(UpkeepDecision, frozen=True, kw_only=True):
@@ -200,6 +213,27 @@ class RequestCheckpoints(_NodeUpkeep, frozen=True, kw_only=True, tag="request_ch
         return f"Ask the pods on node {self.node_name} to save a checkpoint. {self.reason.sentence()}"
 
 
+class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="request_job_checkpoint"):
+    """Ask the job's pods on these nodes that save on request to save a checkpoint by `retry_at`; evict none."""
+
+    job_id: JobId
+    node_names: tuple[str, ...]  # sorted
+    since: Instant  # its last save, or the start of its attempt
+    requested_at: Instant
+    reason: CheckpointDue
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+    @property
+    def occasion(self) -> str:
+        return self.since.isoformat()
+
+    def sentence(self) -> str:
+        return f"Ask job {self.job_id} to save a checkpoint by {instant(self.retry_at)}. {self.reason.sentence()}"
+
+
 class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_job"):
     """Request the cancellation of the job."""
 
@@ -212,6 +246,57 @@ class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_
 
     def sentence(self) -> str:
         return f"Cancel job {self.job_id}. {self.reason.sentence()}"
+
+
+class WorkloadPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A pod of an idle workload."""
+
+    name: str
+    pod_uid: PodUid
+
+
+class _IdleWorkload(UpkeepDecision, frozen=True, kw_only=True):
+    """Base of acts on a workload that is not of our queue."""
+
+    namespace: str
+    pods: tuple[WorkloadPod, ...]  # of one owner, ordered by uid
+    reason: WorkloadIdle
+
+    @property
+    def subject(self) -> str:
+        return f"pod/{self.pods[0].pod_uid}"
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        return tuple(f"pod/{pod.pod_uid}" for pod in self.pods)
+
+    @property
+    def _names(self) -> str:
+        return listed([f"{self.namespace}/{pod.name}" for pod in self.pods])
+
+
+class AnnounceIdleWorkload(_IdleWorkload, frozen=True, kw_only=True, tag="announce_idle_workload"):
+    """Annotate the pods with the time of the announcement: if they stay idle, their workload ends after the grace."""
+
+    announced_at: Instant
+    ends_at: Instant
+
+    def sentence(self) -> str:
+        return f"Announce the end of {self._names} at {instant(self.ends_at)}. {self.reason.sentence()}"
+
+
+OwnerKind = Literal["Job", "ReplicaSet", "StatefulSet"]
+OWNER_KINDS: tuple[OwnerKind, ...] = get_args(OwnerKind)  # through which a workload is ended
+
+
+class EndIdleWorkload(_IdleWorkload, frozen=True, kw_only=True, tag="end_idle_workload"):
+    """End the workload through the object that owns its pods; a pod without an owner is deleted."""
+
+    owner_kind: OwnerKind | None  # None: no owner
+    owner_uid: str = ""
+
+    def sentence(self) -> str:
+        return f"End {self._names} through its owner. {self.reason.sentence()}"
 
 
 class AnnounceReservationEnd(UpkeepDecision, frozen=True, kw_only=True, tag="announce_reservation_end"):
@@ -256,9 +341,12 @@ AnyUpkeep = (
     | AddFinalizer
     | RemoveFinalizer
     | RequestCheckpoints
+    | RequestJobCheckpoint
     | CancelIdleJob
-    | AnnounceReservationEnd
     | AnswerProvisioningRequest
+    | AnnounceIdleWorkload
+    | EndIdleWorkload
+    | AnnounceReservationEnd
 )
 
 

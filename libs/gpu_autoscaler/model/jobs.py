@@ -123,6 +123,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     requested_at: Instant
     run_seconds: float | None = None  # how long the work takes; only known in traces and the demo
     start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
+    finish_by_at: Instant | None = None  # from which `start_by_at` follows; None: no deadline
     within: str | None = None  # label of nodes whose value all members must share; None: no constraint
     gpu_models: tuple[str, ...] = ()  # acceptable models, preferred first; empty: see gpu_model
     runtime: Runtime = Runtime.JOB
@@ -138,6 +139,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     tenant: str = ""  # label gpu-tenant, where its project has a namespace of its own
     cost_center: str = ""  # label gpu-cost-center
     priority_class: str = ""  # of its pods; empty: none of ours
+    # Time without a save after which it is asked to save; auto: computed; 0: never; None: the policy's.
+    checkpoint_interval_seconds: float | Literal["auto"] | None = None
     service_account: str = ""  # of its pods, unless its template names one; empty: the default of the namespace
 
     @property

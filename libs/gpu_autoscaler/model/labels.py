@@ -23,9 +23,14 @@ DO_NOT_DISRUPT = f"{PREFIX}/do-not-disrupt"
 # On nodes whose GPUs have replicas: MiB of GPU memory that one replica can count on.
 GPU_SHARE_MEMORY = f"{PREFIX}/gpu-share-memory"
 CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 deadline for saving a checkpoint
+CHECKPOINT_REQUESTED_AT = f"{PREFIX}/checkpoint-requested-at"  # on pods: RFC 3339 time of that request
 CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path of a checkpoint hook, as `:8080/checkpoint`
 CHECKPOINT_HOOK_FORM = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 time of the last checkpoint; empty: none yet
+# On pods: RFC 3339 time at which it was announced that their workload ends, since its GPUs are idle.
+IDLE_ANNOUNCED_AT = f"{PREFIX}/idle-announced-at"
+IDLE_ENDS_AT = f"{PREFIX}/idle-ends-at"  # on pods: RFC 3339 time at which it ends if it stays idle
+IDLE_ALLOWED = f"{PREFIX}/idle-allowed"  # on pods: "true" keeps their workload, however idle its GPUs are
 EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 time at which their work is expected to end
 # On nodes, to test an interruption: only with the policy's `spot.is_test_annotation_on`.
 SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"
@@ -46,6 +51,7 @@ SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 # Names of local volumes, separated by commas, whose files may be lost.
 SAFE_TO_EVICT_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # on pods of a JobSet (JobSet 0.8, `api/jobset/v1alpha2`)
 # Pods that start together: the name of their group, by label or annotation. Sources: Kubernetes SIG Scheduling,
 # "Coscheduling" (the label of the CRD, and those that came before it); Kueue, "Run Plain Pods"; Volcano, "PodGroup"
 # (read 2026-11-21).

@@ -87,7 +87,11 @@ class Request:
         Parameter(help="Elastic job: members that start together; the others join as capacity becomes free."),
     ] = None
     start_by_at: Annotated[
-        str | None, Parameter(help="Deadline to start, RFC 3339; earliest first among equal priorities.")
+        str | None,
+        Parameter(help="Deadline to start, RFC 3339; refused if the estimate is later, earliest first among equals."),
+    ] = None
+    finish_by_at: Annotated[
+        str | None, Parameter(help="Deadline to end, RFC 3339, by the job's run time or time limit.")
     ] = None
     within: Annotated[
         str | None, Parameter(help="Node label (topology key) whose value must be equal for all members.")
@@ -103,6 +107,12 @@ class Request:
         float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")
     ] = None
     preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
+    checkpoint_interval_minutes: Annotated[
+        Literal["auto"] | float | None,
+        Parameter(
+            help="Minutes without a checkpoint after which the pods are asked to save; auto: computed; 0: never."
+        ),
+    ] = None
     workload_type: Annotated[str | None, Parameter(help="training, inference, batch, development ...")] = None
     runtime: Annotated[
         str | None, Parameter(help="Kind of workload object: job, jobset, pytorchjob, rayjob, volcano.")
@@ -121,10 +131,12 @@ class Request:
             "min_members": self.min_members,
             "within": self.within,
             "start_by_at": self.start_by_at,
+            "finish_by_at": self.finish_by_at,
             "priority": int(priority) if priority is not None and priority.isdigit() else priority,
             "max_duration_hours": self.max_duration_hours,
             "budget_limit_usd": self.budget_limit_usd,
             "preemptible": self.preemptible,
+            "checkpoint_interval_minutes": self.checkpoint_interval_minutes,
             "workload_type": self.workload_type,
             "runtime": self.runtime,
             "job_id": self.job_id,

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import structlog
 
-from gpu_autoscaler.core.disruption.protection import can_save, pod_protection
+from gpu_autoscaler.core.disruption.protection import can_save, pod_protection, request_annotations
 from gpu_autoscaler.core.state.state import DrainRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeObserved
@@ -211,9 +211,9 @@ class Drains:
         self, pods: Sequence[core.Pod], decision: DrainNode, plan_id: PlanId, now: datetime
     ) -> ScalingCheckpointRequested:
         """Notify the pods of the deadline; `core/disruption/protection.py` reads their answers."""
-        deadline = {labels.CHECKPOINT_REQUESTED: decision.deadline_at.isoformat()}
+        request = request_annotations(now, decision.deadline_at)
         for pod in pods:
-            await self._kube.annotate_pod(pod, deadline)
+            await self._kube.annotate_pod(pod, request)
         if self._hooks is not None:
             self._hooks.notify(pods, decision.deadline_at)
         job_ids = {pod.metadata.labels.get(labels.JOB_ID, "") for pod in pods} - {""}

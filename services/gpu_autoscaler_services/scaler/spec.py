@@ -12,6 +12,7 @@ from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.purchases import Purchases
@@ -44,6 +45,7 @@ async def compose(context: ProcessContext) -> Composed:
             CheckpointNotices(kube, hooks),
             OrphanedNodes(kube, provider),
             RequestAnswers(kube),
+            IdleWorkloads(kube),
             context.clock.now,
         ),
     )
@@ -73,9 +75,15 @@ SPEC = ServiceSpec(
         # delete: orphaned nodes, where no cloud controller removes them.
         Right(verbs=("get", "list", "patch", "delete"), resource="nodes"),
         Right(verbs=("list",), resource="volumeattachments", group="storage.k8s.io"),
-        Right(verbs=("list", "patch", "delete"), resource="pods"),
+        Right(verbs=("get", "list", "patch", "delete"), resource="pods"),
         Right(verbs=("create",), resource="pods/eviction"),
         Right(verbs=("patch",), resource="pods/status"),  # the disruption condition of pods deleted at a deadline
+        # Idle workloads of opted-in namespaces (`idle_jobs.namespaces`), ended through their owner.
+        Right(verbs=("get", "patch"), resource="deployments", group="apps"),
+        Right(verbs=("get", "patch"), resource="replicasets", group="apps"),
+        Right(verbs=("get", "patch"), resource="statefulsets", group="apps"),
+        Right(verbs=("get", "delete"), resource="jobs", group="batch"),
+        Right(verbs=("get", "delete"), resource="jobsets", group="jobset.x-k8s.io"),
         # The mirrored leader lease, where it is enabled.
         Right(verbs=("create", "get", "patch"), resource="leases", group="coordination.k8s.io", is_for_jobs=True),
     ),

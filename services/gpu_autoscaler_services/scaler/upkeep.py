@@ -15,18 +15,22 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.protocol import Conflict, NotFound
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
+    AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
+    EndIdleWorkload,
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
+    RequestJobCheckpoint,
 )
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler_services.scaler.checkpoint_notices import CheckpointNotices
 from gpu_autoscaler_services.scaler.finalizers import Finalizers
+from gpu_autoscaler_services.scaler.idle_workloads import IdleWorkloads
 from gpu_autoscaler_services.scaler.orphaned_nodes import OrphanedNodes
 from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 
@@ -44,12 +48,14 @@ class UpkeepSteps:
         checkpoint_notices: CheckpointNotices,
         orphaned_nodes: OrphanedNodes,
         request_answers: RequestAnswers,
+        idle_workloads: IdleWorkloads,
         now: Callable[[], datetime],
     ) -> None:
         self._finalizers = finalizers
         self._checkpoint_notices = checkpoint_notices
         self._orphaned_nodes = orphaned_nodes
         self._request_answers = request_answers
+        self._idle_workloads = idle_workloads
         self._now = now
 
     async def take(self, decision: AnyUpkeep, plan_id: PlanId) -> Sequence[Fact]:
@@ -80,6 +86,8 @@ class UpkeepSteps:
                 return ()
             case RequestCheckpoints():
                 return await self._checkpoint_notices.send(decision, plan_id, self._now())
+            case RequestJobCheckpoint():
+                return await self._checkpoint_notices.send_to_job(decision, plan_id, self._now())
             case RemoveOrphanedNode():
                 return await self._orphaned_nodes.remove(decision, self._now())
             case AnswerProvisioningRequest():
@@ -87,6 +95,12 @@ class UpkeepSteps:
                 return ()
             case CancelIdleJob():
                 return (_cancellation(decision),)
+            case AnnounceIdleWorkload():
+                await self._idle_workloads.announce(decision)
+                return ()
+            case EndIdleWorkload():
+                await self._idle_workloads.end(decision)
+                return ()
             case AnnounceReservationEnd():
                 return (_notice(decision, self._now()),)
             case _:

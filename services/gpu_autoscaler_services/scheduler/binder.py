@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from gpu_autoscaler.core.disruption.protection import request_annotations
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
@@ -196,13 +197,15 @@ class Binder:
         if not is_over(job):
             await self.kube.remove(KINDS[runtime], job)
 
-    async def request_checkpoints(self, job_id: JobId, node_names: Sequence[str], deadline_at: datetime) -> None:
+    async def request_checkpoints(
+        self, job_id: JobId, node_names: Sequence[str], now: datetime, deadline_at: datetime
+    ) -> None:
         """Ask the job's pods on these nodes to save a checkpoint by the deadline. Raises TransientError."""
         for node_name in node_names:
             on_node = await self.kube.pods_on(node_name)
             pods = [pod for pod in on_node if pod.metadata.labels.get(labels.JOB_ID) == job_id]
             for pod in pods:
-                await self.kube.annotate_pod(pod, {labels.CHECKPOINT_REQUESTED: deadline_at.isoformat()})
+                await self.kube.annotate_pod(pod, request_annotations(now, deadline_at))
             if self._hooks is not None:
                 self._hooks.notify(pods, deadline_at)
 

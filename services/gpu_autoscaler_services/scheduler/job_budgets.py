@@ -58,7 +58,7 @@ class JobBudgets:
     async def _notify(self, spend: JobSpend, attempt: int, now: datetime) -> None:
         deadline_at = now + timedelta(seconds=CHECKPOINT_SECONDS)
         try:
-            await self._binder.request_checkpoints(spend.spec.job_id, spend.node_names, deadline_at)
+            await self._binder.request_checkpoints(spend.spec.job_id, spend.node_names, now, deadline_at)
         except TransientError as exc:
             log.warning("checkpoint request failed, retried", job_id=spend.spec.job_id, error=str(exc))
             return

@@ -73,7 +73,7 @@ class Preemptions:
         now = plain(as_of)
         try:
             node_names = sorted({pod.node_name for pod in saving if pod.node_name is not None})
-            await self._binder.request_checkpoints(victim.job_id, node_names, now + wait)
+            await self._binder.request_checkpoints(victim.job_id, node_names, now, now + wait)
         except TransientError as exc:
             log.warning("checkpoint request failed, retried", job_id=victim.job_id, error=str(exc))
             note(as_of, now)

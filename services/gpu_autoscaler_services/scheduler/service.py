@@ -15,6 +15,7 @@ from gpu_autoscaler.core.next_change import TrackedInstant
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
+from gpu_autoscaler.core.queueing.deadlines import deadline_violations, with_start_deadline
 from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.queueing.scoring import estimates_due
@@ -237,9 +238,10 @@ class Scheduler:
         # Where its objects are: recorded, so that the job stays there whatever the policy says later.
         spec = msgspec.structs.replace(spec, namespace=spec.namespace or self._binder.namespace)
         state = self._view.state
-        never = tuple(found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found)
+        never = [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]
+        never += deadline_violations(spec, state, self._policy, self._now()) if row is None else ()
         if row is None and never:
-            return _refused(request, envelope.id, never)
+            return _refused(request, envelope.id, tuple(never))
         if row is None and not await self._binder.serves(spec.runtime):
             return _refused(request, envelope.id, (Violation("runtime", not_installed(spec.runtime)),))
         if row is None and (full := self._queue_violations(spec)):
@@ -255,7 +257,7 @@ class Scheduler:
             return _refused(request, envelope.id, (Violation("job_id", reason),))
         if row is not None and row.outcome is not None:
             return ()  # a late repeat: the state may have forgotten the job and would run it once more
-        return (JobQueued(job_id=spec.job_id, spec=spec, queued_at=now),)
+        return (JobQueued(job_id=spec.job_id, spec=with_start_deadline(spec, state), queued_at=now),)
 
     def _queue_violations(self, spec: JobSpec) -> tuple[Violation, ...]:
         """Return why the queue takes no more jobs, or none of these owners; empty: it does."""

@@ -10,7 +10,7 @@ import pytest
 from tests.services.gateway.test_jobs import BODY
 from tests.support.front import Front, front
 from tests.support.pod_templates import templated_body
-from tests.support.stories import Story, job, offer, on_sale, policy, synced
+from tests.support.stories import HOUR, SECOND, Story, job, offer, on_sale, policy, synced
 
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.api_rights import DANGEROUS_FIELDS, READ_CLUSTER, ROLES, SUBMIT_JOBS, ApiRight
@@ -67,6 +67,20 @@ async def test_an_invalid_job_is_refused_as_by_the_submission(gate: Front) -> No
     assert len(checked[1]["violations"]) > 1
     budget = await _post(gate, VALIDATE, {**SMALL, "budget_limit_usd": 0.000001})
     assert [each["field"] for each in budget[1]["violations"]] == ["budget_limit_usd"]
+
+
+async def test_a_deadline_before_the_estimate_is_refused_with_it(gate: Front) -> None:
+    """By the dry run as by the submission; a later one is accepted."""
+    now = gate.model.clock.now()
+    late = {**SMALL, "start_by_at": (now + HOUR).isoformat(), "finish_by_at": (now + 100 * HOUR).isoformat()}
+    assert (await _post(gate, VALIDATE, late))[0] == 200
+
+    soon = {**SMALL, "start_by_at": (now + SECOND).isoformat(), "finish_by_at": (now + HOUR).isoformat()}
+    for path in (VALIDATE, "/api/v1/gpu/jobs"):
+        status, problem = await _post(gate, path, soon)
+        assert (status, [found["field"] for found in problem["violations"]]) == (422, ["start_by_at", "finish_by_at"])
+        assert "is expected to start at" in problem["violations"][0]["reason"]
+    assert await _is_untouched(gate)
 
 
 async def test_the_plan_with_two_jobs_is_shown(gate: Front) -> None:

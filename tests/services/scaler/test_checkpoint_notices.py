@@ -22,8 +22,18 @@ from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
+from gpu_autoscaler.model.decisions import RequestJobCheckpoint
 from gpu_autoscaler.model.errors import PermanentError
-from gpu_autoscaler.model.labels import ACTION_ID, CHECKPOINT_REQUESTED, KARPENTER_REGISTERED
+from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
+from gpu_autoscaler.model.labels import (
+    ACTION_ID,
+    CHECKPOINT_REQUESTED,
+    CHECKPOINT_REQUESTED_AT,
+    CHECKPOINTED_AT,
+    JOB_ID,
+    KARPENTER_REGISTERED,
+)
+from gpu_autoscaler.model.reasons.upkeep import CheckpointDue
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
@@ -98,6 +108,39 @@ async def test_pods_are_notified_once_and_node_stays() -> None:
     assert "deletionTimestamp" not in pod_metadata, "we evict no pod"
     assert not node["spec"].get("unschedulable")
     assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]
+
+
+async def test_pods_of_a_due_job_are_asked_once() -> None:
+    """Those that save on request and run, on every node; by annotation and hook, with the deadline of the decision."""
+    hooks = CheckpointHooks()
+    async with listening() as (port, requests), running_cluster(clock_factor=1.0) as here:
+        for name, of_job in (("train-0", "train"), ("other", "other"), ("quiet", "train")):
+            add_pod_with_hook(here, name, port)
+            own = {} if name == "quiet" else {CHECKPOINTED_AT: ""}
+
+            def belongs(item: Json, of_job: str = of_job, own: dict[str, str] = own) -> None:
+                item["metadata"].setdefault("labels", {})[JOB_ID] = of_job
+                item["metadata"]["annotations"].update(own)
+
+            here.world.api.modify(SERVED_PODS, f"default/{name}", belongs)
+        now = here.clock.now()
+        decision = RequestJobCheckpoint(
+            action_id=ActionId("a1"), retry_at=now + timedelta(minutes=10), job_id=JobId("train"), node_names=(NODE,),
+            since=now - HOUR, requested_at=now, reason=CheckpointDue(last_saved_at=None, interval_seconds=900.0),
+        )  # fmt: skip
+        steps = steps_of(here.kube, here.provider, here.clock.now, hooks)
+        facts = [fact for _ in range(2) for fact in await steps.take(decision, PlanId("p1"))]
+        await hooks.flush()
+        asked = {name: here.item("pods", name)["metadata"]["annotations"] for name in ("train-0", "other", "quiet")}
+    await hooks.close()
+
+    (requested,) = facts
+    assert isinstance(requested, ScalingCheckpointRequested)
+    assert (requested.pods, requested.job_ids, requested.node_name) == (("default/train-0",), ("train",), "")
+    assert requests == [("/save", {"pod": "default/train-0", "deadline_at": decision.retry_at.isoformat()})]
+    assert asked["train-0"][CHECKPOINT_REQUESTED] == decision.retry_at.isoformat()
+    assert asked["train-0"][CHECKPOINT_REQUESTED_AT] == now.isoformat()
+    assert [CHECKPOINT_REQUESTED in asked[name] for name in ("other", "quiet")] == [False, False]
 
 
 async def test_refused_notice_is_logged_with_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ async def test_a_job_is_notified_by_its_hook_and_by_its_annotation() -> None:
             thing["status"] |= {"phase": "Running", "podIP": "127.0.0.1"}
 
         here.world.api.modify(SERVED_PODS, "default/a", runs)
-        await Binder(here.kube, "default", hooks).request_checkpoints(JobId("train"), ["n1"], T0)
+        await Binder(here.kube, "default", hooks).request_checkpoints(JobId("train"), ["n1"], T0, T0)
         await hooks.flush()
         told = here.item("pods", "a")["metadata"]["annotations"]
     await hooks.close()

@@ -15,15 +15,18 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
+    AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
     AnyUpkeep,
     CancelIdleJob,
     DrainNode,
+    EndIdleWorkload,
     Plan,
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
+    RequestJobCheckpoint,
     UpkeepDecision,
 )
 from gpu_autoscaler.model.directives import Freeze
@@ -36,7 +39,10 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     AddFinalizer: 32,
     RemoveFinalizer: 32,
     RequestCheckpoints: 32,
+    RequestJobCheckpoint: 32,
     CancelIdleJob: 32,
+    AnnounceIdleWorkload: 32,
+    EndIdleWorkload: 32,
     AnnounceReservationEnd: 32,
     AnswerProvisioningRequest: 64,
 }
@@ -84,8 +90,12 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
             return _needs_it(decision, state, policy)
         case RequestCheckpoints():
             return _is_not_leaving(decision, state)
+        case RequestJobCheckpoint():
+            return _is_not_due(decision, as_of, state, policy)
         case CancelIdleJob():
             return _may_work(decision, as_of, state, policy)
+        case AnnounceIdleWorkload() | EndIdleWorkload():
+            return _workload_may_work(decision, as_of, state, policy)
         case AnnounceReservationEnd():
             return _is_not_over(decision, as_of, state, policy)
         case AnswerProvisioningRequest():
@@ -226,13 +236,86 @@ def _is_work(pod: PodObserved) -> bool:
 
 
 def _was_asked(pod: PodObserved, since: datetime) -> bool:
-    """True if the pod has a request with a deadline since then."""
-    asked = [value for key, value in pod.annotations if key == labels.CHECKPOINT_REQUESTED]
+    """True if the pod was asked since then; 0.2 wrote the deadline of a request alone."""
+    deadline = _annotated_at(pod, labels.CHECKPOINT_REQUESTED)
+    asked = _annotated_at(pod, labels.CHECKPOINT_REQUESTED_AT) or deadline
+    return deadline is not None and asked is not None and asked >= since
+
+
+def _annotated_at(pod: PodObserved, key: str) -> datetime | None:
+    value = next((value for own, value in pod.annotations if own == key), "")
     try:
-        instants = [datetime.fromisoformat(value) for value in asked]
+        at = datetime.fromisoformat(value)
     except ValueError:
-        return False
-    return any((at if at.tzinfo else at.replace(tzinfo=UTC)) >= since for at in instants)
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+# ---- periodic checkpoints
+
+
+def _is_not_due(
+    decision: RequestJobCheckpoint, as_of: datetime, state: ClusterState, policy: ScalingPolicy
+) -> str | None:
+    job, rules = state.jobs.get(decision.job_id), policy.checkpoints
+    if not rules.is_on:
+        return "the policy asks no job"
+    if job is None or job.queued is None or job.placed is None or job.finished is not None:
+        return "no such running job is known"
+    if job.preempted is not None and job.preempted.attempt >= job.placed.attempt:
+        return "its attempt has ended"
+    pods = [
+        pod
+        for pod in state.pods.values()
+        if pod.job_id == decision.job_id and pod.phase == "running" and pod.deleting_since is None
+        and any(key == labels.CHECKPOINTED_AT for key, _ in pod.annotations)
+    ]  # fmt: skip
+    if not pods or {pod.node_name for pod in pods} != set(decision.node_names):
+        return "these are not the nodes of its pods that save on request"
+    saved = [at for pod in pods if (at := _annotated_at(pod, labels.CHECKPOINTED_AT)) is not None]
+    since = max(saved or [pod.started_at or pod.created_at for pod in pods])
+    if decision.since != since or decision.requested_at != as_of:
+        return f"its last save, or its start, is of {since.isoformat()}"
+    setting = job.queued.spec.checkpoint_interval_seconds
+    if setting == 0.0 or (isinstance(setting, float) and decision.reason.interval_seconds != setting):
+        return f"its interval is {setting:g} s"
+    if setting is None and decision.reason.interval_seconds != rules.interval_seconds:
+        return f"its interval is {rules.interval_seconds:g} s"
+    if setting == "auto" and (what := _is_not_computed(decision, pods, state, policy)) is not None:
+        return what
+    if as_of - since < timedelta(seconds=decision.reason.interval_seconds):
+        return "its last save is not that long ago"
+    is_saving = any(_is_saving(pod, as_of) for pod in pods)
+    return "its pods were asked, and have time left to save" if is_saving else None
+
+
+def _is_not_computed(
+    decision: RequestJobCheckpoint, pods: list[PodObserved], state: ClusterState, policy: ScalingPolicy
+) -> str | None:
+    """Return why the interval does not follow from its figures; without figures it is the policy's."""
+    rules, reason = policy.checkpoints, decision.reason
+    if reason.save_seconds is None or reason.interruption_seconds is None:
+        return None if reason.interval_seconds == rules.interval_seconds else "its interval has no figures"
+    spans = [
+        (saved - asked).total_seconds()
+        for pod in pods
+        if (saved := _annotated_at(pod, labels.CHECKPOINTED_AT)) is not None
+        and (asked := _annotated_at(pod, labels.CHECKPOINT_REQUESTED_AT)) is not None
+    ]
+    if reason.save_seconds not in spans:
+        return "no pod took that long to save"
+    if not any(counts.interrupted_count for ends in state.spot_terminations.values() for counts in ends.values()):
+        return "no interruption was measured"
+    best = (2.0 * reason.save_seconds * reason.interruption_seconds) ** 0.5
+    bounded = max(rules.interval_seconds_min, min(rules.interval_seconds_max, best))
+    return None if abs(bounded - reason.interval_seconds) < 1.0 else f"its interval would be {bounded:g} s"
+
+
+def _is_saving(pod: PodObserved, as_of: datetime) -> bool:
+    deadline, saved = _annotated_at(pod, labels.CHECKPOINT_REQUESTED), _annotated_at(pod, labels.CHECKPOINTED_AT)
+    asked = _annotated_at(pod, labels.CHECKPOINT_REQUESTED_AT) or deadline
+    is_open = asked is not None and (saved is None or saved < asked - timedelta(seconds=5))
+    return is_open and deadline is not None and as_of < deadline
 
 
 # ---- idle jobs
@@ -247,10 +330,57 @@ def _may_work(decision: CancelIdleJob, as_of: datetime, state: ClusterState, pol
     pods = _pods_of(job.queued.spec, state)
     if (what := _are_unfit(pods, job.queued.spec)) is not None:
         return what
+    return _may_be_busy(pods, as_of, state, policy)
+
+
+def _workload_may_work(
+    decision: AnnounceIdleWorkload | EndIdleWorkload, as_of: datetime, state: ClusterState, policy: ScalingPolicy
+) -> str | None:
+    rules = policy.idle_jobs
+    if decision.namespace not in rules.namespaces or _is_frozen(state, policy, as_of):
+        return "its namespace did not opt in, or a freeze forbids it"
+    named = [state.pods.get(pod.pod_uid) for pod in decision.pods]
+    pods = [pod for pod in named if pod is not None and pod.namespace == decision.namespace]
+    if not pods or len(pods) != len(decision.pods) or any(pod.job_id is not None for pod in pods):
+        return "these are not pods of a workload outside of our queue"
+    alike = [pod for pod in state.pods.values() if pod in pods or _has_same_owner(pod, pods[0])]
+    living = [pod for pod in alike if pod.requests.has_gpus and pod.phase not in ("succeeded", "failed")]
+    if len(living) != len(pods) or not all(pod is pods[0] or _has_same_owner(pod, pods[0]) for pod in pods):
+        return "these are not all pods with GPUs of one workload"
+    if (what := _may_not_end(pods)) is not None or (what := _may_be_busy(pods, as_of, state, policy)) is not None:
+        return what
+    if isinstance(decision, AnnounceIdleWorkload):
+        return None if decision.announced_at == as_of else "it is announced for another time"
+    if (decision.owner_kind, decision.owner_uid) != (pods[0].owner_kind, pods[0].owner_uid or ""):
+        return f"its pods belong to a {pods[0].owner_kind}"
+    if pods[0].owner_kind not in (None, "Job", "ReplicaSet", "StatefulSet"):
+        return f"a {pods[0].owner_kind} is not ended"
+    announced = [
+        (_annotated_at(pod, labels.IDLE_ANNOUNCED_AT), _annotated_at(pod, labels.IDLE_ENDS_AT)) for pod in pods
+    ]
+    if any(at is None or ends_at is None or as_of < ends_at for at, ends_at in announced):
+        return "it was not announced, or its grace is not over"
+    since = min((at for at, _ in announced if at is not None), default=as_of)
+    return _may_be_busy(pods, as_of, state, policy, since=since)
+
+
+def _has_same_owner(pod: PodObserved, first: PodObserved) -> bool:
+    """True for pods of one JobSet, else of one owner."""
+    own, others = (dict(known.labels).get(labels.JOBSET_NAME) for known in (pod, first))
+    if own is not None or others is not None:
+        return own == others and pod.namespace == first.namespace
+    return pod.owner_uid is not None and pod.owner_uid == first.owner_uid
+
+
+def _may_be_busy(
+    pods: list[PodObserved], as_of: datetime, state: ClusterState, policy: ScalingPolicy, since: datetime | None = None
+) -> str | None:
+    """Return which pod is not known to have been idle since then, or for as long as the policy says."""
+    rules = policy.idle_jobs
     if not _is_observed(state, policy, as_of):
         return "telemetry of too few nodes is known"
     uids = {node.name: uid for uid, node in state.nodes.items()}
-    since = as_of - timedelta(seconds=rules.idle_seconds)
+    since = since or as_of - timedelta(seconds=rules.idle_seconds)
     for pod in pods:
         uid = uids.get(pod.node_name or "", NodeUid(""))
         gpus = _reliable_gpus(uid, state, policy, as_of)
@@ -278,9 +408,13 @@ def _are_unfit(pods: list[PodObserved], spec: JobSpec) -> str | None:
     """Return why these pods are not a job that may be ended as a whole."""
     if not spec.gang_count <= len(pods) <= spec.member_count:
         return f"it has {len(pods)} pods, of {spec.gang_count} to {spec.member_count}"
+    return _may_not_end(pods)
+
+
+def _may_not_end(pods: list[PodObserved]) -> str | None:
     if any(pod.phase != "running" or pod.node_name is None or pod.deleting_since is not None for pod in pods):
         return "one of its pods does not run, or is being deleted"
-    keep = {labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT}
+    keep = {labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT, labels.IDLE_ALLOWED}
     if any(key in keep and value == "true" for pod in pods for key, value in pod.annotations):
         return "one of its pods must not be disrupted"
     return None

@@ -4,9 +4,10 @@ Also the finalizer that makes this possible, and nodes that Karpenter ends itsel
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from gpu_autoscaler.core.disruption.protection import save_request
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
@@ -137,9 +138,6 @@ def unannounced_deletions(state: ClusterState) -> tuple[UnannouncedDeletion, ...
 
 
 def is_announced(annotations: Mapping[str, str], since: datetime) -> bool:
-    """True for a pod that was asked to save by an instant after this one; an older request had another cause."""
-    try:
-        deadline_at = datetime.fromisoformat(annotations.get(labels.CHECKPOINT_REQUESTED, ""))
-    except ValueError:
-        return False
-    return (deadline_at if deadline_at.tzinfo else deadline_at.replace(tzinfo=UTC)) >= since
+    """True for a pod that was asked to save since then; an older request had another cause."""
+    request = save_request(annotations)
+    return request is not None and request.requested_at >= since

@@ -1,17 +1,19 @@
-"""Jobs that hold GPUs and leave them idle, by reliable telemetry. Off by default: it cancels users' work.
+"""Jobs, and workloads of opted-in namespaces, that hold GPUs and leave them idle, by reliable telemetry.
 
-Exempt are jobs with `do-not-disrupt`, with a GPU that was not observed all the time, or on a node whose GPUs all read
-zero: an idle sensor is not an idle job.
+Off by default: it ends users' work. A workload is announced on its pods, and ends after a grace time if it stays idle.
+Exempt are pods with `do-not-disrupt` or `idle-allowed`, with a GPU that was not observed all the time, or on a node
+whose GPUs all read zero: an idle sensor is not an idle job.
 """
 
 from datetime import datetime
 from typing import NamedTuple
 
-from gpu_autoscaler.core.disruption.utilization import FleetUtilization, fleet_utilization
+from gpu_autoscaler.core.disruption.protection import annotated_instant
+from gpu_autoscaler.core.disruption.utilization import fleet_utilization
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.state.queries import is_finished, pods_by_node
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory, since_at_most
 from gpu_autoscaler.events.pod import PodObserved
@@ -26,15 +28,21 @@ class IdleJob(NamedTuple):
     idle_seconds: float
 
 
+class IdleWorkload(NamedTuple):
+    """Pods of one owner outside of our queue, or a pod without an owner, whose GPUs have all been idle for too long."""
+
+    pods: tuple[PodObserved, ...]  # ordered by uid
+    idle_seconds: float
+    announced_at: datetime | None  # None: not since they are idle
+    ends_at: datetime | None  # as announced
+
+
 def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleJob, ...]:
     """Return each job that was idle for too long, by id; empty if telemetry is unreliable."""
     rules = policy.idle_jobs
     if not rules.is_on:
         return ()
-    utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
-    if utilization.fault is not None:
-        return ()
-    held_gpus = _held_gpus(state, utilization)
+    held_gpus = _held_gpus(state, policy, as_of)
     due: list[IdleJob] = []
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
@@ -43,9 +51,46 @@ def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tu
     return tuple(sorted(due))
 
 
-def _held_gpus(state: ClusterState, utilization: FleetUtilization) -> dict[str, list[GpuTelemetryHistory]]:
-    """Return GPUs by namespace/name of the pod that holds them, of nodes on which some GPU reads more than zero."""
+def idle_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleWorkload, ...]:
+    """Return each workload of the opted-in namespaces that was idle for too long; empty if telemetry is unreliable."""
+    rules = policy.idle_jobs
+    if not rules.namespaces:
+        return ()
+    held_gpus = _held_gpus(state, policy, as_of)
+    by_owner: dict[str, list[PodObserved]] = {}
+    for pod in state.pods.values():
+        is_workload = pod.job_id is None and pod.requests.has_gpus and counts_for_idleness(pod)
+        if pod.namespace in rules.namespaces and is_workload:
+            by_owner.setdefault(_workload_of(pod), []).append(pod)
+    due: list[IdleWorkload] = []
+    for pods in by_owner.values():
+        pods.sort(key=lambda pod: pod.pod_uid)
+        idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max) if all(map(_may_end, pods)) else None
+        if idle_since is None or not has_lasted(idle_since, rules.idle_seconds, as_of):
+            continue
+        announced_at, ends_at = (
+            [at for pod in pods if (at := annotated_instant(dict(pod.annotations), key)) is not None]
+            for key in (labels.IDLE_ANNOUNCED_AT, labels.IDLE_ENDS_AT)
+        )
+        is_announced = len(announced_at) == len(ends_at) == len(pods) and min(announced_at) >= idle_since
+        known = (max(announced_at), max(ends_at)) if is_announced else (None, None)
+        due.append(IdleWorkload(tuple(pods), (as_of - idle_since).total_seconds(), *known))
+    return tuple(sorted(due, key=lambda workload: workload.pods[0].pod_uid))
+
+
+def _workload_of(pod: PodObserved) -> str:
+    """Return what the pod is ended with: its JobSet, else its owner, else itself."""
+    jobset = dict(pod.labels).get(labels.JOBSET_NAME)
+    return pod.owner_uid or pod.pod_uid if jobset is None else f"{pod.namespace}/{jobset}"
+
+
+def _held_gpus(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> dict[str, list[GpuTelemetryHistory]]:
+    """Return GPUs by namespace/name of the pod that holds them, of nodes on which some GPU reads more than zero; none
+    if telemetry as a whole is unreliable."""
     held_gpus: dict[str, list[GpuTelemetryHistory]] = {}
+    utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
+    if utilization.fault is not None:
+        return held_gpus
     for uid, history in utilization.trusted.items():
         window = state.telemetry.get(uid)
         reads = () if window is None else window.gpus
@@ -86,7 +131,8 @@ def _runs(job: JobRecord | None, pods: list[PodObserved]) -> bool:
 
 def _may_end(pod: PodObserved) -> bool:
     marks = dict(pod.annotations)
-    is_kept = any(marks.get(key) == "true" for key in (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT))
+    keys = (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT, labels.IDLE_ALLOWED)
+    is_kept = any(marks.get(key) == "true" for key in keys)
     return pod.phase == "running" and pod.deleting_since is None and not is_kept
 
 

@@ -7,6 +7,7 @@ without a controller, local data, and work that would start over; work that save
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from gpu_autoscaler.core.placement.label_matching import holds
 from gpu_autoscaler.core.state.queries import counts_for_idleness
@@ -18,7 +19,7 @@ from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
 # ---- checkpoints
 # The contract with jobs: a pod that saves on request carries the annotation `checkpointed-at` from its start, empty
 # until its first save, and writes the instant of each save there (RFC 3339). The annotation `checkpoint-requested` with
-# the deadline requests a save; the pod has answered once it has saved since.
+# the deadline requests a save, and `checkpoint-requested-at` dates it; the pod has answered once it has saved since.
 
 # Clocks of nodes differ a little, and a save just before the request is as good as one after it.
 ANSWER_SECONDS_BEFORE = 5.0
@@ -31,8 +32,36 @@ def can_save(annotations: Mapping[str, str]) -> bool:
 
 def checkpointed_at(annotations: Mapping[str, str]) -> datetime | None:
     """Return when the pod last saved; None: never, or the annotation is invalid."""
+    return annotated_instant(annotations, labels.CHECKPOINTED_AT)
+
+
+def request_annotations(requested_at: datetime, deadline_at: datetime) -> dict[str, str]:
+    """Return the annotations that ask a pod to save by the deadline."""
+    return {
+        labels.CHECKPOINT_REQUESTED: deadline_at.isoformat(),
+        labels.CHECKPOINT_REQUESTED_AT: requested_at.isoformat(),
+    }
+
+
+class SaveRequest(NamedTuple):
+    """The last request to a pod to save."""
+
+    requested_at: datetime  # its deadline, for a request of 0.2
+    deadline_at: datetime
+
+
+def save_request(annotations: Mapping[str, str]) -> SaveRequest | None:
+    """Return the last request to the pod; None: there was none, or the annotation is invalid."""
+    deadline_at = annotated_instant(annotations, labels.CHECKPOINT_REQUESTED)
+    if deadline_at is None:
+        return None
+    return SaveRequest(annotated_instant(annotations, labels.CHECKPOINT_REQUESTED_AT) or deadline_at, deadline_at)
+
+
+def annotated_instant(annotations: Mapping[str, str], key: str) -> datetime | None:
+    """Return the instant of this annotation; None: it is missing or invalid."""
     try:
-        at = datetime.fromisoformat(annotations.get(labels.CHECKPOINTED_AT, ""))
+        at = datetime.fromisoformat(annotations.get(key, ""))
     except ValueError:
         return None
     return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -84,7 +84,7 @@ def _by_subject(plan: Plan, state: ClusterState) -> dict[str, _Outcome]:
 def _subjects(decision: AnyDecision | AnyUpkeep) -> Iterator[str]:
     match decision:
         case UpkeepDecision():
-            yield decision.key  # apart from what is decided about the node or the job
+            yield upkeep_key(decision.tag(), decision.subject)  # apart from what is decided about the node or the job
         case BuyNode(reason=BelowMinimum()):
             yield CLUSTER
         case BuyNode(reason=ReplacesAtRiskNode() as reason):

@@ -9,13 +9,14 @@ from typing import Literal
 
 import msgspec
 
-from gpu_autoscaler.core.disruption.protection import exhausted_budget
+from gpu_autoscaler.core.disruption.protection import annotated_instant, exhausted_budget
 from gpu_autoscaler.core.explain.status import StatusView, is_ordered_for, view_line, waiting_pod_line
 from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
+from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, pods_by_node
 from gpu_autoscaler.core.state.state import DrainRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.events.scaling import ScalingPodEvicted
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import DrainNode, ReleaseInstance
 from gpu_autoscaler.model.format import counted, instant, listed
 from gpu_autoscaler.model.reasons.defer import DeferReason, NoOfferFits, NotYetIdle, OffersUnavailable, PriceUnknown
@@ -56,6 +57,9 @@ def announcements(status: StatusView) -> Iterator[Announcement]:
     for evicted, drain in sorted(evictions, key=lambda pair: (pair[0].evicted_at, pair[0].pod_uid)):
         if status.as_of - evicted.evicted_at <= ANNOUNCED_FOR:
             yield _of_eviction(evicted, drain, status)
+    for pod in sorted(status.state.pods.values(), key=lambda pod: pod.pod_uid):
+        if (announcement := _of_idle(pod, status)) is not None:
+            yield announcement
     waiting = (
         (pod.unschedulable_since, pod.pod_uid, pod)
         for pod in status.state.pods.values()
@@ -67,6 +71,29 @@ def announcements(status: StatusView) -> Iterator[Announcement]:
     for view in sorted(status.views, key=lambda view: view.name):
         if view.is_ours and view.node_uid is not None:
             yield _of_node(view, status)
+
+
+def _of_idle(pod: PodObserved, status: StatusView) -> Announcement | None:
+    """Return that the workload of the pod ends soon because its GPUs are idle."""
+    if is_finished(pod) or not any(key == labels.IDLE_ENDS_AT for key, _ in pod.annotations):
+        return None
+    ends_at = annotated_instant(dict(pod.annotations), labels.IDLE_ENDS_AT)
+    if ends_at is None or status.as_of > ends_at + ANNOUNCED_FOR:
+        return None
+    message = (
+        f"Its GPUs are idle. If they stay so, its workload ends at {instant(ends_at)}. To keep it, annotate its pods"
+        f" {labels.IDLE_ALLOWED}=true."
+    )
+    return Announcement(
+        kind="Pod",
+        namespace=pod.namespace,
+        name=pod.name,
+        uid=pod.pod_uid,
+        reason="GPUIdle",
+        message=message,
+        is_warning=True,
+        is_once=True,
+    )
 
 
 def _of_pod(pod: PodObserved, status: StatusView) -> Announcement | None:

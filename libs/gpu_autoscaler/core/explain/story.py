@@ -200,7 +200,8 @@ def _scaling_sentence(fact: Fact) -> str | None:
             return f"Node {fact.node_name} was cordoned; its drain ends by {instant(fact.deadline_at)}."
         case scaling.ScalingCheckpointRequested():
             deadline = instant(fact.deadline_at)
-            return f"{listed(fact.pods)} on node {fact.node_name} were asked to save a checkpoint by {deadline}."
+            where = f" on node {fact.node_name}" if fact.node_name else ""
+            return f"{listed(fact.pods)}{where} were asked to save a checkpoint by {deadline}."
         case scaling.ScalingPodEvicted():
             action = "deleted at the deadline" if fact.is_forced else "evicted"
             return f"Pod {fact.pod} on node {fact.node_name} was {action}."
@@ -398,7 +399,7 @@ def _is_about(recorded: Recorded, keys: frozenset[str], deferrals: PastDeferrals
 
 
 def _is_decided(decision: AnyDecision | AnyUpkeep, keys: frozenset[str]) -> bool:
-    is_about = isinstance(decision, UpkeepDecision) and decision.subject in keys
+    is_about = isinstance(decision, UpkeepDecision) and not keys.isdisjoint(decision.subjects)
     return is_about or f"action/{decision.action_id}" in keys
 
 

@@ -47,6 +47,7 @@ _QUANTITY_MAX = {"cpu": 10_000 * 1000, "memory": 64 * 2**40, "ephemeral_storage"
 _GPU_MEMORY_GIB_MAX = 16 * 1024.0
 _MODELS_COUNT_MAX = 16  # project default: more models mean any model
 _BUDGET_USD_MAX = 1e9
+_CHECKPOINT_MINUTES_MAX = 24 * 60.0
 _RUN_SECONDS_MAX = 366 * 24 * 3600.0
 # Command and environment are part of one Kubernetes object, which etcd limits to 1.5 MiB (etcd documentation, "System
 # limits", read 2026-11-21), of every fact of the job, and of the memory of every service.
@@ -63,6 +64,7 @@ ALLOWED_ANNOTATIONS = (
     labels.DO_NOT_DISRUPT,
     labels.EVICTION_PRIORITY,
     labels.EXPECTED_END,
+    labels.IDLE_ALLOWED,
 )
 # Labels by which Kubernetes controllers select their pods.
 _CONTROLLER_LABELS = frozenset(
@@ -138,7 +140,7 @@ def admit(
 
 def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPolicy, supply: Supply) -> JobSpec:
     gpus, resources, budget_usd = request.gpu_requirements, request.resources, request.budget_limit_usd
-    hours = _duration_hours(request, policy)
+    hours, minutes = _duration_hours(request, policy), request.checkpoint_interval_minutes
     priority, share = request.priority, cheapest_share(gpus, supply.shares) if wants_share(gpus) else None
     models, place = requested_models(gpus), policy.tenancy.place(request.project_id)
     priority = PRIORITY_NAMES[priority.lower()] if isinstance(priority, str) else priority
@@ -170,7 +172,9 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         requested_at=at,
         run_seconds=request.run_seconds,
         within=request.within,
+        checkpoint_interval_seconds=minutes * 60.0 if isinstance(minutes, float) else minutes,
         start_by_at=request.start_by_at,
+        finish_by_at=request.finish_by_at,
         runtime=Runtime(request.runtime.lower()),
         pod_labels=request.pod_labels,
         pod_annotations=request.pod_annotations,
@@ -339,6 +343,10 @@ def _limit_violations(request: JobRequested, policy: ScalingPolicy) -> Iterator[
         yield Violation("max_duration_hours", reason)
     if run_seconds is not None and not 0 <= run_seconds <= _RUN_SECONDS_MAX:
         yield Violation("run_seconds", f"is {run_seconds:g}; must be zero or more and at most {_RUN_SECONDS_MAX:g}")
+    minutes = request.checkpoint_interval_minutes
+    if isinstance(minutes, float) and minutes != 0.0 and not 1.0 <= minutes <= _CHECKPOINT_MINUTES_MAX:
+        reason = f"is {minutes:g}; must be auto, 0 (never), or 1 to {_CHECKPOINT_MINUTES_MAX:g} minutes"
+        yield Violation("checkpoint_interval_minutes", reason)
 
 
 def _limits_of(request: JobRequested, policy: ScalingPolicy) -> tuple[tuple[str, QuotaLimits], ...]:

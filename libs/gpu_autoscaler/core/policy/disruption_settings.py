@@ -23,6 +23,8 @@ _FATAL = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140)
 _DEGRADED = (63, 94)
 # Ended drains are remembered for this long (`core/state/retention.py`).
 POOL_COOLDOWN_SECONDS_MAX = 6 * 3600.0
+# Saves that come faster than this are no checkpoints; a request needs seconds to be read. Source: our own.
+CHECKPOINT_SECONDS_MIN = 60.0
 _PoolCooldown = Annotated[float, Meta(ge=0, le=POOL_COOLDOWN_SECONDS_MAX)]
 
 
@@ -54,7 +56,7 @@ class UtilizationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Termination of jobs that hold GPUs without using them."""
+    """Termination of jobs, and of other workloads in opted-in namespaces, that hold GPUs without using them."""
 
     is_on: Annotated[
         bool,
@@ -64,6 +66,40 @@ class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     busy_ratio_max: Annotated[Ratio, about("Maximum utilization of every GPU of an idle job.", "#scale-down-rules")] = (
         0.05
     )
+    grace_seconds: Annotated[
+        Seconds, about("Time between the announcement on the pods and the end of the workload.", "#idle-workloads")
+    ] = 600.0
+    namespaces: Annotated[
+        tuple[str, ...],
+        about(
+            "Namespaces whose workloads with GPUs end as well, whoever created them; empty: none.", "#idle-workloads"
+        ),
+    ] = ()
+
+
+class CheckpointsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Periodic requests to running jobs to save a checkpoint. Jobs that do not save on request are not asked."""
+
+    is_on: Annotated[
+        bool, about("If true, running jobs that save on request are asked periodically.", "#checkpoint-interval")
+    ] = True
+    interval_seconds: Annotated[
+        float,
+        about(
+            "Time without a save after which a job is asked, unless the job names its own.",
+            "#checkpoint-interval",
+            ge=CHECKPOINT_SECONDS_MIN,
+        ),
+    ] = 900.0
+    interval_seconds_min: Annotated[
+        float, about("Shortest interval that is computed for a job.", "#checkpoint-interval", ge=CHECKPOINT_SECONDS_MIN)
+    ] = 120.0
+    interval_seconds_max: Annotated[
+        float, about("Longest interval that is computed for a job.", "#checkpoint-interval", ge=CHECKPOINT_SECONDS_MIN)
+    ] = 3600.0
+    saves_count_max: Annotated[
+        int, about("Maximum number of jobs that save on request at the same time.", "#checkpoint-interval", ge=1)
+    ] = 64
 
 
 class GpuHealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

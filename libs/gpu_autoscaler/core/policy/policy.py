@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gpu_autoscaler.core.policy.disruption_settings import (
+    CheckpointsPolicy,
     IdleJobsPolicy,
     RemovalPolicy,
     UtilizationPolicy,
@@ -285,6 +286,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_jobs: Annotated[
         IdleJobsPolicy, about("Termination of jobs that hold GPUs without using them.", "#scale-down-rules")
     ] = IdleJobsPolicy()
+    checkpoints: Annotated[
+        CheckpointsPolicy, about("Periodic requests to save checkpoints.", "#checkpoint-interval")
+    ] = CheckpointsPolicy()
     tenancy: Annotated[
         TenancyPolicy,
         about("Namespaces, quotas, cost centers and PriorityClasses of projects.", "#projects-and-namespaces"),

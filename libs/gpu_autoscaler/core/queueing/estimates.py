@@ -204,8 +204,7 @@ class Estimates:
             price = self._cheapest(spec)
         if price is None:
             return estimate
-        seconds = spec.run_seconds or self._run_seconds.get((spec.project_id, spec.job_name))
-        likely = min(seconds or spec.duration_seconds_max, spec.duration_seconds_max)
+        likely = likely_seconds(spec, self._state)
         hourly = price * spec.member_count
         return msgspec.structs.replace(
             estimate,
@@ -224,6 +223,12 @@ class Estimates:
             for place in np.flatnonzero(members)
         )  # fmt: skip
         return min((share for share in shares if share is not None), default=None)
+
+
+def likely_seconds(spec: JobSpec, state: ClusterState) -> float:
+    """Return how long the job is likely to run: its own run time, that of recent jobs of its name, or its limit."""
+    seconds = spec.run_seconds or _run_seconds(state.jobs).get((spec.project_id, spec.job_name))
+    return min(seconds or spec.duration_seconds_max, spec.duration_seconds_max)
 
 
 class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -4,13 +4,14 @@ Every terminated instance counts once, in the hour of its end. Sums are integers
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.state.hours import hour
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord, SpotTerminations
 from gpu_autoscaler.events.node import InstanceState, NodeInstanceObserved
@@ -20,6 +21,8 @@ from gpu_autoscaler.model.offers import CapacityType, Offer
 
 # In recorded spot traces, interrupted fleets regained their size within three to nine hours.
 HALF_LIFE_HOURS = 6
+# Ended instances are known for six whole hours (`core/state/retention.py`), so that running times can be added up.
+MEASURED_HOURS = 6
 _WHOLE = 1 << 16  # weight of a termination in this hour
 
 # Prior of a capacity pool without history: one interruption of twenty, the lowest band of AWS ("Spot Instance advisor",
@@ -57,6 +60,26 @@ def rate_of(offer: Offer, weights: Mapping[str, tuple[int, int]]) -> float:
     published = offer.interruption_ratio
     assumed = ASSUMED_INTERRUPTED_COUNT if published is None else published * ASSUMED_COUNT
     return (interrupted + _WHOLE * assumed) / (total + _WHOLE * ASSUMED_COUNT)
+
+
+def interruption_seconds(state: ClusterState, capacity_pools: Iterable[str], as_of: datetime) -> float | None:
+    """Return the mean time until the cloud interrupts one of several spot nodes, given by the capacity pool of each:
+    running time over interruptions in the last MEASURED_HOURS; None: no interruption was measured."""
+    first_hour = hour(as_of) - MEASURED_HOURS + 1
+    start = datetime.fromtimestamp(first_hour * 3600, UTC)
+    ran_seconds: Counter[str] = Counter()
+    for instance in state.instances.values():
+        if instance.capacity_type is CapacityType.SPOT:
+            end = instance.terminated_at or plain(as_of)
+            seconds = (end - max(instance.launched_at, start)).total_seconds()
+            ran_seconds[capacity_pool_of(instance.instance_type, instance.zone)] += max(0, round(seconds))
+    per_second = 0.0
+    for pool, nodes_count in Counter(capacity_pools).items():
+        ends = state.spot_terminations.get(pool, {})
+        interrupted = sum(counts.interrupted_count for ended_in, counts in ends.items() if ended_in >= first_hour)
+        if ran_seconds[pool]:
+            per_second += nodes_count * interrupted / ran_seconds[pool]
+    return None if per_second == 0.0 else 1.0 / per_second
 
 
 def capacity_pool_of(instance_type: str, zone: str) -> str:

@@ -161,3 +161,18 @@ class VolcanoJob(Object, frozen=True, kw_only=True):
 
     spec: VolcanoJobSpec = VolcanoJobSpec()
     status: VolcanoJobStatus = VolcanoJobStatus()
+
+
+# ---- objects that are scaled (Kubernetes API reference v1.36, "Deployment", "ReplicaSet", "StatefulSet")
+
+
+class ScalableStatus(Wire, frozen=True):
+    """Pods that the object has created."""
+
+    replicas: int = 0
+
+
+class Scalable(Object, frozen=True, kw_only=True):
+    """A Deployment, ReplicaSet or StatefulSet."""
+
+    status: ScalableStatus = ScalableStatus()

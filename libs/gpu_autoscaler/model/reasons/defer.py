@@ -12,7 +12,7 @@ from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import IdleRule, Reason, first_listed
 from gpu_autoscaler.model.reasons.defer_limits import LimitReason
 from gpu_autoscaler.model.reasons.defer_waits import WaitReason
-from gpu_autoscaler.model.reasons.upkeep import UpkeepRepeated
+from gpu_autoscaler.model.reasons.upkeep import UpkeepDeferReason
 
 TelemetryFault = Literal["silent", "frozen", "corrupt", "all_zero"]
 
@@ -433,7 +433,7 @@ DeferReason = (
     | UtilizationUnconfirmed
     | ForecastUncertain
     | PlanRejected
-    | UpkeepRepeated
+    | UpkeepDeferReason
     | LimitReason
     | WaitReason
 )

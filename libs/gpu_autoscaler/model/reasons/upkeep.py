@@ -69,6 +69,44 @@ class JobIdle(Reason, frozen=True, kw_only=True, tag="job_idle"):
         return f"To keep a job, annotate its pods {labels.DO_NOT_DISRUPT}=true, or raise idle_jobs.idle_seconds."
 
 
+class WorkloadIdle(Reason, frozen=True, kw_only=True, tag="workload_idle"):
+    """Every GPU of the workload, in an opted-in namespace, was idle for longer than the policy allows."""
+
+    idle_seconds: float
+    idle_seconds_max: float
+    busy_ratio_max: float
+    announced_at: Instant | None = None  # None: it is announced now
+
+    def sentence(self) -> str:
+        used = f"its GPU utilization was at most {percent(self.busy_ratio_max)} for {duration(self.idle_seconds)}"
+        announced = "" if self.announced_at is None else f" It was announced at {instant(self.announced_at)}."
+        limit = duration(self.idle_seconds_max)
+        return f"The workload holds GPUs and leaves them idle: {used} (limit: {limit}).{announced}"
+
+    def remedy(self) -> str:
+        return f"To keep a workload, annotate its pods {labels.IDLE_ALLOWED}=true, or change idle_jobs.namespaces."
+
+
+class CheckpointDue(Reason, frozen=True, kw_only=True, tag="checkpoint_due"):
+    """The job has not saved a checkpoint for an interval."""
+
+    last_saved_at: Instant | None  # None: not since its attempt began
+    interval_seconds: float
+    save_seconds: float | None = None  # measured; None: the interval is not computed
+    interruption_seconds: float | None = None  # measured mean time until its nodes are interrupted
+
+    def sentence(self) -> str:
+        saved = "has not saved" if self.last_saved_at is None else f"last saved at {instant(self.last_saved_at)}"
+        figures = ""
+        if self.save_seconds is not None and self.interruption_seconds is not None:
+            of_save, between = duration(self.save_seconds), duration(self.interruption_seconds)
+            figures = f" A save takes {of_save}, and its nodes are interrupted every {between} on average."
+        return f"The job {saved}; it is asked every {duration(self.interval_seconds)}.{figures}"
+
+    def remedy(self) -> str:
+        return "To change it, name an interval in the job (0: none), or set checkpoints.interval_seconds."
+
+
 class ReservationEnding(Reason, frozen=True, kw_only=True, tag="reservation_ending"):
     """The paid reservation of the instance ends soon, so that its work has to move."""
 
@@ -211,13 +249,59 @@ class UpkeepRepeated(Reason, frozen=True, kw_only=True, tag="upkeep_repeated"):
         return "The scaler's log has the error of each attempt; check its rights in Kubernetes and the cloud's answers."
 
 
+class CheckpointsUnsupported(Reason, frozen=True, kw_only=True, tag="checkpoints_unsupported"):
+    """The job asked for periodic requests, but none of its running pods saves on request."""
+
+    def sentence(self) -> str:
+        return f"No running pod of the job has the annotation {labels.CHECKPOINTED_AT}, by which it saves on request."
+
+    def remedy(self) -> str:
+        return f"Add the annotation {labels.CHECKPOINTED_AT} with an empty value to its pods, or set the interval to 0."
+
+
+class SaveInProgress(Reason, frozen=True, kw_only=True, tag="save_in_progress"):
+    """The pods of the job were asked to save for another cause, and have not answered."""
+
+    deadline_at: Instant
+
+    def sentence(self) -> str:
+        return f"Its pods were asked to save by {instant(self.deadline_at)}, and have not answered."
+
+    def remedy(self) -> str:
+        return "Look into the log of its pods if they do not answer until then."
+
+
+class SavesConcurrentLimit(Reason, frozen=True, kw_only=True, tag="saves_concurrent_limit"):
+    """As many jobs as allowed save at the same time."""
+
+    saves_count_max: int
+
+    def sentence(self) -> str:
+        return f"{counted(self.saves_count_max, 'job')} may save at the same time, and do."
+
+    def remedy(self) -> str:
+        return "To let more save at once, raise checkpoints.saves_count_max."
+
+
+class OwnerUnsupported(Reason, frozen=True, kw_only=True, tag="owner_unsupported"):
+    """The workload is idle, but its pods belong to a kind of object that is not ended for its users."""
+
+    owner_kind: str
+
+    def sentence(self) -> str:
+        return f"The workload is idle, but its pods belong to a {self.owner_kind}, which would create them again."
+
+    def remedy(self) -> str:
+        return "Delete its object, or scale it down."
+
+
+UpkeepDeferReason = UpkeepRepeated | CheckpointsUnsupported | SaveInProgress | SavesConcurrentLimit | OwnerUnsupported
 UpkeepReason = (
     InstanceGone
     | FinalizerMissing
     | FinalizerUnneeded
     | DeletedByKarpenter
     | JobIdle
-    | ReservationEnding
     | RequestAccepted
     | RequestInvalid
     | RequestExpired
@@ -226,4 +310,7 @@ UpkeepReason = (
     | CapacityMissing
     | BookingEnded
     | BookedNodeLost
+    | WorkloadIdle
+    | CheckpointDue
+    | ReservationEnding
 )

@@ -15,6 +15,7 @@ from gpu_autoscaler.model.demands import DemandShape
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import FactId, JobId, derive_id
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
+from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.faults.injection import Faults
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
@@ -105,7 +106,13 @@ class Users:
         )
         # Some elastic jobs start with fewer members; drawn from a separate generator to keep recorded seeds stable.
         members_min = random.Random(f"{name}/{run_seconds}").choice((None, 1, 2)) if request.members > 2 else None
-        request = replace(request, min_members=members_min, budget_limit_usd=_budget(request))
+        interval = random.Random(f"{name}/{run_seconds}/interval").choice((None, None, 0.0, 2.0, 5.0, "auto"))
+        request = replace(
+            request,
+            min_members=members_min,
+            budget_limit_usd=_budget(request),
+            checkpoint_interval_minutes=interval if request.workload_type == CHECKPOINTING_WORKLOAD else None,
+        )
         # Where some jobs ask for GPU fractions, gangs ask for one zone.
         return replace(request, within=labels.ZONE) if self._wants_fractions and request.members > 1 else request
 

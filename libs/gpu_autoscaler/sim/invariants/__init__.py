@@ -3,6 +3,7 @@
 # Names of the invariants, as reports and `found_by.json` have them.
 BRAKE_HOLDS = "the brake limits removals by force"
 BUSY_JOBS_KEPT = "no busy job is canceled as idle"
+CHECKPOINTS_ASKED = "running work is asked to save in time"
 DIRECTIVES_OBEYED = "directives are obeyed"
 FOREIGN_NODES_UNTOUCHED = "foreign nodes are untouched"
 FREEZE_OBEYED = "a frozen policy changes nothing"

@@ -61,6 +61,7 @@ from gpu_autoscaler.store.protocol import JobRow
 CORDONED_SECONDS = 2.0
 DRAINED_SECONDS_MIN = 15.0  # a notice read this long before its deadline leaves time to empty the node
 JUST_SAVED_SECONDS = 900.0  # longer than a voluntary drain
+ANSWER_SECONDS_BEFORE = 5.0  # clocks of nodes differ a little
 SAVE_DEADLINE_SECONDS = 10.0  # before the last moment that leaves the pod its grace period
 CALM_SECONDS = 60.0  # without a fault: delayed work has caught up
 # The path of a notice. Faults elsewhere (prices, launches, telemetry, other services) excuse nothing.
@@ -279,12 +280,14 @@ class InvariantMonitor:
         return None if owner is not None or controller_of(pod) is not None else "no controller would recreate it"
 
     def _has_just_saved(self, pod: core.Pod) -> bool:
-        """True if the pod was asked for a checkpoint before its eviction and has saved."""
+        """True if the pod was asked for a checkpoint before its eviction and has saved since."""
         annotations = pod.metadata.annotations
-        saved_at = annotations.get(labels.CHECKPOINTED_AT)
-        if not saved_at or labels.CHECKPOINT_REQUESTED not in annotations:
+        saved_at, asked_at = annotations.get(labels.CHECKPOINTED_AT), annotations.get(labels.CHECKPOINT_REQUESTED_AT)
+        if not saved_at or not asked_at:
             return False
-        return self._loop.now() - datetime.fromisoformat(saved_at) < timedelta(seconds=JUST_SAVED_SECONDS)
+        at = datetime.fromisoformat(saved_at)
+        is_answer = at >= datetime.fromisoformat(asked_at) - timedelta(seconds=ANSWER_SECONDS_BEFORE)
+        return is_answer and self._loop.now() - at < timedelta(seconds=JUST_SAVED_SECONDS)
 
     # ---- one plan per parent
 
@@ -344,6 +347,10 @@ class InvariantMonitor:
         self._refused_offers.on_fact(recorded)
         self._stale_data.on_fact(recorded)
         self._upkeep.on_fact(recorded)
+        if isinstance(recorded.fact, ScalingPlanMade) and self._was_calm_since(
+            self._loop.time() - 2 * RUNNING_KNOWN_SECONDS
+        ):
+            self._upkeep.check_asked(self._loop.now(), self._policies)
         if isinstance(recorded.fact, ScalingPlanMade):
             self._on_plan(recorded.fact.plan, recorded.sequence)
             self._check_frozen(recorded.fact)

@@ -1,17 +1,17 @@
 """Invariants of acts of upkeep, whatever a process believes.
 
 No act happens that no recorded plan decided; each has its cause in the true state; none is decided again before its
-back-off is over.
+back-off is over. Jobs that save on request are asked in time: an interruption costs them an interval of work at most.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.job import JobCancelRequested
+from gpu_autoscaler.events.job import JobCancelRequested, JobQueued
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.kube.protocol import NODES
+from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import (
@@ -25,13 +25,18 @@ from gpu_autoscaler.model.decisions import (
     RemoveFinalizer,
     RemoveOrphanedNode,
     RequestCheckpoints,
+    RequestJobCheckpoint,
     UpkeepDecision,
     upkeep_key,
 )
+from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud
+from gpu_autoscaler.sim.cluster.controllers import is_ready
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
-from gpu_autoscaler.sim.invariants import UPKEEP_DECIDED, UPKEEP_JUSTIFIED, UPKEEP_REPEATED
+from gpu_autoscaler.sim.invariants import CHECKPOINTS_ASKED, UPKEEP_DECIDED, UPKEEP_JUSTIFIED, UPKEEP_REPEATED
 
+ASKED_LATE = timedelta(seconds=180.0)  # a start, a tick and a write, without faults
 GONE_MIN = timedelta(seconds=120.0)  # the time that others have to remove the node of an instance that has ended
 
 
@@ -47,6 +52,8 @@ class UpkeepInvariant:
         self._report = report
         self._decided: set[str] = set()  # keys of acts
         self._retry_at: dict[str, datetime] = {}  # of the last attempt, by key
+        self._job_retry_at: dict[str, datetime] = {}  # of the last request to each job to save
+        self._intervals: dict[JobId, float | str | None] = {}  # in seconds, as the jobs ask for them
         self._asking: set[str] = set()  # names of nodes whose pods a plan had asked; a drain asks for checkpoints too
 
     def on_fact(self, recorded: Recorded) -> None:
@@ -54,6 +61,8 @@ class UpkeepInvariant:
         match recorded.fact:
             case ScalingPlanMade(plan=plan):
                 self._on_plan(plan)
+            case JobQueued(job_id=job_id, spec=spec):
+                self._intervals[job_id] = spec.checkpoint_interval_seconds
             case ScalingDecisionsRestored(past=past):
                 self._add_asking([entry.decision for entry in past])
             case JobCancelRequested(action_id=str()) as cancellation:
@@ -86,7 +95,8 @@ class UpkeepInvariant:
 
     def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
         """A process annotates a pod; a drain of its node asks for a checkpoint too."""
-        if labels.CHECKPOINT_REQUESTED in annotations and pod.spec.node_name not in self._asking:
+        asked = {pod.spec.node_name, f"job/{pod.metadata.labels.get(labels.JOB_ID)}"}
+        if labels.CHECKPOINT_REQUESTED in annotations and asked.isdisjoint(self._asking):
             self._report(UPKEEP_DECIDED, f"{pod.metadata.name}: no plan has decided to ask for a checkpoint")
 
     def _on_plan(self, plan: Plan) -> None:
@@ -99,7 +109,36 @@ class UpkeepInvariant:
             self._decided.add(decision.key)
             if isinstance(decision, RequestCheckpoints):
                 self._check_deletion(decision)
+            if isinstance(decision, RequestJobCheckpoint):
+                self._check_interval(decision)
         self._add_asking((*plan.decisions, *plan.upkeep_decisions))
+
+    def check_asked(self, as_of: datetime, policies: Policies) -> None:
+        """No fault disturbs: every job that saves on request was asked an interval after its last save."""
+        rules = policies.now.checkpoints
+        saved_at: dict[str, datetime] = {}
+        for pod in self._cluster.all(PODS):
+            if rules.is_on and is_ready(pod) and labels.CHECKPOINTED_AT in pod.metadata.annotations:
+                job_id, started_at = pod.metadata.labels.get(labels.JOB_ID, ""), pod.status.start_time or as_of
+                saved = pod.metadata.annotations[labels.CHECKPOINTED_AT]
+                at = datetime.fromisoformat(saved) if saved else started_at
+                saved_at[job_id] = max(at, saved_at.get(job_id, at))
+        for job_id, at in saved_at.items():
+            interval = self._intervals.get(JobId(job_id), 0.0)
+            if interval == 0.0:
+                continue
+            longest = max(rules.interval_seconds_max, rules.interval_seconds) if interval == "auto" else interval
+            late_at = at + timedelta(seconds=float(longest or rules.interval_seconds)) + ASKED_LATE
+            if as_of > max(late_at, self._job_retry_at.get(job_id, at) + ASKED_LATE):
+                self._report(CHECKPOINTS_ASKED, f"{job_id} has not saved since {at.isoformat()}, and was not asked")
+
+    def _check_interval(self, decision: RequestJobCheckpoint) -> None:
+        interval = self._intervals.get(decision.job_id)
+        seconds = (decision.requested_at - decision.since).total_seconds()
+        if isinstance(interval, float) and (interval == 0.0 or seconds < interval):
+            self._report(UPKEEP_JUSTIFIED, f"{decision.job_id} is asked after {seconds:.0f} s, not {interval:.0f} s")
+        self._job_retry_at[decision.job_id] = decision.retry_at
+        self._asking.add(decision.subject)
 
     def _check_deletion(self, decision: RequestCheckpoints) -> None:
         """Only Karpenter evicts at once; pods of other nodes are asked when their drain is decided."""

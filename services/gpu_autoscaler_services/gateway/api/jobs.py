@@ -16,6 +16,7 @@ from aiohttp import web
 from gpu_autoscaler.core.demand.quotas import queue_violations
 from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.intake.admission import job_id_of, supply
+from gpu_autoscaler.core.queueing.deadlines import deadline_violations
 from gpu_autoscaler.core.queueing.job_budgets import budget_violation
 from gpu_autoscaler.core.state.queries import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
@@ -152,9 +153,11 @@ def refused(violations: Sequence[Violation]) -> Problem:
 
 
 def check_now(spec: JobSpec, model: ReadModel) -> None:
-    """Raise a 422 for a job that budget or ResourceQuota would never let start, a 429 for a full queue."""
+    """Raise a 422 for a job that budget or ResourceQuota would never let start, or that cannot meet its deadlines, a
+    429 for a full queue."""
     state = model.view.state
-    if violations := [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]:
+    never = [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]
+    if violations := [*never, *deadline_violations(spec, state, model.policy, model.clock.now())]:
         raise refused(violations)
     waiting_count = len(queue(state))
     if waiting_count >= model.policy.queue_count_max:

@@ -212,8 +212,10 @@ def _examples(groups: Iterable[decisions.DeferredGroup]) -> Iterator[decisions.D
 
 def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
     match decision:
-        case decisions.CancelIdleJob():
+        case decisions.CancelIdleJob() | decisions.RequestJobCheckpoint():
             return decision.job_id
+        case decisions.AnnounceIdleWorkload() | decisions.EndIdleWorkload():
+            return f"{decision.namespace}/{decision.pods[0].name}"
         case decisions.AnnounceReservationEnd():
             return decision.provider_id
         case decisions.AnswerProvisioningRequest():

@@ -24,14 +24,15 @@ from tests.support.stories import (
     purchase,
 )
 from tests.support.telemetry import minutes
+from tests.unit.core.disruption.test_periodic_checkpoints import interrupted, saved
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.policy.disruption_settings import IdleJobsPolicy, RemovalPolicy
+from gpu_autoscaler.core.policy.disruption_settings import CheckpointsPolicy, IdleJobsPolicy, RemovalPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.decisions import AnyUpkeep, Upkeep
+from gpu_autoscaler.model.decisions import AnyUpkeep, RequestJobCheckpoint, Upkeep
 from gpu_autoscaler.model.ids import JobId, NodeUid, ProviderId
 from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, DO_NOT_DISRUPT, KARPENTER_REGISTERED
 from gpu_autoscaler.model.scheduling import Taint
@@ -189,6 +190,74 @@ def test_checkpoints_are_requested_only_on_nodes_that_karpenter_deletes(change: 
     assert is_refused(act, change(state), policy())
 
 
+# ---- periodic checkpoints
+
+
+SAVING = saved(NOW - 20 * MINUTE)
+
+
+def finished(state: ClusterState) -> ClusterState:
+    """The job has ended, as its record says."""
+    return replace(state, jobs={JobId("train"): replace(state.jobs[JobId("train")], queued=None)})
+
+
+def of_job(**changes: Any) -> Change:  # noqa: ANN401 - fields of JobSpec
+    """The job was accepted with these changes."""
+
+    def change(state: ClusterState) -> ClusterState:
+        known = state.jobs[JobId("train")]
+        assert known.queued is not None
+        queued = replace(known.queued, spec=replace(known.queued.spec, **changes))
+        return replace(state, jobs={JobId("train"): replace(known, queued=queued)})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        of_pods(annotations=()),
+        of_pods(annotations=tuple(saved(NOW - 14 * MINUTE).items())),
+        of_pods(annotations=tuple(sorted(saved(NOW - 20 * MINUTE, NOW - MINUTE).items()))),
+        of_pods(phase="succeeded"),
+        of_pods(deleting_since=NOW),
+        of_pods(node_name="n2"),
+        of_pods(job_id="other"),
+        without("pods"),
+        without("jobs"),
+        finished,
+        of_job(checkpoint_interval_seconds=0.0),
+        of_job(checkpoint_interval_seconds=1500.0),
+        of_job(checkpoint_interval_seconds=300.0),
+    ],
+    ids=[
+        "saves on no request", "saved lately", "was asked", "ended", "is deleted", "pods elsewhere", "pods of another",
+        "no pods", "unknown job", "not accepted", "asks for none", "asks for fewer", "another interval",
+    ],
+)  # fmt: skip
+def test_a_job_is_asked_only_when_it_is_due(change: Change) -> None:
+    """Each of the planner's conditions is read again."""
+    running = job("train", gpus=1, placed_on=("n1",), is_running=True)
+    member = pod("a", on="n1", owner_kind="Job", job_id="train", annotations=SAVING)
+    state = given(node("n1"), running, member, as_of=NOW)
+    act = act_of("request_job_checkpoint", state, policy(), NOW)
+    assert is_refused(act, change(state), policy())
+    assert is_refused(act, state, policy(checkpoints=CheckpointsPolicy(is_on=False)))
+    assert is_refused(act, state, policy(checkpoints=CheckpointsPolicy(interval_seconds=1500.0)))
+    assert is_refused(replace(act, node_names=("n2",)), state, policy())
+    assert is_refused(replace(act, since=NOW - 30 * MINUTE), state, policy())
+
+
+def test_a_computed_interval_follows_from_its_figures() -> None:
+    """From a save that a pod took, and an interruption that was measured."""
+    state = interrupted(4, checkpoint_interval_seconds="auto")
+    act = act_of("request_job_checkpoint", state, policy(), NOW)
+    assert isinstance(act, RequestJobCheckpoint)
+    for changes in ({"interval_seconds": 120.0}, {"save_seconds": 5.0}, {"save_seconds": None}):
+        assert is_refused(replace(act, reason=replace(act.reason, **changes)), state, policy())
+    assert is_refused(act, replace(state, spot_terminations={}), policy())
+
+
 # ---- idle jobs
 
 
@@ -236,11 +305,6 @@ def all_zero(state: ClusterState) -> ClusterState:
         for uid, window in state.telemetry.items()
     }
     return replace(state, telemetry=zero)
-
-
-def finished(state: ClusterState) -> ClusterState:
-    """The job has ended, as its record says."""
-    return replace(state, jobs={JobId("train"): replace(state.jobs[JobId("train")], queued=None)})
 
 
 def many_silent(state: ClusterState) -> ClusterState:

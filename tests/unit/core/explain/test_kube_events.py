@@ -27,6 +27,7 @@ from gpu_autoscaler.core.explain.kube_events import MESSAGE_LENGTH_MAX, Announce
 from gpu_autoscaler.core.explain.status import StatusView
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.model.labels import IDLE_ALLOWED, IDLE_ENDS_AT
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted
 from gpu_autoscaler.model.scheduling import LabelRequirement
@@ -85,6 +86,17 @@ def test_pods_waiting_longest_come_first() -> None:
     pods = [pod(f"p{number}", gpus=16, unschedulable_since=T0 - number * MINUTE) for number in (1, 3, 2)]
 
     assert [one.name for one in announced(*pods, on_sale())] == ["p3", "p2", "p1"]
+
+
+def test_an_idle_pod_shows_when_its_workload_ends() -> None:
+    """From the announcement on its pods until minutes after the end; once, with what keeps it."""
+    marks = {IDLE_ENDS_AT: (T0 + 10 * MINUTE).isoformat()}
+    idle = (pod("a", on="n1", annotations=marks), pod("b", on="n1"), pod("c", annotations={IDLE_ENDS_AT: "soon"}))
+    (event,) = [told for told in announced(*idle) if told.reason == "GPUIdle"]
+    assert (event.kind, event.name, event.is_warning, event.is_once) == ("Pod", "a", True, True)
+    assert "its workload ends at 2026-11-21 12:10:00 UTC" in event.message
+    assert f"annotate its pods {IDLE_ALLOWED}=true" in event.message
+    assert [told for told in announced(*idle, at=T0 + 16 * MINUTE) if told.reason == "GPUIdle"] == []
 
 
 def test_our_nodes_say_why_they_exist_and_when_they_are_removed() -> None:

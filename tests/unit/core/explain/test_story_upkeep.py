@@ -30,7 +30,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.ids import PlanId
-from gpu_autoscaler.model.labels import KARPENTER_REGISTERED
+from gpu_autoscaler.model.labels import CHECKPOINTED_AT, KARPENTER_REGISTERED
 
 NOW = T0 + HOUR
 KARPENTERS = {KARPENTER_REGISTERED: "true"}
@@ -85,6 +85,18 @@ def test_a_job_is_explained() -> None:
     """Its cancellation comes with the idle time, and with what would keep it."""
     lines = [line for line in why_job(record(history(IDLE_JOB, IDLE)), "train") if "Plan p1" in line]
     assert any("Cancel job train." in line and "at most 5 % for 1 h" in line for line in lines), lines
+
+
+def test_a_request_to_save_is_explained() -> None:
+    """With the last save, the interval and the deadline; a request that is deferred with what is missing."""
+    story = (*node("n1"), *job("train", gpus=1, placed_on=("n1",), is_running=True, checkpoint_interval_seconds=300.0))
+    for annotations, part in (
+        ({CHECKPOINTED_AT: T0.isoformat()}, "last saved at 2026-11-21 12:00:00 UTC; it is asked every 5 min."),
+        ({}, f"No running pod of the job has the annotation {CHECKPOINTED_AT}"),
+    ):
+        member = pod("a", on="n1", gpus=1, owner_kind="Job", job_id="train", annotations=annotations)
+        lines = why_job(record(history((*story, *member), policy())), "train")
+        assert any(part in line for line in lines), lines
 
 
 def test_a_deferred_act_is_explained() -> None:
