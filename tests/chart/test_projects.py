@@ -90,3 +90,17 @@ def test_quotas_are_watched_on_request(is_watched: bool) -> None:  # noqa: FBT00
     assert ("GPU_AUTOSCALER_KUBE_ARE_QUOTAS_WATCHED" in variables) is is_watched
     right = [one for one in rules(found, f"{RELEASE}-pod-watcher") if one["resources"] == ["resourcequotas"]]
     assert right == (spec_of("pod_watcher").quota_rules() if is_watched else [])
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_provisioning_requests_are_served_on_request(is_served: bool) -> None:  # noqa: FBT001
+    """The setting of the pod watcher, and the rights of watcher and controller."""
+    found = rendered("cluster", f"jobs.serveProvisioningRequests={str(is_served).lower()}")
+    (container,) = pods(found)[f"{RELEASE}-pod-watcher"]["containers"]
+    variables = {entry["name"] for entry in container["env"]}
+    assert ("GPU_AUTOSCALER_KUBE_ARE_PROVISIONING_REQUESTS_SERVED" in variables) is is_served
+    for service, account in (("pod_watcher", "pod-watcher"), ("scaler", "controller")):
+        wanted = spec_of(service).provisioning_rules()
+        assert len(wanted) == 2
+        given = [rule for rule in rules(found, f"{RELEASE}-{account}") if rule in wanted]
+        assert given == (wanted if is_served else [])

@@ -45,6 +45,11 @@ KUEUE = Recipe(
         "webhooks.yaml": (_MODULE, "config/components/webhook/manifests.yaml"),
     },
 )
+_DISCOVERED = {
+    "kueue.x-k8s.io/v1alpha1": ("cohorts", "topologies"),
+    "kueue.x-k8s.io/v1beta1": tuple(name for name in _PLURALS if name not in ("cohorts", "topologies")),
+    "autoscaling.x-k8s.io/v1beta1": ("provisioningrequests",),
+}
 # Both serve on fixed ports, or need its namespace; neither is used here.
 _OFF = "VisibilityOnDemand=false,MultiKueue=false"
 _GROUPS = ("kueue.x-k8s.io", "batch")  # of the kinds whose webhooks are registered; others are not installed
@@ -64,9 +69,8 @@ def running(plane: ControlPlane) -> Iterator[None]:
     program = needed()
     for name in (*_PLURALS, "provisioningrequests"):
         plane.kubectl("apply", "--server-side", "-f", str(KUEUE.folder() / f"{name}.yaml"))
-    served = ("/apis/kueue.x-k8s.io/v1beta1/workloads", "/apis/autoscaling.x-k8s.io/v1beta1/provisioningrequests")
     deadline = time.monotonic() + _READY_SECONDS_MAX
-    while any(plane.ask(path)[0] != 200 for path in served):
+    while not all(_is_discovered(plane, group, kinds) for group, kinds in _DISCOVERED.items()):
         assert time.monotonic() < deadline, "Kueue's kinds were defined and are not served"
         time.sleep(0.1)
     webhook, health = free_port(), free_port()
@@ -89,6 +93,16 @@ def running(plane: ControlPlane) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+def _is_discovered(plane: ControlPlane, group: str, kinds: tuple[str, ...]) -> bool:
+    """True once discovery lists these kinds: Kueue ends without its own, and goes without ProvisioningRequests."""
+    status, body = plane.ask(f"/apis/{group}")
+    if status != 200:
+        return False
+    resources = {resource["name"] for resource in json.loads(body)["resources"]}
+    groups = json.loads(plane.ask("/apis")[1])["groups"]
+    return resources.issuperset(kinds) and group.partition("/")[0] in {known["name"] for known in groups}
 
 
 def _settings(webhook: int, health: int, certificates: Path) -> dict[str, Any]:

@@ -98,6 +98,16 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "a job that is not preemptible is preempted",
         "a preemption for another job uses up a retry",
     ),
+    "Capacity is promised that is not there, or twice": (
+        "nodes are bought for a capacity check",
+        "a capacity check goes before work that waits",
+        "a pod that uses a request counts as a member of it as well",
+        "capacity is free again as soon as it is promised",
+        "capacity stays booked for a week",
+        "capacity counts as provisioned once its nodes are ordered",
+        "the plan check believes that there is capacity",
+        "the plan check lets booked nodes go",
+    ),
     "A caller does or sees what it has no right to": (
         "a right in the release's namespace is one in all projects",
         "the single right of 0.2 grants everything from one namespace",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.sim.planted_queues import QUEUES
+from tests.sim.planted_requests import REQUESTS
 from tests.sim.planted_teams import TEAMS
 from tests.sim.planting import Planted
 
@@ -21,6 +22,7 @@ _STORE = "tests/contract/store/test_sqlite.py::TestSqliteStore"
 TESTED: Mapping[str, Planted] = {
     **QUEUES,
     **TEAMS,
+    **REQUESTS,
     "tests/property/test_next_change.py::test_a_plan_changes_only_at_the_instants_that_it_notes": Planted(
         "a duration notes nothing of its end",
         6,

@@ -43,9 +43,13 @@ class RequestAnswers:
         if request.metadata.uid != decision.request_uid or is_written:
             return
         conditions[decision.condition] = answer
+        written = [
+            {field: value for field, value in msgspec.to_builtins(condition).items() if value is not None}
+            for condition in conditions.values()
+        ]
         patch = {
             "metadata": {"uid": request.metadata.uid, "resourceVersion": request.metadata.resource_version},
-            "status": {"conditions": msgspec.to_builtins(tuple(conditions.values()))},
+            "status": {"conditions": written},
         }
         await self._kube.change(PROVISIONING_REQUESTS, decision.namespace, decision.name, patch, subresource="status")
         log.info(

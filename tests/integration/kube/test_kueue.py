@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from tests.controlplane import kueue_controller
 from tests.controlplane.fixtures import kube
 from tests.controlplane.plane import EVERYTHING, ControlPlane, needed_programs, running_plane
 from tests.integration.kube.gangs import until
 from tests.support.fake_capacity import FakeCapacity
-from tests.support.kube_http import Json, KubeHttp
+from tests.support.kube_http import MERGE, Json, KubeHttp
 from tests.support.kube_objects import job, node
 from tests.support.purchases import bought, offer, on_sale
 from tests.support.stories import policy
@@ -34,11 +35,13 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.client import KubeClient
-from gpu_autoscaler.model.decisions import BuyNode, Cut, Plan
+from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, BuyNode, Cut, Plan
 from gpu_autoscaler.model.demands import BEST_EFFORT_ATOMIC, CHECK_CAPACITY
-from gpu_autoscaler.model.ids import PlanId
+from gpu_autoscaler.model.ids import ActionId, PlanId
+from gpu_autoscaler.model.reasons.upkeep import RequestExpired
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.request_answers import RequestAnswers
 
 __all__ = ["kube"]
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -271,3 +274,31 @@ async def test_kueue_tries_again_after_a_request_fails(plane: ControlPlane, user
         await until(is_retried)
         assert await _pods(user, "late") == []
         assert autoscaler.ordered == []
+
+
+async def test_one_condition_is_written_and_others_are_kept(
+    plane: ControlPlane, user: KubeHttp, kube: KubeClient
+) -> None:
+    """Written once; of a request that was made again under the name nothing is touched."""
+    _made(plane, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "answers"}})
+    path = _REQUESTS.format("answers")
+    pods = [{"podTemplateRef": {"name": "none"}, "count": 1}]
+    spec = {"provisioningClassName": CHECK_CAPACITY, "podSets": pods}
+    body = {"apiVersion": "autoscaling.x-k8s.io/v1beta1", "kind": "ProvisioningRequest", "metadata": {"name": "r"}}
+    request = await user.made(path, {**body, "spec": spec})
+    at = "2026-11-27T10:00:00Z"
+    other = {"type": "OfAnother", "status": "Unknown", "reason": "Mine", "message": "m", "lastTransitionTime": at}
+    await user.patched(f"{path}/r/status", {"status": {"conditions": [other]}}, MERGE)
+    decision = AnswerProvisioningRequest(
+        action_id=ActionId("a"), retry_at=Clock().now(), request_uid=request["metadata"]["uid"], namespace="answers",
+        name="r", condition="Failed", is_true=True, code="Expired", at=Clock().now(),
+        reason=RequestExpired(valid_seconds=60.0),
+    )  # fmt: skip
+    await RequestAnswers(kube).write(msgspec.structs.replace(decision, request_uid="of-another"))
+    assert await _conditions(user, "answers") == {"OfAnother": ("Unknown", "Mine")}
+    await RequestAnswers(kube).write(decision)
+    assert await _conditions(user, "answers") == {"OfAnother": ("Unknown", "Mine"), "Failed": ("True", "Expired")}
+    written = await user.read(f"{path}/r")
+    assert written["status"]["conditions"][0] == other
+    await RequestAnswers(kube).write(decision)
+    assert (await user.read(f"{path}/r"))["metadata"]["resourceVersion"] == written["metadata"]["resourceVersion"]

@@ -46,7 +46,7 @@ class ProvisioningRequestSpec(Wire, frozen=True, kw_only=True):
 class RequestCondition(Condition, frozen=True, kw_only=True):
     """A condition, as it is written back."""
 
-    observed_generation: int = 0
+    observed_generation: int | None = None
 
 
 class ProvisioningRequestStatus(Wire, frozen=True, kw_only=True):

@@ -21,7 +21,6 @@ from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, node, 
 from tests.support.timed_facts import TimedFact, record
 
 from gpu_autoscaler.core.demand.provisioning_requests import (
-    BOOKED_SECONDS,
     MEMBERS_COUNT_MAX,
     OPEN_COUNT_MAX,
     TEMPLATE_SECONDS_MAX,
@@ -35,7 +34,7 @@ from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Cut, Drain
 from gpu_autoscaler.model.demands import CHECK_CAPACITY, ProvisioningCondition
 from gpu_autoscaler.model.ids import ActionId, PlanId
 
-BOOKED = timedelta(seconds=BOOKED_SECONDS)
+BOOKED = 10 * MINUTE
 ACCEPTED = condition("Accepted")
 FOUND = ("Provisioned", True, "CapacityIsProvisioned")
 
@@ -140,8 +139,9 @@ def test_a_booking_ends_after_ten_minutes() -> None:
 def test_a_pod_that_uses_a_request_counts_once(pods_count: int) -> None:
     """Booked for two: with one or two of its pods waiting, another pod still finds the third node free."""
     nodes: list[Story] = [node(name) for name in ("n1", "n2", "n3")]
-    pods = [consumer(f"p{number}", gpus=8) for number in range(pods_count)]
-    story = (*nodes, request(conditions=provisioned()), *pods, pod("other", gpus=8))
+    early = T0 - MINUTE  # no burst: it would not be bought for yet
+    pods = [consumer(f"p{number}", gpus=8, at=early) for number in range(pods_count)]
+    story = (*nodes, request(conditions=provisioned()), *pods, pod("other", gpus=8, at=early))
     assert bought(planned_at(T0, *story, on_sale(offer(gpus=8)))) == []
 
 
@@ -149,7 +149,7 @@ def test_annotations_of_older_kueue_count_too() -> None:
     """Both keys name the request."""
     old = {"cluster-autoscaler.kubernetes.io/consume-provisioning-request": "r"}
     story = (node("n1"), node("n2"), request(conditions=provisioned()))
-    pods = (consumer("p", gpus=8, annotations=old), consumer("q", gpus=8, annotations=old))
+    pods = [consumer(name, gpus=8, annotations=old, at=T0 - MINUTE) for name in ("p", "q")]
     assert bought(planned_at(T0, *story, *pods, on_sale(offer(gpus=8)))) == []
 
 

@@ -1,0 +1,68 @@
+"""Bugs to plant in how ProvisioningRequests are served that a test finds: runs have no Kueue."""
+
+from collections.abc import Mapping
+
+from tests.sim.planting import Planted
+
+_CORE = "libs/gpu_autoscaler/core"
+_REQUESTS = "tests/unit/core/demand/test_provisioning_requests.py"
+
+# By the test that finds it.
+REQUESTS: Mapping[str, Planted] = {
+    f"{_REQUESTS}::test_nothing_is_bought_for_a_check": Planted(
+        "nodes are bought for a capacity check",
+        2,
+        f"{_CORE}/demand/sources.py",
+        "DemandSource.CAPACITY_CHECK if is_check(request) else DemandSource.PROVISIONING",
+        "DemandSource.PROVISIONING",
+    ),
+    f"{_REQUESTS}::test_a_check_gets_what_other_work_leaves": Planted(
+        "a capacity check goes before work that waits",
+        2,
+        f"{_CORE}/demand/sources.py",
+        "    is_check = item.source is DemandSource.CAPACITY_CHECK",
+        "    is_check = item.source is not DemandSource.CAPACITY_CHECK",
+    ),
+    f"{_REQUESTS}::test_a_pod_that_uses_a_request_counts_once[2]": Planted(
+        "a pod that uses a request counts as a member of it as well",
+        2,
+        f"{_CORE}/demand/provisioning_requests.py",
+        "            counts[number] -= 1\n",
+        "            counts[number] -= 0\n",
+    ),
+    f"{_REQUESTS}::test_booked_capacity_is_kept_and_not_given_to_others": Planted(
+        "capacity is free again as soon as it is promised",
+        1,
+        f"{_CORE}/demand/sources.py",
+        "    for request in booked_requests(state, as_of):\n",
+        "    for request in list(booked_requests(state, as_of))[:0]:\n",
+    ),
+    f"{_REQUESTS}::test_a_booking_ends_after_ten_minutes": Planted(
+        "capacity stays booked for a week",
+        5,
+        f"{_CORE}/demand/provisioning_requests.py",
+        "BOOKED_SECONDS = 600.0\n",
+        "BOOKED_SECONDS = 604_800.0\n",
+    ),
+    f"{_REQUESTS}::test_capacity_counts_once_all_nodes_are_ready": Planted(
+        "capacity counts as provisioned once its nodes are ordered",
+        1,
+        f"{_CORE}/provisioning/request_answers.py",
+        "    if found.is_ready:\n",
+        "    if found.missing is None:\n",
+    ),
+    f"{_REQUESTS}::test_the_check_refuses_capacity_that_is_not_there": Planted(
+        "the plan check believes that there is capacity",
+        1,
+        f"{_CORE}/check/provisioning_rules.py",
+        'capacity" if short or request.trouble else None',
+        'capacity" if request.trouble else None',
+    ),
+    f"{_REQUESTS}::test_the_check_refuses_the_removal_of_a_booked_node": Planted(
+        "the plan check lets booked nodes go",
+        1,
+        f"{_CORE}/check/provisioning_rules.py",
+        "        if sum(left) < missing <= sum(there):\n",
+        "        if sum(there) < missing <= sum(left):\n",
+    ),
+}
