@@ -190,7 +190,7 @@ _NOTICES = (
         "pods are not notified of an interruption",
         4,
         f"{_SCALER}/drains.py",
-        "            await self._kube.annotate_pod(pod, deadline)\n",
+        "            await self._kube.annotate_pod(pod, request)\n",
         "                pass\n",
         profile="notices",
     ),
