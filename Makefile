@@ -65,13 +65,15 @@ format: $(VENV)/.dev ## Format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev ## Generate schemas/, the types of the SDK, the default policy, the CRD, the pages of reasons and metrics, NATS users and chart files from the code
+schemas: $(VENV)/.dev ## Generate schemas/, the types of the SDK, the default policy, the CRD, the pages of reasons, metrics and problems, NATS users and chart files from the code
 	$(BIN)/python -m gpu_autoscaler_services.contracts
 	$(BIN)/python -m gpu_autoscaler_services.sdk_models > libs/gpu_manager_sdk/models.py
+	$(BIN)/python -m gpu_autoscaler_services.sdk_models filters > libs/gpu_manager_sdk/filters.py
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_file > deploy/policies/default.toml
 	$(BIN)/python -m gpu_autoscaler.contracts.policy_crd > deploy/charts/gpu-autoscaler/crds/autoscalingpolicies.yaml
 	$(BIN)/python -m gpu_autoscaler.contracts.reasons_page > docs/reference/reasons.md
 	$(BIN)/python -m gpu_autoscaler.contracts.metrics_page > docs/reference/metrics.md
+	$(BIN)/python -m gpu_autoscaler_services.gateway.problems_page > docs/reference/problems.md
 	$(BIN)/python -m gpu_autoscaler_services.permissions > deploy/nats/users.conf
 	$(BIN)/python -m gpu_autoscaler_services.chart_files deploy/charts/gpu-autoscaler
 

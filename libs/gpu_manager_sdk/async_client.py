@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import aiohttp
 
-from gpu_manager_sdk import calls, models
-from gpu_manager_sdk.calls import FINAL_STATES, PAGE_COUNT, Call
-from gpu_manager_sdk.client import ANSWER_SECONDS_MAX, POLL_SECONDS
+from gpu_manager_sdk import calls, filters, models
+from gpu_manager_sdk.calls import FINAL_STATES, Call, Listing
+from gpu_manager_sdk.client import ANSWER_SECONDS_MAX, POLL_SECONDS, RESUME_SECONDS
 from gpu_manager_sdk.connection import DEFAULT_RETRIES, Endpoint, Retries
 from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, read_problem
 from gpu_manager_sdk.events import Event, EventReader
+from gpu_manager_sdk.log_lines import LogReader
 
 LINE_BYTES_MAX = 16 << 20  # a plan of a large cluster is one line of an event stream
 
@@ -80,33 +81,10 @@ class AsyncGPUJobClient:
         """Return a job."""
         return await self._of_job(job, calls.job, self.send)
 
-    async def list(
-        self,
-        *,
-        state: tuple[str, ...] = (),
-        project_id: str | None = None,
-        job_name: str | None = None,
-        submitted_by: str | None = None,
-        mine: bool = False,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[models.Job]:
-        """Yield jobs, the newest first, also ended ones; pages are read as they are needed. `mine`: that the caller
-        submitted, by the name of its token."""
-        filters = {"state": state, "project_id": project_id, "job_name": job_name,
-                   "submitted_by": submitted_by, "mine": mine or None,
-                   "created_after": created_after, "created_before": created_before}  # fmt: skip
-        cursor, left = None, limit
-        while left is None or left > 0:
-            count = PAGE_COUNT if left is None else min(PAGE_COUNT, left)
-            page = await self.send(calls.read("gpu/jobs", models.JobPage, **filters, limit=count, cursor=cursor))
-            for job in page.items:
-                yield job
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-            left = None if left is None else left - len(page.items)
+    def list(self, *, limit: int | None = None, **wanted: Unpack[filters.ListJobsFilters]) -> AsyncIterator[models.Job]:
+        """Yield jobs, the newest first, also ended ones; pages are read as they are needed. `mine`: those that the
+        caller submitted, by the name of its token."""
+        return self._listed(calls.jobs(limit, wanted))
 
     async def cancel(self, job: str) -> models.Job:
         """Cancel a job; it ends within seconds. A job that was cancelled already stays so."""
@@ -152,37 +130,53 @@ class AsyncGPUJobClient:
         """Return the cluster in numbers."""
         return await self.send(calls.read("status", models.Status))
 
-    async def nodes(self) -> models.NodeList:
-        """Return all nodes, from order to termination."""
-        return await self.send(calls.read("nodes", models.NodeList))
+    def nodes(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListNodesFilters]
+    ) -> AsyncIterator[models.Node]:
+        """Yield nodes, from order to termination, by name."""
+        return self._listed(calls.nodes(limit, wanted))
 
-    async def plans(self, limit: int = 10) -> models.PlanList:
-        """Return the newest plans."""
-        return await self.send(calls.read("plans", models.PlanList, limit=limit))
+    def plans(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListPlansFilters]
+    ) -> AsyncIterator[models.Plan]:
+        """Yield plans, the newest first; old ones come from the store."""
+        return self._listed(calls.plans(limit, wanted))
+
+    def facts(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListFactsFilters]
+    ) -> AsyncIterator[models.RecordedFact]:
+        """Yield recent facts, the newest first."""
+        return self._listed(calls.facts(limit, wanted))
 
     async def cost(self, span_seconds: int = 3600) -> models.Cost:
         """Return spend by time span and by project."""
         return await self.send(calls.read("cost", models.Cost, span_seconds=span_seconds))
 
-    async def budgets(self) -> models.BudgetList:
-        """Return each spend budget."""
-        return await self.send(calls.read("budget", models.BudgetList))
+    def budgets(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListBudgetsFilters]
+    ) -> AsyncIterator[models.Budget]:
+        """Yield each spend budget."""
+        return self._listed(calls.budgets(limit, wanted))
 
-    async def offers(self) -> models.OfferList:
-        """Return available and unavailable offers."""
-        return await self.send(calls.read("offers", models.OfferList))
+    def offers(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListOffersFilters]
+    ) -> AsyncIterator[models.OfferStatus]:
+        """Yield available and unavailable offers, by name."""
+        return self._listed(calls.offers(limit, wanted))
 
-    async def demand(self) -> models.DemandList:
-        """Return active demand reports."""
-        return await self.send(calls.read("demand", models.DemandList))
+    def demand(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListDemandFilters]
+    ) -> AsyncIterator[models.Demand]:
+        """Yield active demand reports."""
+        return self._listed(calls.demand(limit, wanted))
 
     async def report_demand(self, report: models.DemandReported | Mapping[str, Any]) -> models.Demand:
         """Report demand of a source; it replaces the source's previous report."""
         return await self.send(calls.write("demand", models.Demand, report))
 
-    async def directives(self) -> models.DirectiveList:
-        """Return active freezes, pauses and overrides."""
-        return await self.send(calls.read("directives", models.DirectiveList))
+    def directives(self, *, limit: int | None = None) -> AsyncIterator[models.Directive]:
+        """Yield active freezes, pauses and overrides."""
+        return self._listed(calls.directives(limit))
 
     async def direct(
         self,
@@ -198,6 +192,12 @@ class AsyncGPUJobClient:
     async def lift(self, key: str, *, reason: str = "", lifted_by: str = "") -> models.Directive:
         """End a directive early."""
         return await self.send(calls.lift(key, reason, lifted_by))
+
+    def audit(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListAuditEntriesFilters]
+    ) -> AsyncIterator[models.AuditItem]:
+        """Yield entries of the audit trail, by default the last one first."""
+        return self._listed(calls.audit(limit, wanted))
 
     async def events(self, *subjects: str, last_event_id: str = "") -> AsyncIterator[Event]:
         """Yield facts as they arrive, without end. A broken connection is resumed without a gap."""
@@ -227,23 +227,40 @@ class AsyncGPUJobClient:
     ) -> AsyncIterator[str]:
         """Yield the lines that a member of the job has written; with `follow`, until its container ends.
 
-        `previous`: of the container before its last restart. A connection that breaks raises ConnectionFailed.
+        `previous`: of the container before its last restart. A followed log goes on where its connection broke; another
+        one raises ConnectionFailed.
         """
-        options = calls.log_options(
-            member=member,
-            container=container,
-            follow=follow,
-            tail_lines=tail_lines,
-            previous=previous,
-            timestamps=timestamps,
+        reader = LogReader(
+            {
+                "member": member,
+                "container": container,
+                "tail_lines": tail_lines,
+                "follow": follow,
+                "previous": previous,
+            },
+            is_stamped=timestamps,
         )
-        response = await self._of_job(job, lambda job_id: calls.logs(job_id, options), self._stream)
-        with contextlib.closing(response):
-            try:
-                async for line in response.content:
-                    yield line.decode(errors="replace").rstrip("\r\n")
-            except (OSError, aiohttp.ClientError) as error:
-                raise ConnectionFailed(calls.broken_log(error), was_sent=True) from error
+        while True:
+            response = await self._of_job(job, reader.call, self._stream)
+            with contextlib.closing(response):
+                try:
+                    async for raw in response.content:
+                        line = reader.read(raw)
+                        if line is not None:
+                            yield line
+                except (OSError, aiohttp.ClientError) as error:
+                    if not reader.is_resumable():
+                        raise ConnectionFailed(calls.broken_log(error), was_sent=True) from error
+                else:
+                    for line in reader.rest():
+                        yield line
+                    return
+            await asyncio.sleep(RESUME_SECONDS)
+
+    async def _listed(self, listing: Listing[T]) -> AsyncIterator[T]:
+        while listing.call is not None:
+            for item in listing.take(await self.send(listing.call)):
+                yield item
 
     async def send(self, call: Call[T]) -> T:
         """Send a call and return its answer, with retries."""

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from gpu_manager_sdk import models
+from gpu_manager_sdk import filters, models
 from gpu_manager_sdk.errors import AmbiguousName, ConnectionFailed, NotFound
 
 FINAL_STATES = frozenset({models.JobState.COMPLETED, models.JobState.FAILED, models.JobState.CANCELLED})
@@ -110,6 +110,75 @@ def cancel(job_id: str) -> Call[models.Job]:
     return Call(method="DELETE", path=f"gpu/jobs/{_segment(job_id)}", answer=models.Job)
 
 
+class Listing(Generic[T]):
+    """A list that is read page by page, as its items are needed: send `call`, give the answer to `take`, until there
+    is no further call."""
+
+    def __init__(self, path: str, answer: type, limit: int | None, filters: Mapping[str, object]) -> None:
+        """`answer`: the type of a page, dict for plain data. `limit`: number of items; None: all."""
+        self._path, self._answer, self._filters, self._left = path, answer, filters, limit
+        self.call: Call[Any] | None = None if limit is not None and limit <= 0 else self._page(None)
+
+    def take(self, page: Any) -> tuple[T, ...]:  # noqa: ANN401 - any of the API's pages
+        """Return the items of the page."""
+        items, cursor = (
+            (page["items"], page["next_cursor"]) if isinstance(page, dict) else (page.items, page.next_cursor)
+        )
+        self._left = None if self._left is None else self._left - len(items)
+        has_more = cursor is not None and (self._left is None or self._left > 0)
+        self.call = self._page(cursor) if has_more else None
+        return tuple(items)
+
+    def _page(self, cursor: str | None) -> Call[Any]:
+        count = PAGE_COUNT if self._left is None else min(PAGE_COUNT, self._left)
+        return read(self._path, self._answer, **self._filters, limit=count, cursor=cursor)
+
+
+def jobs(limit: int | None, wanted: filters.ListJobsFilters) -> Listing[models.Job]:
+    """List jobs."""
+    return Listing("gpu/jobs", models.JobPage, limit, {**wanted})
+
+
+def nodes(limit: int | None, wanted: filters.ListNodesFilters) -> Listing[models.Node]:
+    """List nodes."""
+    return Listing("nodes", models.NodeList, limit, {**wanted})
+
+
+def plans(limit: int | None, wanted: filters.ListPlansFilters) -> Listing[models.Plan]:
+    """List plans."""
+    return Listing("plans", models.PlanList, limit, {**wanted})
+
+
+def facts(limit: int | None, wanted: filters.ListFactsFilters) -> Listing[models.RecordedFact]:
+    """List recent facts."""
+    return Listing("facts", models.FactList, limit, {**wanted})
+
+
+def budgets(limit: int | None, wanted: filters.ListBudgetsFilters) -> Listing[models.Budget]:
+    """List spend budgets."""
+    return Listing("budget", models.BudgetList, limit, {**wanted})
+
+
+def offers(limit: int | None, wanted: filters.ListOffersFilters) -> Listing[models.OfferStatus]:
+    """List offers."""
+    return Listing("offers", models.OfferList, limit, {**wanted})
+
+
+def demand(limit: int | None, wanted: filters.ListDemandFilters) -> Listing[models.Demand]:
+    """List active demand reports."""
+    return Listing("demand", models.DemandList, limit, {**wanted})
+
+
+def directives(limit: int | None) -> Listing[models.Directive]:
+    """List active directives."""
+    return Listing("directives", models.DirectiveList, limit, {})
+
+
+def audit(limit: int | None, wanted: filters.ListAuditEntriesFilters) -> Listing[models.AuditItem]:
+    """List entries of the audit trail."""
+    return Listing("audit", models.AuditPage, limit, {**wanted})
+
+
 def named(name: str) -> Call[models.JobPage]:
     """List the newest jobs of a name."""
     return read("gpu/jobs", models.JobPage, job_name=name, limit=CANDIDATES_COUNT_MAX)
@@ -155,22 +224,6 @@ def events(subjects: tuple[str, ...], last_event_id: str) -> Call[bytes]:
     """Stream events after a position."""
     headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
     return Call(method="GET", path="events", answer=bytes, query={"subject": subjects}, headers=headers)
-
-
-def log_options(
-    *, member: int | None, container: str | None, follow: bool, tail_lines: int | None, previous: bool, timestamps: bool
-) -> Mapping[str, object]:
-    """Return the query of logs; options that are off are left out."""
-    return {
-        "member": member,
-        "container": container,
-        "tail_lines": tail_lines,
-        **{
-            name: True
-            for name, is_on in (("follow", follow), ("previous", previous), ("timestamps", timestamps))
-            if is_on
-        },
-    }
 
 
 def logs(job_id: str, options: Mapping[str, object]) -> Call[bytes]:

@@ -9,16 +9,18 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from gpu_manager_sdk import calls, models
-from gpu_manager_sdk.calls import FINAL_STATES, PAGE_COUNT, Call
+from gpu_manager_sdk import calls, filters, models
+from gpu_manager_sdk.calls import FINAL_STATES, Call, Listing
 from gpu_manager_sdk.connection import DEFAULT_RETRIES, Endpoint, Retries
 from gpu_manager_sdk.errors import ConnectionFailed, GPUManagerError, NotFound, WaitTimedOut, read_problem
 from gpu_manager_sdk.events import Event, EventReader
+from gpu_manager_sdk.log_lines import LogReader
 
 ANSWER_SECONDS_MAX = 30.0  # the gateway answers from memory; longer is a fault
 POLL_SECONDS = 1.0
+RESUME_SECONDS = 1.0  # before a log whose connection broke is followed again
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,32 +65,10 @@ class GPUJobClient:
         """Return a job."""
         return self._of_job(job, calls.job, self.send)
 
-    def list(
-        self,
-        *,
-        state: tuple[str, ...] = (),
-        project_id: str | None = None,
-        job_name: str | None = None,
-        submitted_by: str | None = None,
-        mine: bool = False,
-        created_after: datetime | None = None,
-        created_before: datetime | None = None,
-        limit: int | None = None,
-    ) -> Iterator[models.Job]:
-        """Yield jobs, the newest first, also ended ones; pages are read as they are needed. `mine`: that the caller
-        submitted, by the name of its token."""
-        filters = {"state": state, "project_id": project_id, "job_name": job_name,
-                   "submitted_by": submitted_by, "mine": mine or None,
-                   "created_after": created_after, "created_before": created_before}  # fmt: skip
-        cursor, left = None, limit
-        while left is None or left > 0:
-            count = PAGE_COUNT if left is None else min(PAGE_COUNT, left)
-            page = self.send(calls.read("gpu/jobs", models.JobPage, **filters, limit=count, cursor=cursor))
-            yield from page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-            left = None if left is None else left - len(page.items)
+    def list(self, *, limit: int | None = None, **wanted: Unpack[filters.ListJobsFilters]) -> Iterator[models.Job]:
+        """Yield jobs, the newest first, also ended ones; pages are read as they are needed. `mine`: those that the
+        caller submitted, by the name of its token."""
+        return self._listed(calls.jobs(limit, wanted))
 
     def cancel(self, job: str) -> models.Job:
         """Cancel a job; it ends within seconds. A job that was cancelled already stays so."""
@@ -130,37 +110,49 @@ class GPUJobClient:
         """Return the cluster in numbers."""
         return self.send(calls.read("status", models.Status))
 
-    def nodes(self) -> models.NodeList:
-        """Return all nodes, from order to termination."""
-        return self.send(calls.read("nodes", models.NodeList))
+    def nodes(self, *, limit: int | None = None, **wanted: Unpack[filters.ListNodesFilters]) -> Iterator[models.Node]:
+        """Yield nodes, from order to termination, by name."""
+        return self._listed(calls.nodes(limit, wanted))
 
-    def plans(self, limit: int = 10) -> models.PlanList:
-        """Return the newest plans."""
-        return self.send(calls.read("plans", models.PlanList, limit=limit))
+    def plans(self, *, limit: int | None = None, **wanted: Unpack[filters.ListPlansFilters]) -> Iterator[models.Plan]:
+        """Yield plans, the newest first; old ones come from the store."""
+        return self._listed(calls.plans(limit, wanted))
+
+    def facts(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListFactsFilters]
+    ) -> Iterator[models.RecordedFact]:
+        """Yield recent facts, the newest first."""
+        return self._listed(calls.facts(limit, wanted))
 
     def cost(self, span_seconds: int = 3600) -> models.Cost:
         """Return spend by time span and by project."""
         return self.send(calls.read("cost", models.Cost, span_seconds=span_seconds))
 
-    def budgets(self) -> models.BudgetList:
-        """Return each spend budget."""
-        return self.send(calls.read("budget", models.BudgetList))
+    def budgets(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListBudgetsFilters]
+    ) -> Iterator[models.Budget]:
+        """Yield each spend budget."""
+        return self._listed(calls.budgets(limit, wanted))
 
-    def offers(self) -> models.OfferList:
-        """Return available and unavailable offers."""
-        return self.send(calls.read("offers", models.OfferList))
+    def offers(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListOffersFilters]
+    ) -> Iterator[models.OfferStatus]:
+        """Yield available and unavailable offers, by name."""
+        return self._listed(calls.offers(limit, wanted))
 
-    def demand(self) -> models.DemandList:
-        """Return active demand reports."""
-        return self.send(calls.read("demand", models.DemandList))
+    def demand(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListDemandFilters]
+    ) -> Iterator[models.Demand]:
+        """Yield active demand reports."""
+        return self._listed(calls.demand(limit, wanted))
 
     def report_demand(self, report: models.DemandReported | Mapping[str, Any]) -> models.Demand:
         """Report demand of a source; it replaces the source's previous report."""
         return self.send(calls.write("demand", models.Demand, report))
 
-    def directives(self) -> models.DirectiveList:
-        """Return active freezes, pauses and overrides."""
-        return self.send(calls.read("directives", models.DirectiveList))
+    def directives(self, *, limit: int | None = None) -> Iterator[models.Directive]:
+        """Yield active freezes, pauses and overrides."""
+        return self._listed(calls.directives(limit))
 
     def direct(
         self,
@@ -176,6 +168,12 @@ class GPUJobClient:
     def lift(self, key: str, *, reason: str = "", lifted_by: str = "") -> models.Directive:
         """End a directive early."""
         return self.send(calls.lift(key, reason, lifted_by))
+
+    def audit(
+        self, *, limit: int | None = None, **wanted: Unpack[filters.ListAuditEntriesFilters]
+    ) -> Iterator[models.AuditItem]:
+        """Yield entries of the audit trail, by default the last one first."""
+        return self._listed(calls.audit(limit, wanted))
 
     def events(self, *subjects: str, last_event_id: str = "") -> Iterator[Event]:
         """Yield facts as they arrive, without end. A broken connection is resumed without a gap."""
@@ -205,23 +203,38 @@ class GPUJobClient:
     ) -> Iterator[str]:
         """Yield the lines that a member of the job has written; with `follow`, until its container ends.
 
-        `previous`: of the container before its last restart. A connection that breaks raises ConnectionFailed.
+        `previous`: of the container before its last restart. A followed log goes on where its connection broke; another
+        one raises ConnectionFailed.
         """
-        options = calls.log_options(
-            member=member,
-            container=container,
-            follow=follow,
-            tail_lines=tail_lines,
-            previous=previous,
-            timestamps=timestamps,
+        reader = LogReader(
+            {
+                "member": member,
+                "container": container,
+                "tail_lines": tail_lines,
+                "follow": follow,
+                "previous": previous,
+            },
+            is_stamped=timestamps,
         )
-        connection, response = self._of_job(job, lambda job_id: calls.logs(job_id, options), self._stream)
-        with contextlib.closing(connection):
-            try:
-                for line in response:
-                    yield line.decode(errors="replace").rstrip("\r\n")
-            except (OSError, http.client.HTTPException) as error:
-                raise ConnectionFailed(calls.broken_log(error), was_sent=True) from error
+        while True:
+            connection, response = self._of_job(job, reader.call, self._stream)
+            with contextlib.closing(connection):
+                try:
+                    for raw in response:
+                        line = reader.read(raw)
+                        if line is not None:
+                            yield line
+                except (OSError, http.client.HTTPException) as error:
+                    if not reader.is_resumable():
+                        raise ConnectionFailed(calls.broken_log(error), was_sent=True) from error
+                else:
+                    yield from reader.rest()
+                    return
+            time.sleep(RESUME_SECONDS)
+
+    def _listed(self, listing: Listing[T]) -> Iterator[T]:
+        while listing.call is not None:
+            yield from listing.take(self.send(listing.call))
 
     def send(self, call: Call[T]) -> T:
         """Send a call and return its answer, with retries."""

@@ -40,6 +40,7 @@ __all__ = [
     "Link",
     "Node",
     "NodeList",
+    "NodePhase",
     "NodePod",
     "Notice",
     "OfferList",
@@ -119,10 +120,11 @@ class Budget(Struct, frozen=True, kw_only=True):
 
 
 class BudgetList(Struct, frozen=True, kw_only=True):
-    """Every spend budget of the policy, by day and month."""
+    """Spend budgets of the policy, by owner and period, in pages."""
 
     as_of: datetime
     items: tuple[Budget, ...]
+    next_cursor: str | None = None
 
 
 class CapacityType(_OpenEnum):
@@ -166,7 +168,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     spans: tuple[CostSpan, ...]
     projects: tuple[ProjectCost, ...]
     daily_before: datetime | None = None
-    next_before: str | None = None
+    next_cursor: str | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -216,10 +218,11 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class DemandList(Struct, frozen=True, kw_only=True):
-    """Active demand reports."""
+    """Active demand reports, in pages."""
 
     as_of: datetime
     items: tuple[Demand, ...]
+    next_cursor: str | None = None
 
 
 class DemandShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -257,10 +260,11 @@ class Directive(Struct, frozen=True, kw_only=True):
 
 
 class DirectiveList(Struct, frozen=True, kw_only=True):
-    """Active directives."""
+    """Active directives, in pages."""
 
     as_of: datetime
     items: tuple[Directive, ...]
+    next_cursor: str | None = None
 
 
 class Freeze(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="directive", tag="freeze"):
@@ -302,9 +306,10 @@ class RecordedFact(Struct, frozen=True, kw_only=True):
 
 
 class FactList(Struct, frozen=True, kw_only=True):
-    """The newest facts, newest first."""
+    """Recent facts, newest first, in pages."""
 
     items: tuple[RecordedFact, ...]
+    next_cursor: str | None = None
 
 
 class GpuRequirements(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -395,14 +400,31 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     workload_type: str | None = None
     pod_labels: Mapping[str, str] = {}
     pod_annotations: Mapping[str, str] = {}
-    checkpoint_interval_minutes: float | Any | None = None
+    checkpoint_interval_minutes: float | str | None = None
     runtime: str = "job"
     job_id: str | None = None
     run_seconds: float | None = None
     submitted_by: str = ""
     pod_template: Mapping[str, Any] | None = None
     dangerous_fields_allowed: bool = False
-    pod_template_digest: str | None = None
+    pod_template_digest: None = None
+
+
+class NodePhase(_OpenEnum):
+    """Lifecycle phase of a node."""
+
+    CORDONED = "cordoned"
+    DRAINED = "drained"
+    DRAINING = "draining"
+    FAILED = "failed"
+    GONE = "gone"
+    LAUNCHED = "launched"
+    LOST = "lost"
+    ORDERED = "ordered"
+    PLANNED = "planned"
+    READY = "ready"
+    REGISTERED = "registered"
+    TERMINATING = "terminating"
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -425,7 +447,7 @@ class Node(Struct, frozen=True, kw_only=True):
     """A node, from order to termination."""
 
     name: str
-    phase: str
+    phase: NodePhase
     pool: str | None
     instance_type: str | None
     zone: str | None
@@ -446,10 +468,11 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 class NodeList(Struct, frozen=True, kw_only=True):
-    """All nodes that are not gone."""
+    """Nodes that are not gone, by name, in pages."""
 
     as_of: datetime
     items: tuple[Node, ...]
+    next_cursor: str | None = None
 
 
 class OfferStatus(Struct, frozen=True, kw_only=True):
@@ -470,18 +493,20 @@ class OfferStatus(Struct, frozen=True, kw_only=True):
 
 
 class OfferList(Struct, frozen=True, kw_only=True):
-    """All offers, by name."""
+    """Offers by name, in pages."""
 
     as_of: datetime
     sampled_at: datetime | None
     items: tuple[OfferStatus, ...]
+    next_cursor: str | None = None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
     """A plan with its decisions and deferred actions."""
 
     plan_id: str
-    sequence: int
+    sequence: int | None
+    made_at: datetime
     as_of: datetime
     decisions: tuple[Decision, ...]
     deferred: tuple[Deferred, ...]
@@ -511,9 +536,10 @@ class PlanChange(Struct, frozen=True, kw_only=True):
 
 
 class PlanList(Struct, frozen=True, kw_only=True):
-    """The newest plans, newest first."""
+    """Plans, newest first, in pages."""
 
     items: tuple[Plan, ...]
+    next_cursor: str | None = None
 
 
 class PlanQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -527,7 +553,7 @@ class Violation(Struct, frozen=True, kw_only=True):
 
     field: str
     reason: str
-    kind: Any = "invalid"
+    kind: str = "invalid"
 
 
 class RequiredRight(Struct, frozen=True, kw_only=True):
@@ -581,6 +607,7 @@ class Shadow(Struct, frozen=True, kw_only=True):
     is_compared_with_scaler: bool | None
     now: tuple[ShadowDifference, ...]
     earlier: tuple[ShadowDifference, ...]
+    next_cursor: str | None = None
 
 
 class SimulatedPurchase(Struct, frozen=True, kw_only=True):
@@ -600,7 +627,7 @@ class SimulatedJob(Struct, frozen=True, kw_only=True):
     job_id: str
     job_name: str
     project_id: str
-    outcome: Any
+    outcome: str
     message: str
     purchases: tuple[SimulatedPurchase, ...]
 

@@ -1,5 +1,7 @@
-"""Writes the SDK's types, `libs/gpu_manager_sdk/models.py`, from the OpenAPI document. Used by `make schemas`."""
+"""Writes the SDK's types, `libs/gpu_manager_sdk/models.py`, from the OpenAPI document, and with `filters` those of the
+filters of lists, `filters.py`. Used by `make schemas`."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,6 +42,14 @@ class _OpenEnum(StrEnum):
         return member
 '''
 
+_FILTERS_HEADER = '''\
+"""Filters of the lists. Generated from the OpenAPI document by `make schemas`; do not edit."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TypedDict
+'''
+
 
 def models(document: Mapping[str, Any]) -> str:
     """Return the module's text: one class for each schema, each after the ones it names."""
@@ -68,6 +78,35 @@ def models(document: Mapping[str, Any]) -> str:
         for name in ordered
     ]
     return "\n\n".join([_HEADER.replace("{names}", names), *classes])
+
+
+def filters(document: Mapping[str, Any]) -> str:
+    """Return the text of the module of filters: a class for each list in pages."""
+    return "\n\n".join([_FILTERS_HEADER, *_filters(document["paths"], document["components"]["schemas"])])
+
+
+def _filters(paths: Mapping[str, Any], schemas: Mapping[str, JsonSchema]) -> Iterator[str]:
+    for operation in (operation for path in paths.values() for operation in path.values()):
+        parameters = {shown["name"]: shown["schema"] for shown in operation.get("parameters", ())}
+        if not {"cursor", "limit"} < parameters.keys() or operation["operationId"].endswith("_alias"):
+            continue
+        name = "".join(word.capitalize() for word in operation["operationId"].split("_")) + "Filters"
+        fields = [
+            f"    {field}: {_filter_type(schema, schemas)}\n"
+            for field, schema in parameters.items()
+            if field not in {"cursor", "limit"}
+        ]
+        head = f'class {name}(TypedDict, total=False):\n    """Filters of {operation["operationId"]}."""\n'
+        yield f"{head}\n{''.join(fields)}"
+
+
+def _filter_type(schema: JsonSchema, schemas: Mapping[str, JsonSchema]) -> str:
+    """Return the type of a filter; a value of an enumeration may be given as its text."""
+    declared = _type(schema, is_request=True)
+    for name, shown in schemas.items():
+        if "enum" in shown:
+            declared = re.sub(rf"\b{name}\b", "str", declared)
+    return declared
 
 
 def _name(reference: str) -> str:
@@ -142,7 +181,7 @@ def _type(schema: JsonSchema, *, is_request: bool) -> str:
         value = _type(values, is_request=is_request) if isinstance(values, dict) and values else "Any"
         return f"Mapping[str, {value}]" if is_request else f"dict[str, {value}]"
     if "type" not in schema:
-        return "Any"
+        return "str" if "enum" in schema else "Any"
     return _SCALARS[schema["type"]]
 
 
@@ -159,4 +198,5 @@ def _default(schema: JsonSchema, schemas: Mapping[str, JsonSchema]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(models(openapi.document()))
+    write = filters if sys.argv[1:] == ["filters"] else models
+    sys.stdout.write(write(openapi.document()))

@@ -108,8 +108,7 @@ async def test_a_job_is_submitted_read_listed_and_cancelled(gate: Front, client:
 
 async def test_history_is_filtered_and_paged(gate: Front, client: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
     """More jobs than a page has, ended ones included; by name, project, state and time."""
-    monkeypatch.setattr("gpu_manager_sdk.client.PAGE_COUNT", 2)
-    monkeypatch.setattr("gpu_manager_sdk.async_client.PAGE_COUNT", 2)
+    monkeypatch.setattr("gpu_manager_sdk.calls.PAGE_COUNT", 2)
     jobs = [await client.do("submit", {**BODY, "job_name": f"job-{number % 2}"}) for number in range(5)]
     ids = [shown.job_id for shown in jobs]
     await gate.model.store.finish_job(JobId(ids[3]), outcome="failed", finished_at=Clock().now())
@@ -163,12 +162,12 @@ async def test_the_cluster_is_read(gate: Front, client: Sdk) -> None:
     await gate.tell(on_sale(), node("n1"), job("j1", placed_on=("n1",)))
 
     assert (await client.do("status")).jobs_by_status
-    assert [shown.name for shown in (await client.do("nodes")).items] == ["n1"]
+    assert [shown.name for shown in await client.take(None, "nodes")] == ["n1"]
     assert (await client.do("why", "job", "j1")).sentences
-    assert [plan.decisions[0].decision for plan in (await client.do("plans")).items] == ["buy_node"]
+    assert [plan.decisions[0].decision for plan in await client.take(None, "plans")] == ["buy_node"]
     assert (await client.do("cost", 60)).span_seconds == 60
-    assert (await client.do("budgets")).items == ()
-    assert {offer.capacity_type for offer in (await client.do("offers")).items} <= set(models.CapacityType)
+    assert await client.take(None, "budgets") == []
+    assert {offer.capacity_type for offer in await client.take(None, "offers")} <= set(models.CapacityType)
     with pytest.raises(NotFound):
         await client.do("why", "node", "nobody")
 
@@ -186,8 +185,8 @@ async def test_directives_and_demand_are_given(gate: Front, client: Sdk) -> None
     assert [message is not None for message in stream] == [True, True]
 
     assert freeze.directive == {"directive": "freeze"}
-    assert (await client.do("directives")).items == ()  # nobody folds in this test
-    assert (await client.do("demand")).items == ()
+    assert await client.take(None, "directives") == []  # nobody folds in this test
+    assert await client.take(None, "demand") == []
     with pytest.raises(NotFound, match="no active directive"):
         await client.do("lift", freeze.key)
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from gpu_autoscaler_services.gateway import openapi
-from gpu_autoscaler_services.sdk_models import models as written
+from gpu_autoscaler_services.sdk_models import filters, models
 
 PROJECT = Path(__file__).parents[2]
 FOLDER = PROJECT / "libs" / "gpu_manager_sdk"
@@ -43,7 +43,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_types_are_written_from_the_openapi_document() -> None:
     """`make schemas` has written them; nobody has edited them since."""
-    assert (FOLDER / "models.py").read_text(encoding="utf-8") == written(openapi.document())
+    assert (FOLDER / "models.py").read_text(encoding="utf-8") == models(openapi.document())
+    assert (FOLDER / "filters.py").read_text(encoding="utf-8") == filters(openapi.document())
 
 
 def test_the_release_is_that_of_the_project() -> None:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from gpu_manager_sdk import AsyncGPUJobClient, GPUJobClient
 
@@ -114,3 +115,32 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(block)
             await writer.drain()
     writer.close()
+
+
+@contextlib.asynccontextmanager
+async def cutting_proxy(url: str, sizes: Sequence[int]) -> AsyncIterator[str]:
+    """Serve a proxy that breaks each connection after the next of `sizes` bytes of the body; later ones stay whole."""
+    left, port = deque(sizes), urlsplit(url).port
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = left.popleft() if left else None
+        gateway, to_gateway = await asyncio.open_connection(HERE, port)
+        sending = asyncio.create_task(_copy(reader, to_gateway))
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(await gateway.readuntil(b"\r\n\r\n"))
+            while block := await gateway.read(4096 if size is None else min(4096, size)):
+                writer.write(block)
+                await writer.drain()
+                size = None if size is None else size - len(block)
+                if size == 0:
+                    writer.transport.abort() if len(left) % 2 else writer.close()
+                    break
+        writer.close()
+        to_gateway.close()
+        sending.cancel()
+
+    server = await asyncio.start_server(serve, HERE, 0)
+    try:
+        yield f"http://{HERE}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

@@ -7,7 +7,8 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -68,7 +69,7 @@ def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") 
     known = tuple(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"{path}: unknown {kind} {name!r}" + (
-        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
     )
 
 
@@ -79,23 +80,35 @@ def struct_of(annotation: Any) -> type[msgspec.Struct] | None:  # noqa: ANN401 -
 
 
 def _value_errors(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
-    if (schema := struct_of(annotation)) is not None:
-        return validation_errors(value, schema, path)
+    """Return the errors of a value and of all structs in it."""
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    item_schema = struct_of(get_args(bare)[0]) if get_origin(bare) is tuple else None
-    errors = []
-    if item_schema is not None and isinstance(value, list):
-        errors = [
-            error
-            for index, item in enumerate(value)
-            for error in validation_errors(item, item_schema, f"{path}[{index}]")
-        ]
+    schemas = [schema for part in _alternatives(bare) if (schema := struct_of(part)) is not None]
+    if len(schemas) == 1 and (value is not None or struct_of(bare) is not None):
+        return validation_errors(value, schemas[0], path)
+    if len(schemas) > 1 and isinstance(value, Mapping):
+        tags = {config.tag: schema for schema in schemas if (config := schema.__struct_config__).tag is not None}
+        field = schemas[0].__struct_config__.tag_field
+        tag = value.get(field)
+        if isinstance(tag, str) and (chosen := tags.get(tag)) is not None:
+            return validation_errors({key: part for key, part in value.items() if key != field}, chosen, path)
+    errors: list[str] = []
+    arguments = get_args(bare)
+    if get_origin(bare) is tuple and isinstance(value, list) and len(arguments) == 2 and arguments[1] is Ellipsis:
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+        errors = [error for at, item in parts for error in _value_errors(item, arguments[0], at)]
+    elif get_origin(bare) is dict and isinstance(value, Mapping):
+        errors = [error for key, part in value.items() for error in _value_errors(part, arguments[1], _path(path, key))]
     if not errors:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as exc:
             errors.append(f"{path}: {exc}; correct the value")
     return errors
+
+
+def _alternatives(bare: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as struct_of
+    """Return the parts of a union, else the type itself."""
+    return get_args(bare) if get_origin(bare) in {Union, UnionType} else (bare,)
 
 
 def _path(at: str, name: str) -> str:

@@ -5,6 +5,7 @@ lines after the first. Source: Kubernetes API reference, "Pod v1: read log of th
 """
 
 import asyncio
+from datetime import datetime, timedelta
 
 from aiohttp import web
 
@@ -33,11 +34,12 @@ async def serve_log(api: Api, key: str, request: web.Request) -> web.StreamRespo
         return web.Response(status=204)  # as the real server: without a node there is nobody to ask
     if phase_of(pod) == "Pending":
         raise answers.bad_request(f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating')
+    since = datetime.fromisoformat(query["sinceTime"]) if "sinceTime" in query else None
     stamped = query.get("timestamps", "").lower() in _TRUE
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     response.enable_chunked_encoding()
     await response.prepare(request)
-    lines = _lines(pod, container, stamped=stamped)
+    lines = _lines(pod, container, stamped=stamped, since=since)
     shown = len(lines)
     text = "".join(lines if tail is None else lines[max(0, shown - tail) :]).encode()
     await response.write(text[:bytes_max])
@@ -46,7 +48,7 @@ async def serve_log(api: Api, key: str, request: web.Request) -> web.StreamRespo
         found = api.find(PODS, key)
         if found is None:
             break
-        pod, lines = found, _lines(found, container, stamped=stamped)
+        pod, lines = found, _lines(found, container, stamped=stamped, since=since)
         await response.write("".join(lines[shown:]).encode())
         shown = len(lines)
     await response.write_eof()
@@ -65,10 +67,19 @@ def _container(pod: Json, wanted: str) -> str:
     return wanted or names[0]
 
 
-def _lines(pod: Json, container: str, *, stamped: bool) -> list[str]:
+def _lines(pod: Json, container: str, *, stamped: bool, since: datetime | None) -> list[str]:
     started_at = str(pod.get("status", {}).get("startTime") or pod["metadata"]["creationTimestamp"])
     texts = [f"{container} started on {pod['spec'].get('nodeName', '')}"]
     texts += str(pod["metadata"].get("annotations", {}).get(OUTPUT, "")).splitlines()
     if is_finished(pod):
         texts.append(f"{container} ended: {phase_of(pod)}")
-    return [f"{started_at} {text}\n" if stamped else f"{text}\n" for text in texts]
+    # A line each millisecond. Kubernetes leaves out zeros at the end of a fraction (RFC3339Nano).
+    begun_at = datetime.fromisoformat(started_at)
+    times = [begun_at + number * timedelta(milliseconds=1) for number in range(len(texts))]
+    return [f"{_stamp(at)} {text}\n" if stamped else f"{text}\n" for at, text in zip(times, texts, strict=True)
+            if since is None or at >= since]  # fmt: skip
+
+
+def _stamp(at: datetime) -> str:
+    seconds, fraction = f"{at:%Y-%m-%dT%H:%M:%S}", f"{at:%f}".rstrip("0")
+    return f"{seconds}.{fraction}Z" if fraction else f"{seconds}Z"

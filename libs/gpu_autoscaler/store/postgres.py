@@ -74,7 +74,7 @@ MIGRATION_SECONDS_MAX = 600.0  # to index a ledger that was never rolled up
 class PostgresStore(SqlStore):
     """A Store in a PostgreSQL database, with a small connection pool. Create with `open`."""
 
-    job_name_sql = "spec::json ->> 'job_name'"
+    spec_sql = "spec::json"
     audit_sql = "entry::json"
 
     def __init__(self, pool: asyncpg.Pool, server: str) -> None:

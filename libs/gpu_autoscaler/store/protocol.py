@@ -41,6 +41,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     project_id: str | None = None
     job_name: str | None = None
+    submitted_by: str | None = None
     outcomes: tuple[JobOutcome, ...] = ()
     accepted_from: Instant | None = None
     accepted_before: Instant | None = None
@@ -50,6 +51,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.project_id in {None, row.spec.project_id}
             and self.job_name in {None, row.spec.job_name}
+            and self.submitted_by in {None, row.spec.submitted_by}
             and (not self.outcomes or row.outcome in self.outcomes)
             and (self.accepted_from is None or row.accepted_at >= self.accepted_from)
             and (self.accepted_before is None or row.accepted_at < self.accepted_before)
@@ -174,8 +176,10 @@ class Store(Protocol):
         """Return the plan; None when it was never recorded."""
         ...
 
-    async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
-        """Return plans, the last recorded first."""
+    async def plans(
+        self, *, made_before: datetime | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[PlanRow]:
+        """Return plans, by default all, the last recorded first."""
         ...
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:

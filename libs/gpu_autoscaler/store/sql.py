@@ -54,7 +54,7 @@ _SNAPSHOTS = f"SELECT {SNAPSHOT_COLUMNS} FROM snapshots"  # noqa: S608 - constan
 class SqlStore(ABC):
     """A Store on a SQL database, with `?` for values."""
 
-    job_name_sql: ClassVar[str]  # the name in the JSON document of a job
+    spec_sql: ClassVar[str]  # the JSON document of a job
     audit_sql: ClassVar[str]  # the JSON document of an entry of the audit trail
 
     @abstractmethod
@@ -97,7 +97,9 @@ class SqlStore(ABC):
         if wanted.project_id is not None:
             terms["project_id = ?"] = (wanted.project_id,)
         if wanted.job_name is not None:
-            terms[f"{self.job_name_sql} = ?"] = (wanted.job_name,)
+            terms[f"{self.spec_sql} ->> 'job_name' = ?"] = (wanted.job_name,)
+        if wanted.submitted_by is not None:
+            terms[f"{self.spec_sql} ->> 'submitted_by' = ?"] = (wanted.submitted_by,)
         if wanted.outcomes:
             terms[f"outcome IN ({operations.places(len(wanted.outcomes))})"] = wanted.outcomes
         if wanted.accepted_from is not None:
@@ -120,9 +122,12 @@ class SqlStore(ABC):
         records = await self._rows(f"{_PLANS} WHERE plan_id = ?", (plan_id,))
         return rows.plan(records[0]) if records else None
 
-    async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
+    async def plans(
+        self, *, made_before: datetime | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[PlanRow]:
         """See Store."""
-        return await self._page(_PLANS, "TRUE", (), cursor, count_max, rows.plan)
+        where, values = ("TRUE", ()) if made_before is None else ("made_at < ?", (number_of(made_before),))
+        return await self._page(_PLANS, where, values, cursor, count_max, rows.plan)
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """See Store."""

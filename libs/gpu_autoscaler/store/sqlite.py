@@ -53,7 +53,7 @@ def schema_of(path: Path) -> SchemaVersion:
 class SqliteStore(SqlStore):
     """A Store in one file. Create with `open`."""
 
-    job_name_sql = "spec ->> 'job_name'"
+    spec_sql = "spec"
     audit_sql = "entry"
 
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:

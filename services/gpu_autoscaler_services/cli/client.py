@@ -50,6 +50,15 @@ class Gateway:
         """GET `/api/v1/<path>` as plain data. Query parameters that are None are left out."""
         return self.client.send(calls.read(path, dict, **query))
 
+    def read_all(self, path: str, limit: int | None = None, **filters: object) -> Document:
+        """GET a list page by page, as one document with at most `limit` items; None: all."""
+        listing: calls.Listing[Any] = calls.Listing(path, dict, limit, filters)
+        document: Document = {"items": []}
+        while listing.call is not None:
+            page = self.client.send(listing.call)
+            document = {**page, "items": [*document["items"], *listing.take(page)]}
+        return document
+
 
 def plain(document: msgspec.Struct) -> Document:
     """Return an answer of the SDK as plain data."""

@@ -80,5 +80,5 @@ def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE,
 @demand.command(name="list")
 def list_(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active reports and why capacity for one is still missing."""
-    document = plain(gateway.client.demand())
+    document = gateway.read_all("demand")
     show(document, document["items"], _COLUMNS, lambda row: str(row["source"]), output)

@@ -106,7 +106,7 @@ def resume(
 
 def directives(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active directives."""
-    document = plain(gateway.client.directives())
+    document = gateway.read_all("directives")
     if output == "table" and not document["items"]:
         print_message("no active freeze, pause or override, and the brake holds nothing")
         return

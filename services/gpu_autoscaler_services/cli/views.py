@@ -56,9 +56,23 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"
 
 
-def nodes(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+def nodes(  # noqa: PLR0913 - one for each option
+    *,
+    phase: Annotated[list[str] | None, Parameter(help="Only nodes in this phase; repeatable.")] = None,
+    pool: Annotated[str | None, Parameter(help="Only nodes of this pool.")] = None,
+    zone: Annotated[str | None, Parameter(help="Only nodes in this zone.")] = None,
+    instance_type: Annotated[str | None, Parameter(help="Only nodes of this instance type.")] = None,
+    capacity_type: Annotated[str | None, Parameter(help="Only nodes of this capacity type.")] = None,
+    gpu_model: Annotated[str | None, Parameter(help="Only nodes with this GPU model.")] = None,
+    limit: Annotated[int | None, Parameter(help="Number of nodes, by name. Default: all.")] = None,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
     """List nodes, from order to termination."""
-    document = gateway.read("nodes")
+    document = gateway.read_all(
+        "nodes", limit, phase=phase, pool=pool, zone=zone, instance_type=instance_type, capacity_type=capacity_type,
+        gpu_model=gpu_model,
+    )  # fmt: skip
     columns = (
         ("NAME", lambda row: row["name"]),
         ("PHASE", lambda row: row["phase"]),
@@ -76,13 +90,15 @@ def nodes(*, gateway: Gateway = HERE, output: Output = "table") -> None:
 def plans(
     *,
     limit: Annotated[int, Parameter(help="Number of plans, newest first.")] = 10,
+    after: Annotated[str | None, Parameter(help="Only plans made at this time or later, RFC 3339.")] = None,
+    before: Annotated[str | None, Parameter(help="Only plans made before this time, RFC 3339.")] = None,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
-    """List the latest plans."""
-    document = gateway.read("plans", limit=limit)
+    """List plans, newest first, old ones from the store."""
+    document = gateway.read_all("plans", limit, after=after, before=before)
     rows = [row for plan in document["items"] for row in _plan_rows(plan)]
-    node_items = gateway.read("nodes")["items"] if output == "table" else []
+    node_items = gateway.read_all("nodes")["items"] if output == "table" else []
     names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in node_items}
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
@@ -178,7 +194,7 @@ def cost(
 
 def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show each spend budget."""
-    document = gateway.read("budget")
+    document = gateway.read_all("budget")
     if output == "table" and not document["items"]:
         print_message("the policy has no spend budget; set limits.spend, or spend of a pool, in the policy file")
         return
@@ -201,9 +217,21 @@ def _priced(row: Mapping[str, Any]) -> str:
     return f"{text} STALE".strip() if row["is_price_stale"] else text
 
 
-def offers(*, gateway: Gateway = HERE, output: Output = "table") -> None:
+def offers(
+    *,
+    zone: Annotated[str | None, Parameter(help="Only offers in this zone.")] = None,
+    instance_type: Annotated[str | None, Parameter(help="Only offers of this instance type.")] = None,
+    capacity_type: Annotated[str | None, Parameter(help="Only offers of this capacity type.")] = None,
+    gpu_model: Annotated[str | None, Parameter(help="Only offers with this GPU model.")] = None,
+    available: Annotated[bool | None, Parameter(help="Only offers that are available now, or that are not.")] = None,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
     """List available and unavailable offers."""
-    document = gateway.read("offers")
+    document = gateway.read_all(
+        "offers", zone=zone, instance_type=instance_type, capacity_type=capacity_type, gpu_model=gpu_model,
+        is_available=available,
+    )  # fmt: skip
     columns = (
         ("OFFER", lambda row: row["name"]),
         ("GPUS", lambda row: f"{row['gpu_count']} {row['gpu_model'] or ''}".strip()),

@@ -168,8 +168,8 @@ def rest_entry_point(request: web.Request) -> tuple[EntryPoint, str]:
 
 
 _VERBS = {
-    "submit": "submit",
-    "cancel": "cancel",
+    "submit_job": "submit",
+    "cancel_job": "cancel",
     "give_directive": "direct",
     "lift_directive": "resume",
     "report_demand": "report",

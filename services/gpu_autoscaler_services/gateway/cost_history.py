@@ -18,6 +18,7 @@ from gpu_autoscaler.model.money import split_micro_usd
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.ledger import Day, Ledger, cost_of, day_start, even_day, project_cost_of
+from gpu_autoscaler_services.gateway.paging import bad_cursor, cursor_of, read_cursor
 
 # Rows of one answer: 31 days of 3,000 instances, at most 100 MB while they are added up. Then fewer days are answered.
 ROWS_COUNT_MAX = 100_000
@@ -76,7 +77,7 @@ class CostHistory:
         return msgspec.structs.replace(
             cost_of(days | daily, span_seconds) if project_id is None else project_cost_of(days | daily, project_id),
             daily_before=day_start(max(daily) + 1) if daily else None,
-            next_before=day_start(first).date() if oldest < first < end else None,
+            next_cursor=cursor_of(f"{day_start(first):%Y-%m-%d}") if oldest < first < end else None,
         )
 
     async def _stored(self, first: int, end: int) -> Mapping[int, Day | None]:
@@ -94,6 +95,14 @@ class CostHistory:
             else:
                 first = (since + until + 1) // 2
         return {number: self._kept[number] for number in range(first, end)}
+
+
+def page_end(cursor: str) -> date:
+    """Return the day that a page of costs ends before. Raises a 422."""
+    try:
+        return date.fromisoformat(read_cursor(cursor))
+    except ValueError as error:
+        raise bad_cursor() from error
 
 
 def _number(at: datetime) -> int:

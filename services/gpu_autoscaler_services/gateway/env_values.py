@@ -16,7 +16,7 @@ from gpu_autoscaler.kube.pod_templates.security import CONTAINER_LISTS
 from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.api_rights import READ_ENV_VALUES
 from gpu_autoscaler_services.gateway.access import Access
-from gpu_autoscaler_services.gateway.problems import invalid
+from gpu_autoscaler_services.gateway.problems import rule_violated
 
 HIDDEN = "(hidden)"
 
@@ -26,7 +26,7 @@ async def require_env_values(access: Access, *, is_setting_on: bool) -> None:
     await access.require(READ_ENV_VALUES)
     if not is_setting_on:
         reason = "values of environment variables are shown to nobody here; set gateway.are_env_values_shown"
-        raise invalid("invalid query: correct the parameters listed in violations", Violation("env", reason))
+        raise rule_violated("invalid query: correct the parameters listed in violations", Violation("env", reason))
 
 
 def encoded_event(envelope: Envelope, *, is_env_shown: bool) -> bytes:

@@ -12,8 +12,10 @@ import msgspec
 
 from gpu_autoscaler.contracts.descriptions import described
 from gpu_autoscaler_services.gateway.api import ROUTES
+from gpu_autoscaler_services.gateway.forms import limited
 from gpu_autoscaler_services.gateway.problems import ProblemDocument
-from gpu_autoscaler_services.gateway.routes import JSON, Route
+from gpu_autoscaler_services.gateway.routes import EVENT_STREAM, JSON, Route
+from gpu_autoscaler_services.gateway.schema import EXPLAINED_KINDS
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
@@ -32,10 +34,12 @@ _TEXT = {"type": "string"}
 _PATHS = {
     "job_id": "Id of the job.",
     "key": "Key of the directive: `freeze`, `pause/<pool>` or `override/<scope>`.",
-    "kind": "Kind of the object: `job`, `pod`, `node`, `plan` or another one that the answer to a wrong one lists.",
+    "kind": "Kind of the object.",
     "name": "Name or id of the object.",
     "plan_id": "Id of the plan.",
 }
+_NAME = {"type": "string", "minLength": 1}
+_PATH_SCHEMAS = dict.fromkeys(_PATHS, _NAME) | {"kind": {"type": "string", "enum": list(EXPLAINED_KINDS)}}
 # Response headers by status (RFC 9110, sections 10.2.3, 11.6.1).
 _HEADERS = {
     HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": {"description": "How to authenticate", "schema": _TEXT}},
@@ -49,6 +53,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
     types = {declared for route in routes for declared in (route.answer, route.body) if declared is not None}
     ordered = sorted(types | {ProblemDocument}, key=lambda declared: declared.__name__)
     _, components = msgspec.json.schema_components(ordered, ref_template=_REF)
+    bodies = [route.body.__name__ for route in routes if route.body is not None]
     paths: dict[str, Any] = {}
     for route in routes:
         for path in (route.path, *route.aliases):
@@ -65,7 +70,7 @@ def document(routes: Sequence[Route] = ROUTES) -> dict[str, Any]:
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": dict(sorted(described(components, ordered).items())),
+            "schemas": dict(sorted(limited(described(components, ordered), bodies).items())),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": _BEARER}},
         },
     }
@@ -87,12 +92,17 @@ def _operation(route: Route, *, is_alias: bool) -> dict[str, Any]:
     if parameters := _parameters(route):
         operation["parameters"] = parameters
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(route.body)}}}
+        content: dict[str, Any] = {"schema": _ref(route.body)}
+        if route.example is not None:
+            content["example"] = route.example
+        operation["requestBody"] = {"required": True, "content": {JSON: content}}
     return operation
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    content = {route.media_type: {"schema": _ref(route.answer)}}
+    # OpenAPI 3.1 has no schema for the events of a stream, only for a whole body.
+    shown = {} if route.media_type == EVENT_STREAM else {"schema": _ref(route.answer)}
+    content = {route.media_type: shown}
     responses: dict[str, Any] = {str(route.status.value): {"description": route.status.phrase, "content": content}}
     if route.method == "GET" and route.media_type == JSON:
         not_modified = HTTPStatus.NOT_MODIFIED
@@ -108,7 +118,7 @@ def _responses(route: Route) -> dict[str, Any]:
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "description": _PATHS[name], "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "description": _PATHS[name], "required": True, "schema": _PATH_SCHEMAS[name]}
         for name in _PATH_PARAMETER.findall(route.path)
     ]
     if route.query is not None:
@@ -119,7 +129,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
             description = shown.pop("description", "")
             parameters.append({"name": name, "in": "query", "description": description, "schema": shown})
     parameters.extend(
-        {"name": name, "in": "header", "description": purpose, "schema": {"type": "string"}}
+        {"name": name, "in": "header", "description": purpose, "schema": {"type": "string", **route.header_limits}}
         for name, purpose in route.headers.items()
     )
     return parameters

@@ -1,8 +1,7 @@
 """Errors as `application/problem+json` documents.
 
-Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is a URN of PROBLEM_TYPES, all of
-which are in docs/reference/problems.md; `detail` is cause and next step, `violations` lists invalid fields, `required`
-is a missing right.
+Source: RFC 9457 "Problem Details for HTTP APIs", section 3 (read 2026-11-21). `type` is the URI of one of TYPES;
+`detail` is cause and next step, `violations` lists invalid fields, `required` is a missing right.
 """
 
 from http import HTTPStatus
@@ -17,30 +16,124 @@ from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.jobs import Violation
 
 RETRY_AFTER_SECONDS_DEFAULT = 5.0  # a broker restart takes seconds
-_URN = "urn:gpu-autoscaler:problem:"
-FORBIDDEN_TYPE = f"{_URN}right-missing"
-QUOTA_TYPE = f"{_URN}quota-exceeded"
-# The type of a problem that names none.
-_TYPES_BY_STATUS = {
-    HTTPStatus.BAD_REQUEST: f"{_URN}malformed-request",
-    HTTPStatus.UNAUTHORIZED: f"{_URN}caller-unknown",
-    HTTPStatus.FORBIDDEN: FORBIDDEN_TYPE,
-    HTTPStatus.NOT_FOUND: f"{_URN}not-found",
-    HTTPStatus.METHOD_NOT_ALLOWED: f"{_URN}method-not-allowed",
-    HTTPStatus.CONFLICT: f"{_URN}conflict",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"{_URN}body-too-large",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: f"{_URN}media-type-unsupported",
-    HTTPStatus.MISDIRECTED_REQUEST: f"{_URN}host-unknown",
-    HTTPStatus.UNPROCESSABLE_ENTITY: f"{_URN}invalid-request",
-    HTTPStatus.TOO_MANY_REQUESTS: f"{_URN}too-many-requests",
-    HTTPStatus.INTERNAL_SERVER_ERROR: f"{_URN}internal-error",
-    HTTPStatus.NOT_IMPLEMENTED: f"{_URN}not-supported-here",
-    HTTPStatus.SERVICE_UNAVAILABLE: f"{_URN}unavailable",
-}
-_OTHER_TYPE = "about:blank"  # of a status that the HTTP server chose: its phrase says all
-PROBLEM_TYPES = frozenset({*_TYPES_BY_STATUS.values(), QUOTA_TYPE, _OTHER_TYPE})
-
 log = structlog.get_logger()
+
+
+class ProblemType(msgspec.Struct, frozen=True):
+    """A kind of error: programs decide by its URI, people read the page that the URI leads to."""
+
+    name: str
+    statuses: tuple[HTTPStatus, ...]
+    meaning: str
+    remedy: str
+
+    @property
+    def uri(self) -> str:
+        """A reference relative to the gateway, which serves the page (RFC 9457, section 3.1.1)."""
+        return f"{PROBLEMS_PATH}/{self.name}"
+
+
+PROBLEMS_PATH = "/problems"
+# The first type of a status is that of a problem that names none. docs/reference/problems.md is made from it.
+TYPES = (
+    ProblemType(
+        "malformed-request",
+        (HTTPStatus.BAD_REQUEST,),
+        "the body is no JSON, or a header cannot be read",
+        "send what `/openapi.json` describes",
+    ),
+    ProblemType(
+        "caller-unknown",
+        (HTTPStatus.UNAUTHORIZED,),
+        "no token, or none that is accepted",
+        "send `Authorization: Bearer <token>`",
+    ),
+    ProblemType(
+        "right-missing",
+        (HTTPStatus.FORBIDDEN,),
+        "the caller is known and may not do this",
+        "have the right granted: `required.grant` is the command",
+    ),
+    ProblemType(
+        "not-found", (HTTPStatus.NOT_FOUND,), "no such path or object", "`detail` says where the objects are listed"
+    ),
+    ProblemType(
+        "method-not-allowed",
+        (HTTPStatus.METHOD_NOT_ALLOWED,),
+        "the path does not support the method",
+        "see the `Allow` header",
+    ),
+    ProblemType(
+        "conflict",
+        (HTTPStatus.CONFLICT,),
+        "the id or key belongs to another request, or the object has ended",
+        "read the object; use another id or key",
+    ),
+    ProblemType(
+        "body-too-large",
+        (HTTPStatus.REQUEST_ENTITY_TOO_LARGE,),
+        "the body exceeds 1 MiB",
+        "put large parts into a ConfigMap or volume",
+    ),
+    ProblemType(
+        "media-type-unsupported",
+        (HTTPStatus.UNSUPPORTED_MEDIA_TYPE,),
+        "the body is not declared as JSON",
+        "send `Content-Type: application/json`",
+    ),
+    ProblemType(
+        "host-unknown",
+        (HTTPStatus.MISDIRECTED_REQUEST,),
+        "the Host header is not one of the gateway's",
+        "use its address, or add the name to its settings",
+    ),
+    ProblemType(
+        "invalid-request",
+        (HTTPStatus.UNPROCESSABLE_ENTITY,),
+        "fields or parameters are unknown, missing or of another form than `/openapi.json` describes",
+        "correct what `violations` lists",
+    ),
+    ProblemType(
+        "rule-violated",
+        (HTTPStatus.UNPROCESSABLE_ENTITY,),
+        "the form is right, and a value breaks a rule: of the policy, the settings or the time",
+        "correct what `violations` lists",
+    ),
+    ProblemType(
+        "quota-exceeded",
+        (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.TOO_MANY_REQUESTS),
+        "a quota of the project or user does not allow it",
+        "ask for less, or have the quota raised; 429: retry when a job has started",
+    ),
+    ProblemType(
+        "too-many-requests",
+        (HTTPStatus.TOO_MANY_REQUESTS,),
+        "a limit of waiting requests, streams or jobs is reached",
+        "retry after `Retry-After` seconds",
+    ),
+    ProblemType(
+        "internal-error",
+        (HTTPStatus.INTERNAL_SERVER_ERROR,),
+        "a defect of the gateway",
+        "its log has the traceback; please report it",
+    ),
+    ProblemType(
+        "not-supported-here",
+        (HTTPStatus.NOT_IMPLEMENTED,),
+        "this gateway is not set up for it",
+        "`detail` names the setting",
+    ),
+    ProblemType(
+        "unavailable",
+        (HTTPStatus.SERVICE_UNAVAILABLE,),
+        "the broker, the store or Kubernetes is away",
+        "retry after `Retry-After` seconds",
+    ),
+)
+_URIS = {kind.name: kind.uri for kind in TYPES}
+FORBIDDEN_TYPE, QUOTA_TYPE, RULE_TYPE = (_URIS[name] for name in ("right-missing", "quota-exceeded", "rule-violated"))
+_TYPES_BY_STATUS = {status: kind.uri for kind in reversed(TYPES) for status in kind.statuses if kind.uri != QUOTA_TYPE}
+_OTHER_TYPE = "about:blank"  # of a status that the HTTP server chose: its phrase says all
 
 
 class RequiredRight(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +177,13 @@ class Problem(Exception):
 
 
 def invalid(detail: str, *violations: Violation) -> Problem:
-    """Return the problem of a request with invalid fields."""
+    """Return the problem of a request with fields of another form than the API describes."""
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations)
+
+
+def rule_violated(detail: str, *violations: Violation) -> Problem:
+    """Return the problem of a request of the right form whose values break a rule."""
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, violations=violations, kind=RULE_TYPE)
 
 
 def unauthorized(detail: str) -> Problem:
@@ -99,7 +197,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     title: str
     status: int  # HTTP status of the response
     detail: str
-    type: str = _OTHER_TYPE  # urn:gpu-autoscaler:problem:<name>, see docs/reference/problems.md
+    type: str = _OTHER_TYPE  # /problems/<name>, where the gateway explains it; docs/reference/problems.md has all
     instance: str = ""  # path of the request
     violations: tuple[Violation, ...] = ()  # invalid fields with reasons
     required: RequiredRight | None = None  # the missing right
@@ -156,7 +254,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry", retry_after_seconds=wait), request.path
         )
     except PermanentError as error:
-        return problem_response(Problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)), request.path)
+        return problem_response(rule_violated(str(error)), request.path)
     except Exception:
         log.exception("request failed", method=request.method, path=request.path)
         detail = "internal error; the gateway's log has the traceback"

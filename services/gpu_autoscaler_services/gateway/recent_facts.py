@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 
 import msgspec
 import structlog
@@ -158,10 +159,10 @@ class Tail:
         """Return True once the stream was read up to its end at the start."""
         return stream in self._read
 
-    def recent(self, subjects: SubjectFilter, count_max: int) -> list[Entry]:
-        """Return the newest matching entries, newest first."""
+    def recent(self, subjects: SubjectFilter, count_max: int | None = None) -> list[Entry]:
+        """Return the newest matching entries, newest first; None: all that are in memory."""
         matching = (entry for entry in self._rings.newest_first() if subjects.matches(entry.subject))
-        return [entry for entry, _ in zip(matching, range(count_max), strict=False)]
+        return list(islice(matching, count_max))
 
     def listen(self, subjects: SubjectFilter, buffer_count_max: int, caller: str = "") -> Listener:
         """Return a new listener; remove it with `forget`. `caller`: who listens; empty: unknown."""

@@ -1,5 +1,6 @@
 """Declaration of routes, from which router and OpenAPI document are generated."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -24,7 +25,11 @@ COMMON = (
     HTTPStatus.INTERNAL_SERVER_ERROR,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
-JSON = "application/json"
+JSON, EVENT_STREAM = "application/json", "text/event-stream"
+EXAMPLE_END = "2026-12-01T12:00:00Z"  # of requests that are shown; a request needs a time that is ahead
+
+# JSON numbers and booleans that a parameter may spell.
+_PLAIN_VALUE = re.compile(r"true|false|-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -42,8 +47,10 @@ class Route(msgspec.Struct, frozen=True):
     rights: tuple[ApiRight, ...]
     problems: tuple[HTTPStatus, ...] = ()  # errors besides those of every operation
     body: type | None = None
+    example: Mapping[str, Any] | None = None  # of the body
     query: type | None = None  # struct of the query parameters
     headers: Mapping[str, str] = {}  # request headers with their description
+    header_limits: Mapping[str, int] = {}  # of their values, as in JSON Schema
     aliases: tuple[str, ...] = ()
     media_type: str = JSON
     changes_nothing: bool = False  # also of a POST
@@ -86,13 +93,25 @@ def read_query(request: web.Request, query: type[T]) -> T:
             continue
         try:
             texts = request.query.getall(name)
-            raw: Any = texts if _is_repeatable(field.type) else texts[-1]
-            values[name] = msgspec.convert(raw, field.type, strict=False)
+            values[name] = _converted(texts if _is_repeatable(field.type) else texts[-1], field.type)
         except msgspec.ValidationError as error:
             violations.append(Violation(name, str(error).partition(" - at ")[0]))
     if violations:
         raise invalid("invalid query: correct the parameters listed in violations", *violations)
     return query(**values)
+
+
+def _converted(raw: list[str] | str, declared: Any) -> Any:  # noqa: ANN401 - of any field
+    """Return the value of a parameter: a text, or the number or boolean that it spells. Raises ValidationError.
+
+    msgspec's conversion that is not strict would take a number for an instant too.
+    """
+    try:
+        return msgspec.convert(raw, declared)
+    except msgspec.ValidationError:
+        if isinstance(raw, list) or not _PLAIN_VALUE.fullmatch(raw):
+            raise
+        return msgspec.convert(msgspec.json.decode(raw), declared)
 
 
 def _is_repeatable(declared: Any) -> bool:  # noqa: ANN401 - any annotation

@@ -3,15 +3,45 @@
 Field names of jobs are contracts (docs/decisions.md#job-fields). None means unknown or not yet, never zero.
 """
 
-from datetime import date
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.model.audit import Link
+from gpu_autoscaler.model.decisions import AnyDecision, AnyUpkeep
 from gpu_autoscaler.model.jobs import JobState
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType
+
+DecisionTag = Annotated[
+    str,
+    msgspec.Meta(
+        description="Kind of the decision.",
+        extra_json_schema={
+            "enum": sorted(
+                str(decision.__struct_config__.tag) for decision in (*get_args(AnyDecision), *get_args(AnyUpkeep))
+            )
+        },
+    ),
+]
+SideOutcome = Annotated[
+    str,
+    msgspec.Meta(
+        description="The decision about the subject, if any.",
+        extra_json_schema={
+            "enum": [
+                *sorted(str(decision.__struct_config__.tag) for decision in get_args(AnyDecision)),
+                "deferred",
+                "nothing",
+            ]
+        },
+    ),
+]
+EXPLAINED_KINDS = ("job", "node", "pod", "request")
+ExplainedKind = Annotated[
+    str, msgspec.Meta(description="Kind of the object.", extra_json_schema={"enum": list(EXPLAINED_KINDS)})
+]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,10 +95,11 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemandList(msgspec.Struct, frozen=True, kw_only=True):
-    """Active demand reports."""
+    """Active demand reports, in pages."""
 
     as_of: Instant
     items: tuple[Demand, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,10 +114,11 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
-    """Active directives."""
+    """Active directives, in pages."""
 
     as_of: Instant
     items: tuple[Directive, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +141,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A node, from order to termination."""
 
     name: str  # of the Kubernetes node; before it exists, the id of the action that ordered it
-    phase: str
+    phase: NodePhase
     pool: str | None
     instance_type: str | None
     zone: str | None
@@ -130,16 +162,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes that are not gone."""
+    """Nodes that are not gone, by name, in pages."""
 
     as_of: Instant
     items: tuple[Node, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of a plan."""
 
-    decision: str  # buy_node, drain_node, cancel_drain, release_instance; of upkeep e.g. remove_orphaned_node
+    decision: DecisionTag
     action_id: str
     subject: str  # the offer, the node, the job or the instance
     reason: str  # the reason's tag
@@ -173,8 +206,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with its decisions and deferred actions."""
 
     plan_id: str
-    sequence: int
-    as_of: Instant
+    sequence: int | None  # in the stream SCALING; None: of the store, which keeps plans for longer
+    made_at: Instant  # when it was published
+    as_of: Instant  # of the state that it was made from
     decisions: tuple[Decision, ...]
     deferred: tuple[Deferred, ...]  # of each group the first objects
     cut: dict[str, int]
@@ -188,7 +222,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class ShadowSide(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the two policies decides about a subject."""
 
-    outcome: str  # buy_node, drain_node, cancel_drain, release_instance, deferred, nothing
+    outcome: SideOutcome
     reason: str  # the reason's tag; empty: none
     sentence: str
 
@@ -213,13 +247,15 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True):
     real_policy_digest: str | None  # of the policy that it is compared with
     is_compared_with_scaler: bool | None  # the scaler's last plan used the compared policy; None: unknown
     now: tuple[ShadowDifference, ...]  # current; empty: both policies decide the same
-    earlier: tuple[ShadowDifference, ...]  # past, newest first
+    earlier: tuple[ShadowDifference, ...]  # past, newest first, in pages
+    next_cursor: str | None = None  # of earlier ones; None: last page
 
 
 class PlanList(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest plans, newest first."""
+    """Plans, newest first, in pages."""
 
     items: tuple[Plan, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class RecordedFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,9 +267,10 @@ class RecordedFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactList(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest facts, newest first."""
+    """Recent facts, newest first, in pages."""
 
     items: tuple[RecordedFact, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class CostSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +299,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     projects: tuple[ProjectCost, ...]  # most expensive first
     # Of days before it only sums are known, whose spend is spread evenly over the day; None: there are none.
     daily_before: Instant | None = None
-    next_before: date | None = None  # `before` of the next page; None: there are no earlier charges
+    next_cursor: str | None = None  # None: there are no earlier charges
 
 
 class AuditItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,7 +345,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Why an object waits or exists, and its history back to the first cause."""
 
-    kind: str  # kind of the object
+    kind: ExplainedKind
     name: str
     now: str  # what would let it start, or why it exists; empty: it is gone
     sentences: tuple[str, ...]
@@ -342,7 +379,7 @@ class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
 class PlanSide(msgspec.Struct, frozen=True, kw_only=True):
     """What one of two plans decides about a subject."""
 
-    outcome: str  # buy_node, drain_node, cancel_drain, release_instance, deferred, nothing
+    outcome: SideOutcome
     reason: str  # the reason's tag; empty: none
     sentence: str
 

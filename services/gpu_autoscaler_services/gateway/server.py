@@ -19,7 +19,8 @@ from gpu_autoscaler_services.gateway.api import ROUTES
 from gpu_autoscaler_services.gateway.api.logs import LOGS, LogSource
 from gpu_autoscaler_services.gateway.audit import AUDIT, audited
 from gpu_autoscaler_services.gateway.auth import Authenticator, guard
-from gpu_autoscaler_services.gateway.problems import Problem, problems
+from gpu_autoscaler_services.gateway.problems import TYPES, Problem, problems
+from gpu_autoscaler_services.gateway.problems_page import problem_page
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, SECURITY_HEADERS, ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, answer
 from gpu_autoscaler_services.gateway.tls import Certificate, following
@@ -41,8 +42,10 @@ def make_app(
     readiness: Readiness | None = None,
     logs: LogSource = NO_LOGS,
 ) -> web.Application:
-    """Return the app with all routes and the page. Without `readiness`, requests never wait for the state."""
+    """Return the app with all routes, the page and what explains problems. Without `readiness`, requests never wait for
+    the state."""
     page = _page_files()
+    page |= {kind.uri: (problem_page(kind).encode(), "text/markdown") for kind in TYPES}
     open_paths = frozenset({*page, "/openapi.json"})
     middlewares = [add_security_headers, problems, audited, guard(authenticators, rules, open_paths=open_paths)]
     if readiness is not None:

@@ -16,12 +16,14 @@ from gpu_autoscaler_services.gateway import schema
 UNKNOWN = "unknown"
 
 
-def nodes(state: ClusterState, as_of: datetime, telemetry_age_seconds_max: float) -> tuple[schema.Node, ...]:
-    """Return nodes that are not gone, by name. The utilization of older telemetry is unknown."""
+def nodes(
+    views: Iterable[NodeView], state: ClusterState, as_of: datetime, telemetry_age_seconds_max: float
+) -> tuple[schema.Node, ...]:
+    """Return nodes as they are shown. The utilization of older telemetry is unknown."""
     bound = queries.pods_by_node(state)
     names = names_in_state(state)
     fresh_after = as_of - timedelta(seconds=telemetry_age_seconds_max)
-    return tuple(_node(view, bound.get(view.name, ()), names, fresh_after) for view in node_views(state, as_of))
+    return tuple(_node(view, bound.get(view.name, ()), names, fresh_after) for view in views)
 
 
 def _node(view: NodeView, pods: Iterable[PodObserved], names: Namer, fresh_after: datetime) -> schema.Node:

@@ -6,7 +6,7 @@ Source: NATS documentation, "Subject-Based Messaging", wildcards (read 2026-11-2
 from collections.abc import Sequence
 
 from gpu_autoscaler.model.jobs import Violation
-from gpu_autoscaler_services.gateway.problems import invalid
+from gpu_autoscaler_services.gateway.problems import rule_violated
 
 PATTERNS_COUNT_MAX = 16
 PATTERN_LENGTH_MAX = 255
@@ -22,7 +22,7 @@ class SubjectFilter:
         if len(patterns) > PATTERNS_COUNT_MAX:
             violations.append(Violation("subject", f"{len(patterns)} patterns; at most {PATTERNS_COUNT_MAX}"))
         if violations:
-            raise invalid("invalid subject filter; examples: scaling.>, job.finished, gpu.*.*", *violations)
+            raise rule_violated("invalid subject filter; examples: scaling.>, job.finished, gpu.*.*", *violations)
         self._patterns = tuple(tuple(pattern.split(".")) for pattern in patterns or (">",))
 
     def matches(self, subject: str) -> bool:

@@ -176,9 +176,10 @@ class StoreContract:
         assert [row.spec.job_id for row in (await store.jobs(JobFilter(project_id="a"))).rows] == ["job-3", "job-1"]
 
     async def test_history_is_filtered_and_paged(self, store: Store) -> None:
-        """By name, project, outcome and time, alone and together; pages hold wanted rows only."""
+        """By name, project, user, outcome and time, alone and together; pages hold wanted rows only."""
         for number in range(6):
-            named = replace(job(f"job-{number}", "a"), job_name="eval" if number % 2 else 'tr"ain')
+            name, user = "eval" if number % 2 else 'tr"ain', "anna" if number < 4 else "ben"
+            named = replace(job(f"job-{number}", "a"), job_name=name, submitted_by=user)
             await store.accept_job(named, request_digest="a", accepted_at=T0 + number * timedelta(hours=1))
         for job_id, outcome in (("job-1", "failed"), ("job-3", "completed"), ("job-4", "completed")):
             await store.finish_job(JobId(job_id), outcome=outcome, finished_at=T0)  # type: ignore[arg-type]  # from a table
@@ -187,6 +188,8 @@ class StoreContract:
             (JobFilter(job_name="eval"), [5, 3, 1]),
             (JobFilter(job_name='tr"ain'), [4, 2, 0]),
             (JobFilter(job_name="train"), []),
+            (JobFilter(submitted_by="anna"), [3, 2, 1, 0]),
+            (JobFilter(submitted_by="ben", job_name="eval"), [5]),
             (JobFilter(outcomes=("completed", "failed")), [4, 3, 1]),
             (two_to_five, [4, 3, 2]),
             (replace(two_to_five, project_id="a", job_name="eval", outcomes=("completed",)), [3]),

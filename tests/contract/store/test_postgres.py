@@ -73,6 +73,20 @@ async def test_two_that_charge_the_same_minutes_charge_them_once(postgres_url: s
     await second.close()
 
 
+@pytest.mark.parametrize(("field", "index"), [("job_name", "jobs_by_name"), ("submitted_by", "jobs_by_user")])
+async def test_lists_by_name_and_by_user_read_an_index(postgres_url: str, field: str, index: str) -> None:
+    """The history of years is not read for one name, nor sorted."""
+    await (await PostgresStore.open(postgres_url)).close()
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")  # of an empty table it is cheaper
+    term = f"{PostgresStore.spec_sql} ->> '{field}' = 'train'"
+    steps = await connection.fetch(f"EXPLAIN SELECT job_id FROM jobs WHERE {term} ORDER BY number DESC LIMIT 2")  # noqa: S608 - a constant
+    plan = "\n".join(step[0] for step in steps)
+    assert index in plan, plan
+    assert "Sort" not in plan, plan
+    await connection.close()
+
+
 async def test_a_killed_server_is_for_later_and_loses_nothing(postgres: PostgresServer) -> None:
     """During an outage callers get a retryable error; accepted jobs are there afterwards."""
     store = await PostgresStore.open(postgres.url())

@@ -202,6 +202,16 @@ async def test_a_store_of_the_last_release_is_migrated(path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize(("field", "index"), [("job_name", "jobs_by_name"), ("submitted_by", "jobs_by_user")])
+async def test_lists_by_name_and_by_user_read_an_index(path: Path, field: str, index: str) -> None:
+    """The history of years is not read for one name, nor sorted."""
+    store = await SqliteStore.open(path)
+    query = f"SELECT job_id FROM jobs WHERE {store.spec_sql} ->> '{field}' = ? AND TRUE ORDER BY number DESC LIMIT 2"  # noqa: S608 - a constant
+    steps = store._connection.execute(f"EXPLAIN QUERY PLAN {query}", ("train",)).fetchall()
+    assert [index in detail and "SORT" not in detail for *_, detail in steps] == [True], steps
+    await store.close()
+
+
 async def test_merged_spans_leave_the_file(path: Path) -> None:
     """The space of a new file is returned to the disk; it does not only wait for more spans."""
     store = await SqliteStore.open(path)

@@ -81,7 +81,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300
 SHARED = "a-shared-token-of-the-settings"
 # Rights that a request needs besides, and that are checked first.
 CHECKED_BEFORE = {DANGEROUS_FIELDS: SUBMIT_JOBS, READ_ENV_VALUES: READ_FACTS}
-FORBIDDEN = "urn:gpu-autoscaler:problem:right-missing"
+FORBIDDEN = "/problems/right-missing"
 
 
 @pytest.fixture(scope="module")

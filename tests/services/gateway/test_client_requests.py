@@ -121,7 +121,8 @@ async def test_without_kubernetes_no_client_has_dangerous_fields(tmp_path: Path)
 async def test_a_client_marks_no_dangerous_fields_as_allowed(tmp_path: Path) -> None:
     """The mark is the gateway's: with and without such fields, and with the setting, the request is refused for it."""
     async with front(tmp_path) as entry:
-        for is_allowed, spec in ((False, {}), (True, {}), (True, {"hostNetwork": True})):
+        specs: list[tuple[bool, dict[str, Any]]] = [(False, {}), (True, {}), (True, {"hostNetwork": True})]
+        for is_allowed, spec in specs:
             entry.model.are_dangerous_fields_allowed = is_allowed
             body = json.dumps({**templated_body(**spec), "dangerous_fields_allowed": True}).encode()
             answer = await asked(ClientRequests(entry.model, RULES), client_subjects("anna")[0], body)

@@ -19,7 +19,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.store.opening import open_store
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway import cost_history, schema
-from gpu_autoscaler_services.gateway.cost_history import CostHistory
+from gpu_autoscaler_services.gateway.cost_history import CostHistory, page_end
 from gpu_autoscaler_services.gateway.ledger import Ledger
 
 __all__ = ["postgres", "postgres_server_url", "postgres_url"]  # fixtures
@@ -84,8 +84,9 @@ async def pages(costs: CostHistory, days_count: int, span_seconds: int = 86_400)
     before: date | None = None
     while True:
         found.append(await costs.cost(span_seconds, before=before, days_count=days_count))
-        if (before := found[-1].next_before) is None:
+        if (cursor := found[-1].next_cursor) is None:
             return found
+        before = page_end(cursor)
 
 
 @pytest.mark.parametrize("days_count", [1, 7, 31])
@@ -107,7 +108,7 @@ async def test_a_restarted_gateway_shows_a_month(store: Store) -> None:
     cost = await costs.cost(3600, before=None, days_count=31)
     first = period_start("day", NOW) - 30 * DAY
     assert cost.from_at == first
-    assert cost.next_before == first.date()
+    assert page_end(cost.next_cursor or "") == first.date()
     assert spent(cost) == sum(charge.total_micro_usd for charge in charges() if charge.from_at >= first)
     daily = await costs.cost(86_400, before=None, days_count=31)
     assert spent(daily) == spent(cost)
@@ -139,9 +140,9 @@ async def test_past_days_are_served_over_rest(tmp_path: Path) -> None:
             async with http.get(f"{gate.url}/api/v1/cost?span_seconds=86400{query}") as response:
                 page = await response.json()
             total += page["allocated_micro_usd"] + page["idle_micro_usd"]
-            if page["next_before"] is None:
+            if page["next_cursor"] is None:
                 break
-            query = f"&before={page['next_before']}"
+            query = f"&cursor={page['next_cursor']}"
         # What is not merged yet is the stream's to tell.
         merged = [each for each in charges() if each.from_at < period_start("day", NOW) - DAY]
         assert total == sum(each.total_micro_usd for each in merged)

@@ -256,13 +256,13 @@ async def test_a_job_over_a_quota_has_a_problem_type_of_its_own(tmp_path: Path, 
     rules = policy(quotas={"project_default": {"gpu_count_max": 2, "job_duration_hours_max": 1}})
     async with front(tmp_path, policy=rules) as gate:
         status, problem, _ = await _post(http, gate, BODY)
-        assert (status, problem["type"]) == (422, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert (status, problem["type"]) == (422, "/problems/quota-exceeded")
         assert [(violation["field"], violation["kind"]) for violation in problem["violations"]] == [
             ("gpu_requirements.gpu_count", "quota"),
             ("max_duration_hours", "quota"),
         ]
         status, problem, _ = await _post(http, gate, {**BODY, "priority": "urgent"})
-        assert (status, problem.get("type")) == (422, "urn:gpu-autoscaler:problem:invalid-request")
+        assert (status, problem.get("type")) == (422, "/problems/rule-violated")
         kinds = {violation["field"]: violation.get("kind") for violation in problem["violations"]}
         assert kinds == {"gpu_requirements.gpu_count": "quota", "max_duration_hours": "quota", "priority": None}
 
@@ -275,7 +275,7 @@ async def test_a_job_larger_than_its_resource_quota_is_refused_as_over_quota(
     async with front(tmp_path, policy=rules) as gate:
         await gate.tell(quota("gpus", {"requests.nvidia.com/gpu": 1}))
         status, problem, _ = await _post(http, gate, BODY)
-        assert (status, problem["type"]) == (422, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert (status, problem["type"]) == (422, "/problems/quota-exceeded")
         assert "ResourceQuota research/gpus" in problem["violations"][0]["reason"]
         assert await gate.model.bus.last_sequence("JOB") == 0
 
@@ -288,7 +288,7 @@ async def test_a_full_queue_of_a_user_answers_retry_later(tmp_path: Path, http: 
 
         status, problem, headers = await _post(http, gate, BODY)
 
-        assert (status, problem["type"]) == (429, "urn:gpu-autoscaler:problem:quota-exceeded")
+        assert (status, problem["type"]) == (429, "/problems/quota-exceeded")
         assert int(headers["Retry-After"]) >= 1
         assert "is full for jobs without a known user: 1 waits" in problem["violations"][0]["reason"]
         assert await gate.model.bus.last_sequence("JOB") == before

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster import RunningCluster, running_cluster
 from tests.support.front import Front, front
 from tests.support.kube_objects import pod
-from tests.support.sdk_clients import ClientKind, sdk
+from tests.support.sdk_clients import ClientKind, cutting_proxy, sdk
 from tests.support.stories import job
 
 from gpu_autoscaler.model.labels import JOB_ID
@@ -20,8 +20,16 @@ from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.gateway.api import logs
 from gpu_autoscaler_services.gateway.api.logs import INDEX, LogSource
-from gpu_manager_sdk import Retries
-from gpu_manager_sdk.errors import Conflict, GPUManagerError, InvalidRequest, NotFound, TooManyRequests
+from gpu_manager_sdk import Retries, async_client, client
+from gpu_manager_sdk.errors import (
+    Conflict,
+    ConnectionFailed,
+    GPUManagerError,
+    InvalidRequest,
+    NotFound,
+    TooManyRequests,
+)
+from gpu_manager_sdk.log_lines import CONNECTIONS_WITHOUT_LINES_MAX
 
 ONCE = Retries(attempts_count_max=1)
 WAIT_SECONDS_MAX = 60.0
@@ -99,6 +107,43 @@ async def test_a_log_is_followed_to_its_end(both: tuple[Front, RunningCluster], 
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             lines = await followed
     assert lines == ["main started on n1", "step 1", "main ended: Succeeded"]
+
+
+@pytest.mark.parametrize("is_stamped", [False, True])
+async def test_a_followed_log_goes_on_where_its_connection_broke(
+    both: tuple[Front, RunningCluster], kind: ClientKind, monkeypatch: pytest.MonkeyPatch, *, is_stamped: bool
+) -> None:
+    """Each break in the middle of a line or between lines loses and repeats none, also of lines of one instant."""
+    monkeypatch.setattr(client, "RESUME_SECONDS", 0.01)
+    monkeypatch.setattr(async_client, "RESUME_SECONDS", 0.01)
+    gate, cluster = both
+    cluster.add_node("n1")
+    _add(cluster, "j1-0", output="\n".join(f"step {number}" for number in range(2000)))
+    await _reached(cluster, "j1-0", "Running")
+    async with cutting_proxy(gate.url, sizes=(400, 3000, 20_000, 21_000)) as url, sdk(kind, url, retries=ONCE) as sdk_:
+        followed = asyncio.create_task(sdk_.take(None, "logs", "j1", follow=True, timestamps=is_stamped))
+        await asyncio.sleep(0.5)
+        _ends(cluster, "j1-0")
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            lines = await followed
+    shown = [line.partition(" ")[2] for line in lines] if is_stamped else lines
+    assert shown == ["main started on n1", *(f"step {number}" for number in range(2000)), "main ended: Succeeded"]
+
+
+async def test_a_followed_log_without_lines_is_not_resumed_for_ever(
+    both: tuple[Front, RunningCluster], kind: ClientKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some connections without a line the break is an error."""
+    monkeypatch.setattr(client, "RESUME_SECONDS", 0.01)
+    monkeypatch.setattr(async_client, "RESUME_SECONDS", 0.01)
+    gate, cluster = both
+    cluster.add_node("n1")
+    _add(cluster, "j1-0")
+    await _reached(cluster, "j1-0", "Running")
+    sizes = (9,) * (CONNECTIONS_WITHOUT_LINES_MAX + 1)  # part of the first line
+    async with cutting_proxy(gate.url, sizes=sizes) as url, sdk(kind, url, retries=ONCE) as sdk_:
+        with pytest.raises(ConnectionFailed, match="broke while the log was read"):
+            await sdk_.take(None, "logs", "j1", follow=True)
 
 
 async def test_a_log_that_there_is_not_is_refused(both: tuple[Front, RunningCluster], kind: ClientKind) -> None:

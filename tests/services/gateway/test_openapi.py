@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -31,12 +30,14 @@ from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler.model.labels import JOB_ID
 from gpu_autoscaler.runtime.health import Readiness
+from gpu_autoscaler.simcluster.kinds import PODS
 from gpu_autoscaler_services.api_rights import RIGHTS
 from gpu_autoscaler_services.gateway.access import Caller
 from gpu_autoscaler_services.gateway.api import ROUTES, events
 from gpu_autoscaler_services.gateway.api.logs import STREAMS_COUNT_MAX, LogSource
 from gpu_autoscaler_services.gateway.openapi import document
-from gpu_autoscaler_services.gateway.problems import PROBLEM_TYPES
+from gpu_autoscaler_services.gateway.problems import TYPES
+from gpu_autoscaler_services.gateway.problems_page import problems_page
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX, JSON, Route
 from gpu_autoscaler_services.gateway.server import NO_LOGS
 
@@ -125,7 +126,7 @@ async def walk() -> AsyncIterator[Walk]:
 
 
 @asynccontextmanager
-async def _with_objects(
+async def gateway_with_objects(
     folder: Path, policy: ScalingPolicy = DEFAULT_POLICY, logs: LogSource = NO_LOGS
 ) -> AsyncIterator[Front]:
     """A gateway that knows a node, two jobs of which one has ended, a plan and a directive."""
@@ -168,8 +169,8 @@ async def _of_starting(walk: Walk, folders: Folders) -> None:
 async def _of_answers(walk: Walk, folders: Folders, logs: LogSource) -> None:
     """What handlers answer: objects, invalid requests, missing objects."""
     for path, route in _paths():
-        async with _with_objects(folders(), logs=logs) as gate:
-            of_project = "?project_id=research" if route.operation_id == "list" else ""
+        async with gateway_with_objects(folders(), logs=logs) as gate:
+            of_project = "?project_id=research" if route.operation_id == "list_jobs" else ""
             assert (await walk.ask(gate, path, route, headers=_token(NONE), query=of_project))[0] == 403
             ask = _token(ALL)
             assert (await walk.ask(gate, path, route, headers=ask))[0] == route.status
@@ -202,8 +203,8 @@ async def _of_bodies(walk: Walk, gate: Front, path: str, route: Route, ask: dict
 
 
 @asynccontextmanager
-async def _cluster_with_logs() -> AsyncIterator[LogSource]:
-    """A cluster in which the pod of the first job runs, and the pod of the second one has no node."""
+async def cluster_with_logs() -> AsyncIterator[LogSource]:
+    """A cluster in which the pod of the first job has ended, and the pod of the second one has no node."""
     async with running_cluster() as cluster:
         cluster.add_node("n1")
         for job_id, node_name in (("j1", "n1"), ("j2", None)):
@@ -213,6 +214,7 @@ async def _cluster_with_logs() -> AsyncIterator[LogSource]:
         async with asyncio.timeout(60):
             while cluster.item("pods", "j1").get("status", {}).get("phase") != "Running":
                 await asyncio.sleep(0.02)
+        cluster.world.api.modify(PODS, "default/j1", lambda item: item["status"].update(phase="Succeeded"))
         yield LogSource(cluster.kube)
 
 
@@ -221,9 +223,9 @@ async def _of_logs(walk: Walk, folders: Folders, logs: LogSource) -> None:
     ask, full = _token(ALL), LogSource(logs.kube)
     full.streams_count = STREAMS_COUNT_MAX
     for path, route in _paths():
-        if route.operation_id == "logs":
+        if route.operation_id == "read_job_logs":
             for source, objects, status in ((logs, {"job_id": "j2"}, 409), (full, {}, 429), (NO_LOGS, {}, 501)):
-                async with _with_objects(folders(), logs=source) as gate:
+                async with gateway_with_objects(folders(), logs=source) as gate:
                     assert (await walk.ask(gate, path, route, headers=ask, objects=objects))[0] == status
 
 
@@ -232,17 +234,17 @@ async def _of_conflicts(walk: Walk, folders: Folders, monkeypatch: pytest.Monkey
     monkeypatch.setattr(events, "LISTENERS_PER_CALLER_COUNT_MAX", 0)
     for path, route in _paths():
         ask = _token(ALL) | {"Idempotency-Key": path}
-        async with _with_objects(folders(), policy(queue_count_max=2)) as gate:
-            if route.operation_id == "submit":
+        async with gateway_with_objects(folders(), policy(queue_count_max=2)) as gate:
+            if route.operation_id == "submit_job":
                 assert (await walk.ask(gate, path, route, headers=ask))[0] == 202
                 other = BODY | {"job_name": "other"}
                 assert (await walk.ask(gate, path, route, headers=ask, json=other))[0] == 409
                 await gate.tell(job("j3"))
                 ask |= {"Idempotency-Key": f"{path} again"}
                 assert (await walk.ask(gate, path, route, headers=ask))[0] == 429
-            elif route.operation_id == "cancel":
+            elif route.operation_id == "cancel_job":
                 assert (await walk.ask(gate, path, route, headers=ask, objects={"job_id": "j2"}))[0] == 409
-            elif route.operation_id == "events":
+            elif route.operation_id == "stream_events":
                 assert (await walk.ask(gate, path, route, headers=ask))[0] == 429
 
 
@@ -257,7 +259,7 @@ async def test_every_operation_declares_exactly_what_it_answers(
     with structlog.testing.capture_logs():
         await _of_callers(walk, folders)
         await _of_starting(walk, folders)
-        async with _cluster_with_logs() as logs:
+        async with cluster_with_logs() as logs:
             await _of_answers(walk, folders, logs)
             await _of_logs(walk, folders, logs)
         await _of_conflicts(walk, folders, monkeypatch)
@@ -297,8 +299,13 @@ def test_everything_in_the_document_is_described() -> None:
     assert len({operation["operationId"] for operation in operations}) == len(operations)
 
 
-def test_every_problem_type_is_documented() -> None:
-    """The page has each type, and no other."""
-    page = (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
-    assert sorted(f"urn:gpu-autoscaler:problem:{name}" for name in rows) == sorted(PROBLEM_TYPES - {"about:blank"})
+async def test_every_problem_type_leads_to_its_explanation(tmp_path: Path) -> None:
+    """The gateway serves what the page says about the type, without a token; the page has each type."""
+    assert problems_page() == (ROOT / "docs/reference/problems.md").read_text(encoding="utf-8"), "run `make schemas`"
+    async with front(tmp_path, authenticators=[_Callers()]) as gate, aiohttp.ClientSession() as http:
+        for kind in TYPES:
+            async with http.get(gate.url + kind.uri) as answer:
+                shown = await answer.text()
+            assert (answer.status, kind.remedy in shown) == (200, True), kind.uri
+            assert f"## {kind.name}" in problems_page()
+    assert len({kind.name for kind in TYPES}) == len(TYPES)

@@ -34,7 +34,7 @@ SUBMITTER_LENGTH_MAX = 512  # project default: a name of a user, such as the sub
 IMAGE_LENGTH_MAX = 512  # project default: several times a registry, a path and a digest
 PRIORITY_MAX = max(PRIORITY_NAMES.values())
 
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # Names of environment variables (Kubernetes API reference, EnvVar; read 2026-11-21).
 _ENV_KEY = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 # Keys and values of labels; annotations have the same keys (Kubernetes documentation, "Labels and Selectors",
@@ -46,6 +46,8 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _QUANTITY_MAX = {"cpu": 10_000 * 1000, "memory": 64 * 2**40, "ephemeral_storage": 512 * 2**40}
 _GPU_MEMORY_GIB_MAX = 16 * 1024.0
 _MODELS_COUNT_MAX = 16  # project default: more models mean any model
+# Every member is a pod, and a demand of every plan until it runs. Project default.
+JOB_MEMBERS_COUNT_MAX = 10_000
 _BUDGET_USD_MAX = 1e9
 _CHECKPOINT_MINUTES_MAX = 24 * 60.0
 _RUN_SECONDS_MAX = 366 * 24 * 3600.0
@@ -211,7 +213,7 @@ def _name_violations(request: JobRequested) -> Iterator[Violation]:
     if request.within is not None and not LABEL_KEY.fullmatch(request.within):
         yield Violation("within", f"{_quoted(request.within)} is not a label key (example: {labels.ZONE})")
     job_id = request.job_id
-    if job_id is not None and (len(job_id) > JOB_ID_LENGTH_MAX or not _DNS_LABEL.fullmatch(job_id)):
+    if job_id is not None and (len(job_id) > JOB_ID_LENGTH_MAX or not DNS_LABEL.fullmatch(job_id)):
         yield Violation(
             "job_id",
             f"{_quoted(job_id)} is not a DNS label of at most {JOB_ID_LENGTH_MAX} characters: lower-case letters,"
@@ -237,6 +239,9 @@ def _gpu_violations(
         yield Violation("members", f"is {members}; must be at least 1")
     elif request.min_members is not None and not 1 <= request.min_members <= members:
         yield Violation("min_members", f"is {request.min_members}; must be 1 to {members}, the number of members")
+    if members > JOB_MEMBERS_COUNT_MAX:
+        reason = f"is {members}; a job may have {JOB_MEMBERS_COUNT_MAX}; split it, or give each member more"
+        yield Violation("members", reason)
     if gpus.gpu_count < 0:
         yield Violation(field, f"is {gpus.gpu_count}; must be 0 or more")
     elif gpus.gpu_count == 0 and (gpus.gpu_types or gpus.gpu_memory_gb is not None):

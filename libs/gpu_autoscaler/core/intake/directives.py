@@ -30,7 +30,7 @@ REASON_LENGTH_MAX = 500
 DIRECTIVES_COUNT_MAX = 256
 # One trip is in force at a time; the others are kept for facts that arrive again.
 BRAKE_RELEASES_COUNT_MAX = 16
-_COUNT_MAX = 1_000_000
+COUNT_MAX = 1_000_000
 
 
 class ActiveDirectives(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -113,8 +113,8 @@ def _bound_violations(fact: PolicyDirectiveGiven) -> Iterator[Violation]:
             "directive", "has no bound; set nodes_count_min, nodes_count_max, gpu_count_min or gpu_count_max"
         )
     for name, value in bounds.items():
-        if value is not None and not 0 <= value <= _COUNT_MAX:
-            yield Violation(f"directive.{name}", f"is {value}; must be 0 to {_COUNT_MAX}")
+        if value is not None and not 0 <= value <= COUNT_MAX:
+            yield Violation(f"directive.{name}", f"is {value}; must be 0 to {COUNT_MAX}")
     for unit in ("nodes_count", "gpu_count"):
         least, most = bounds[f"{unit}_min"], bounds[f"{unit}_max"]
         if least is not None and most is not None and least > most:

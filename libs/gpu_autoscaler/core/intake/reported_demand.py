@@ -4,7 +4,7 @@ Used by `fold`, which ignores invalid reports, and by the scheduler and the gate
 """
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.admission import UNKNOWN_SUPPLY, admit
@@ -19,6 +19,7 @@ MEMBERS_COUNT_MAX = 1000
 AHEAD_MAX = timedelta(days=7)
 # Project default. Anybody may report; it bounds the state.
 SOURCES_COUNT_MAX = 256
+_ANY_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # the time of a report is judged apart from its shape
 
 
 def violations_of(fact: DemandReported, at: datetime) -> tuple[Violation, ...]:
@@ -50,7 +51,7 @@ def _parse(fact: DemandReported) -> JobSpec | tuple[Violation, ...]:
         resources=ResourceRequest(cpu=shape.cpu, memory=shape.memory, ephemeral_storage=shape.ephemeral_storage),
         preemptible=fact.preemptible,
     )
-    result = admit(request, event_id="", at=fact.until, now=fact.until, policy=DEFAULT_POLICY, supply=UNKNOWN_SUPPLY)
+    result = admit(request, event_id="", at=_ANY_TIME, now=_ANY_TIME, policy=DEFAULT_POLICY, supply=UNKNOWN_SUPPLY)
     if isinstance(result, JobSpec):
         return result
     return tuple(Violation(_field(violation.field), violation.reason) for violation in result)

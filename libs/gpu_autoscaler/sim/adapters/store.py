@@ -123,10 +123,13 @@ class MemoryStore:
         await self._reached()
         return self._tables.plans.get(plan_id)
 
-    async def plans(self, *, cursor: str | None = None, count_max: int = 100) -> Page[PlanRow]:
+    async def plans(
+        self, *, made_before: datetime | None = None, cursor: str | None = None, count_max: int = 100
+    ) -> Page[PlanRow]:
         await self._reached()
         rows = list(self._tables.plans.values())
-        return _page(rows, [True] * len(rows), cursor, count_max)
+        wanted = [made_before is None or row.made_at < made_before for row in rows]
+        return _page(rows, wanted, cursor, count_max)
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         await self._reached()

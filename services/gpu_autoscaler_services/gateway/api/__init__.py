@@ -9,6 +9,7 @@ from gpu_autoscaler_services.gateway.api import (
     jobs,
     logs,
     offers,
+    plans,
     shadow,
     views,
 )
@@ -20,6 +21,7 @@ ROUTES = (
     *demand.ROUTES,
     *directives.ROUTES,
     *views.ROUTES,
+    *plans.ROUTES,
     *offers.ROUTES,
     *shadow.ROUTES,
     *audit.ROUTES,

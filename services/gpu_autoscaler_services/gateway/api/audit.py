@@ -5,37 +5,29 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.model.audit import AuditFilter, instant_text
-from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler.model.audit import AuditFilter, EntryPoint, Outcome, instant_text
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.store.protocol import PAGE_COUNT_MAX
 from gpu_autoscaler_services.api_rights import READ_AUDIT
 from gpu_autoscaler_services.gateway import schema
-from gpu_autoscaler_services.gateway.problems import invalid
+from gpu_autoscaler_services.gateway.paging import PageQuery, bad_cursor
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.routes import INVALID, Route, answer, read_query
 
-PAGE_COUNT_DEFAULT = 100
 
-
-class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+class AuditQuery(PageQuery, frozen=True, kw_only=True):
     """Query of the audit trail."""
 
     who: Annotated[str | None, msgspec.Meta(description="Only acts of this name.")] = None
     verb: Annotated[str | None, msgspec.Meta(description="Only these acts: submit, cancel, freeze, ...")] = None
     object: Annotated[str | None, msgspec.Meta(description="Only acts on this object, e.g. job/<id>.")] = None
     project_id: Annotated[str | None, msgspec.Meta(description="Only acts in this project.")] = None
-    entry_point: Annotated[
-        str | None, msgspec.Meta(description="Only acts through rest, cli, page, nats, stream or retention.")
-    ] = None
-    outcome: Annotated[str | None, msgspec.Meta(description="Only acts that were allowed, refused or failed.")] = None
+    entry_point: Annotated[EntryPoint | None, msgspec.Meta(description="Only acts through this entry point.")] = None
+    outcome: Annotated[Outcome | None, msgspec.Meta(description="Only acts that were allowed, refused or failed.")] = (
+        None
+    )
     after: Annotated[Instant | None, msgspec.Meta(description="Only acts at this instant or later.")] = None
     before: Annotated[Instant | None, msgspec.Meta(description="Only acts before this instant.")] = None
     oldest_first: Annotated[bool, msgspec.Meta(description="The first entries first. Default: the last first.")] = False
-    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_COUNT_MAX, description="Maximum page size.")] = PAGE_COUNT_DEFAULT
-    cursor: Annotated[
-        str | None, msgspec.Meta(description="`next_cursor` of the previous page: the number of its last entry.")
-    ] = None
 
     @property
     def wanted(self) -> AuditFilter:
@@ -52,7 +44,7 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def audit_handler(request: web.Request) -> web.Response:
+async def list_audit_entries_handler(request: web.Request) -> web.Response:
     """Show who did what, when, and through which entry point: a page of the audit trail."""
     query = read_query(request, AuditQuery)
     try:
@@ -60,12 +52,21 @@ async def audit_handler(request: web.Request) -> web.Response:
             query.wanted, cursor=query.cursor, count_max=query.limit, is_oldest_first=query.oldest_first
         )
     except ValueError as error:
-        raise invalid("invalid cursor", Violation("cursor", str(error))) from error
+        raise bad_cursor() from error
     items = tuple(schema.AuditItem(number=row.number, entry=row.document, hash=row.hash) for row in trail.rows)
     page = schema.AuditPage(items=items, next_cursor=trail.next_cursor, anchor=trail.anchor, head=trail.head)
     return answer(request, page)
 
 
 ROUTES = (
-    Route("GET", "/api/v1/audit", audit_handler, "audit", schema.AuditPage, (READ_AUDIT,), INVALID, query=AuditQuery),
+    Route(
+        "GET",
+        "/api/v1/audit",
+        list_audit_entries_handler,
+        "audit",
+        schema.AuditPage,
+        (READ_AUDIT,),
+        INVALID,
+        query=AuditQuery,
+    ),
 )

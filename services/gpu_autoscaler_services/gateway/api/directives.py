@@ -21,9 +21,10 @@ from gpu_autoscaler_services.gateway import schema
 from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, read_body
 from gpu_autoscaler_services.gateway.audit import ACT, Act
-from gpu_autoscaler_services.gateway.problems import Problem, invalid
+from gpu_autoscaler_services.gateway.paging import PageQuery, page
+from gpu_autoscaler_services.gateway.problems import Problem, rule_violated
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
+from gpu_autoscaler_services.gateway.routes import EXAMPLE_END, INVALID, MISSING, Route, answer, read_query
 
 LOCAL_USER = "a user on the gateway's machine"  # without tokens the gateway listens on loopback only
 _DIRECTIVES = "/api/v1/directives"
@@ -62,15 +63,16 @@ async def give_directive_handler(request: web.Request) -> web.Response:
         until=body.until,
     )
     if violations := violations_of(given, [pool.name for pool in model.policy.pools]):
-        raise invalid("invalid directive: correct the fields listed in violations", *violations)
+        raise rule_violated("invalid directive: correct the fields listed in violations", *violations)
     await model.publish(given, request[ACCESS])
     return answer(request, directive_of(given), status=HTTPStatus.ACCEPTED)
 
 
 async def list_directives_handler(request: web.Request) -> web.Response:
     """List active directives: who set each, why, and until when; also the brake, while it holds forced removals."""
-    model = request.app[READ_MODEL]
-    return answer(request, schema.DirectiveList(as_of=model.clock.now(), items=active_directives(model)))
+    query, model = read_query(request, PageQuery), request.app[READ_MODEL]
+    items, next_cursor = page(active_directives(model), lambda directive: directive.key, query)
+    return answer(request, schema.DirectiveList(as_of=model.clock.now(), items=items, next_cursor=next_cursor))
 
 
 async def lift_directive_handler(request: web.Request) -> web.Response:
@@ -134,8 +136,18 @@ ROUTES = (
         tuple(_RIGHTS.values()),
         BODY_PROBLEMS,
         body=DirectiveRequest,
+        example={"directive": {"directive": "freeze"}, "reason": "maintenance", "until": EXAMPLE_END},
     ),
-    Route("GET", _DIRECTIVES, list_directives_handler, "directives", schema.DirectiveList, (READ_DIRECTIVES,)),
+    Route(
+        "GET",
+        _DIRECTIVES,
+        list_directives_handler,
+        "directives",
+        schema.DirectiveList,
+        (READ_DIRECTIVES,),
+        INVALID,
+        query=PageQuery,
+    ),
     Route(
         "DELETE",
         _ONE,

@@ -21,6 +21,7 @@ from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.jobs import (
     BODY_PROBLEMS,
+    EXAMPLE,
     admitted_job,
     check_now,
     read_body,
@@ -172,10 +173,11 @@ def _change(difference: Difference) -> schema.PlanChange:
 ROUTES = (
     Route(
         "POST", "/api/v1/gpu/jobs:validate", validate_job_handler, "jobs", schema.Job, (SUBMIT_JOBS,), BODY_PROBLEMS,
-        aliases=("/jobs:validate",), body=JobRequested, changes_nothing=True,
+        aliases=("/jobs:validate",), body=JobRequested, example=EXAMPLE, changes_nothing=True,
     ),
     Route(
         "POST", "/api/v1/plan:simulate", simulate_plan_handler, "decisions", schema.SimulatedPlan,
-        (SUBMIT_JOBS, READ_CLUSTER), BODY_PROBLEMS, body=PlanQuestion, changes_nothing=True,
+        (SUBMIT_JOBS, READ_CLUSTER), BODY_PROBLEMS, body=PlanQuestion,
+        example={"jobs": [EXAMPLE]}, changes_nothing=True,
     ),
 )  # fmt: skip

@@ -15,13 +15,14 @@ from aiohttp import web
 
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.model.jobs import Violation
+from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.api_rights import READ_FACTS
 from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.env_values import encoded_event, require_env_values
-from gpu_autoscaler_services.gateway.problems import Problem, invalid
+from gpu_autoscaler_services.gateway.problems import Problem, rule_violated
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.recent_facts import Entry, Listener, Tail
-from gpu_autoscaler_services.gateway.routes import INVALID, Route, read_query
+from gpu_autoscaler_services.gateway.routes import EVENT_STREAM, INVALID, Route, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 HEARTBEAT_SECONDS = 15.0  # proxies close connections that are silent for a minute; wall time
@@ -30,6 +31,7 @@ WRITE_SECONDS_MAX = 30.0  # without progress for this long the client is conside
 LISTENERS_COUNT_MAX = 200
 LISTENERS_PER_CALLER_COUNT_MAX = 40  # a fifth: several browsers and programs of one user or shared token
 BUFFER_COUNT_MAX = 1000
+STREAM_SECONDS_MAX = 3600.0  # then the client resumes, and its token and rights are checked again; wall time
 
 Positions = dict[str, int]
 
@@ -52,7 +54,7 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
 
-async def events_handler(request: web.Request) -> web.StreamResponse:
+async def stream_events_handler(request: web.Request) -> web.StreamResponse:
     """Stream facts as Server-Sent Events with CloudEvents in structured JSON."""
     query = read_query(request, EventsQuery)
     tail = request.app[READ_MODEL].tail
@@ -60,7 +62,7 @@ async def events_handler(request: web.Request) -> web.StreamResponse:
     streams = subjects.streams(tail.streams)
     if not streams:
         violation = Violation("subject", f"matches no stream; streams are: {', '.join(tail.streams)}")
-        raise invalid("the subject filter matches no stream", violation)
+        raise rule_violated("the subject filter matches no stream", violation)
     if query.env:
         await require_env_values(request[ACCESS], is_setting_on=request.app[READ_MODEL].are_env_values_shown)
     requested = read_last_event_id(request.headers.get("Last-Event-ID", "") or query.last_event_id)
@@ -111,9 +113,12 @@ async def _send(
         await _write(response, f"retry: {RECONNECT_MILLISECONDS}\nid: {_id(positions)}\n\n")
         async for entry in _missed(read_model.bus, read_model.tail, listener.subjects, positions):
             await _write(response, _event(entry, positions, is_env_shown=is_env_shown))
+        ends_at = Clock.monotonic_seconds() + STREAM_SECONDS_MAX
         while True:
+            if Clock.monotonic_seconds() >= ends_at:
+                listener.close(f"open for {STREAM_SECONDS_MAX:g} s; resume with Last-Event-ID")
             try:
-                live = await listener.next(HEARTBEAT_SECONDS)
+                live = await listener.next(min(HEARTBEAT_SECONDS, STREAM_SECONDS_MAX))
             except TimeoutError:
                 await _write(response, ": heartbeat\n\n")
                 continue
@@ -173,7 +178,7 @@ def read_last_event_id(text: str) -> Positions:
     for part in filter(None, text.split(",")):
         stream, _, sequence = part.strip().partition(":")
         if not stream or not sequence.isascii() or not sequence.isdigit():
-            raise invalid("invalid Last-Event-ID", Violation("Last-Event-ID", f"{part!r} is not STREAM:SEQUENCE"))
+            raise rule_violated("invalid Last-Event-ID", Violation("Last-Event-ID", f"{part!r} is not STREAM:SEQUENCE"))
         positions[stream] = int(sequence)
     return positions
 
@@ -182,13 +187,13 @@ ROUTES = (
     Route(
         "GET",
         "/api/v1/events",
-        events_handler,
+        stream_events_handler,
         "facts",
         str,
         (READ_FACTS,),
         (*INVALID, HTTPStatus.TOO_MANY_REQUESTS),
         query=EventsQuery,
         headers={"Last-Event-ID": "Resume after this event: the id of the last event received"},
-        media_type="text/event-stream",
+        media_type=EVENT_STREAM,
     ),
 )

@@ -1,7 +1,6 @@
 """Pages of jobs. Jobs that have not ended come from memory, all others from the store."""
 
-import base64
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import msgspec
@@ -14,16 +13,16 @@ from gpu_autoscaler.store.protocol import JobFilter
 from gpu_autoscaler_services.api_rights import READ_JOBS
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import Access
-from gpu_autoscaler_services.gateway.problems import Problem, invalid
+from gpu_autoscaler_services.gateway.paging import PageQuery, bad_cursor, cursor_of, instant_key, page, read_cursor
+from gpu_autoscaler_services.gateway.problems import rule_violated
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 
-PAGE_COUNT_DEFAULT = 100
-PAGE_COUNT_MAX = 500
 ACCEPTANCE_MAX = timedelta(days=1)  # from a job's creation to its row
+_LATEST = datetime.max.replace(tzinfo=UTC) - ACCEPTANCE_MAX
 PAGES_READ_MAX = 10  # of the store per answer; a rare state may need further requests
 
 
-class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
+class JobsQuery(PageQuery, frozen=True, kw_only=True):
     """Query of the job list."""
 
     state: Annotated[
@@ -37,10 +36,6 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     created_before: Annotated[Instant | None, msgspec.Meta(description="Only jobs created before this instant.")] = None
     submitted_by: Annotated[str | None, msgspec.Meta(description="Only jobs that this user submitted.")] = None
     mine: Annotated[bool, msgspec.Meta(description="Only jobs that the caller submitted.")] = False
-    limit: Annotated[
-        int, msgspec.Meta(ge=1, le=PAGE_COUNT_MAX, description="Maximum page size; a page may hold fewer.")
-    ] = PAGE_COUNT_DEFAULT
-    cursor: Annotated[str | None, msgspec.Meta(description="`next_cursor` of the previous page.")] = None
 
     def wants(self, spec: JobSpec, status: JobState) -> bool:
         """Return whether a job is wanted."""
@@ -56,10 +51,11 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     def of_store(self) -> JobFilter:
         """Return what the store can leave out: it does not know the states before the final one, and a job may be
         accepted some time after it was created."""
-        before = self.created_before
+        before = None if self.created_before is None else min(self.created_before, _LATEST)
         return JobFilter(
             project_id=self.project_id,
             job_name=self.job_name,
+            submitted_by=self.submitted_by,
             outcomes=tuple(map(str, self.state)) if FINAL_STATES.issuperset(self.state) else (),  # type: ignore[arg-type]  # outcomes are the final states
             accepted_from=self.created_after,
             accepted_before=None if before is None else before + ACCEPTANCE_MAX,
@@ -81,7 +77,7 @@ class _Selection:
         if query.mine:
             if not access.name:
                 reason = "the gateway does not authenticate its callers, so it knows no name of yours; use submitted_by"
-                raise invalid("invalid query: correct the parameters listed in violations", Violation("mine", reason))
+                raise rule_violated("`mine` cannot be answered", Violation("mine", reason))
             query = msgspec.structs.replace(query, submitted_by=access.name)
         if query.project_id is not None:
             await access.require(READ_JOBS, query.project_id)
@@ -112,61 +108,37 @@ async def job_page(query: JobsQuery, model: ReadModel, access: Access) -> schema
     return schema.JobPage(items=items, next_cursor=cursor)
 
 
-Page = tuple[list[tuple[JobSpec, JobState]], str | None]
+Jobs = tuple[tuple[tuple[JobSpec, JobState], ...], str | None]
 
 
-async def _active(selection: _Selection, state: ClusterState) -> Page:
+async def _active(selection: _Selection, state: ClusterState) -> Jobs:
     """Return jobs from memory, which holds every job that has not ended. The cursor names the last one shown."""
-    states, query = job_states(state), selection.query
+    states = job_states(state)
     active = [
         (record.queued.spec, states[job_id])
         for job_id, record in state.jobs.items()
         if record.queued is not None and job_id in states and await selection.has(record.queued.spec, states[job_id])
     ]
-    active.sort(key=lambda item: (item[0].requested_at, item[0].job_id), reverse=True)
-    if query.cursor is not None:
-        after = _read_cursor(query.cursor)
-        active = [item for item in active if _mark(item[0]) < after]
-    page = active[: query.limit]
-    has_more = len(active) > len(page)
-    return page, _cursor(_mark(page[-1][0])) if has_more else None
+    return page(
+        active, lambda item: instant_key(item[0].requested_at, item[0].job_id), selection.query, is_descending=True
+    )
 
 
-async def _stored(selection: _Selection, model: ReadModel, state: ClusterState) -> Page:
+async def _stored(selection: _Selection, model: ReadModel, state: ClusterState) -> Jobs:
     items: list[tuple[JobSpec, JobState]] = []
     states, query = job_states(state), selection.query
-    cursor = None if query.cursor is None else _read_cursor(query.cursor)
+    cursor = None if query.cursor is None else read_cursor(query.cursor)
     for _ in range(PAGES_READ_MAX):
         try:
-            page = await model.store.jobs(query.of_store(), cursor=cursor, count_max=query.limit - len(items))
+            stored = await model.store.jobs(query.of_store(), cursor=cursor, count_max=query.limit - len(items))
         except ValueError as error:
-            raise _bad_cursor() from error
-        for row in page.rows:
+            raise bad_cursor() from error
+        for row in stored.rows:
             ended = None if row.outcome is None else JobState(row.outcome)
             status = ended or states.get(row.spec.job_id, JobState.PENDING)
             if await selection.has(row.spec, status):
                 items.append((row.spec, status))
-        cursor = page.next_cursor
+        cursor = stored.next_cursor
         if cursor is None or len(items) >= query.limit:
             break
-    return items, None if cursor is None else _cursor(cursor)
-
-
-def _mark(spec: JobSpec) -> str:
-    """Return a sort key of the job list: instant of the request, then id."""
-    return f"{int(spec.requested_at.timestamp() * 1_000_000):020d}/{spec.job_id}"
-
-
-def _cursor(mark: str) -> str:
-    return base64.urlsafe_b64encode(mark.encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> str:
-    try:
-        return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-    except ValueError as error:
-        raise _bad_cursor() from error
-
-
-def _bad_cursor() -> Problem:
-    return invalid("invalid cursor", Violation("cursor", "is not a cursor of this gateway; start again without one"))
+    return tuple(items), None if cursor is None else cursor_of(cursor)

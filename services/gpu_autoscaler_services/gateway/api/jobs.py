@@ -8,6 +8,7 @@ retries and finds the job (docs/decisions.md#job-acceptance).
 import uuid
 from collections.abc import Sequence
 from http import HTTPStatus
+from math import isfinite
 from typing import TypeVar
 
 import msgspec
@@ -34,15 +35,27 @@ from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.job_pages import JobsQuery, job_page
 from gpu_autoscaler_services.gateway.audit import ACT, Act
-from gpu_autoscaler_services.gateway.problems import QUOTA_TYPE, Problem, invalid
+from gpu_autoscaler_services.gateway.problems import QUOTA_TYPE, Problem, invalid, rule_violated
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, JSON, MISSING, Route, answer, is_text, read_query
 
 QUEUE_RETRY_SECONDS = 30.0  # a queue of 1,000 jobs changes slowly
 KEY_LENGTH_MAX = 255
+_EXACT_INTEGERS_MAX = 2**53  # of a float
 OTHER_BODY = "was used for a different request; choose a new one, or repeat the original request"
 
 F = TypeVar("F", bound=msgspec.Struct)
+
+EXAMPLE = {
+    "job_name": "train",
+    "project_id": "research",
+    "gpu_requirements": {"gpu_count": 8, "gpu_type": ["H100", "A100"]},
+    "container": {"image": "registry.example/train:1", "command": ["python", "train.py"]},
+    "priority": "high",
+    "resources": {"cpu": "8", "memory": "64Gi", "ephemeral_storage": "100Gi"},
+    "max_duration_hours": 24,
+    "preemptible": True,
+}
 
 _INVALID_JOB = "invalid job request: correct the fields listed in violations"
 _KEY = "Idempotency-Key"
@@ -50,7 +63,7 @@ _JOBS = "/api/v1/gpu/jobs"
 _ONE = f"{_JOBS}/{{job_id}}"
 
 
-async def submit_handler(request: web.Request) -> web.Response:
+async def submit_job_handler(request: web.Request) -> web.Response:
     """Submit a job."""
     model = request.app[READ_MODEL]
     job = await read_body(request, JobRequested)
@@ -60,7 +73,7 @@ async def submit_handler(request: web.Request) -> web.Response:
     key = request.headers.get(_KEY)
     if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
         violation = Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
-        raise invalid(f"invalid header {_KEY}", violation)
+        raise rule_violated(f"invalid header {_KEY}", violation)
     event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
     submitted_by = request[ACCESS].name or job.submitted_by
     job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id), submitted_by=submitted_by)
@@ -88,18 +101,30 @@ BODY_PROBLEMS = (
 )
 
 
+def _number(text: str) -> float | int:
+    """Return a number with a fraction or exponent: 8.0 is the integer 8, as in JSON Schema. Raises DecodeError."""
+    number = float(text)
+    if not isfinite(number):
+        raise msgspec.DecodeError(f"number {text[:20]} is out of range")
+    return int(number) if number.is_integer() and abs(number) < _EXACT_INTEGERS_MAX else number
+
+
+_decoder = msgspec.json.Decoder(float_hook=_number)
+
+
 async def read_body(request: web.Request, kind: type[F]) -> F:
     """Return the body as a struct. Raises a 422 that names every unknown, missing and mistyped field."""
     if request.content_type != JSON:
         detail = f"unsupported content type {request.content_type!r}; send JSON with `Content-Type: {JSON}`"
         raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
     try:
-        document = msgspec.json.decode(await request.read())
+        document = _decoder.decode(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
     if errors := validation_errors(document, kind):
         named = (text.partition(": ") for text in errors)
-        raise invalid(_INVALID_JOB, *(Violation(field, _of_version(reason)) for field, _, reason in named))
+        detail = "invalid request body: correct the fields listed in violations"
+        raise invalid(detail, *(Violation(field, _of_version(reason)) for field, _, reason in named))
     return msgspec.convert(document, kind)
 
 
@@ -115,14 +140,14 @@ async def with_rights(job: JobRequested, model: ReadModel, access: Access) -> Jo
     """
     if job.dangerous_fields_allowed:
         reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
-        raise invalid(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
+        raise rule_violated(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
     if job.pod_template is not None and not model.are_pod_templates_allowed:
         reason = (
             "is refused here: it could use the Secrets and service accounts of gpu-autoscaler; give the jobs a"
             " namespace of their own (jobs.namespace of the chart, gateway.are_pod_templates_allowed), or send"
             " container instead"
         )
-        raise invalid(_INVALID_JOB, Violation("pod_template", reason))
+        raise rule_violated(_INVALID_JOB, Violation("pod_template", reason))
     if job.pod_template is None or not model.are_dangerous_fields_allowed or not dangerous_fields(job.pod_template):
         return job
     await access.require(DANGEROUS_FIELDS, job.project_id)
@@ -147,7 +172,7 @@ def admitted_job(job: JobRequested, event_id: str, model: ReadModel) -> Admitted
 def refused(violations: Sequence[Violation]) -> Problem:
     """Return the problem of a job that could never start; it has a type of its own if quotas alone refuse the job."""
     if any(violation.kind != "quota" for violation in violations):
-        return invalid(_INVALID_JOB, *violations)
+        return rule_violated(_INVALID_JOB, *violations)
     over = "the job exceeds a quota and could never start: correct the fields listed in violations"
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, over, violations=tuple(violations), kind=QUOTA_TYPE)
 
@@ -214,13 +239,13 @@ def _accepted_response(body: bytes, job_id: JobId) -> web.Response:
     )
 
 
-async def list_handler(request: web.Request) -> web.Response:
+async def list_jobs_handler(request: web.Request) -> web.Response:
     """List jobs, newest first: those of one project, or of all that the caller may read."""
     page = await job_page(read_query(request, JobsQuery), request.app[READ_MODEL], request[ACCESS])
     return answer(request, page)
 
 
-async def show_handler(request: web.Request) -> web.Response:
+async def show_job_handler(request: web.Request) -> web.Response:
     """Show a job."""
     row, status = await find_job(request.app[READ_MODEL], JobId(request.match_info["job_id"]))
     await request[ACCESS].require(READ_JOBS, row.spec.project_id)
@@ -229,7 +254,7 @@ async def show_handler(request: web.Request) -> web.Response:
     return answer(request, estimates.job(row.spec, status, scene, model.status_view()))
 
 
-async def cancel_handler(request: web.Request) -> web.Response:
+async def cancel_job_handler(request: web.Request) -> web.Response:
     """Cancel a job.
 
     Repeating it changes nothing; a job that completed or failed is a conflict.
@@ -280,23 +305,33 @@ ROUTES = (
     Route(
         "POST",
         _JOBS,
-        submit_handler,
+        submit_job_handler,
         "jobs",
         schema.Job,
         (SUBMIT_JOBS,),
         (*BODY_PROBLEMS, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
         aliases=("/jobs",),
         body=JobRequested,
+        example=EXAMPLE,
         headers={_KEY: "Requests with the same key and body submit one job and get the same answer, for one day"},
+        header_limits={"minLength": 1, "maxLength": KEY_LENGTH_MAX},
     ),
     Route(
-        "GET", _JOBS, list_handler, "jobs", schema.JobPage, (READ_JOBS,), INVALID, aliases=("/jobs",), query=JobsQuery
+        "GET",
+        _JOBS,
+        list_jobs_handler,
+        "jobs",
+        schema.JobPage,
+        (READ_JOBS,),
+        INVALID,
+        aliases=("/jobs",),
+        query=JobsQuery,
     ),
-    Route("GET", _ONE, show_handler, "jobs", schema.Job, (READ_JOBS,), MISSING, aliases=("/jobs/{job_id}",)),
+    Route("GET", _ONE, show_job_handler, "jobs", schema.Job, (READ_JOBS,), MISSING, aliases=("/jobs/{job_id}",)),
     Route(
         "DELETE",
         _ONE,
-        cancel_handler,
+        cancel_job_handler,
         "jobs",
         schema.Job,
         (CANCEL_OWN_JOBS, CANCEL_JOBS),

@@ -11,11 +11,13 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from gpu_autoscaler.core.intake.admission import JOB_MEMBERS_COUNT_MAX
 from gpu_autoscaler.kube.protocol import PODS, Kind, NotFound, Rejected
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler_services.api_rights import READ_JOBS
 from gpu_autoscaler_services.gateway.access import ACCESS
 from gpu_autoscaler_services.gateway.api.jobs import find_job
@@ -30,6 +32,7 @@ STREAMS_COUNT_MAX = 50  # at once
 SILENCE_SECONDS_MAX = 3600.0  # of a container that is followed
 WRITE_SECONDS_MAX = 30.0  # without progress for this long the client is considered gone
 BUSY_RETRY_SECONDS = 5.0
+_SINCE_MIN, _SINCE_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)  # all lines, and none
 
 
 class PodLogs(Protocol):
@@ -62,7 +65,12 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Query of logs."""
 
     member: Annotated[
-        int, msgspec.Meta(ge=0, description="Member of the job, from 0: its completion index, else its place by name.")
+        int,
+        msgspec.Meta(
+            ge=0,
+            lt=JOB_MEMBERS_COUNT_MAX,
+            description="Member of the job, from 0: its completion index, else its place by name.",
+        ),
     ] = 0
     container: Annotated[
         str, msgspec.Meta(description="Container of the pod. Default: the first of the pod's containers.")
@@ -71,6 +79,9 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     tail_lines: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=TAIL_LINES_MAX)] | None,
         msgspec.Meta(description="Only this many of the last lines."),
+    ] = None
+    since_time: Annotated[
+        Instant | None, msgspec.Meta(description="Only lines since this second, to go on with a log that broke off.")
     ] = None
     previous: Annotated[bool, msgspec.Meta(description="Of the container before its last restart.")] = False
     timestamps: Annotated[bool, msgspec.Meta(description="Begin each line with the time it was written.")] = False
@@ -82,10 +93,13 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
         query = {"container": self.container or names[0], **{name: "true" for name, is_on in flags if is_on}}
         if self.tail_lines is not None:
             query["tailLines"] = str(self.tail_lines)
+        if self.since_time is not None:  # Kubernetes counts whole seconds
+            since = min(max(self.since_time, _SINCE_MIN), _SINCE_MAX).astimezone(UTC)
+            query["sinceTime"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
         return query if self.follow else {**query, "limitBytes": str(LOG_BYTES_MAX)}
 
 
-async def logs_handler(request: web.Request) -> web.StreamResponse:
+async def read_job_logs_handler(request: web.Request) -> web.StreamResponse:
     """Read what a member of a job has written, at most 16 MiB, or follow it."""
     query = read_query(request, LogsQuery)
     row, status = await find_job(request.app[READ_MODEL], JobId(request.match_info["job_id"]))
@@ -180,7 +194,7 @@ ROUTES = (
     Route(
         "GET",
         "/api/v1/gpu/jobs/{job_id}/logs",
-        logs_handler,
+        read_job_logs_handler,
         "jobs",
         str,
         (READ_JOBS,),

@@ -1,5 +1,7 @@
 """Spend budgets and available offers over REST."""
 
+from typing import Annotated
+
 import msgspec
 from aiohttp import web
 
@@ -7,19 +9,21 @@ from gpu_autoscaler.core.limits.spend import spend_snapshot_of
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.provisioning.price_age import is_stale, priced_at
 from gpu_autoscaler.core.provisioning.unavailable_offers import active_unavailability, scopes_of
+from gpu_autoscaler.core.state.ledger import Period
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.model.observed import Instant
-from gpu_autoscaler.model.offers import CapacityType
+from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS
+from gpu_autoscaler_services.gateway.paging import PageQuery, page
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
-from gpu_autoscaler_services.gateway.routes import Route, answer
+from gpu_autoscaler_services.gateway.routes import INVALID, Route, answer, read_query
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """A spend budget and how much of it is used."""
 
     owner: str  # cluster, pool/<name>, zone/<name> or project/<name>
-    period: str  # day or month, of UTC
+    period: Period  # of UTC
     limit_micro_usd: int
     spent_micro_usd: int  # charged, and elapsed time not charged yet
     reserved_micro_usd: int  # committed to running and ordered instances
@@ -30,10 +34,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every spend budget of the policy, by day and month."""
+    """Spend budgets of the policy, by owner and period, in pages."""
 
     as_of: Instant
     items: tuple[Budget, ...]
+    next_cursor: str | None = None  # None: last page
 
 
 class OfferStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,20 +59,51 @@ class OfferStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferList(msgspec.Struct, frozen=True, kw_only=True):
-    """All offers, by name."""
+    """Offers by name, in pages."""
 
     as_of: Instant
     sampled_at: Instant | None  # None: not sampled yet
     items: tuple[OfferStatus, ...]
+    next_cursor: str | None = None  # None: last page
 
 
-async def budget_handler(request: web.Request) -> web.Response:
+class BudgetsQuery(PageQuery, frozen=True, kw_only=True):
+    """Query of budgets."""
+
+    owner: Annotated[str | None, msgspec.Meta(description="Only budgets of this owner, e.g. project/research.")] = None
+    period: Annotated[Period | None, msgspec.Meta(description="Only budgets of this period.")] = None
+
+
+class OffersQuery(PageQuery, frozen=True, kw_only=True):
+    """Query of offers."""
+
+    zone: Annotated[str | None, msgspec.Meta(description="Only offers in this zone.")] = None
+    instance_type: Annotated[str | None, msgspec.Meta(description="Only offers of this instance type.")] = None
+    capacity_type: Annotated[CapacityType | None, msgspec.Meta(description="Only offers of this capacity type.")] = None
+    gpu_model: Annotated[str | None, msgspec.Meta(description="Only offers with this GPU model.")] = None
+    is_available: Annotated[
+        bool | None, msgspec.Meta(description="Only offers that are available now, or only those that are not.")
+    ] = None
+
+    def wants(self, offer: Offer) -> bool:
+        """Return whether the offer is wanted, available or not."""
+        return (
+            self.zone in {None, offer.zone}
+            and self.instance_type in {None, offer.instance_type}
+            and self.capacity_type in {None, offer.capacity_type}
+            and self.gpu_model in {None, offer.gpu_model}
+        )
+
+
+async def list_budgets_handler(request: web.Request) -> web.Response:
     """Show each spend budget: limit, spent, reserved and left."""
-    model = request.app[READ_MODEL]
+    query, model = read_query(request, BudgetsQuery), request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
     spend = spend_snapshot_of(state, node_views(state, as_of), pods_by_node(state), model.policy, as_of)
+    wanted = (cap for cap in spend.caps if query.owner in {None, cap.owner} and query.period in {None, cap.period})
+    caps, next_cursor = page(wanted, lambda cap: f"{cap.owner}/{cap.period}", query)
     items = []
-    for cap in spend.caps:
+    for cap in caps:
         spent, reserved, unknown = spend.spent[cap], spend.reserved[cap], spend.unknown_reason(cap)
         items.append(
             Budget(
@@ -82,16 +118,23 @@ async def budget_handler(request: web.Request) -> web.Response:
                 unknown_reason="" if unknown is None else unknown.sentence(),
             )
         )
-    return answer(request, BudgetList(as_of=as_of, items=tuple(items)))
+    return answer(request, BudgetList(as_of=as_of, items=tuple(items), next_cursor=next_cursor))
 
 
-async def offers_handler(request: web.Request) -> web.Response:
+async def list_offers_handler(request: web.Request) -> web.Response:
     """List offers with prices and availability."""
-    model = request.app[READ_MODEL]
+    query, model = read_query(request, OffersQuery), request.app[READ_MODEL]
     state, as_of = model.view.state, model.clock.now()
     unavailable, sample = active_unavailability(state, as_of), state.offers
+
+    def is_wanted(offer: Offer) -> bool:
+        is_available = unavailable.keys().isdisjoint(scopes_of(offer))
+        return query.wants(offer) and query.is_available in {None, is_available}
+
+    wanted = filter(is_wanted, () if sample is None else sample.offers)
+    offers, next_cursor = page(wanted, lambda offer: offer.key, query)
     items = []
-    for offer in sorted(() if sample is None else sample.offers, key=lambda offer: offer.key):
+    for offer in offers:
         backoffs = [unavailable[scope] for scope in scopes_of(offer) if scope in unavailable]
         last = max(backoffs, key=lambda refusal: refusal.until, default=None)
         items.append(
@@ -113,10 +156,21 @@ async def offers_handler(request: web.Request) -> web.Response:
             )
         )
     sampled_at = None if sample is None else sample.sampled_at
-    return answer(request, OfferList(as_of=as_of, sampled_at=sampled_at, items=tuple(items)))
+    return answer(request, OfferList(as_of=as_of, sampled_at=sampled_at, items=tuple(items), next_cursor=next_cursor))
 
 
 ROUTES = (
-    Route("GET", "/api/v1/budget", budget_handler, "spend", BudgetList, (READ_COSTS,)),
-    Route("GET", "/api/v1/offers", offers_handler, "decisions", OfferList, (READ_CLUSTER,)),
+    Route(
+        "GET", "/api/v1/budget", list_budgets_handler, "spend", BudgetList, (READ_COSTS,), INVALID, query=BudgetsQuery
+    ),
+    Route(
+        "GET",
+        "/api/v1/offers",
+        list_offers_handler,
+        "decisions",
+        OfferList,
+        (READ_CLUSTER,),
+        INVALID,
+        query=OffersQuery,
+    ),
 )

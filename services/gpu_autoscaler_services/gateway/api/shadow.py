@@ -12,25 +12,25 @@ from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler.model.decisions import Side
 from gpu_autoscaler_services.api_rights import READ_SETTINGS
 from gpu_autoscaler_services.gateway import schema
+from gpu_autoscaler_services.gateway.paging import LIMIT_MAX, PageQuery, instant_key, page
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL
 from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
 from gpu_autoscaler_services.gateway.routes import INVALID, Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
-LIMIT_DEFAULT = 10
 _SHADOW = SubjectFilter([ShadowPlanMade.subject_root()])
 _REAL = SubjectFilter([ScalingPlanMade.subject_root()])
 
 
-class ShadowQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ShadowQuery(PageQuery, frozen=True, kw_only=True):
     """Query of the differences."""
 
     limit: Annotated[
-        int, msgspec.Meta(ge=0, le=RING_COUNT_MAX, description="Number of past differences, newest first.")
-    ] = LIMIT_DEFAULT
+        int, msgspec.Meta(ge=1, le=LIMIT_MAX, description="Maximum number of past differences of a page.")
+    ] = 10
 
 
-async def shadow_handler(request: web.Request) -> web.Response:
+async def compare_shadow_handler(request: web.Request) -> web.Response:
     """Show where the shadow policy decides differently from the active one."""
     query, model = read_query(request, ShadowQuery), request.app[READ_MODEL]
     facts = [
@@ -40,6 +40,7 @@ async def shadow_handler(request: web.Request) -> web.Response:
     ]
     latest = facts[-1] if facts else None
     current, past = _differences(facts)
+    earlier, next_cursor = page(past, _key, query, is_descending=True)
     return answer(
         request,
         schema.Shadow(
@@ -49,7 +50,8 @@ async def shadow_handler(request: web.Request) -> web.Response:
             real_policy_digest=None if latest is None else latest.real_policy_digest,
             is_compared_with_scaler=None if latest is None else _is_active_policy(latest, model.tail.recent(_REAL, 1)),
             now=tuple(current),
-            earlier=tuple(past[: query.limit]),
+            earlier=earlier,
+            next_cursor=next_cursor,
         ),
     )
 
@@ -83,6 +85,12 @@ def _is_active_policy(latest: ShadowPlanMade, real: Sequence[Entry]) -> bool | N
     return None
 
 
+def _key(difference: schema.ShadowDifference) -> str:
+    """Return the key of a past difference: its end, then what it is about."""
+    assert difference.until_at is not None, "it is past"  # noqa: S101 - a bug of ours
+    return instant_key(difference.until_at, f"{difference.subject}/{difference.real.outcome}/{difference.since_at}")
+
+
 def _side(side: Side) -> schema.ShadowSide:
     return schema.ShadowSide(outcome=side.what, reason=side.reason, sentence=side.sentence)
 
@@ -91,7 +99,7 @@ ROUTES = (
     Route(
         "GET",
         "/api/v1/shadow",
-        shadow_handler,
+        compare_shadow_handler,
         "decisions",
         schema.Shadow,
         (READ_SETTINGS,),

@@ -1,7 +1,7 @@
-"""Views over REST: status, nodes, plans, facts, cost, why."""
+"""Views over REST: status, nodes, facts, cost, why."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from http import HTTPStatus
 from typing import Annotated
@@ -9,57 +9,68 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from gpu_autoscaler.core.deferred_groups import EXAMPLES_COUNT
 from gpu_autoscaler.core.explain import story
-from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
 from gpu_autoscaler.core.explain.status import StatusView, job_line, node_line, pod_line, request_line
+from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobListed
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeListed, NodeWatched
 from gpu_autoscaler.events.pod import PodBudgetListed, PodListed, PodProvisioningListed, PodWatched
-from gpu_autoscaler.events.scaling import ScalingPlanMade
-from gpu_autoscaler.model import decisions
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.format import subject_kind
 from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.lease import holder_of
 from gpu_autoscaler_services.api_rights import READ_CLUSTER, READ_COSTS, READ_FACTS, READ_JOBS, READ_PROJECT_COSTS
 from gpu_autoscaler_services.gateway import schema, status_views
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
 from gpu_autoscaler_services.gateway.api.directives import active_directives
+from gpu_autoscaler_services.gateway.cost_history import page_end
 from gpu_autoscaler_services.gateway.env_values import encoded_event, require_env_values
 from gpu_autoscaler_services.gateway.ledger import DAYS_COUNT_MAX
+from gpu_autoscaler_services.gateway.paging import PageQuery, instant_key, page
 from gpu_autoscaler_services.gateway.problems import Problem
-from gpu_autoscaler_services.gateway.read_model import PLANS, READ_MODEL, ReadModel
-from gpu_autoscaler_services.gateway.recent_facts import RING_COUNT_MAX, Entry
+from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import INVALID, MISSING, Route, answer, read_query
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
-LIMIT_DEFAULT = 50
 ACTIVE_SECONDS_MAX = 0.5  # wall time that the status waits for the broker's lease record
 HOUR_SECONDS = 3600
 ADDING_RETRY_SECONDS = 2.0  # reading a month of charges takes seconds to a minute
 
-Limit = Annotated[int, msgspec.Meta(ge=1, le=RING_COUNT_MAX, description="Maximum number, newest first.")]
+
+class NodesQuery(PageQuery, frozen=True, kw_only=True):
+    """Query of nodes."""
+
+    phase: Annotated[tuple[NodePhase, ...], msgspec.Meta(description="Only nodes in this phase; repeatable.")] = ()
+    pool: Annotated[str | None, msgspec.Meta(description="Only nodes of this pool.")] = None
+    zone: Annotated[str | None, msgspec.Meta(description="Only nodes in this zone.")] = None
+    instance_type: Annotated[str | None, msgspec.Meta(description="Only nodes of this instance type.")] = None
+    capacity_type: Annotated[CapacityType | None, msgspec.Meta(description="Only nodes of this capacity type.")] = None
+    gpu_model: Annotated[str | None, msgspec.Meta(description="Only nodes with this GPU model.")] = None
+
+    def wants(self, view: NodeView) -> bool:
+        """Return whether the node is wanted."""
+        return (
+            (not self.phase or view.phase in self.phase)
+            and self.pool in {None, view.pool}
+            and self.zone in {None, view.zone}
+            and self.instance_type in {None, view.instance_type}
+            and self.capacity_type in {None, view.capacity_type}
+            and self.gpu_model in {None, view.gpu_model}
+        )
 
 
-class PlansQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Query of plans."""
-
-    limit: Limit = LIMIT_DEFAULT
-
-
-class FactsQuery(msgspec.Struct, frozen=True, kw_only=True):
+class FactsQuery(PageQuery, frozen=True, kw_only=True):
     """Query of facts."""
 
     subject: Annotated[
         tuple[str, ...],
         msgspec.Meta(description="Subject filter with NATS wildcards, e.g. scaling.>; repeatable. Default: all."),
     ] = ()
-    limit: Limit = LIMIT_DEFAULT
     env: Annotated[
         bool,
         msgspec.Meta(
@@ -78,13 +89,16 @@ class CostQuery(msgspec.Struct, frozen=True, kw_only=True):
     before: Annotated[
         date | None, msgspec.Meta(description="Show the days before this day of UTC; unset: until now.")
     ] = None
-    days: Annotated[int, msgspec.Meta(ge=1, le=DAYS_COUNT_MAX, description="Maximum number of days.")] = DAYS_COUNT_MAX
+    days: Annotated[int, msgspec.Meta(ge=1, le=DAYS_COUNT_MAX, description="Maximum number of days of a page.")] = (
+        DAYS_COUNT_MAX
+    )
+    cursor: Annotated[str | None, msgspec.Meta(description="`next_cursor` of the previous page.")] = None
     project_id: Annotated[
         str | None, msgspec.Meta(description="Only the spend of this project, in spans of UTC days.")
     ] = None
 
 
-async def status_handler(request: web.Request) -> web.Response:
+async def show_status_handler(request: web.Request) -> web.Response:
     """Show the cluster in numbers."""
     model = request.app[READ_MODEL]
     return answer(
@@ -110,129 +124,28 @@ async def _active_scaler(model: ReadModel) -> str | None:
         return None
 
 
-async def nodes_handler(request: web.Request) -> web.Response:
+async def list_nodes_handler(request: web.Request) -> web.Response:
     """List nodes, from order to termination."""
-    model = request.app[READ_MODEL]
+    query, model = read_query(request, NodesQuery), request.app[READ_MODEL]
     as_of = model.clock.now()
     age_seconds_max = model.policy.utilization.telemetry_age_seconds_max
-    items = status_views.nodes(model.view.state, as_of, age_seconds_max)
-    return answer(request, schema.NodeList(as_of=as_of, items=items))
+    wanted = filter(query.wants, node_views(model.view.state, as_of))
+    views, next_cursor = page(wanted, lambda view: f"{view.name}/{view.action_id or view.provider_id}", query)
+    items = status_views.nodes(views, model.view.state, as_of, age_seconds_max)
+    return answer(request, schema.NodeList(as_of=as_of, items=items, next_cursor=next_cursor))
 
 
-async def plans_handler(request: web.Request) -> web.Response:
-    """List the newest plans: decisions and deferred actions, with reasons."""
-    query = read_query(request, PlansQuery)
-    model = request.app[READ_MODEL]
-    names = names_in_state(model.view.state)
-    plans = tuple(_plan(entry, names) for entry in model.tail.recent(PLANS, query.limit))
-    return answer(request, schema.PlanList(items=plans))
-
-
-async def plan_handler(request: web.Request) -> web.Response:
-    """Show a plan."""
-    plan_id = request.match_info["plan_id"]
-    model = request.app[READ_MODEL]
-    names = names_in_state(model.view.state)
-    for entry in model.tail.recent(PLANS, RING_COUNT_MAX):
-        plan = _plan(entry, names)
-        if plan.plan_id == plan_id:
-            return answer(request, plan)
-    raise Problem(
-        HTTPStatus.NOT_FOUND,
-        f"plan {plan_id!r} is not among the newest in memory; older ones are in the stream SCALING",
-    )
-
-
-def _plan(entry: Entry, names: Namer) -> schema.Plan:
-    fact = entry.recorded.fact
-    assert isinstance(fact, ScalingPlanMade), f"{entry.position} is on the subject of plans"  # noqa: S101 - a bug of ours
-    groups = (*fact.plan.deferred_groups, *map(_upkeep_group, fact.plan.upkeep_deferred))
-    return schema.Plan(
-        plan_id=fact.plan_id,
-        sequence=entry.recorded.sequence,
-        as_of=fact.plan.as_of,
-        decisions=tuple(_decision(decision, names) for decision in fact.plan.decisions),
-        upkeep=tuple(_decision(decision, names) for decision in fact.plan.upkeep_decisions),
-        deferred=tuple(
-            schema.Deferred(
-                step=action.step,
-                subject=action.subject,
-                reason=action.reason.tag(),
-                sentence=reason_sentence(action.reason, names),
-            )
-            for action in (*fact.plan.deferred, *_examples(groups))
-        ),
-        deferred_groups=tuple(
-            schema.DeferredGroup(
-                step=group.step,
-                kind=group.kind,
-                reason=group.reason.tag(),
-                sentence=reason_sentence(group.reason, names),
-                objects_count=group.objects_count,
-                gpu_count=group.gpu_count,
-                shape=group.shape,
-                subjects=group.subjects,
-                reasons_count=group.reasons_count,
-            )
-            for group in groups
-        ),
-        deferred_unlisted=dict(fact.plan.deferred_unlisted),
-        cut=dict(fact.cut.last_sequences),
-        policy_digest=fact.policy_digest,
-        core_digest=fact.core_digest,
-    )
-
-
-def _decision(decision: decisions.AnyDecision | decisions.AnyUpkeep, names: Namer) -> schema.Decision:
-    return schema.Decision(
-        decision=str(decision.__struct_config__.tag),
-        action_id=decision.action_id,
-        subject=_subject(decision),
-        reason=decision.reason.tag(),
-        sentence=reason_sentence(decision.reason, names),
-    )
-
-
-def _upkeep_group(deferred: decisions.DeferredUpkeep) -> decisions.DeferredGroup:
-    return decisions.DeferredGroup(
-        step=deferred.decision,
-        kind=subject_kind(deferred.subjects[0]),
-        reason=deferred.reason,
-        objects_count=deferred.objects_count,
-        subjects=deferred.subjects[:EXAMPLES_COUNT],
-    )
-
-
-def _examples(groups: Iterable[decisions.DeferredGroup]) -> Iterator[decisions.Deferred]:
-    """Yield what the plan defers for the objects that its groups name."""
-    for group in groups:
-        for subject in group.subjects:
-            yield decisions.Deferred(step=group.step, subject=subject, reason=group.reason)
-
-
-def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
-    match decision:
-        case decisions.CancelIdleJob() | decisions.RequestJobCheckpoint():
-            return decision.job_id
-        case decisions.AnnounceIdleWorkload() | decisions.EndIdleWorkload():
-            return f"{decision.namespace}/{decision.pods[0].name}"
-        case decisions.AnnounceReservationEnd():
-            return decision.provider_id
-        case decisions.AnswerProvisioningRequest():
-            return f"{decision.namespace}/{decision.name}"
-        case decisions.BuyNode():
-            return decision.offer.key
-        case decisions.ReleaseInstance():
-            return decision.provider_id or f"order {decision.order_action_id}"
-        case _:
-            return decision.node_name
-
-
-async def facts_handler(request: web.Request) -> web.Response:
-    """List the newest facts."""
+async def list_facts_handler(request: web.Request) -> web.Response:
+    """List recent facts, newest first: of each stream the last 500, as far as memory holds them."""
     query = read_query(request, FactsQuery)
     model = request.app[READ_MODEL]
-    entries = model.tail.recent(SubjectFilter(query.subject), query.limit)
+    recent = model.tail.recent(SubjectFilter(query.subject))
+    entries, next_cursor = page(
+        recent,
+        lambda entry: instant_key(entry.stored_at, f"{entry.recorded.stream}/{entry.recorded.sequence:020d}"),
+        query,
+        is_descending=True,
+    )
     if query.env:
         await require_env_values(request[ACCESS], is_setting_on=model.are_env_values_shown)
     return answer(
@@ -245,21 +158,23 @@ async def facts_handler(request: web.Request) -> web.Response:
                     event=msgspec.json.decode(encoded_event(entry.recorded.envelope, is_env_shown=query.env)),
                 )
                 for entry in entries
-            )
+            ),
+            next_cursor=next_cursor,
         ),
     )
 
 
-async def cost_handler(request: web.Request) -> web.Response:
+async def show_cost_handler(request: web.Request) -> web.Response:
     """Show spend by time and by project."""
     query, model = read_query(request, CostQuery), request.app[READ_MODEL]
     await _require_costs(request[ACCESS], query.project_id)
     if not model.tail.has_read(CostAccrued.stream()):
         detail = "charges are still being read and the sum would be incomplete; retry in a few seconds"
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after_seconds=ADDING_RETRY_SECONDS)
+    before = query.before if query.cursor is None else page_end(query.cursor)
     async with model.cost_turn:
         cost = await model.cost_history.cost(
-            query.span_seconds, before=query.before, days_count=query.days, project_id=query.project_id
+            query.span_seconds, before=before, days_count=query.days, project_id=query.project_id
         )
     return answer(request, cost)
 
@@ -272,8 +187,8 @@ async def _require_costs(access: Access, project_id: str | None) -> None:
         await access.require(READ_PROJECT_COSTS, project_id)
 
 
-async def why_handler(request: web.Request) -> web.Response:
-    """Explain a node, pod, job or ProvisioningRequest back to its first cause."""
+async def explain_handler(request: web.Request) -> web.Response:
+    """Explain a node, pod or job back to its first cause."""
     kind, name = request.match_info["kind"], request.match_info["name"]
     explain_kind = _EXPLAIN.get(kind)
     if explain_kind is None:
@@ -330,22 +245,31 @@ _EXPLANATORY = tuple(
 )
 
 ROUTES = (
-    Route("GET", "/api/v1/status", status_handler, "cluster", schema.Status, (READ_CLUSTER,)),
-    Route("GET", "/api/v1/nodes", nodes_handler, "cluster", schema.NodeList, (READ_CLUSTER,)),
+    Route("GET", "/api/v1/status", show_status_handler, "cluster", schema.Status, (READ_CLUSTER,)),
     Route(
-        "GET", "/api/v1/plans", plans_handler, "decisions", schema.PlanList, (READ_CLUSTER,), INVALID, query=PlansQuery
+        "GET",
+        "/api/v1/nodes",
+        list_nodes_handler,
+        "cluster",
+        schema.NodeList,
+        (READ_CLUSTER,),
+        INVALID,
+        query=NodesQuery,
     ),
-    Route("GET", "/api/v1/plans/{plan_id}", plan_handler, "decisions", schema.Plan, (READ_CLUSTER,), MISSING),
-    Route("GET", "/api/v1/facts", facts_handler, "facts", schema.FactList, (READ_FACTS,), INVALID, query=FactsQuery),
+    Route(
+        "GET", "/api/v1/facts", list_facts_handler, "facts", schema.FactList, (READ_FACTS,), INVALID, query=FactsQuery
+    ),
     Route(
         "GET",
         "/api/v1/cost",
-        cost_handler,
+        show_cost_handler,
         "spend",
         schema.Cost,
         (READ_COSTS, READ_PROJECT_COSTS),
         INVALID,
         query=CostQuery,
     ),
-    Route("GET", "/api/v1/why/{kind}/{name}", why_handler, "decisions", schema.Why, (READ_JOBS, READ_CLUSTER), MISSING),
+    Route(
+        "GET", "/api/v1/why/{kind}/{name}", explain_handler, "decisions", schema.Why, (READ_JOBS, READ_CLUSTER), MISSING
+    ),
 )

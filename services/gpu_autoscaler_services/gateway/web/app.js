@@ -13,6 +13,7 @@ const REFRESH_MILLISECONDS_MAX = 10000; // for countdowns and ages
 const EVENTS_COUNT_MAX = 60;
 const NAMES_COUNT_MAX = 5000;
 const JOBS_SHOWN_MAX = 300;
+const NODES_PAGE = 1000; // the most that the gateway shows at once
 const ACTIVE_STATES = ["running", "provisioning", "preempted", "queued", "pending"]; // in the order of the table
 const CONNECTION = { live: "live", lost: "connection lost, reconnecting", refused: "not up to date", connecting: "connecting" };
 
@@ -59,7 +60,7 @@ async function refresh() {
   const { signal } = session;
   try {
     const [status, nodes, plans, shadow, cost, jobs] = await Promise.all([
-      read("api/v1/status"), read("api/v1/nodes"), read("api/v1/plans?limit=40"), read("api/v1/shadow?limit=8"), readCost(), liveJobs(),
+      read("api/v1/status"), readNodes(), read("api/v1/plans?limit=40"), read("api/v1/shadow?limit=8"), readCost(), liveJobs(),
     ]);
     clock = { asOf: Date.parse(status.value.as_of), at: performance.now(), factor: status.value.clock_factor };
     latest = { status: status.value, nodes: nodes.value, plans: plans.value, shadow: shadow.value, cost, jobs };
@@ -73,6 +74,18 @@ async function refresh() {
   if (readProblem instanceof Unauthorized) return askForToken(readProblem);
   showConnection();
   timer = setTimeout(refresh, isStale ? REFRESH_MILLISECONDS : readProblem ? RETRY_MILLISECONDS : REFRESH_MILLISECONDS_MAX);
+}
+
+/** All nodes, from several pages where there are many. */
+async function readNodes() {
+  const first = await read(`api/v1/nodes?limit=${NODES_PAGE}`);
+  let { items, next_cursor: cursor } = first.value;
+  while (cursor) {
+    const page = (await read(`api/v1/nodes?limit=${NODES_PAGE}&cursor=${cursor}`)).value;
+    items = [...items, ...page.items];
+    cursor = page.next_cursor;
+  }
+  return { ...first, value: { ...first.value, items } };
 }
 
 /** Null while the gateway still sums charges, so that the rest of the page is not delayed. */

@@ -86,6 +86,7 @@ def test_the_same_event_is_the_same_job() -> None:
         ("job_id", "not a DNS label", {"job_id": "Train_1"}),
         ("job_id", "not a DNS label", {"job_id": "x" * 51}),
         ("members", "must be at least 1", {"members": 0}),
+        ("members", "may have 10000", {"members": 10**30, "gpu_requirements": GpuRequirements(gpu_count=0)}),
         ("priority", "low, medium, high, or 0 to 1000", {"priority": "urgent"}),
         ("priority", "is 1001", {"priority": 1001}),
         ("priority", "is -1", {"priority": -1}),

@@ -146,3 +146,12 @@ def test_demand_without_spot_buys_no_spot() -> None:
     result = planned(report(preemptible=False))
     assert bought(result) == []
     assert SPOT.capacity_type == "spot"
+
+
+@pytest.mark.parametrize("until", ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_the_ends_of_time_are_a_violation_and_no_error(until: str) -> None:
+    """Anybody may report, so no date may stop the fold of a service."""
+    document = {"source": "kafka", "shape": {"gpu_count": 1}, "count": 1, "until": until}
+    report = msgspec.json.decode(msgspec.json.encode(document), type=DemandReported)
+    assert [violation.field for violation in violations_of(report, T0)] == ["until"]
+    assert fold(EMPTY_STATE, record([TimedFact(report, T0)])).reported_demand == {}
