@@ -230,7 +230,7 @@ class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
 class ScalingDrainResynced(Fact, frozen=True, kw_only=True):
     """A removal under way, or one by force within the last hour: its decision and its steps so far.
 
-    Nothing is executed because of it.
+    One that is under way continues by it when the stream has discarded the facts of its steps.
     """
 
     action_id: ActionId

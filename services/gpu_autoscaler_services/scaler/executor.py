@@ -15,6 +15,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingDecisionsRestored,
+    ScalingDrainResynced,
     ScalingDrainStarted,
     ScalingNodeDrained,
     ScalingNodeOrdered,
@@ -68,10 +69,27 @@ class Executor:
                 return outcome
             case ScalingNodeDrained() as drained:
                 return await self._purchases.terminate(drained)
+            case ScalingDrainResynced() as repeated:
+                return await self._resume(repeated)
             case other:
                 raise PermanentError(
                     f"unexpected fact {other.type_name()}: no execution step; narrow the consumer's filter"
                 )
+
+    async def _resume(self, removal: ScalingDrainResynced) -> Outputs:
+        """Take the step that an open removal is at: the fact that led to it is about to leave the stream.
+
+        Until then both may take it.
+        """
+        if removal.terminated is not None or removal.cancelled is not None:
+            return ()
+        if removal.cancel is not None:
+            return await self._drains.cancel(removal.cancel, removal.plan_id)
+        if removal.drained is not None:
+            return await self._purchases.terminate(removal.drained)
+        if removal.started is not None:
+            return await self._drains.proceed(removal.started)
+        return self._begin_all([(removal.decision, removal.plan_id)] if removal.decision is not None else [])
 
     def _begin(self, made: ScalingPlanMade, *, made_at: datetime) -> Outcome:
         """Store the plan and begin each of its decisions.

@@ -47,6 +47,7 @@ from gpu_autoscaler.events.scaling import (
     ScalingDecisionsRestored,
     ScalingDemandSampled,
     ScalingDrainCancelled,
+    ScalingDrainResynced,
     ScalingDrainStarted,
     ScalingForecastScored,
     ScalingLaunchRefused,
@@ -83,7 +84,7 @@ _TICK_SECONDS = 5.0
 # second until they are done, if need be for all nodes of a cluster; orders wait for the cloud. Source: our own.
 LANES = (
     Lane(name="plans", facts=(ScalingPlanMade, ScalingDecisionsRestored), concurrency_max=16, max_ack_pending=256),
-    Lane(name="drains", facts=(ScalingDrainStarted,), concurrency_max=32, max_ack_pending=8192),
+    Lane(name="drains", facts=(ScalingDrainStarted, ScalingDrainResynced), concurrency_max=32, max_ack_pending=8192),
     Lane(name="orders", facts=(ScalingNodeOrdered,), concurrency_max=16, max_ack_pending=1024),
     Lane(name="ends", facts=(ScalingNodeDrained,), concurrency_max=16, max_ack_pending=8192),
 )
@@ -133,6 +134,7 @@ class Scaler:
         ScalingDecisionsRestored,
         ScalingNodeOrdered,
         ScalingDrainStarted,
+        ScalingDrainResynced,
         ScalingNodeDrained,
     )
     folds: ClassVar[tuple[type[Fact], ...]] = (

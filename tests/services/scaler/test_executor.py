@@ -18,6 +18,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import (
     ScalingCheckpointRequested,
     ScalingDrainCancelled,
+    ScalingDrainResynced,
     ScalingDrainStarted,
     ScalingLaunchRefused,
     ScalingNodeDrained,
@@ -29,7 +30,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.model.decisions import AnyDecision, CancelDrain, DrainNode, ReleaseInstance
 from gpu_autoscaler.model.errors import TransientError
-from gpu_autoscaler.model.ids import ActionId, NodeUid
+from gpu_autoscaler.model.ids import ActionId, NodeUid, ProviderId
 from gpu_autoscaler.model.reasons.drain import (
     BootTimedOut,
     DemandReturned,
@@ -46,6 +47,7 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
+from gpu_autoscaler_services.scaler.living import living
 from gpu_autoscaler_services.scaler.purchases import Purchases
 
 IDLE = NodeIdle(idle_seconds=700, idle_seconds_max=600)
@@ -426,6 +428,36 @@ async def test_cancelled_drain_evicts_nothing_more(bench: Bench) -> None:
     assert not is_cordoned(bench.here)
     assert await bench.step(started) == Outcome()
     assert bench.here.item("pods", "stays")["metadata"].get("deletionTimestamp") is None
+
+
+def repeated(bench: Bench) -> ScalingDrainResynced:
+    """Return the only removal as the scaler publishes it again."""
+    (fact,) = (fact for fact in living(bench.view.state) if isinstance(fact, ScalingDrainResynced))
+    return fact
+
+
+async def test_a_removal_continues_by_its_repeated_record(bench: Bench) -> None:
+    """At each step: the stream may have discarded the plan, or the fact that led to the step."""
+    decision = msgspec.structs.replace(drain(bench.here, RECLAIM, seconds=120), provider_id=ProviderId("sim://a"))
+    bench.record_story(planned(decision, at=bench.here.clock.now()))
+    for expected in (ScalingDrainStarted, ScalingNodeDrained):
+        (fact,) = (await bench.step(repeated(bench))).facts
+        assert isinstance(fact, expected)
+        bench.record_fact(fact)
+    assert is_cordoned(bench.here)
+    (ended,) = (await bench.step(repeated(bench))).facts
+    assert isinstance(ended, ScalingNodeTerminated)
+    assert await bench.step(msgspec.structs.replace(repeated(bench), terminated=ended)) == Outcome()
+
+
+async def test_a_cancellation_continues_by_the_repeated_record_of_its_drain(bench: Bench) -> None:
+    """The node would stay cordoned for ever."""
+    decision = drain(bench.here, UNDERUSED, seconds=600)
+    (started,) = await bench.begin(decision)
+    bench.record_fact(started)
+    bench.record_story(planned(cancellation(decision), plan_id="plan-2", at=bench.here.clock.now()))
+    assert kinds((await bench.step(repeated(bench))).facts) == [ScalingDrainCancelled]
+    assert not is_cordoned(bench.here)
 
 
 async def test_missing_node_counts_as_drained(bench: Bench) -> None:
