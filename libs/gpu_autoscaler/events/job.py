@@ -169,6 +169,7 @@ class JobStarted(Versioned, frozen=True, kw_only=True):
     job_id: JobId
     kube_job: str  # namespace/name of the Kubernetes Job
     started_at: Instant
+    is_found_running: bool = False  # by a watcher that has just started: the members run since then or earlier
 
     def condition(self) -> str | None:
         """One fact per version of the Kubernetes Job."""

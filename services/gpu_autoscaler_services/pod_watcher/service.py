@@ -368,16 +368,17 @@ class PodWatcher:
             case Listed():
                 yield from self._on_jobs_listed(item)
             case Changed():
-                yield self._job_facts(item.kind, item.object, item.seen_at)
+                yield self._job_facts(item.kind, item.object, item.seen_at, is_first=False)
             case Deleted():
                 self._running_of(item.kind).discard(item.object.metadata.uid)
                 yield self._job_end(item.object, item.seen_at)
 
     def _on_jobs_listed(self, item: Listed) -> Iterator[list[Fact]]:
         """Yield the facts of each Job, then the list: Jobs deleted while unwatched are not in it."""
+        is_first = item.kind.path() not in self._running
         running = self._running_of(item.kind)
         running &= {obj.metadata.uid for obj in item.objects}
-        yield from (self._job_facts(item.kind, obj, item.seen_at) for obj in item.objects)
+        yield from (self._job_facts(item.kind, obj, item.seen_at, is_first=is_first) for obj in item.objects)
         listed = JobListed(
             epoch=self._epoch,
             version=item.version,
@@ -390,7 +391,7 @@ class PodWatcher:
     def _running_of(self, kind: Kind[Any]) -> set[str]:
         return self._running.setdefault(kind.path(), set())
 
-    def _job_facts(self, kind: Kind[Any], job: core.Object, seen_at: datetime) -> list[Fact]:
+    def _job_facts(self, kind: Kind[Any], job: core.Object, seen_at: datetime, *, is_first: bool) -> list[Fact]:
         job_id = job_id_of(job)
         if job_id is None or is_taken_away(job):
             return []
@@ -402,7 +403,9 @@ class PodWatcher:
             running.discard(uid)
             return []
         running.add(uid)
-        return [] if was_running else [job_started(job, job_id, started_at=seen_at, epoch=self._epoch)]
+        if was_running:
+            return []
+        return [job_started(job, job_id, started_at=seen_at, epoch=self._epoch, is_found_running=is_first)]
 
     @staticmethod
     def _job_end(job: core.Object, seen_at: datetime) -> list[Fact]:

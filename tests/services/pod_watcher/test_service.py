@@ -136,6 +136,17 @@ async def test_job_starts_when_all_members_run(watcher: PodWatcher) -> None:
     assert await watcher.on_item(changed(JOBS, kube_job(10, ready=1, succeeded=1))) == []
 
 
+async def test_a_job_that_runs_at_the_first_list_was_found_running(watcher: PodWatcher) -> None:
+    """A restarted watcher does not know since when; of a later list it knows what ran before."""
+    found, _ = await watcher.on_item(listed(JOBS, kube_job(5, ready=2)))
+    assert isinstance(found, JobStarted)
+    assert found.is_found_running
+    assert types(await watcher.on_item(listed(JOBS, kube_job(6, ready=1)))) == [JobListed]
+    started, _ = await watcher.on_item(listed(JOBS, kube_job(7, ready=2)))
+    assert isinstance(started, JobStarted)
+    assert not started.is_found_running
+
+
 async def test_job_list_publishes_ends_before_the_list(watcher: PodWatcher) -> None:
     """So that no reader takes a finished job for a running one."""
     ends = [{"type": "Complete", "status": "True"}]

@@ -99,12 +99,25 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
 
 
 def _apply_start(record: JobRecord, fact: job.JobStarted) -> JobRecord:
-    """Keep the newest start; of repeats the earliest: a restarted watcher reports when it first saw the job running."""
+    """Keep the newest start, of repeats the earliest.
+
+    A restarted watcher reports when it first saw the job running: of the same attempt that is no newer start.
+    """
     known = record.started
-    if known is None or version_of(fact) > version_of(known):
+    if known is None:
         return replace(record, started=fact)
-    is_earlier_repeat = version_of(fact) == version_of(known) and fact.started_at < known.started_at
-    return replace(record, started=fact) if is_earlier_repeat else record
+    is_newer = (version_of(fact), known.started_at) > (version_of(known), fact.started_at)
+    older, newer = (known, fact) if is_newer else (fact, known)
+    is_same = newer.is_found_running and older.started_at <= newer.started_at and not _has_ended(record, older, newer)
+    last = older if is_same else newer
+    return record if last is known else replace(record, started=last)
+
+
+def _has_ended(record: JobRecord, older: job.JobStarted, newer: job.JobStarted) -> bool:
+    """True if the attempt of the older start ended before the newer one."""
+    ends = [] if record.placed is None else [record.placed.placed_at]
+    ends += [] if record.preempted is None else [record.preempted.preempted_at]
+    return any(older.started_at < end <= newer.started_at for end in ends)
 
 
 def apply_to_order(record: OrderRecord, fact: OrderStep) -> OrderRecord:

@@ -20,7 +20,9 @@ def are_all_running(job: core.Object) -> bool:
     return progress(job).is_running
 
 
-def job_started(job: core.Object, job_id: JobId, *, started_at: datetime, epoch: int) -> JobStarted:
+def job_started(
+    job: core.Object, job_id: JobId, *, started_at: datetime, epoch: int, is_found_running: bool
+) -> JobStarted:
     """Return the start of all members as a fact; the Job itself does not record it."""
     return JobStarted(
         epoch=epoch,
@@ -28,6 +30,7 @@ def job_started(job: core.Object, job_id: JobId, *, started_at: datetime, epoch:
         job_id=job_id,
         kube_job=f"{job.metadata.namespace}/{job.metadata.name}",
         started_at=started_at,
+        is_found_running=is_found_running,
     )
 
 

@@ -1,5 +1,6 @@
 """`fold` by example; properties of every history are in `tests/property/test_fold.py`."""
 
+import itertools
 from datetime import timedelta
 
 import msgspec
@@ -32,7 +33,7 @@ from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.examples import examples
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobRequested, JobResynced, JobStarted
+from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobRequested, JobResynced, JobStarted
 from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.pod import PodGone, PodListed, PodObserved, PodWatched
 from gpu_autoscaler.events.shadow import ShadowPlanMade
@@ -246,6 +247,33 @@ def test_the_start_of_a_job_is_the_earliest_reported() -> None:
         assert state.jobs[JobId("train")].started == first, story
     state = folded(tuple(TimedFact(fact, T0 + HOUR) for fact in (first, again, repeat)))
     assert state.jobs[JobId("train")].started == again, "another start"
+
+
+def test_a_restarted_watcher_moves_no_start() -> None:
+    """Though the Job has changed meanwhile; the start of another attempt it does report."""
+
+    def started(version: int, minutes: int, *, is_found_running: bool = False) -> TimedFact:
+        fact = JobStarted(
+            epoch=EPOCH, version=version, job_id=JobId("train"), kube_job="jobs/train",
+            started_at=T0 + minutes * MINUTE, is_found_running=is_found_running,
+        )  # fmt: skip
+        return TimedFact(fact, T0 + HOUR)
+
+    def placed(attempt: int, minutes: int) -> TimedFact:
+        at = T0 + minutes * MINUTE
+        return TimedFact(
+            JobPlaced(job_id=JobId("train"), attempt=attempt, node_uids=(), node_names=(), placed_at=at), T0 + HOUR
+        )
+
+    seen, found = started(2, 5), started(3, 20, is_found_running=True)
+    for order in itertools.permutations((placed(1, 1), seen, found)):
+        assert folded(order).jobs[JobId("train")].started == seen.fact
+    later = placed(2, 10)
+    for order in ((seen, later, found), (later, seen, found), (later, found, seen)):
+        assert folded((*order, *reversed(order))).jobs[JobId("train")].started == found.fact
+    again = started(4, 30)
+    for order in itertools.permutations((seen, found, again)):
+        assert folded(order).jobs[JobId("train")].started == again.fact
 
 
 def test_ended_records_are_pruned_after_retention() -> None:
