@@ -37,6 +37,7 @@ from tests.bench import (
     storm,
     stream_sizes,
     watching,
+    week,
 )
 from tests.bench.line import Line
 from tests.bench.peers import side_by_side
@@ -59,6 +60,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "V7": sizing.measure,
     "START": readiness.measure,
     "UPGRADE": readiness.measure_upgrade,
+    "WEEK": week.measure,
     "REBUILD": recovering.measure_rebuild,
     "STANDBY": recovering.measure_standby,
     "MEMORY": memory.measure,

@@ -104,7 +104,7 @@ async def _measure_upgrade(folder: Path) -> tuple[str, dict[str, "Start"], "Star
         await publish_all(here.bus, [msgspec.structs.replace(one, time=now) for one in past])
         nodes = [one.fact for one in living if isinstance(one.fact, NodeObserved)]
         for version in range(NODE_VERSIONS_COUNT):
-            await publish_all(here.bus, _again(nodes, version, now))
+            await publish_all(here.bus, again(nodes, version, now))
         await publish_all(here.bus, living)
         for name in ("scaler", "cost_tracker"):  # they save snapshots when they end
             async with here.serving(name):
@@ -112,16 +112,16 @@ async def _measure_upgrade(folder: Path) -> tuple[str, dict[str, "Start"], "Star
         spans = [await here.bus.span(stream) for stream in ("POD", "NODE")]
         stored_count = sum(span.last_sequence - span.first_sequence + 1 for span in spans)
         stored = f"{stored_count:,} ({sum(span.bytes_count for span in spans) / 2**20:,.0f} MiB)"
-        await publish_all(here.bus, _again(nodes * (TAIL_COUNT // NODES_COUNT), NODE_VERSIONS_COUNT, now))
-        _change_core(here)
+        await publish_all(here.bus, again(nodes * (TAIL_COUNT // NODES_COUNT), NODE_VERSIONS_COUNT, now))
+        change_core(here)
         await here.install()
-        starts = {f"{name} {role or ''}".rstrip(): await _started(here, name, role) for name, role in UPGRADED}
+        starts = {f"{name} {role or ''}".rstrip(): await start_service(here, name, role) for name, role in UPGRADED}
         with sqlite3.connect(folder / "store.db") as store:
             store.execute("DELETE FROM snapshots")
-        return stored, starts, await _started(here, "scaler")
+        return stored, starts, await start_service(here, "scaler")
 
 
-def _again(facts: list[NodeObserved], version: int, at: datetime) -> list[Envelope]:
+def again(facts: list[NodeObserved], version: int, at: datetime) -> list[Envelope]:
     """The nodes as they are reported once more: a heartbeat, and nothing else, is new."""
     return [
         Envelope(
@@ -134,7 +134,7 @@ def _again(facts: list[NodeObserved], version: int, at: datetime) -> list[Envelo
     ]
 
 
-def _change_core(here: Ground) -> None:
+def change_core(here: Ground) -> None:
     """Run services with another core from now on, which decides as this one."""
     changed = here.folder / "changed"
     for package in (gpu_autoscaler, gpu_autoscaler_services):
@@ -145,7 +145,8 @@ def _change_core(here: Ground) -> None:
     here.environment["PYTHONPATH"] = str(changed)
 
 
-async def _started(here: Ground, service: str, role: Role | None = None) -> "Start":
+async def start_service(here: Ground, service: str, role: Role | None = None) -> "Start":
+    """Start the service with the core of `here`; return what it took until it was ready. It is ended again."""
     metadata_url = f"{here.simcluster_url}/nodes/{{node_name}}"
     sensing = SensingSettings(role=role or "central", metadata_url=metadata_url)
     async with here.serving(service, sensing) as running:
