@@ -20,14 +20,8 @@ from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes, is_true, with_condition, with_pod_condition
-from gpu_autoscaler.sim.cluster.scheduler import (
-    FINISHED,
-    allowed_nodes,
-    choose_node,
-    free_capacity,
-    has_pod_rules,
-    preferred_hosts,
-)
+from gpu_autoscaler.sim.cluster.scheduler import FINISHED, allowed_nodes, fitting_nodes, free_capacity, has_pod_rules
+from gpu_autoscaler.sim.cluster.scheduler_scores import best_node
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: duration of the work; without it: forever
@@ -234,17 +228,14 @@ class Workloads:
             free = free_capacity(nodes, self.cluster.all(PODS))
             for pod in sorted(waiting, key=lambda pod: -pod.spec.priority):
                 candidates = allowed_nodes(pod, nodes, self.cluster.all(PODS)) if has_pod_rules(pod.spec) else nodes
-                node = choose_node(pod, candidates, free, self._preferred_hosts(pod), self.reaches)
-                if node is None:
-                    self._unschedulable(pod)
+                fitting = fitting_nodes(pod, candidates, free, self.reaches)
+                if fitting:
+                    name = best_node(pod, fitting, free, nodes, self.cluster.all(PODS)).metadata.name
+                    free[name] -= pod_requests(pod)
+                    self._bind(pod, name)
                 else:
-                    free[node.metadata.name] -= pod_requests(pod)
-                    self._bind(pod, node.metadata.name)
+                    self._unschedulable(pod)
         self._is_scheduling = False
-
-    def _preferred_hosts(self, pod: core.Pod) -> frozenset[str]:
-        work = self.works.get(controller_of(pod) or "")
-        return frozenset() if work is None else preferred_hosts(work.manifest["spec"]["template"]["spec"])
 
     def _unschedulable(self, pod: core.Pod) -> None:
         if condition(pod.status.conditions, "PodScheduled") is None:

@@ -1,5 +1,5 @@
-"""The simulated kube-scheduler: capacity, readiness, taints, selectors, required anti-affinity, topology spread,
-preferred hosts.
+"""Where the simulated kube-scheduler may bind a pod: capacity, readiness, taints, selectors, required anti-affinity,
+topology spread. `scheduler_scores` chooses among these nodes.
 
 Independent of the core's placement, which is thereby tested. Source: Kubernetes documentation, "Assigning Pods to
 Nodes", "Pod Topology Spread Constraints" (read 2026-11-21).
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpu_autoscaler.kube.translate.common import amounts
 from gpu_autoscaler.kube.translate.pod import pod_requests
 from gpu_autoscaler.kube.wire import core
-from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.sim.cluster.objects import is_true, selects
 from gpu_autoscaler.simcluster.selectors import operator_holds
@@ -19,16 +18,15 @@ from gpu_autoscaler.simcluster.selectors import operator_holds
 FINISHED = ("Succeeded", "Failed")
 
 
-def choose_node(
+def fitting_nodes(
     pod: core.Pod,
     nodes: Iterable[core.Node],
     free: Mapping[str, Resources],
-    preferred: frozenset[str],
     reaches: Callable[[core.Pod, core.Node], bool],
-) -> core.Node | None:
-    """Return the node for the pod: a preferred one, else the fullest; None if no node fits or `reaches` its volumes."""
+) -> list[core.Node]:
+    """Return the nodes that fit the pod and that `reaches` its volumes."""
     requests = pod_requests(pod)
-    fitting = [
+    return [
         node
         for node in nodes
         if is_open(node)
@@ -36,7 +34,6 @@ def choose_node(
         and accepts(pod.spec, node)
         and reaches(pod, node)
     ]
-    return min(fitting, key=lambda node: _rank(node, free, preferred), default=None)
 
 
 def free_capacity(nodes: Iterable[core.Node], pods: Iterable[core.Pod]) -> dict[str, Resources]:
@@ -62,39 +59,23 @@ def accepts(spec: core.PodSpec, node: core.Node) -> bool:
         return False
     required = spec.affinity.node_affinity.required if spec.affinity and spec.affinity.node_affinity else None
     if required is not None and not any(
-        term.match_expressions and all(_holds(expression, node_labels) for expression in term.match_expressions)
+        term.match_expressions and all(holds(expression, node_labels) for expression in term.match_expressions)
         for term in required.node_selector_terms
     ):
         return False
     return all(
-        taint.effect == "PreferNoSchedule" or any(_tolerates(expression, taint) for expression in spec.tolerations)
+        taint.effect == "PreferNoSchedule" or any(tolerates(expression, taint) for expression in spec.tolerations)
         for taint in node.spec.taints
     )
 
 
-def preferred_hosts(template_spec: Mapping[str, object]) -> frozenset[str]:
-    """Return the host names that a Job's template prefers."""
-    affinity = template_spec.get("affinity")
-    node_affinity = affinity.get("nodeAffinity", {}) if isinstance(affinity, dict) else {}
-    return frozenset(
-        host
-        for term in node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
-        for expression in term["preference"]["matchExpressions"]
-        if expression["key"] == labels.HOSTNAME
-        for host in expression["values"]
-    )
-
-
-def _rank(node: core.Node, free: Mapping[str, Resources], preferred: frozenset[str]) -> tuple[bool, int, int, str]:
-    name = node.metadata.name
-    return name not in preferred, free[name].gpu_count, free[name].cpu_milli, name
-
-
-def _holds(requirement: core.Requirement, node_labels: Mapping[str, str]) -> bool:
+def holds(requirement: core.Requirement, node_labels: Mapping[str, str]) -> bool:
+    """True if the labels meet the requirement."""
     return operator_holds(requirement.operator, node_labels.get(requirement.key), requirement.values)
 
 
-def _tolerates(toleration: core.WireToleration, taint: core.WireTaint) -> bool:
+def tolerates(toleration: core.WireToleration, taint: core.WireTaint) -> bool:
+    """True if the toleration covers the taint."""
     if toleration.effect not in ("", taint.effect):
         return False
     if toleration.operator == "Exists":
