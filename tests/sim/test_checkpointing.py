@@ -12,7 +12,7 @@ from gpu_autoscaler.kube.protocol import NODES, PODS
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
-from gpu_autoscaler.sim.cluster.controllers import RUN_SECONDS, START_SECONDS, Workloads
+from gpu_autoscaler.sim.cluster.controllers import START_SECONDS, Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
@@ -43,7 +43,10 @@ class Cluster:
     def submit(self, members_count: int = 1) -> None:
         """Create the Job `train`."""
         template: dict[str, Any] = {
-            "metadata": {"labels": {labels.JOB_ID: "train"}, "annotations": {RUN_SECONDS: str(WORK_SECONDS)}},
+            "metadata": {
+                "labels": {labels.JOB_ID: "train"},
+                "annotations": {labels.SIMULATED_RUN_SECONDS: str(WORK_SECONDS)},
+            },
             "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]},
         }
         spec = {"completions": members_count, "parallelism": members_count, "template": template}

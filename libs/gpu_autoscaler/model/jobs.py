@@ -121,7 +121,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     budget_limit_micro_usd: int | None
     duration_seconds_max: float
     requested_at: Instant
-    run_seconds: float | None = None  # how long the work takes; only known in traces and the demo
+    run_seconds: float | None = None  # of jobs that an earlier release queued: `pod_annotations` have it now
     start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
     finish_by_at: Instant | None = None  # from which `start_by_at` follows; None: no deadline
     within: str | None = None  # label of nodes whose value all members must share; None: no constraint

@@ -26,6 +26,7 @@ CHECKPOINT_REQUESTED = f"{PREFIX}/checkpoint-requested"  # on pods: RFC 3339 dea
 CHECKPOINT_REQUESTED_AT = f"{PREFIX}/checkpoint-requested-at"  # on pods: RFC 3339 time of that request
 CHECKPOINT_HOOK = f"{PREFIX}/checkpoint-hook"  # on pods: port and path of a checkpoint hook, as `:8080/checkpoint`
 CHECKPOINT_HOOK_FORM = re.compile(r":(\d{1,5})(/[^\s?#]*)?")
+SIMULATED_RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: how long work takes on simulated kubelets
 CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 time of the last checkpoint; empty: none yet
 # On pods: RFC 3339 time at which it was announced that their workload ends, since its GPUs are idle.
 IDLE_ANNOUNCED_AT = f"{PREFIX}/idle-announced-at"

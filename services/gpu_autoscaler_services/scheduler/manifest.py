@@ -20,7 +20,6 @@ from gpu_autoscaler.model.jobs import JobSpec, Runtime
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 
-RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # the run time that simulated kubelets use
 # Long enough to read logs and status. Source: our own.
 KEPT_SECONDS_AFTER_END = 3600
 PREFERENCE_WEIGHT = 100  # the maximum
@@ -130,7 +129,7 @@ def pod_template(
 
     `container`: the container name that the job kind requires; a template of a job has it already.
     """
-    run = {} if spec.run_seconds is None else {RUN_SECONDS: f"{spec.run_seconds:g}"}
+    run = {} if spec.run_seconds is None else {labels.SIMULATED_RUN_SECONDS: f"{spec.run_seconds:g}"}
     metadata: Mapping[str, Any] = {} if template is None else template.get("metadata", {})
     pod_spec = _short_form(spec, container) if template is None else _pod_spec(spec, template)
     if _needs_gang_service(spec):

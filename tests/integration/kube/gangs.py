@@ -64,7 +64,8 @@ def gang(name: str, runtime: Runtime, *, gpus: int, run_seconds: float | None = 
     state = given(*nodes, job(name, members=2, gpus=gpus))
     queued = state.jobs[JobId(name)].queued
     assert isinstance(queued, JobQueued)
-    return msgspec.structs.replace(queued.spec, runtime=runtime, run_seconds=run_seconds), state
+    run = {} if run_seconds is None else {labels.SIMULATED_RUN_SECONDS: f"{run_seconds:g}"}
+    return msgspec.structs.replace(queued.spec, runtime=runtime, pod_annotations=run), state
 
 
 def placed(spec: JobSpec, *names: str, attempt: int = 1) -> JobPlaced:

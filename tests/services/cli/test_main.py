@@ -17,6 +17,7 @@ from tests.support.pod_templates import lacking
 from tests.support.stories import TimedFact, job, node, on_sale
 
 from gpu_autoscaler.events.job import JobFinished
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.cli.exits import Exit
@@ -98,7 +99,7 @@ async def test_a_request_can_be_piped(
 
     row = await gate.model.store.job(JobId(capsys.readouterr().out.strip()))
     assert row is not None
-    assert row.spec.run_seconds == 300
+    assert row.spec.pod_annotations == {labels.SIMULATED_RUN_SECONDS: "300"}
 
 
 async def test_a_refused_request_names_its_violations_on_stderr(

@@ -172,14 +172,13 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         budget_limit_micro_usd=None if budget_usd is None else round(budget_usd * MICRO_USD_PER_USD),
         duration_seconds_max=hours * 3600.0,
         requested_at=at,
-        run_seconds=request.run_seconds,
         within=request.within,
         checkpoint_interval_seconds=minutes * 60.0 if isinstance(minutes, float) else minutes,
         start_by_at=request.start_by_at,
         finish_by_at=request.finish_by_at,
         runtime=Runtime(request.runtime.lower()),
         pod_labels=request.pod_labels,
-        pod_annotations=request.pod_annotations,
+        pod_annotations=_annotations(request),
         submitted_by=request.submitted_by,
         namespace=place.namespace,
         tenant=request.project_id if place.namespace else "",
@@ -187,6 +186,13 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         priority_class=policy.tenancy.priority_class(priority),
         service_account=JOB_ACCOUNT if place.is_created else "",
     )
+
+
+def _annotations(request: JobRequested) -> dict[str, str]:
+    """Return the annotations of the pods, and the run time: only simulated kubelets may know how long work takes."""
+    if request.run_seconds is None:
+        return request.pod_annotations
+    return request.pod_annotations | {labels.SIMULATED_RUN_SECONDS: f"{request.run_seconds:g}"}
 
 
 # ---- names, GPUs, container, priority, resources, limits, time

@@ -227,7 +227,7 @@ class Estimates:
 
 def likely_seconds(spec: JobSpec, state: ClusterState) -> float:
     """Return how long the job is likely to run: its own run time, that of recent jobs of its name, or its limit."""
-    seconds = spec.run_seconds or _run_seconds(state.jobs).get((spec.project_id, spec.job_name))
+    seconds = _run_seconds(state.jobs).get((spec.project_id, spec.job_name))
     return min(seconds or spec.duration_seconds_max, spec.duration_seconds_max)
 
 
@@ -270,7 +270,7 @@ def _ends(
         if job.queued is None or job.placed is None or job.started is None or job.finished is not None:
             continue
         spec = job.queued.spec
-        seconds = spec.run_seconds or run_seconds.get((spec.project_id, spec.job_name))
+        seconds = run_seconds.get((spec.project_id, spec.job_name))
         since = job.started.started_at
         model = spec.gpu_model or next((nodes.get(name) for name in job.placed.node_names), None)
         yield (

@@ -134,7 +134,7 @@ def _offer_key_of(view: NodeView) -> str:
 
 
 def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
-    """Return the violation of a budget that does not pay for one minute of the job, or for its known run time, at the
+    """Return the violation of a budget that does not pay for one minute of the job at the
     lowest price of all offers; None: it may be sufficient, or prices are unknown."""
     offers = () if state.offers is None else state.offers.offers
     shares = [
@@ -146,13 +146,12 @@ def budget_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
     ]
     if spec.budget_limit_micro_usd is None or not shares or not spec.member_resources.gpu_count:
         return None
-    seconds = min(spec.duration_seconds_max, _MINUTE_SECONDS if spec.run_seconds is None else spec.run_seconds)
+    seconds = min(spec.duration_seconds_max, _MINUTE_SECONDS)
     least = spec.gang_count * cost_micro_usd(min(shares), timedelta(seconds=seconds))
     if spec.budget_limit_micro_usd >= least:
         return None
-    run_time = "one minute" if spec.run_seconds is None else f"its run time of {seconds:g} s"
     return Violation(
         "budget_limit_usd",
-        f"is {money(spec.budget_limit_micro_usd)}, but {run_time} costs at least {money(least)} at current prices; "
+        f"is {money(spec.budget_limit_micro_usd)}, but one minute costs at least {money(least)} at current prices; "
         "raise it, or request less",
     )

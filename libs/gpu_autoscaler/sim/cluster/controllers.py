@@ -24,7 +24,6 @@ from gpu_autoscaler.sim.cluster.scheduler import FINISHED, allowed_nodes, fittin
 from gpu_autoscaler.sim.cluster.scheduler_scores import best_node
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
-RUN_SECONDS = "simcluster.gpu-autoscaler.io/run-seconds"  # on pods: duration of the work; without it: forever
 DISRUPTED = "DisruptionTarget"
 START_SECONDS = (2.0, 8.0)  # from binding to ready: image pull and container start
 GARBAGE_COLLECTED_SECONDS = 20.0  # from a node object's deletion to garbage collection of its pods
@@ -257,7 +256,7 @@ class Workloads:
         ready = with_pod_condition(pod, "Ready", "True", now)
         self.cluster.put(PODS, replace(ready, status=replace(ready.status, phase="Running", start_time=now)))
         self._changed(pod)
-        run_seconds = pod.metadata.annotations.get(RUN_SECONDS)
+        run_seconds = pod.metadata.annotations.get(labels.SIMULATED_RUN_SECONDS)
         if run_seconds is not None:
             left_seconds = max(0.0, float(run_seconds) - self.saved_seconds(pod))
             self.loop.call_later(left_seconds, self._succeed, bound)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.events.envelope import Envelope
+from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.sim.actors.policies import Policies
@@ -45,10 +45,14 @@ def score_plain_pods(scenario: Scenario, roles: Roles, manifest: Manifest) -> Sc
 
 
 def score_ours(
-    scenario: Scenario, roles: Roles, policy: ScalingPolicy = POLICY, manifest: Manifest | None = None
+    scenario: Scenario,
+    roles: Roles,
+    policy: ScalingPolicy = POLICY,
+    manifest: Manifest | None = None,
+    listener: Callable[[Recorded], None] = lambda _: None,
 ) -> Score:
     """Return the score of our services, composed from `roles`. `manifest`: of jobs that do not pass through our queue;
-    None: all do.
+    None: all do. `listener`: is called with each published fact.
     """
     run = ScoringRun(scenario)
     asyncio.set_event_loop(run.loop)
@@ -57,6 +61,7 @@ def score_ours(
     monitor = InvariantMonitor(run.loop, run.workloads, run.cloud, policies, tables.jobs, calm_since=lambda *_: 0.0)
     bus = SimBus(run.loop)
     bus.listen(monitor.on_fact)
+    bus.listen(listener)
     adapter_factory = AdapterFactory(run.identity, run.workloads, run.replica_sets, run.cloud, monitor, tables)
 
     def compose(process: Process) -> Any:  # noqa: ANN401 - a Service of any kind
