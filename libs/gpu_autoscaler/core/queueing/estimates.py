@@ -226,7 +226,7 @@ class Estimates:
 
 
 def likely_seconds(spec: JobSpec, state: ClusterState) -> float:
-    """Return how long the job is likely to run: its own run time, that of recent jobs of its name, or its limit."""
+    """Return how long the job is likely to run: as recent jobs of its name, or to its limit."""
     seconds = _run_seconds(state.jobs).get((spec.project_id, spec.job_name))
     return min(seconds or spec.duration_seconds_max, spec.duration_seconds_max)
 

@@ -25,7 +25,7 @@ def spec(**changes: object) -> JobSpec:
 
 def refused(state: ClusterState, **deadlines: datetime) -> list[str]:
     """Return the fields of a new job with an hour of work that are refused."""
-    new = spec(run_seconds=3600.0, **deadlines)
+    new = spec(duration_seconds_max=3600.0, **deadlines)
     return [violation.field for violation in deadline_violations(new, state, policy(), T0)]
 
 
@@ -64,12 +64,12 @@ def test_both_deadlines_are_refused_at_once() -> None:
 
 def test_the_queue_goes_by_the_latest_start_that_both_deadlines_allow() -> None:
     """An end in two hours with an hour of work is a start within an hour."""
-    ends = with_start_deadline(spec(run_seconds=3600.0, finish_by_at=T0 + 2 * HOUR), EMPTY_STATE)
+    ends = with_start_deadline(spec(duration_seconds_max=3600.0, finish_by_at=T0 + 2 * HOUR), EMPTY_STATE)
     assert ends.start_by_at == T0 + HOUR
     assert with_start_deadline(spec(start_by_at=T0 + MINUTE), EMPTY_STATE).start_by_at == T0 + MINUTE
 
     first = job("a", start_by_at=T0 + 90 * MINUTE)
-    second = job("b", run_seconds=3600.0, finish_by_at=T0 + 2 * HOUR, start_by_at=ends.start_by_at)
+    second = job("b", duration_seconds_max=3600.0, finish_by_at=T0 + 2 * HOUR, start_by_at=ends.start_by_at)
     state = given(first, second)
     order = [record.queued.job_id for record in ordered_queue(state, policy(), T0) if record.queued is not None]
     assert order == ["b", "a"]
