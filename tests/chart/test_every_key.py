@@ -130,8 +130,8 @@ FURTHER: list[tuple[str, Json]] = [
     }}}),
     ("karpenter", {"autoscaling": {"karpenter": {"mode": "limits", "nodePools": ["gpu"]}}}),
     ("outside", {"autoscaling": {"provider": "gcp", "gcp": {
-        "projectID": "p", "instanceGroups": {"a": "europe-west4-a/g"}, "sharedInstanceGroups": ["europe-west4-a/g"],
-        "prices": PRICES,
+        "projectID": "p", "region": "europe-west4", "instanceGroups": {"a": "europe-west4-a/g"},
+        "sharedInstanceGroups": ["europe-west4-a/g"], "prices": PRICES,
     }}}),
     ("outside", {"autoscaling": {"provider": "azure", "azure": {
         "subscriptionID": "s", "resourceGroup": "g", "region": "westeurope", "vmScaleSets": {"a": "v"},
@@ -225,6 +225,9 @@ def test_every_key_of_the_policy_is_set_under_policy(tmp_path: Path) -> None:
     shared = pool.pop("sharing")
     mig, replicas = ({"mig_profiles": shared.pop("mig_profiles")}, shared)
     keys["pools"] = [pool | {"sharing": replicas}, {"name": "slices", "sharing": mig}]
+    (project,) = keys["tenancy"]["projects"]
+    made = {"name": "made", "quota": project.pop("quota")}
+    keys["tenancy"]["projects"] = [project, made]
     found = rendered(None, "autoscaling.predictive.lookbackDays=3", files=[written(tmp_path, {"policy": keys})])
     assert policy_of(found, tmp_path) == msgspec.convert(keys, ScalingPolicy)
 
