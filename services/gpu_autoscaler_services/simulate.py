@@ -59,6 +59,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=HOURS, help="hours with faults of each run, before quiescence")
     parser.add_argument("--jobs-per-hour", type=float, help="job arrival rate (default: chosen by each seed)")
     parser.add_argument("--quiet-days", type=int, default=0, help="days to skip at rest, before more work comes")
+    parser.add_argument("--teams", action="store_true", help="teams with queues, quotas and namespaces of their own")
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
     parser.add_argument("--cluster-hours", type=float, help="run seeds until this many hours count")
     parser.add_argument("--minutes", type=float, help="start no run after this time")
@@ -75,6 +76,7 @@ def main() -> int:
         parser.error("--record of several seeds needs {seed} in the file name")
     run, options = (run_one_differential, "--both-ways") if arguments.both_ways else (run_one, "")
     options = f"{options} --large" if arguments.large else options
+    options = f"{options} --teams" if arguments.teams else options
     console = Console()
     limits = SweepLimits(
         cluster_hours=arguments.cluster_hours, seconds=None if arguments.minutes is None else arguments.minutes * 60.0
@@ -101,6 +103,7 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
             hours=arguments.hours,
             jobs_per_hour=arguments.jobs_per_hour,
             is_large=arguments.large,
+            has_teams=arguments.teams,
             quiet_days=arguments.quiet_days,
             record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )

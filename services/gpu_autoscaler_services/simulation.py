@@ -216,7 +216,9 @@ def cost_tracker(adapters: AdapterBundle) -> Service:
 
 
 ROLES: Roles = {
-    "pod_watcher": Role(lambda adapters: PodWatcher(adapters.kube, adapters.cluster)),
+    "pod_watcher": Role(
+        lambda adapters: PodWatcher(adapters.kube, adapters.cluster, are_quotas_watched=adapters.are_quotas_watched)
+    ),
     "dcgm_ingest": Role(
         lambda adapters: DcgmIngest(
             adapters.view, adapters.exporters, dcgm_url=EXPORTER_URL, scrape_seconds=SCRAPE_SECONDS

@@ -91,6 +91,9 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "a job starts with whatever is left of the month's GPU-hours",
         "each job sees a ResourceQuota without the jobs before it",
         "placed jobs count against no ResourceQuota before their pods exist",
+        "jobs of a strict queue get quota that the first one lacks",
+        "a job takes one of its quotas while another refuses it",
+        "the first jobs of a project know nothing of the quota that its namespace will have",
         "the plan check takes each ResourceQuota for unused",
     ),
     "A preemption costs more than it has to": (

@@ -92,16 +92,16 @@ TEAMS: Mapping[str, Planted] = {
     f"{_RESOURCE_QUOTAS}::test_jobs_share_a_quota_in_the_order_in_which_they_are_served": Planted(
         "each job sees a ResourceQuota without the jobs before it",
         2,
-        f"{_CORE}/demand/resource_quotas.py",
-        "            accounts.take(spec, item.member_count)\n            limited.append(item)\n",
-        "            limited.append(item)\n",
+        f"{_CORE}/demand/quotas.py",
+        "            self.resource_quotas.take(spec, item.member_count)\n        else:\n",
+        "            pass\n        else:\n",
     ),
     f"{_RESOURCE_QUOTAS}::test_a_placed_job_keeps_its_quota_until_its_pods_exist": Planted(
         "placed jobs count against no ResourceQuota before their pods exist",
         2,
-        f"{_CORE}/demand/resource_quotas.py",
-        "            accounts.take(spec, item.member_count)\n    limited: ",
-        "            accounts.take(spec, 0)\n    limited: ",
+        f"{_CORE}/demand/quotas.py",
+        "take(job.spec, item.member_count)",
+        "take(job.spec, 0)",
     ),
     f"{_RESOURCE_QUOTAS}::test_the_plan_check_refuses_what_a_quota_forbids": Planted(
         "the plan check takes each ResourceQuota for unused",
@@ -109,6 +109,27 @@ TEAMS: Mapping[str, Planted] = {
         f"{_CORE}/check/resource_quota_rules.py",
         "            if needed and used + needed > hard:\n",
         "            if needed and needed > hard:\n",
+    ),
+    f"{_RESOURCE_QUOTAS}::test_behind_a_job_without_quota_nobody_of_its_strict_queue_gets_any": Planted(
+        "jobs of a strict queue get quota that the first one lacks",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        "                self._closed.add(item.strict_queue)\n",
+        "                self._closed.discard(item.strict_queue)\n",
+    ),
+    f"{_RESOURCE_QUOTAS}::test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota": Planted(
+        "a job takes one of its quotas while another refuses it",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        "        if reason is None:\n            self.resource_quotas.take(spec, item.member_count)\n        else:\n",
+        "        self.resource_quotas.take(spec, item.member_count)\n        if reason is not None:\n",
+    ),
+    f"{_RESOURCE_QUOTAS}::test_the_quota_of_the_policy_counts_before_its_namespace_exists": Planted(
+        "the first jobs of a project know nothing of the quota that its namespace will have",
+        2,
+        f"{_CORE}/demand/resource_quotas.py",
+        "        if place.is_created and ",
+        "        if False and ",
     ),
     # ---- rights
     f"{_RIGHTS}::test_a_project_is_checked_in_its_namespace": Planted(

@@ -27,6 +27,7 @@ class FaultProfile(msgspec.Struct, frozen=True):
     jobs_per_hour: float | None = None  # None: chosen by the seed
     expects_refusals: bool = False  # by the plan check; for bugs in what follows them
     quiet_days: int = 0  # skipped at rest, before more work comes
+    has_teams: bool = False
 
 
 SEED_CHOICE = "mixed"
@@ -35,6 +36,7 @@ PROFILES: Mapping[str, FaultProfile] = {
     SEED_CHOICE: FaultProfile(),
     "calm": FaultProfile(()),
     "busy": FaultProfile((), jobs_per_hour=60.0),
+    "teams": FaultProfile((), jobs_per_hour=30.0, has_teams=True),
     "services": FaultProfile((), jobs_per_hour=5.0),
     "cordons": FaultProfile(("node_cordoned",), 40.0, jobs_per_hour=40.0),
     "outages": FaultProfile(("broker_away",), 30.0, jobs_per_hour=10.0),
@@ -129,6 +131,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
             faults_times=profile.faults_times,
             jobs_per_hour=profile.jobs_per_hour,
             quiet_days=profile.quiet_days,
+            has_teams=profile.has_teams,
             expects_refusals=profile.expects_refusals,
         )
 

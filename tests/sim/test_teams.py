@@ -13,12 +13,15 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
+from gpu_autoscaler.sim.actors.teams import of_team, with_teams
 from gpu_autoscaler.sim.cluster.cloud import TYPES
 from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
 from gpu_autoscaler.sim.scoring.ours import score_ours
 from gpu_autoscaler.sim.scoring.runner import POLICY
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Scenario
+from gpu_autoscaler.sim.simulation import Setting
 from gpu_autoscaler.simcluster.offers import offers_of
+from gpu_autoscaler_services.simulate import run_one
 from gpu_autoscaler_services.simulation import ROLES
 
 TEAMS = ("vision", "speech", "ranking")
@@ -124,3 +127,26 @@ def test_priority_preempts_at_the_limit_of_gpus_and_not_below_it(monkeypatch: py
     ended = _played(monkeypatch, 3, (*low, *urgent), limited)
     assert ended
     assert all(isinstance(fact.preemption, PriorityPreempted) for fact in ended)
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (1, 3, 4, 9))])
+def test_teams_with_queues_quotas_and_namespaces_under_faults(seed: int) -> None:
+    """Strict and fair queues, reservations, cohorts, ResourceQuotas that the API server enforces, pod templates: no
+    invariant is violated, and every job that was accepted and could ever start comes to its end."""
+    result = run_one(Setting(seed=seed, hours=1.0, has_teams=True))
+
+    assert result.violations == ()
+
+
+def test_worlds_of_teams_have_every_policy() -> None:
+    """Each kind of queue, quota and namespace occurs among the first seeds, and requests with pod templates."""
+    policies = [with_teams(POLICY, seed) for seed in range(1, 21)]
+
+    assert {queue.scheduling_policy for rules in policies for queue in rules.queues} == {
+        "fair-share", "fcfs-strict", "fcfs-best-effort", "priority"
+    }  # fmt: skip
+    assert {rules.quotas.strategy for rules in policies if rules.quotas.is_set} == {"static", "dynamic", "hybrid"}
+    assert {rules.tenancy.namespace_template for rules in policies} == {"", "gpu-{project}"}
+    requests = [of_team(_arrival(number, 0.0).request) for number in range(40)]
+    assert {request.pod_template is None for request in requests} == {True, False}
+    assert len({request.submitted_by for request in requests}) > 2

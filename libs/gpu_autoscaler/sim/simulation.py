@@ -28,6 +28,7 @@ from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoin
 from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
 from gpu_autoscaler.sim.actors.policies import PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
+from gpu_autoscaler.sim.actors.teams import of_team, with_teams
 from gpu_autoscaler.sim.actors.users import DemandReporters, Users
 from gpu_autoscaler.sim.adapters.assembly import AdapterFactory, Roles, tick_inputs_of_roles
 from gpu_autoscaler.sim.adapters.bus import OVERFLOWING_LIMITS, SHORT_LIMITS, SimBus
@@ -38,6 +39,7 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, offers_for
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
+from gpu_autoscaler.sim.cluster.resource_quotas import ResourceQuotas
 from gpu_autoscaler.sim.cluster.volumes import VolumeController, has_volumes
 from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
@@ -94,6 +96,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     record_path: str | None = None  # write all facts to this file, an envelope as JSON per line
     quiet_days: int = 0  # skipped at rest, a day at a time; then more work comes
     expects_refusals: bool = False  # a plan that the check refuses breaks no promise: what then happens is judged
+    has_teams: bool = False  # with queues, quotas and namespaces, see `actors/teams.py`
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -148,9 +151,17 @@ class Simulation:
         self.cloud.leaves_node = lambda: self.faults.strikes("node_left_behind")
         self.interruption_queue = InterruptionQueue(self.loop, self.faults, self.cloud)
         policies = large_clusters.policies_of if setting.is_large else policies_of
-        self.policies = policies(setting.seed, lambda: self.process_pool.restart(POLICY_READERS))
+        self.policies = policies(
+            setting.seed,
+            lambda: self.process_pool.restart(POLICY_READERS),
+            partial(with_teams, seed=setting.seed) if setting.has_teams else lambda policy: policy,
+        )
         self.tables = Tables()
         self.monitor = self._new_monitor()
+        if setting.has_teams:
+            quotas = ResourceQuotas(self.cluster, self.loop)
+            self.workloads.admits = quotas.admits
+            quotas.refused_listeners.append(self.monitor.pod_refused)
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._adapter_factory = AdapterFactory(
             self.identity, self.workloads, self._replica_sets, self.cloud, self.monitor, self.tables,
@@ -167,6 +178,7 @@ class Simulation:
         self.users = Users(
             self.loop, self.bus, self.faults, self._rng("users"),
             jobs_per_hour=jobs_per_hour, wants_fractions=sharing is not None,
+            changed=of_team if setting.has_teams else lambda request: request,
         )  # fmt: skip
         storage = VolumeController(self.workloads, self._rng("storage")) if has_volumes(setting.seed) else None
         rngs = (self._rng("serving"), self._rng("company"))

@@ -10,8 +10,9 @@ from typing import Any
 
 import structlog
 
+from gpu_autoscaler.core.demand.resource_quotas import created_quota
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.policy.tenancy_settings import JOB_ACCOUNT
+from gpu_autoscaler.core.policy.tenancy_settings import JOB_ACCOUNT, QUOTA_NAME
 from gpu_autoscaler.kube.protocol import (
     NAMESPACES,
     NETWORK_POLICIES,
@@ -25,12 +26,11 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler_services.scheduler.binder import InvalidJob
 
-OBJECT_NAME = "gpu-autoscaler"  # of quota and network policy
 # Objects that somebody deleted are created again, with a later job. Cluster time; project default.
 REPEAT_SECONDS = 600.0
+_NETWORK_POLICY = "gpu-autoscaler"
 REMEMBERED_COUNT_MAX = 10_000  # namespaces; beyond, they are looked up again
 # Addresses of clusters and their machines (RFC 1918).
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
@@ -56,7 +56,7 @@ class ProjectNamespaces:
         place = policy.tenancy.place(spec.project_id)
         if not place.is_created or place.namespace != spec.namespace:
             return
-        quota, now = quota_of(spec.project_id, policy), self._now()
+        quota, now = created_quota(spec.project_id, policy), self._now()
         known = self._complete.get(spec.namespace)
         if known is not None and known[0] == quota and now - known[1] < timedelta(seconds=REPEAT_SECONDS):
             return
@@ -85,13 +85,13 @@ class ProjectNamespaces:
         """Create the ResourceQuota, or give it the amounts of the policy."""
         wanted = {"hard": dict(quota)}
         try:
-            if await self._make(QUOTAS, spec, _object(spec, OBJECT_NAME, spec=wanted)):
+            if await self._make(QUOTAS, spec, _object(spec, QUOTA_NAME, spec=wanted)):
                 return
-            current = (await self._kube.get(QUOTAS, spec.namespace, OBJECT_NAME)).spec.hard
+            current = (await self._kube.get(QUOTAS, spec.namespace, QUOTA_NAME)).spec.hard
             if current != wanted["hard"]:
                 dropped = dict.fromkeys(current.keys() - quota.keys())  # a merge patch removes what is null
                 patch = {"spec": {"hard": {**dropped, **quota}}}
-                await self._kube.change(QUOTAS, spec.namespace, OBJECT_NAME, patch)
+                await self._kube.change(QUOTAS, spec.namespace, QUOTA_NAME, patch)
         except Rejected as exc:
             raise InvalidJob(
                 f"Kubernetes rejects the ResourceQuota of project {spec.project_id}; correct tenancy.quota of the "
@@ -106,13 +106,6 @@ class ProjectNamespaces:
         except Conflict:
             return False
         return True
-
-
-def quota_of(project_id: str, policy: ScalingPolicy) -> dict[str, str]:
-    """Return the amounts of the ResourceQuota of a project's namespace; empty: it has none."""
-    limits = [limit.gpu_count_max for limit in policy.limits.projects if limit.name == project_id]
-    gpus = {f"requests.{GPU_RESOURCE}": str(count) for count in limits if count is not None}
-    return gpus | policy.tenancy.quota | policy.tenancy.project(project_id).quota
 
 
 def network_policy(spec: JobSpec, admitted_namespaces: tuple[str, ...]) -> dict[str, Any]:
@@ -132,7 +125,7 @@ def network_policy(spec: JobSpec, admitted_namespaces: tuple[str, ...]) -> dict[
         "ingress": [{"from": [*tenant, *admitted]}],
         "egress": [{"to": tenant}, dns, outside],
     }
-    return _object(spec, OBJECT_NAME, spec=rules)
+    return _object(spec, _NETWORK_POLICY, spec=rules)
 
 
 def _object(job: JobSpec, name: str, **fields: object) -> dict[str, Any]:

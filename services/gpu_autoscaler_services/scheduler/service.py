@@ -238,7 +238,8 @@ class Scheduler:
         # Where its objects are: recorded, so that the job stays there whatever the policy says later.
         spec = msgspec.structs.replace(spec, namespace=spec.namespace or self._binder.namespace)
         state = self._view.state
-        never = [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]
+        both = budget_violation(spec, state), quota_violation(spec, state, self._policy)
+        never = [violation for violation in both if violation is not None]
         never += deadline_violations(spec, state, self._policy, self._now()) if row is None else ()
         if row is None and never:
             return _refused(request, envelope.id, tuple(never))

@@ -1,17 +1,18 @@
 """Quotas: which queued jobs their user or project may start now. Used by the plan and by the schedule alike.
 
 Quota is granted in the order in which jobs are served, as in Kueue: a job that fits takes its quota before it has
-nodes, a job that does not fit is passed by others. A placed job keeps its quota until it ends, or is preempted for
-another job; after the loss of a node it keeps it too, because its Job is not suspended.
+nodes, a job that does not fit is passed by others, except in strict queues. A placed job keeps its quota until it ends,
+or is preempted for another job; after the loss of a node it keeps it too, because its Job is not suspended.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
+from gpu_autoscaler.core.demand.resource_quotas import ResourceQuotaUsage
 from gpu_autoscaler.core.next_change import has_lasted, note, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import (
@@ -29,67 +30,105 @@ from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
+from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.reasons.base import first_listed
+from gpu_autoscaler.model.reasons.defer import ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob, QuotaReached
 
 QuotaReason = QuotaReached | CohortQuotaReached | PreemptedForJob
+Held = QuotaReason | ResourceQuotaExceeded
 
-# Items of a job that waits for quota: all that has no pod yet.
+# Items of a job that has no pods yet.
 _GRANTED = frozenset({DemandSource.QUEUED_JOB, DemandSource.ELASTIC_MEMBER})
 
 
 def hold_over_quota(
     demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
 ) -> tuple[DemandItem, ...]:
-    """Return the demand; queued jobs that exceed a quota use no capacity, and are deferred with the quota."""
-    if not policy.quotas.is_set:
+    """Return the demand; queued jobs that exceed a quota of the policy or a ResourceQuota use no capacity, and are
+    deferred with the quota."""
+    grants = _Grants(state, policy, as_of)
+    if not policy.quotas.is_set and grants.resource_quotas.is_empty:
         return demand
-    held = jobs_over_quota(demand, state, policy, as_of)
-    reasons = (None if item.job_id is None or item.source not in _GRANTED else held.get(item.job_id) for item in demand)
+    held = grants.held(demand)
     return tuple(
-        item if reason is None else msgspec.structs.replace(item, blocked=reason)
-        for item, reason in zip(demand, reasons, strict=True)
+        item if (reason := held.get(item.key)) is None else msgspec.structs.replace(item, blocked=reason)
+        for item in demand
     )
 
 
-def jobs_over_quota(
-    demand: Iterable[DemandItem], state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> Mapping[JobId, QuotaReason]:
-    """Return the queued jobs of the demand that exceed a quota. In its order, but nominal quota is granted before any
-    is borrowed."""
-    usage = QuotaUsage(state, policy, as_of)
-    held: dict[JobId, QuotaReason] = {}
-    specs: list[JobSpec] = []
-    for item in demand:
-        job = None if item.job_id is None else state.jobs.get(item.job_id)
-        if item.source is not DemandSource.QUEUED_JOB or item.job_id is None or job is None or job.queued is None:
-            continue
-        if item.blocked is not None or holds_quota(state, job):
-            continue
-        if (awaited := awaited_job(state, job, policy, as_of)) is not None:
-            held[item.job_id] = awaited
-        else:
-            specs.append(job.queued.spec)
-    borrowing: list[JobSpec] = []
-    for spec in specs:
-        if not usage.is_nominal(spec):
-            borrowing.append(spec)
-            continue
-        limit = usage.excess_of_limits(spec)
-        reason = limit or usage.excess_of_cohort(spec)
-        if reason is not None:
-            held[spec.job_id] = reason
-        if limit is None:
-            usage.add(spec)  # also while it waits for borrowers: nobody borrows what its owner waits for
-    for spec in borrowing:
-        reason = usage.excess_of_limits(spec) or usage.excess_of_cohort(spec)
+class _Grants:
+    """Grants quota to queued jobs: in their order, but nominal quota before any is borrowed.
+
+    A job gets all its quotas or none. Behind a job of a strict queue that gets none, no job of the queue gets any: it
+    could not start, and might keep the first one from its quota for ever.
+    """
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+        self._state, self._policy, self._as_of = state, policy, as_of
+        self._usage = QuotaUsage(state, policy, as_of)
+        self.resource_quotas = ResourceQuotaUsage(state, policy)
+        self._held: dict[JobId, Held] = {}
+        self._closed: set[str] = set()  # strict queues of which a job is held
+
+    def held(self, demand: Sequence[DemandItem]) -> Mapping[str, Held]:
+        """Return the items without quota, by key."""
+        for item in demand:
+            if item.source is DemandSource.PLACED_JOB and (job := self._job(item)) is not None:
+                self.resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
+        held: dict[str, Held | None] = {}
+        postponed: list[DemandItem] = []
+        queues: set[str] = set()  # strict ones of which a job is postponed
+        waiting = (item for item in demand if item.source in _GRANTED and item.blocked is None)
+        for item in waiting:
+            job = self._job(item)
+            if job is None:
+                continue
+            is_behind = item.strict_queue is not None and item.strict_queue in queues
+            if item.source is DemandSource.QUEUED_JOB and not is_behind and self._usage.is_nominal(job.spec):
+                held[item.key] = self._grant(item, job)
+                continue
+            postponed.append(item)
+            if item.strict_queue is not None:
+                queues.add(item.strict_queue)
+        held |= {item.key: self._grant(item, job) for item in postponed if (job := self._job(item)) is not None}
+        return {key: reason for key, reason in held.items() if reason is not None}
+
+    def _job(self, item: DemandItem) -> JobQueued | None:
+        job = None if item.job_id is None else self._state.jobs.get(item.job_id)
+        return None if job is None else job.queued
+
+    def _grant(self, item: DemandItem, job: JobQueued) -> Held | None:
+        """Take the quotas of the item; return why there are none, or None."""
+        spec, record = job.spec, self._state.jobs[job.job_id]
+        if item.source is DemandSource.ELASTIC_MEMBER:
+            reason = self._held.get(spec.job_id) or self.resource_quotas.refusal(spec, item.member_count)
+            if reason is None:
+                self.resource_quotas.take(spec, item.member_count)
+            return reason
+        if item.strict_queue in self._closed:
+            return None
+        needs_quota = not holds_quota(self._state, record)
+        reason = self._quota_reason(record, spec) if needs_quota else None
+        reason = reason or self.resource_quotas.refusal(spec, item.member_count)
         if reason is None:
-            usage.add(spec)
+            self.resource_quotas.take(spec, item.member_count)
         else:
-            held[spec.job_id] = reason
-    return held
+            self._held[spec.job_id] = reason
+            if item.strict_queue is not None:
+                self._closed.add(item.strict_queue)
+        # Nobody borrows nominal quota that its owner waits for.
+        is_owner_waiting = isinstance(reason, CohortQuotaReached) and self._usage.is_nominal(spec)
+        if needs_quota and (reason is None or is_owner_waiting):
+            self._usage.add(spec)
+        return reason
+
+    def _quota_reason(self, job: JobRecord, spec: JobSpec) -> QuotaReason | None:
+        """Return why the policy's quotas do not allow the job; None: they do."""
+        awaited = awaited_job(self._state, job, self._policy, self._as_of)
+        return awaited or self._usage.excess_of_limits(spec) or self._usage.excess_of_cohort(spec)
 
 
 def holds_quota(state: ClusterState, job: JobRecord) -> bool:

@@ -1,7 +1,8 @@
 """ResourceQuotas of Kubernetes: jobs whose pods a quota would refuse use no capacity, and nothing is bought for them.
 
 A refused pod never exists: the controller of the job fails to create it. So quotas are applied to members that do not
-exist as pods yet, in the order in which demand is served. A quota is applied only where it certainly counts the pods.
+exist as pods yet, in the order in which `quotas.py` grants them. A quota is applied only where it certainly counts the
+pods.
 
 Source: Kubernetes documentation, "Resource Quotas" (read 2026-11-23).
 """
@@ -9,71 +10,43 @@ Source: Kubernetes documentation, "Resource Quotas" (read 2026-11-23).
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
-from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.tenancy_settings import QUOTA_NAME
 from gpu_autoscaler.core.state.queries import is_finished
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved, PodQuotaObserved
 from gpu_autoscaler.model.format import quantity
-from gpu_autoscaler.model.ids import JobId, PodUid
+from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation
 from gpu_autoscaler.model.reasons.defer import ResourceQuotaExceeded
-from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources
+from gpu_autoscaler.model.resources import GPU_RESOURCE, Resources, parse_quantity_milli
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 _MILLI = 1000
 # Of keys about limits only requests are known: a lower bound, so that nothing waits for what the quota would allow.
 _PREFIXES = ("requests.", "limits.")
-_NOT_CREATED = (DemandSource.QUEUED_JOB, DemandSource.ELASTIC_MEMBER)
 
 
-def limited_by_quotas(items: Sequence[DemandItem], state: ClusterState) -> tuple[DemandItem, ...]:
-    """Return the items, in their order, with those blocked whose pods a ResourceQuota would refuse.
-
-    Placed jobs come first: their pods are about to be created.
-    """
-    if not state.quotas:
-        return tuple(items)
-    accounts = _Accounts(state)
-    for item in items:
-        if item.source is DemandSource.PLACED_JOB and (spec := _spec(state, item.job_id)) is not None:
-            accounts.take(spec, item.member_count)
-    limited: list[DemandItem] = []
-    refused: dict[JobId, ResourceQuotaExceeded] = {}
-    for item in items:
-        spec = _spec(state, item.job_id) if item.source in _NOT_CREATED and item.blocked is None else None
-        if spec is None:
-            limited.append(item)
-            continue
-        # A job without its gang has no elastic members either.
-        reason = refused.get(spec.job_id) or accounts.refusal(spec, item.member_count)
-        if reason is None:
-            accounts.take(spec, item.member_count)
-            limited.append(item)
-            continue
-        if item.source is DemandSource.QUEUED_JOB:
-            refused[spec.job_id] = reason
-        limited.append(msgspec.structs.replace(item, blocked=reason))
-    return tuple(limited)
+def created_quota(project_id: str, policy: ScalingPolicy) -> dict[str, str]:
+    """Return the amounts of the ResourceQuota that the policy gives the namespace of a project; empty: none."""
+    limits = [limit.gpu_count_max for limit in policy.limits.projects if limit.name == project_id]
+    gpus = {f"requests.{GPU_RESOURCE}": str(count) for count in limits if count is not None}
+    return gpus | policy.tenancy.quota | policy.tenancy.project(project_id).quota
 
 
-def quota_violation(spec: JobSpec, state: ClusterState) -> Violation | None:
+def quota_violation(spec: JobSpec, state: ClusterState, policy: ScalingPolicy) -> Violation | None:
     """Return the violation of a gang that is larger than a ResourceQuota of its namespace; None: it is not, or its
     quotas are unknown."""
-    for quota in _quotas_by_namespace(state.quotas).get(spec.namespace, ()):
-        if not _counts(quota, spec):
-            continue
-        for key, hard in quota.hard_milli:
-            needed = amount_milli(key, spec.member_resources) * spec.gang_count
-            if needed > hard:
-                return Violation(
-                    "members",
-                    f"need {quantity(needed)} {key} together, but ResourceQuota {quota.namespace}/{quota.name} of "
-                    f"project {spec.project_id} allows {quantity(hard)}; request less, or have the quota raised",
-                    "quota",
-                )
+    for quota, key, hard in ResourceQuotaUsage(state, policy).limits(spec):
+        needed = amount_milli(key, spec.member_resources) * spec.gang_count
+        if needed > hard:
+            return Violation(
+                "members",
+                f"need {quantity(needed)} {key} together, but ResourceQuota {quota.namespace}/{quota.name} of "
+                f"project {spec.project_id} allows {quantity(hard)}; request less, or have the quota raised",
+                "quota",
+            )
     return None
 
 
@@ -95,22 +68,32 @@ def amount_milli(key: str, resources: Resources) -> int:
             return dict(resources.slices).get(name, 0) * _MILLI
 
 
-class _Accounts:
-    """What pods count against each quota, with those that are about to be created."""
+class ResourceQuotaUsage:
+    """What pods count against each quota, with those that are about to be created. Mutable: jobs are added in the order
+    in which they are served.
 
-    def __init__(self, state: ClusterState) -> None:
+    Of a namespace that the scheduler creates, the quota of the policy counts until that of Kubernetes is known.
+    """
+
+    def __init__(self, state: ClusterState, policy: ScalingPolicy) -> None:
+        self._policy = policy
         self._quotas = _quotas_by_namespace(state.quotas)
         self._pods = _pods_by_namespace(state.pods)
         self._taken: Counter[tuple[str, str]] = Counter()  # by quota and key
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no quota at all."""
+        return not self._quotas and not self._policy.tenancy.namespace_template
+
     def take(self, spec: JobSpec, count: int) -> None:
         """Count that many members."""
-        for quota, key, _ in self._limits(spec):
+        for quota, key, _ in self.limits(spec):
             self._taken[quota.quota_uid, key] += amount_milli(key, spec.member_resources) * count
 
     def refusal(self, spec: JobSpec, count: int) -> ResourceQuotaExceeded | None:
         """Return the first quota that would refuse one of that many members; None: none would."""
-        for quota, key, hard in self._limits(spec):
+        for quota, key, hard in self.limits(spec):
             needed = amount_milli(key, spec.member_resources) * count
             used = self._used(quota, key) + self._taken[quota.quota_uid, key]
             if needed and used + needed > hard:
@@ -123,8 +106,13 @@ class _Accounts:
                 )
         return None
 
-    def _limits(self, spec: JobSpec) -> Iterator[tuple[PodQuotaObserved, str, int]]:
-        for quota in self._quotas.get(spec.namespace, ()):
+    def limits(self, spec: JobSpec) -> Iterator[tuple[PodQuotaObserved, str, int]]:
+        """Yield the quotas that count the members of the job, each with its keys and amounts."""
+        quotas = self._quotas.get(spec.namespace, ())
+        place = self._policy.tenancy.place(spec.project_id)
+        if place.is_created and place.namespace == spec.namespace and QUOTA_NAME not in {each.name for each in quotas}:
+            quotas = (*quotas, _of_policy(spec, self._policy))
+        for quota in quotas:
             if _counts(quota, spec):
                 yield from ((quota, key, hard) for key, hard in quota.hard_milli)
 
@@ -137,9 +125,18 @@ class _Accounts:
         return max(reported, sum(amount_milli(key, pod.requests) for pod in pods))
 
 
-def _spec(state: ClusterState, job_id: JobId | None) -> JobSpec | None:
-    job = None if job_id is None else state.jobs.get(job_id)
-    return None if job is None or job.queued is None else job.queued.spec
+def _of_policy(spec: JobSpec, policy: ScalingPolicy) -> PodQuotaObserved:
+    """Return the quota that the namespace of the job will have."""
+    amounts = created_quota(spec.project_id, policy)
+    return PodQuotaObserved(
+        epoch=0,
+        version=0,
+        quota_uid=f"policy/{spec.namespace}",
+        namespace=spec.namespace,
+        name=QUOTA_NAME,
+        hard_milli=tuple((key, parse_quantity_milli(amount)) for key, amount in sorted(amounts.items())),
+        used_milli=(),
+    )
 
 
 @cached_by_identity(2)

@@ -17,7 +17,6 @@ from gpu_autoscaler.core.demand.provisioning_requests import (
     open_requests,
     request_key,
 )
-from gpu_autoscaler.core.demand.resource_quotas import limited_by_quotas
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.reported_demand import spec_of
 from gpu_autoscaler.core.nodes.views import NodeView, Selected, table_of
@@ -182,7 +181,7 @@ def demand(state: ClusterState, views: tuple[NodeView, ...], as_of: datetime) ->
         items.extend(_request_items(state, rules, as_of))
     reports = (record for record in state.reported_demand.values() if as_of < record.reported.until)
     items.extend(item for record in reports for item in _reported_items(record))
-    return limited_by_quotas(sorted(items, key=_serving_order), state)
+    return tuple(sorted(items, key=_serving_order))
 
 
 _LEAVING = Selected(lambda view: view.node is not None and (view.notice is not None or view.drain is not None))

@@ -12,6 +12,7 @@ from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.resources import parse_quantity_milli
 
 PLACEHOLDER = "{project}"
+QUOTA_NAME = "gpu-autoscaler"  # ResourceQuota of created namespaces
 JOB_ACCOUNT = "gpu-jobs"  # service account of the jobs in created namespaces
 _NAMESPACE_LENGTH_MAX = 63
 # Kubernetes documentation, "Object Names and IDs", "Labels and Selectors" (read 2026-11-23).

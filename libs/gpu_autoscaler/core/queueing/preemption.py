@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.demand.quotas import QuotaReason, QuotaUsage, holds_quota
+from gpu_autoscaler.core.demand.quotas import Held, QuotaUsage, holds_quota
 from gpu_autoscaler.core.disruption.protection import checkpointed_at, pod_mark
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import Lender, gpus_of, lenders_of
@@ -34,7 +34,7 @@ from gpu_autoscaler.model.reasons.defer_limits import (
     OverrideReached,
     SpendLimit,
 )
-from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete
+from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete, QueueHeadWaits
 from gpu_autoscaler.model.reasons.preempt import PreemptReason, PriorityPreempted, QuotaReclaimed
 
 # Reasons of a plan that bar a purchase. Others (a batch window, a cool-down, a freeze) pass, or are set by a person.
@@ -133,9 +133,10 @@ def _reclaims(
 
 
 def _usage(state: ClusterState, policy: ScalingPolicy, as_of: datetime, deferred: Iterable[Deferred]) -> QuotaUsage:
-    """Return what will be used soon: with queued jobs that have their quota, without jobs that end for others."""
+    """Return what will be used soon: with queued jobs that have their quota, without jobs that end for others, and
+    without those behind a job of a strict queue that waits."""
     usage = QuotaUsage(state, policy, as_of)
-    held = {held.subject for held in deferred if isinstance(held.reason, QuotaReason)}
+    held = {held.subject for held in deferred if isinstance(held.reason, Held | QueueHeadWaits)}
     for job_id, job in state.jobs.items():
         if job.queued is None:
             continue

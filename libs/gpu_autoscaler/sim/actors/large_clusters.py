@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.core.policy.limit_settings import LimitsPolicy, PartLimit, SpendPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.sim.actors.policies import POLICY_OBJECTS, Policies, documents_of, policy_of
+from gpu_autoscaler.sim.actors.policies import POLICY_OBJECTS, Change, Policies, documents_of, policy_of
 from gpu_autoscaler.sim.faults.injection import kinds_of_seed
 from gpu_autoscaler.simcluster.offers import ZONES
 
@@ -46,14 +46,14 @@ def kinds_of(seed: int) -> frozenset[str]:
     return chosen if len(chosen) >= _KINDS_COUNT_MIN else chosen.union(_FREQUENT)
 
 
-def policies_of(seed: int, when_changed: Callable[[], None]) -> Policies:
+def policies_of(seed: int, when_changed: Callable[[], None], change: Change = lambda policy: policy) -> Policies:
     """Return the policies of the run; `when_changed` as in `Policies`.
 
     The strings that seed `Random` are part of each seed's meaning.
     """
     is_documented = random.Random(f"{seed}/large/documents").random() < _DOCUMENTED_RATIO
     documents = POLICY_OBJECTS if is_documented else documents_of(seed)
-    return Policies(widened(policy_of(seed), seed), documents, when_changed=when_changed)
+    return Policies(change(widened(policy_of(seed), seed)), documents, when_changed=when_changed)
 
 
 def widened(policy: ScalingPolicy, seed: int) -> ScalingPolicy:

@@ -321,9 +321,12 @@ def documents_of(seed: int) -> tuple[PolicyDocument, ...]:
     return POLICY_OBJECTS if random.Random(f"{seed}/documents").random() < POLICY_OBJECTS_RATIO else ()
 
 
-def policies_of(seed: int, when_changed: Callable[[], None]) -> Policies:
+Change = Callable[[ScalingPolicy], ScalingPolicy]
+
+
+def policies_of(seed: int, when_changed: Callable[[], None], change: Change = lambda policy: policy) -> Policies:
     """Return the policies of a run, with its documents merged; `when_changed` as in `Policies`."""
-    return Policies(policy_of(seed), documents_of(seed), when_changed=when_changed)
+    return Policies(change(policy_of(seed)), documents_of(seed), when_changed=when_changed)
 
 
 class PolicyObjects:

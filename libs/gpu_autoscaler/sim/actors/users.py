@@ -1,6 +1,7 @@
 """Users: jobs that arrive, invalid requests, repeated requests, cancellations, and programs that report demand."""
 
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -42,8 +43,11 @@ class Users:
         *,
         jobs_per_hour: float | None = None,
         wants_fractions: bool = False,
+        changed: Callable[[JobRequested], JobRequested],
     ) -> None:
-        """`jobs_per_hour`: None: chosen by the seed. `wants_fractions`: some jobs need a GPU fraction."""
+        """`jobs_per_hour`: None: chosen by the seed. `wants_fractions`: some jobs need a GPU fraction. `changed`: the
+        request as it is sent."""
+        self._changed = changed
         self._wants_fractions = wants_fractions
         self.requests: list[tuple[FactId, JobRequested]] = []
         self._loop = loop
@@ -75,7 +79,7 @@ class Users:
     def _submit_next(self) -> None:
         if self._is_over:
             return
-        request = self._request()
+        request = self._changed(self._request())
         if self._faults.strikes("user_talks_nonsense"):
             request = self._invalid(request)
         self._submit(request)

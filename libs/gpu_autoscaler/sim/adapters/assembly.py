@@ -13,7 +13,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
-from gpu_autoscaler.kube.protocol import Cluster, KubeApi
+from gpu_autoscaler.kube.protocol import QUOTAS, Cluster, KubeApi
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -59,6 +59,7 @@ class AdapterBundle:
     streams_apart: Streams  # as `store_apart`
     hooks: CheckpointHooks | None  # None: no pod has one
     seed: ClusterState  # the last snapshot state of streams that were lost
+    are_quotas_watched: bool  # of Kubernetes
     on_refused_plan: Callable[[], None]  # the plan check found a violation, which must never happen
 
 
@@ -131,6 +132,7 @@ class AdapterFactory:
             streams_apart=SimStreams(boundary_apart, process.bus),
             hooks=SilentHooks(boundary) if self.has_silent_hooks else None,
             seed=process.seed,
+            are_quotas_watched=self.workloads.cluster.has(QUOTAS),
             on_refused_plan=on_refused_plan,
         )
 

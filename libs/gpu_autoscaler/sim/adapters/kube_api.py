@@ -14,6 +14,7 @@ from gpu_autoscaler.kube.protocol import (
     JOBS,
     NODES,
     PODS,
+    QUOTAS,
     Bookmark,
     Changed,
     Cluster,
@@ -261,14 +262,19 @@ class SimKube:
     async def change(
         self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch, *, subresource: str = ""
     ) -> ObjectT:
-        """Apply a merge patch to a Job; other kinds are not supported. Raises NotFound, Conflict."""
+        """Apply a merge patch to a Job, or to the spec of a ResourceQuota. Raises NotFound, Conflict."""
         await self._before_call()
         assert not subresource, "no status is written in simulations"  # noqa: S101 - a bug of a service
         assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - a bug of a service
-        job: Any = self._get(kind, namespace, name)
-        self._check_uid(job, patch)
-        manifest = merge(self._workloads.works[job.metadata.uid].manifest, msgspec.to_builtins(patch))
-        changed: Any = self._workloads.patch_job(job, manifest)
+        current: Any = self._get(kind, namespace, name)
+        self._check_uid(current, patch)
+        changed: Any
+        if kind is QUOTAS:
+            spec = merge(msgspec.to_builtins(current.spec), msgspec.to_builtins(patch["spec"]))
+            changed = self._cluster.put(kind, replace(current, spec=msgspec.convert(spec, core.QuotaSpec)))
+        else:
+            manifest = merge(self._workloads.works[current.metadata.uid].manifest, msgspec.to_builtins(patch))
+            changed = self._workloads.patch_job(current, manifest)
         await self._boundary.after_call("kube_answer_lost")
         item: ObjectT = changed
         return item
@@ -287,9 +293,15 @@ class SimKube:
     def _create(self, kind: Kind[Any], namespace: str, manifest: Mapping[str, Any]) -> core.Object:
         if kind is JOBS:
             return self._workloads.create_job(namespace, manifest)
-        owners = msgspec.convert(manifest["metadata"]["ownerReferences"], tuple[core.OwnerReference, ...])
-        metadata = self._cluster.metadata(namespace, manifest["metadata"]["name"], owner_references=owners)
-        created: core.Object = self._cluster.put(kind, kind.type(metadata=metadata))
+        of_object = manifest["metadata"]
+        owners = msgspec.convert(of_object.get("ownerReferences", ()), tuple[core.OwnerReference, ...])
+        metadata = self._cluster.metadata(
+            namespace, of_object["name"], owner_references=owners, labels=dict(of_object.get("labels", {}))
+        )
+        item = kind.type(metadata=metadata)
+        if isinstance(item, core.ResourceQuota):
+            item = replace(item, spec=msgspec.convert(manifest["spec"], core.QuotaSpec))
+        created: core.Object = self._cluster.put(kind, item)
         return created
 
     def _get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:

@@ -27,6 +27,7 @@ from gpu_autoscaler.sim.virtual_time import VirtualLoop
 DISRUPTED = "DisruptionTarget"
 START_SECONDS = (2.0, 8.0)  # from binding to ready: image pull and container start
 GARBAGE_COLLECTED_SECONDS = 20.0  # from a node object's deletion to garbage collection of its pods
+REFUSED_SECONDS = 10.0  # until a Job whose pod was refused tries again
 REACTION_SECONDS = 0.2  # until a controller reacts to a change
 
 
@@ -59,6 +60,7 @@ class Workloads:
         # Progress that a new pod's predecessors saved, and whether a pod's volumes are reachable from a node.
         self.saved_seconds: Callable[[core.Pod], float] = lambda _: 0.0
         self.reaches: Callable[[core.Pod, core.Node], bool] = lambda _, __: True
+        self.admits: Callable[[core.Pod], bool] = lambda _: True  # whether the API server creates the pod
         self._is_scheduling = False
         cluster.listen(self._on_change)
 
@@ -127,9 +129,13 @@ class Workloads:
         for index in range(work.members_count):
             job_pod = work.pods.get(index)
             if index not in work.done and (job_pod is None or self.cluster.current(PODS, job_pod) is None):
-                work.pods[index] = self._make_pod(work, index)
+                pod = self._new_pod(work, index)
+                if not self.admits(pod):
+                    self.loop.call_later(REFUSED_SECONDS, self._fill, uid)
+                    return
+                work.pods[index] = self.cluster.put(PODS, pod)
 
-    def _make_pod(self, work: Work, index: int) -> core.Pod:
+    def _new_pod(self, work: Work, index: int) -> core.Pod:
         template = work.manifest["spec"]["template"]
         work.created_count += 1
         metadata_fields, job = template["metadata"], work.job.metadata
@@ -141,7 +147,7 @@ class Workloads:
             annotations=dict(metadata_fields.get("annotations", {})),
             owner_references=(owner,),
         )
-        return self.cluster.put(PODS, core.Pod(metadata=metadata, spec=msgspec.convert(template["spec"], core.PodSpec)))
+        return core.Pod(metadata=metadata, spec=msgspec.convert(template["spec"], core.PodSpec))
 
     def _deadline_exceeded(self, uid: str) -> None:
         work = self.works.get(uid)

@@ -86,8 +86,8 @@ def servable(run: ServableInputs) -> list[JobId]:
     gpu_count = sum(machine.offer.resources.gpu_count for machine in machines)
     price = sum(machine.price_micro_usd_per_hour for machine in machines)
     policy = run.policies.now
-    if spend_caps(policy):
-        return []  # whether the spend limits leave enough is not predicted here
+    if spend_caps(policy) or _lets_wait(policy):
+        return []  # whether spend limits, quotas and reservations leave enough is not predicted here
     at_work = Counter(
         pod.metadata.labels.get(labels.JOB_ID)
         for pod in run.cluster.all(PODS)
@@ -112,6 +112,12 @@ def servable(run: ServableInputs) -> list[JobId]:
         ):
             servable_jobs.append(spec.job_id)
     return servable_jobs
+
+
+def _lets_wait(policy: ScalingPolicy) -> bool:
+    """True if jobs wait for quota, or for jobs ahead of them, while nodes could be bought."""
+    holds = (queue.is_strict or queue.reserve_after_seconds is not None for queue in policy.queues)
+    return policy.quotas.is_set or bool(policy.tenancy.namespace_template) or any(holds)
 
 
 def _matching_offers(spec: JobSpec, policy: ScalingPolicy, cloud: Cloud) -> Iterator[Offer]:

@@ -52,7 +52,7 @@ from gpu_autoscaler.sim.invariants.limits import LimitsInvariant, RemovalPaceInv
 from gpu_autoscaler.sim.invariants.liveness import BurstWaitInvariant
 from gpu_autoscaler.sim.invariants.placement import PlacementInvariant
 from gpu_autoscaler.sim.invariants.purchases import DuplicatePurchasesInvariant, GangsInvariant, RefusedOffersInvariant
-from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
+from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant, ResourceQuotasInvariant
 from gpu_autoscaler.sim.invariants.spend import SpendInvariant
 from gpu_autoscaler.sim.invariants.upkeep import UpkeepInvariant
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
@@ -120,6 +120,7 @@ class InvariantMonitor:
         self._disruption_budgets = DisruptionBudgetsInvariant(workloads, cloud, self.report)
         self._gangs = GangsInvariant(jobs, cloud, self.report)
         self._quotas = QuotasInvariant(workloads, policies, jobs, self.report)
+        self._resource_quotas = ResourceQuotasInvariant(workloads.cluster, jobs, self.report)
         self._burst_waits = BurstWaitInvariant(self.report)
         self._finalizers = FinalizersInvariant(workloads, cloud, self.report)
         self._placement = PlacementInvariant(workloads, cloud, jobs, self.report)
@@ -338,6 +339,11 @@ class InvariantMonitor:
                     NO_VOLUNTARY_REMOVAL, f"{node_name} was drained as idle, but {pod.metadata.name} runs there"
                 )
 
+    def pod_refused(self, pod: core.Pod, quota: core.ResourceQuota) -> None:
+        """The API server does not create a pod of a released Job."""
+        if self._was_calm_since(self._loop.time()):
+            self._resource_quotas.on_refused(pod, quota)
+
     # ---- interruption notices
 
     def on_fact(self, recorded: Recorded) -> None:
@@ -356,6 +362,8 @@ class InvariantMonitor:
             self._check_frozen(recorded.fact)
             self._burst_waits.on_plan(recorded.fact.plan, self._policies.by_digest[recorded.fact.policy_digest])
             is_calm = self._was_calm_since(self._loop.time())
+            if is_calm:
+                self._resource_quotas.on_plan(recorded.fact.plan)
             self._removal_pace.on_plan(
                 recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm
             )

@@ -14,8 +14,9 @@ from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRe
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits
+from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits, ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
+from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.adapters.bus import SimBus
 from gpu_autoscaler.sim.adapters.store import Tables
@@ -37,7 +38,8 @@ from gpu_autoscaler.sim.virtual_time import VirtualLoop
 QUIESCENCE_SECONDS_MAX = 12 * 3600.0
 REST_SECONDS = 300.0  # at rest this long: delayed facts have arrived
 # Deferrals that can last as long as the policy is unchanged.
-_LIMIT_REASONS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit, NoOfferFits, NoDomainFits)
+# The head of a strict queue is judged itself.
+_LIMIT_REASONS = (HourlyPriceLimit, GpusLimit, SpendLimit, NodesLimit, NoOfferFits, NoDomainFits, QueueHeadWaits)
 STUCK_SECONDS = 1800.0  # longer than a boot, a cooldown and a deadline together
 RECOMPUTED_PLANS_COUNT = 3
 REPEATED_COUNT = 300  # at most, the latest of each stream
@@ -161,7 +163,14 @@ class Quiescence:
         plans = self._run.bus.facts["SCALING"]
         last = next((recorded.fact for recorded in reversed(plans) if isinstance(recorded.fact, ScalingPlanMade)), None)
         deferred = () if last is None else DeferredLookup(last.plan).of(subject, traits)
-        return any(isinstance(deferral.reason, _LIMIT_REASONS) for deferral in deferred)
+        return any(
+            isinstance(deferral.reason, _LIMIT_REASONS)
+            or (
+                isinstance(deferral.reason, ResourceQuotaExceeded)
+                and deferral.reason.needed_milli > deferral.reason.hard_milli
+            )
+            for deferral in deferred
+        )
 
     # ---- no accepted job is lost; each ends in exactly one final state
 

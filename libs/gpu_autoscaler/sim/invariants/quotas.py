@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from gpu_autoscaler.core.policy.quota_settings import QuotasPolicy
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
-from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.protocol import PODS, QUOTAS
+from gpu_autoscaler.kube.translate.pod import pod_requests
+from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.controllers import Workloads
-from gpu_autoscaler.sim.invariants import PREEMPTION_JUST, QUOTAS_KEPT
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
+from gpu_autoscaler.sim.invariants import PREEMPTION_JUST, QUOTAS_KEPT, RESOURCE_QUOTAS_KEPT
 from gpu_autoscaler.store.protocol import JobRow
 
 
@@ -121,6 +126,51 @@ class QuotasInvariant:
                 self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for the quota of {reason.for_job}: {what}")
         if isinstance(reason, PriorityPreempted) and victim.priority >= beneficiary.priority:
             self._report(PREEMPTION_JUST, f"{fact.job_id} was preempted for {reason.for_job}, which matters no more")
+
+
+class ResourceQuotasInvariant:
+    """Neither are pods released that a ResourceQuota refuses, nor are nodes bought for them. For use while no fault
+    delays what is known; only GPUs are counted."""
+
+    def __init__(self, cluster: Kubernetes, jobs: Mapping[JobId, JobRow], report: Callable[[str, str], None]) -> None:
+        self._cluster, self._jobs, self._report = cluster, jobs, report
+
+    def on_refused(self, pod: core.Pod, quota: core.ResourceQuota) -> None:
+        """A quota refused a pod of a released Job. All pods of an elastic Job are created once it is released, and take
+        quota that its gang was not granted: where one runs, a refusal is no mistake."""
+        others = (each for each in self._cluster.all(PODS) if each.metadata.namespace == pod.metadata.namespace)
+        rows = [self._jobs.get(JobId(each.metadata.labels.get(labels.JOB_ID, ""))) for each in (pod, *others)]
+        if any(row is not None and row.spec.gang_count < row.spec.member_count for row in rows):
+            return
+        used = ", ".join(f"{quota.status.used.get(key, '0')} of {hard} {key}" for key, hard in quota.spec.hard.items())
+        self._report(RESOURCE_QUOTAS_KEPT, f"{pod.metadata.name} was released, but {used} are used")
+
+    def on_plan(self, plan: Plan) -> None:
+        """A plan was published."""
+        keys = {
+            key
+            for decision in plan.decisions
+            if isinstance(decision, BuyNode)
+            for key in getattr(decision.reason, "demand", ())
+            if key.startswith("job/")
+        }
+        bought = [row.spec for key in sorted(keys) if (row := self._jobs.get(JobId(key.removeprefix("job/"))))]
+        for quota in self._cluster.all(QUOTAS) if bought and self._cluster.has(QUOTAS) else ():
+            specs = [spec for spec in bought if spec.namespace == quota.metadata.namespace]
+            hard = quota.spec.hard.get(f"requests.{GPU_RESOURCE}")
+            if hard is None or not specs:
+                continue
+            used = sum(
+                pod_requests(pod).gpu_count
+                for pod in self._cluster.all(PODS)
+                if pod.metadata.namespace == quota.metadata.namespace
+                and pod.status.phase not in ("Succeeded", "Failed")
+                and pod.metadata.labels.get(labels.JOB_ID) not in {spec.job_id for spec in specs}
+            )
+            needed = sum(spec.gang_count * spec.member_resources.gpu_count for spec in specs)
+            if used + needed > int(hard):
+                names = ", ".join(spec.job_id for spec in specs)
+                self._report(RESOURCE_QUOTAS_KEPT, f"bought for {names}: {needed} GPUs, but {used} of {hard} are used")
 
 
 def _gpus(specs: Iterable[JobSpec]) -> int:

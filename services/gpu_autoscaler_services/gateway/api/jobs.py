@@ -181,7 +181,8 @@ def check_now(spec: JobSpec, model: ReadModel) -> None:
     """Raise a 422 for a job that budget or ResourceQuota would never let start, or that cannot meet its deadlines, a
     429 for a full queue."""
     state = model.view.state
-    never = [found for found in (budget_violation(spec, state), quota_violation(spec, state)) if found]
+    both = budget_violation(spec, state), quota_violation(spec, state, model.policy)
+    never = [violation for violation in both if violation is not None]
     if violations := [*never, *deadline_violations(spec, state, model.policy, model.clock.now())]:
         raise refused(violations)
     waiting_count = len(queue(state))

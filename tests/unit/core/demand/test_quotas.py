@@ -11,6 +11,7 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.quotas import QuotaUsage, queue_violations
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.policy.quota_settings import lenders_of
 from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.queueing.estimates import Estimates
@@ -357,3 +358,17 @@ def test_the_check_refuses_a_purchase_over_a_quota(settings: dict[str, Any], par
     sentences = [sentence for sentence in check(bought, state, quotas(**settings)) if part in sentence]
     assert len(sentences) == 1
     assert not check(bought, state, quotas(projects=cohort("research", "other", nominal=8)))
+
+
+def test_behind_a_job_of_a_strict_queue_that_waits_no_nominal_quota_is_granted() -> None:
+    """The first job borrows what the one behind it would keep for itself: that one cannot start before it."""
+    first = job("first", gpus=6, project_id="a", at=T0 - 2 * HOUR)
+    behind = job("behind", gpus=4, project_id="b", at=T0 - HOUR)
+    rules = policy(
+        quotas={"projects": [{"name": name, "nominal_gpu_count": 4} for name in ("a", "b")]},
+        queues=(QueuePolicy(name="all", scheduling_policy="fcfs-strict"),),
+    )
+
+    made = schedule(given(node("n1"), first, behind), rules, T0)
+
+    assert [placement.job_id for placement in made.placements] == ["first"]

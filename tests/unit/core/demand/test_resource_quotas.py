@@ -25,13 +25,16 @@ from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodQuotaGone, PodQuotaListed, PodWatched
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import Runtime
+from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler.model.reasons.defer import DeferReason, ResourceQuotaExceeded
+from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 GPUS = "requests.nvidia.com/gpu"
@@ -226,13 +229,13 @@ def test_a_gang_larger_than_its_quota_is_refused() -> None:
     state = given(research("gang", members=2), quota("gpus", {GPUS: 12}, {GPUS: 12}))
     queued = state.jobs[JobId("gang")].queued
     assert queued is not None
-    violation = quota_violation(queued.spec, state)
+    violation = quota_violation(queued.spec, state, policy())
     assert violation is not None
     assert violation.reason == (
         "need 16 requests.nvidia.com/gpu together, but ResourceQuota research/gpus of project research allows 12; "
         "request less, or have the quota raised"
     )
-    assert quota_violation(msgspec.structs.replace(queued.spec, member_count=1), state) is None
+    assert quota_violation(msgspec.structs.replace(queued.spec, member_count=1), state, policy()) is None
 
 
 def listed(*uids: str, version: int = 200) -> Story:
@@ -271,3 +274,94 @@ def test_the_plan_check_refuses_what_a_quota_forbids() -> None:
         "are used"
     )
     assert violations[0].demand == ("job/train",)
+
+
+# ---- with queues and quotas of the policy
+
+STRICT = QueuePolicy(name="all", scheduling_policy="fcfs-strict")
+
+
+def test_the_first_job_of_a_strict_queue_gets_the_quota_before_more_urgent_ones() -> None:
+    """Otherwise the urgent one keeps the quota that the first lacks, waits for it, and neither ever starts."""
+    first = research("first", priority=100, at=T0 - timedelta(hours=2))
+    urgent = research("urgent", gpus=4, priority=1000, at=T0 - timedelta(hours=1))
+    state = given(node("n1"), first, urgent, quota("gpus", {GPUS: 8}))
+
+    made = schedule(state, policy(queues=(STRICT,)), T0)
+
+    assert [placement.job_id for placement in made.placements] == ["first"]
+    assert [type(held.reason) for held in made.deferred] == [ResourceQuotaExceeded]
+
+
+def test_behind_a_job_without_quota_nobody_of_its_strict_queue_gets_any() -> None:
+    """What is granted behind it would be used by nobody: a job of another queue in the same namespace starts."""
+    state = given(
+        node("n1"),
+        research("big", members=2, project_id="a", priority=1000, at=T0 - timedelta(hours=1)),
+        research("next", gpus=12, project_id="a", priority=1000),
+        research("other", gpus=4, project_id="b", priority=100),
+        quota("gpus", {GPUS: 12}),
+    )
+    queues = (QueuePolicy(name="a", projects=("a",), scheduling_policy="fcfs-strict"), QueuePolicy(name="rest"))
+
+    made = schedule(state, policy(queues=queues), T0)
+
+    assert [placement.job_id for placement in made.placements] == ["other"]
+    assert {held.subject: type(held.reason) for held in made.deferred} == {
+        "job/big": ResourceQuotaExceeded, "job/next": QueueHeadWaits
+    }  # fmt: skip
+
+
+def test_a_job_over_a_quota_of_the_policy_takes_no_resource_quota() -> None:
+    """Its user has reached a limit; the namespace's quota is for the next job."""
+    state = given(
+        SOLD, research("over", submitted_by="ann", priority=900), research("fits", submitted_by="bob"),
+        quota("gpus", {GPUS: 8}),
+    )  # fmt: skip
+    rules = policy(quotas={"users": [{"name": "ann", "gpu_count_max": 4}]})
+
+    made = plan(state, rules, T0)
+
+    assert check(made, state, rules) == ()
+    bought = [each.reason for each in made.decisions if isinstance(each, BuyNode)]
+    assert [reason.demand for reason in bought if isinstance(reason, UnmetDemand)] == [("job/fits",)]
+
+
+# ---- of namespaces that the scheduler creates
+
+CREATED = {"namespace_template": "gpu-{project}", "quota": {GPUS: "8"}}
+
+
+def test_the_quota_of_the_policy_counts_before_its_namespace_exists() -> None:
+    """Two jobs need sixteen GPUs; one node is bought, and the other job waits with the quota that it will find."""
+    jobs = [job(name, project_id="vision", namespace="gpu-vision") for name in ("one", "two")]
+    state, rules = given(SOLD, *jobs), policy(tenancy=CREATED)
+
+    made = plan(state, rules, T0)
+
+    assert sum(isinstance(each, BuyNode) for each in made.decisions) == 1
+    (held,) = made.deferred
+    assert isinstance(held.reason, ResourceQuotaExceeded)
+    assert held.reason.quota == "gpu-vision/gpu-autoscaler"
+    assert len(schedule(given(node("n1"), node("n2"), *jobs), rules, T0).placements) == 1
+
+
+def test_the_quota_that_kubernetes_reports_replaces_that_of_the_policy() -> None:
+    """Somebody has raised it; the scheduler sets it back, but until then this one counts."""
+    jobs = [job(name, project_id="vision", namespace="gpu-vision") for name in ("one", "two")]
+    raised = quota("gpu-autoscaler", {GPUS: 16}, namespace="gpu-vision")
+
+    made = plan(given(SOLD, raised, *jobs), policy(tenancy=CREATED), T0)
+
+    assert sum(isinstance(each, BuyNode) for each in made.decisions) == 2
+
+
+def test_the_first_gang_of_a_project_larger_than_its_quota_is_refused() -> None:
+    """The namespace does not exist yet; a project with a larger quota of its own is accepted."""
+    spec = given(job("gang", members=2, project_id="vision", namespace="gpu-vision")).jobs[JobId("gang")].queued
+    assert spec is not None
+    violation = quota_violation(spec.spec, given(), policy(tenancy=CREATED))
+    assert violation is not None
+    assert (violation.kind, "ResourceQuota gpu-vision/gpu-autoscaler" in violation.reason) == ("quota", True)
+    larger = {**CREATED, "projects": [{"name": "vision", "quota": {GPUS: "16"}}]}
+    assert quota_violation(spec.spec, given(), policy(tenancy=larger)) is None
