@@ -72,8 +72,8 @@ TEAMS: Mapping[str, Planted] = {
         "who came first borrows the quota that its owner needs now",
         2,
         f"{_CORE}/demand/quotas.py",
-        "        if not usage.is_nominal(spec):\n            borrowing",
-        "        if usage.is_nominal(spec):\n            borrowing",
+        " and not is_behind and self._usage.is_nominal(job.spec):\n",
+        " and not is_behind:\n",
     ),
     f"{_LIMITS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(
         "GPU time of preempted attempts is not counted",
