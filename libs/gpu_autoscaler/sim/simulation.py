@@ -26,7 +26,7 @@ from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
 from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
-from gpu_autoscaler.sim.actors.policies import PolicyObjects, policies_of, sharing_of
+from gpu_autoscaler.sim.actors.policies import Policies, PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
 from gpu_autoscaler.sim.actors.teams import of_team, with_teams
 from gpu_autoscaler.sim.actors.users import DemandReporters, Users
@@ -150,18 +150,11 @@ class Simulation:
         self.cloud.has_launch_groups = self.faults.strikes("launched_together")
         self.cloud.leaves_node = lambda: self.faults.strikes("node_left_behind")
         self.interruption_queue = InterruptionQueue(self.loop, self.faults, self.cloud)
-        policies = large_clusters.policies_of if setting.is_large else policies_of
-        self.policies = policies(
-            setting.seed,
-            lambda: self.process_pool.restart(POLICY_READERS),
-            partial(with_teams, seed=setting.seed) if setting.has_teams else lambda policy: policy,
-        )
+        self.policies = self._new_policies()
         self.tables = Tables()
         self.monitor = self._new_monitor()
         if setting.has_teams:
-            quotas = ResourceQuotas(self.cluster, self.loop)
-            self.workloads.admits = quotas.admits
-            quotas.refused_listeners.append(self.monitor.pod_refused)
+            self._add_resource_quotas()
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._adapter_factory = AdapterFactory(
             self.identity, self.workloads, self._replica_sets, self.cloud, self.monitor, self.tables,
@@ -260,6 +253,17 @@ class Simulation:
     def _stream_limits(self) -> Mapping[str, StreamLimits] | None:
         limits = SHORT_LIMITS if self.faults.strikes("retention_short") else None
         return OVERFLOWING_LIMITS if self.faults.strikes("streams_overflow") else limits
+
+    def _new_policies(self) -> Policies:
+        setting = self.setting
+        policies = large_clusters.policies_of if setting.is_large else policies_of
+        change = partial(with_teams, seed=setting.seed) if setting.has_teams else lambda policy: policy
+        return policies(setting.seed, lambda: self.process_pool.restart(POLICY_READERS), change)
+
+    def _add_resource_quotas(self) -> None:
+        quotas = ResourceQuotas(self.cluster, self.loop)
+        self.workloads.admits = quotas.admits
+        quotas.refused_listeners.append(self.monitor.pod_refused)
 
     def _new_monitor(self) -> InvariantMonitor:
         monitor = InvariantMonitor(

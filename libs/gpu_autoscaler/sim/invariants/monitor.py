@@ -308,6 +308,7 @@ class InvariantMonitor:
         is_calm = self._was_calm_since(self._loop.time())
         self._duplicate_purchases.on_plan(plan, is_calm=is_calm)
         self._gangs.on_plan(plan)
+        self._resource_quotas.on_plan(plan, is_calm=is_calm)
         self._placement.on_plan(plan, is_calm=is_calm)
         self._disruption_budgets.on_plan(plan, is_calm=is_calm)
         self._spend.on_plan(plan, is_calm=is_calm)
@@ -362,8 +363,6 @@ class InvariantMonitor:
             self._check_frozen(recorded.fact)
             self._burst_waits.on_plan(recorded.fact.plan, self._policies.by_digest[recorded.fact.policy_digest])
             is_calm = self._was_calm_since(self._loop.time())
-            if is_calm:
-                self._resource_quotas.on_plan(recorded.fact.plan)
             self._removal_pace.on_plan(
                 recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm
             )

@@ -145,8 +145,10 @@ class ResourceQuotasInvariant:
         used = ", ".join(f"{quota.status.used.get(key, '0')} of {hard} {key}" for key, hard in quota.spec.hard.items())
         self._report(RESOURCE_QUOTAS_KEPT, f"{pod.metadata.name} was released, but {used} are used")
 
-    def on_plan(self, plan: Plan) -> None:
+    def on_plan(self, plan: Plan, *, is_calm: bool) -> None:
         """A plan was published."""
+        if not is_calm or not self._cluster.has(QUOTAS):
+            return
         keys = {
             key
             for decision in plan.decisions
@@ -155,7 +157,7 @@ class ResourceQuotasInvariant:
             if key.startswith("job/")
         }
         bought = [row.spec for key in sorted(keys) if (row := self._jobs.get(JobId(key.removeprefix("job/"))))]
-        for quota in self._cluster.all(QUOTAS) if bought and self._cluster.has(QUOTAS) else ():
+        for quota in self._cluster.all(QUOTAS) if bought else ():
             specs = [spec for spec in bought if spec.namespace == quota.metadata.namespace]
             hard = quota.spec.hard.get(f"requests.{GPU_RESOURCE}")
             if hard is None or not specs:
