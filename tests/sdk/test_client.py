@@ -346,3 +346,13 @@ async def test_a_job_is_tried_without_being_submitted(gate: Front, client: Sdk) 
     assert checked.status == models.JobState.PENDING
     assert [shown.outcome for shown in plan.jobs] == ["purchase", "purchase"]
     assert await gate.model.bus.last_sequence("JOB") == 0
+
+
+async def test_a_hundred_jobs_at_once_are_each_accepted_once(gate: Front, client: Sdk) -> None:
+    """None is lost and none doubled, in the store and in the list."""
+    jobs = await asyncio.gather(
+        *(client.do("submit", {**BODY, "job_name": f"burst-{number}"}) for number in range(100))
+    )
+    listed = await client.take(None, "list")
+    assert sorted(job.job_name for job in listed) == sorted(f"burst-{number}" for number in range(100))
+    assert {job.job_id for job in listed} == {job.job_id for job in jobs}
