@@ -129,7 +129,9 @@ class LimitUsage:
         """Return the limit that one more node of the offer would exceed; None: it may be bought."""
         owners = owners_of(pool, offer.zone, scope.project)
         for owner in owners:
-            nodes_max, gpus_max = self._maxima.get(owner, (None, None))
+            if owner not in self._maxima:
+                continue
+            nodes_max, gpus_max = self._maxima[owner]
             nodes_count, gpu_count = self._usage(owner)
             if nodes_max is not None and nodes_count + 1 > nodes_max:
                 return NodesLimit(nodes_count=nodes_count, nodes_count_max=nodes_max, owner=owner)
@@ -145,7 +147,7 @@ class LimitUsage:
     def _usage(self, owner: str) -> tuple[int, int]:
         """Return nodes and GPUs of the owner; of a pool or project also those of which neither is known."""
         nodes, gpus = self._of_unknown if owner.startswith(("pool/", "project/")) else (0, 0)
-        return self._nodes[owner] + nodes, self._gpus[owner] + gpus
+        return self._nodes.get(owner, 0) + nodes, self._gpus.get(owner, 0) + gpus
 
     def _excess_of_price(self, offer: Offer) -> DeferReason | None:
         price_max, price = self._policy.price_micro_usd_per_hour_max, offer.price_micro_usd_per_hour
@@ -177,7 +179,8 @@ def _maxima(policy: ScalingPolicy) -> Mapping[str, tuple[int | None, int | None]
     for kind, parts in (("zone", policy.limits.zones), ("project", policy.limits.projects)):
         maxima |= {f"{kind}/{part.name}": (part.nodes_count_max, part.gpu_count_max) for part in parts}
     maxima |= {f"pool/{pool.name}": (pool.nodes_count_max, pool.gpu_count_max) for pool in policy.pools}
-    return maxima | {CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
+    maxima |= {CLUSTER: (policy.nodes_count_max, policy.gpu_count_max)}
+    return {owner: most for owner, most in maxima.items() if most != (None, None)}
 
 
 def trim(draft: Draft, policy: ScalingPolicy) -> Draft:

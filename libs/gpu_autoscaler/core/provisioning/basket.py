@@ -285,7 +285,7 @@ class Basket:
             missing = members_count - covered
             # The best offer stays the best while it is filled completely and within limits.
             goes_on = place is not None and members[place] <= missing and not buyer.shape.preferences.depends_on_pods
-            if place is None or not goes_on or self._excess(place, buyer.billing_scope) is not None:
+            if place is None or not goes_on or self._excess(place, self._limit_scope(buyer.billing_scope)) is not None:
                 place, reason = self._choose(buyer, members, missing)
             if place is not None:
                 entry = self._order_for(place, buyer)
@@ -413,16 +413,19 @@ class Basket:
 
     def has_offering_within_limits(self, scope: BillingScope) -> bool:
         """False if every offering would exceed a limit; then nothing has to be selected."""
-        return bool(self._within_limits(self._limit_scope(scope)).any())
+        asked = self._limit_scope(scope)
+        if (known := self._open.get(asked)) is not None:
+            return bool(known.any())
+        return any(self._excess(place, asked) is None for place in range(len(self._catalog.offerings)))
 
     def _common_excess(self, scope: BillingScope) -> DeferReason | None:
         """Return the limit that every offering would exceed, if it is the same; cached until the next purchase."""
-        asked = self._limit_scope(scope)
-        if asked not in self._closed:
-            excesses = [self._excess(place, asked) for place in range(len(self._catalog.offerings))]
-            is_one = bool(excesses) and all(excess == excesses[0] for excess in excesses)
-            self._closed[asked] = excesses[0] if is_one else None
-        return self._closed[asked]
+        if scope not in self._closed:
+            excesses = (self._excess(place, scope) for place in range(len(self._catalog.offerings)))
+            first = next(excesses, None)
+            is_one = first is not None and all(excess == first for excess in excesses)
+            self._closed[scope] = first if is_one else None
+        return self._closed[scope]
 
     def _within_limits(self, scope: BillingScope) -> Bools:
         """Return which offerings are within limits; cached until the next purchase."""
@@ -451,19 +454,22 @@ class Basket:
         """Return the best offering within limits for the missing members."""
         if not members.any():
             return None, self._catalog.why_no_offering(buyer.shape)
-        reason = self._common_excess(buyer.billing_scope)
+        scope = self._limit_scope(buyer.billing_scope)
+        reason = self._common_excess(scope)
         if reason is not None:
             return None, reason
         for place in self._selector.ranked(buyer, members, missing, self._exchange.keys(buyer.shape)).tolist():
-            excess = self._excess(place, buyer.billing_scope)
+            excess = self._excess(place, scope)
             if excess is None:
                 return place, None
             reason = reason or excess
         return None, reason
 
     def _excess(self, place: int, scope: BillingScope) -> DeferReason | None:
-        """Return the limit that one more node of the offering would exceed; cached until the next purchase."""
-        scope = self._limit_scope(scope)
+        """Return the limit that one more node of the offering would exceed; cached until the next purchase.
+
+        `scope`: as limits distinguish it.
+        """
         asked = (place, scope)
         if asked not in self._excesses:
             offering = self._catalog.offerings[place]
@@ -512,7 +518,7 @@ class Basket:
         cheaper = self._cheaper.than(place, buyer.shape, load)
         if cheaper is None:
             return None
-        is_within = self._excess(cheaper, buyer.billing_scope) is None
+        is_within = self._excess(cheaper, self._limit_scope(buyer.billing_scope)) is None
         return rejected_offer(
             cheaper, place, buyer.shape, buyer.priority, self._catalog, self._selector, is_within_limits=is_within
         )
