@@ -14,6 +14,7 @@ from gpu_autoscaler.core.queueing.job_budgets import job_spends
 from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
 from gpu_autoscaler.core.state.queries import queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, Tombstone
+from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.runtime.config import StoreSettings
@@ -44,7 +45,6 @@ from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.service import Scheduler
-from gpu_autoscaler_services.scheduler.suspension import must_leave
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
@@ -59,7 +59,8 @@ _MOMENT = timedelta(microseconds=1)
 _SPENT_BY = (
     "jobs", "pods", "orders", "instances", "nodes", "nodes_gone", "drains", "notices", "spent_by_job", "charges",
 )  # fmt: skip
-_spent_cache: IdentityCache[tuple[tuple[object, ...], bool]] = IdentityCache(4)  # with its inputs
+_Spent = tuple[tuple[JobId, JobPlaced | None, bool], ...]
+_spent_cache: IdentityCache[tuple[tuple[object, ...], _Spent]] = IdentityCache(4)  # with its inputs
 
 _core_digest = core_digest()
 _retention = StoreSettings()
@@ -137,23 +138,21 @@ def scaler_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hash
 
 
 def schedule_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:
-    """Return the inputs of the scheduler's tick: capacity while jobs are queued; losses are looked up outside, and
-    estimates are scored at once.
+    """Return the inputs of the scheduler's tick: job budgets that are spent, and capacity while jobs are queued; losses
+    are looked up outside, and estimates are scored at once.
     """
     waiting_for = _waiting_for(view.state.jobs, view.state.pods, view.state.pods_gone, policy)
     if waiting_for in ("loss", "score"):
         return object()  # never equal
-    if any(must_leave(job, policy, now) for job in queue(view.state)):
-        return object()  # the Job is read
     if policy.quotas.is_priority_preemption_on and waiting_for == "capacity":
         return object()  # a plan is made, which depends on everything
-    if _is_nearly_spent(view.state, counted_at(now)):
-        return object()  # a budget fact is published, or the job ends
-    return queue_inputs(view, policy, now) if waiting_for == "capacity" else waiting_for
+    spent = _spent(view.state, counted_at(now))
+    return (spent, queue_inputs(view, policy, now) if waiting_for == "capacity" else waiting_for)
 
 
-def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
-    """True if a job has spent its job budget, or nearly so. Within one slot this changes only with these facts.
+def _spent(state: ClusterState, slot_end: datetime) -> _Spent:
+    """Return the jobs that have nearly spent their job budget, with their placement, and whether nothing is left of it.
+    Within one slot this changes only with these facts.
 
     Of nodes only prices count: telemetry and signs of life change nothing.
     """
@@ -161,7 +160,9 @@ def _is_nearly_spent(state: ClusterState, slot_end: datetime) -> bool:
     key = tuple(map(id, inputs))
     cached = _spent_cache.get(key)
     if cached is None:
-        cached = (inputs, any(spend.is_nearly_spent for spend in job_spends(state, slot_end - _MOMENT)))
+        spends = job_spends(state, slot_end - _MOMENT)
+        ids = ((spend.spec.job_id, spend.is_spent) for spend in spends if spend.is_nearly_spent)
+        cached = (inputs, tuple((job_id, state.jobs[job_id].placed, is_spent) for job_id, is_spent in ids))
         _spent_cache.put(key, cached)
     return cached[1]
 

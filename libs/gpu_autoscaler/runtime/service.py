@@ -28,7 +28,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     redeliver_after_seconds: float | None = None
     # Of a tick: time to the next regular tick (cluster time), instead of `tick_seconds`; urgent facts bring it forward.
     next_tick_seconds: float | None = None
-    # Of a tick without facts: when time alone may change its result; None: not before the next fact.
+    # Of a tick: when time alone may change its result, with its facts folded; None: not before the next fact, and with
+    # facts: unknown.
     next_change_at: datetime | None = None
     # Of a fact: independent parts of the effect, begun in this order, at most `steps_concurrent_max` at a time;
     # the facts of each are published when it ends (`runtime/steps.py`). Each of these facts has a condition.

@@ -76,8 +76,9 @@ class Process:
         self._on_kill = on_kill
         self._on_bug = on_bug
         self._tick_inputs = tick_inputs
-        self._last_inputs: Hashable = None  # of the last tick that published nothing
+        self._last_inputs: Hashable = None  # of the last tick that a repetition would add nothing to
         self._next_change_at: datetime | None = None  # when time alone may change what that tick would publish
+        self._published: tuple[str, int] | None = None  # by that tick: the repetition reads it
         self._limits = Limits()
         self._service: Service
         self._fold_input: FoldInput | None = None
@@ -266,6 +267,8 @@ class Process:
             await self._wait_for_tick(interval)
 
     def _is_due(self, now: datetime) -> bool:
+        if self._published is not None and self.view.last_sequence(self._published[0]) < self._published[1]:
+            return True
         return self._next_change_at is not None and now >= self._next_change_at
 
     async def _tick(self, service: TickInput, now: datetime, inputs: Hashable) -> float | None:
@@ -274,8 +277,9 @@ class Process:
         sequence = await self._publish(outcome, None)
         if outcome.expected_last_sequence is not None:
             await self._until_folded(outcome.facts[0].stream(), sequence)
-        if not outcome.facts and outcome.next_tick_seconds is None:
+        if outcome.next_tick_seconds is None and (not outcome.facts or outcome.next_change_at is not None):
             self._next_change_at = outcome.next_change_at
+            self._published = (outcome.facts[0].stream(), sequence) if outcome.facts else None
             self._last_inputs = inputs  # a service that wants its next tick sooner is called each time
         return outcome.next_tick_seconds
 
@@ -428,8 +432,9 @@ class Process:
         for envelope in wrap_in_envelopes(
             normalized.facts, cause, service=self._service.name, source=source, at=self.clock.now()
         ):
-            sequence = self._store(envelope, normalized)
-            self._note_published(envelope, sequence)
+            stored = self._store(envelope, normalized)
+            sequence = max(sequence, stored)
+            self._note_published(envelope, stored)
             if self._faults.strikes("publish_answer_lost", self.role):
                 raise TransientError("publish_answer_lost: the fact is stored, but the response is lost")
         return sequence

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import is_
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.disruption.utilization import fleet_utilization
@@ -20,6 +20,7 @@ from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.provisioning.forecast_step import forecast_targets
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.queries import pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, OrderRecord
@@ -54,6 +55,14 @@ def _launched(orders: Mapping[ActionId, OrderRecord]) -> tuple[tuple[ProviderId,
     return tuple((launched.provider_id, launched.launched_at) for launched in launches if launched is not None)
 
 
+# Fields of the state that are not compared by identity; a new field is. What a plan derives from them is compared
+# below, or decides nothing by itself: what is gone, signs of life, and the places of plans in their stream.
+APART = frozenset({
+    "jobs", "telemetry", "telemetry_history", "offers", "demand_history", "forecast_scores",
+    "spent", "charges", "spent_by_job", "ledger_reported_at", "instances_seen_at", "instances_listed_at",
+    "pods_synced", "nodes_synced", "budgets_synced", "quotas_synced", "provisioning_synced", "newest",
+    "pods_gone", "budgets_gone", "quotas_gone", "provisioning_gone", "last_plan_sequence", "last_plan_at",
+})  # fmt: skip
 _OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored"))
 
 
@@ -71,20 +80,33 @@ class _Inputs(ABC):
     """Inputs of one tick; equal to those of a later tick that would publish nothing new, unless time changes it."""
 
     __hash__ = None  # type: ignore[assignment]  # never looked up
-    state_fields: ClassVar[tuple[str, ...]]  # fields of the state
+    fields_apart: ClassVar[frozenset[str]]  # fields of the state that are not compared by identity
+    # What time alone changes in the planned state, the plan has noted; in later states, it is noted by the comparison.
+    _until: datetime | None = None
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> None:
-        self.state = state
+        self.state = self._covered = state  # `_covered`: the last state for which the tick has published all
         self.policy = policy
         self.now = now
+        self._as_of = TrackedInstant.of(now)
 
     def __eq__(self, earlier: object) -> bool:
         """True if the earlier tick `other` has published all that this one would."""
         if not isinstance(earlier, _Inputs) or self.policy is not earlier.policy:
             return False
+        if self.state is not earlier._covered or not self._is_before(earlier._until):
+            if not self._equals(earlier):
+                return False
+            earlier._covered, earlier._until = self.state, self._as_of.next_change_at
+        return True
+
+    def _is_before(self, until: datetime | None) -> bool:
+        return until is None or self.now < until
+
+    def _equals(self, earlier: Self) -> bool:
         return (
             all(map(is_, self.state_values, earlier.state_values))
-            and _jobs_equal(self.state.jobs, earlier.state.jobs)
+            and _jobs_equal(self.state.jobs, earlier._covered.jobs)
             and self._seen == earlier._seen
             and self._missing_equal(earlier)
         )
@@ -92,16 +114,17 @@ class _Inputs(ABC):
     @cached_property
     def state_values(self) -> tuple[object, ...]:
         """State compared by identity."""
-        return tuple(getattr(self.state, name) for name in self.state_fields)
+        fields = ClusterState.__struct_fields__
+        return tuple(getattr(self.state, name) for name in fields if name not in self.fields_apart)
 
     @cached_property
     def _seen(self) -> tuple[object, ...]:
         """Inputs compared by value."""
-        stale = stale_watch(self.state, self.policy, self.now)
+        stale = stale_watch(self.state, self.policy, self._as_of)
         return (None if stale is None else stale.source,)
 
-    def _missing_equal(self, earlier: "_Inputs") -> bool:
-        ours, theirs = self.state, earlier.state
+    def _missing_equal(self, earlier: Self) -> bool:
+        ours, theirs = self.state, earlier._covered
         if (
             ours.instances_listed_at is theirs.instances_listed_at
             and ours.instances_seen_at is theirs.instances_seen_at
@@ -111,58 +134,46 @@ class _Inputs(ABC):
 
 
 class _QueueInputs(_Inputs):
-    state_fields = (
-        "pods", "nodes", "nodes_gone", "usable", "orders", "drains", "instances", "notices",
-        "rebalance_recommended_at", "reported_demand",
-    )  # fmt: skip
+    fields_apart = APART | {
+        "busy_until", "unhealthy_since", "budgets", "spot_terminations", "directives", "policy_documents", "gangs",
+        "observed_allocatable", "rejections", "upkeep", "brake", "brake_releases",
+    }  # fmt: skip
 
 
 class _PlanInputs(_Inputs):
-    state_fields = (
-        "pods", "nodes", "busy_until", "usable", "unhealthy_since", "orders", "drains", "instances",
-        "budgets", "nodes_gone", "notices", "rebalance_recommended_at", "spot_terminations", "directives",
-        "policy_documents", "gangs", "observed_allocatable", "reported_demand", "demand_history", "forecast_scores",
-        "rejections", "upkeep", "brake", "brake_releases",
-    )  # fmt: skip
+    fields_apart = APART
 
-    def __eq__(self, earlier: object) -> bool:
-        """See `_Inputs`; with equal telemetry findings the earlier tick also covers the new telemetry."""
-        if not isinstance(earlier, _PlanInputs) or not super().__eq__(earlier):
+    def _equals(self, earlier: Self) -> bool:
+        if not super()._equals(earlier) or not _offers_equal(self.state.offers, earlier.state.offers):
             return False
-        if not _offers_equal(self.state.offers, earlier.state.offers):
-            return False
-        if (
-            self.state.telemetry_history is earlier.state.telemetry_history
-            and self.state.telemetry is earlier.state.telemetry
-        ):
-            return earlier._until is None or self.now < earlier._until
-        if self._telemetry_findings[0] != earlier._telemetry_findings[0]:
-            return False
-        earlier.state, earlier._until = self.state, self._telemetry_findings[1]  # nothing has changed until then
-        return True
-
-    __hash__ = None
-    _until: datetime | None = None  # when time alone changes what later telemetry shows
+        covered = earlier._covered
+        is_same = (
+            self.state.telemetry_history is covered.telemetry_history and self.state.telemetry is covered.telemetry
+        )
+        if is_same and self._is_before(earlier._until):
+            if earlier._until is not None:
+                self._as_of.note(earlier._until)
+            return True
+        return bool(self._telemetry_findings == earlier._telemetry_findings)
 
     @cached_property
     def _seen(self) -> tuple[object, ...]:
-        state, policy, now = self.state, self.policy, self.now
-        stale = stale_watch(state, policy, now)
+        state, policy, as_of = self.state, self.policy, self._as_of
+        stale = stale_watch(state, policy, as_of)
         return (
             None if stale is None else stale.source,
-            stale_instances(state, policy, now) is None,
-            state.last_plan_sequence,
-            state.restored_at,
+            stale_instances(state, policy, as_of) is None,
             _spend_inputs(state) if spend_caps(policy) else None,
-            due_upkeep(state, policy, now),
+            due_upkeep(state, policy, as_of),
+            tuple(forecast_targets(state, policy, as_of)),
         )
 
     @cached_property
-    def _telemetry_findings(self) -> tuple[object, datetime | None]:
-        """What a plan derives from telemetry, and when time changes it."""
-        state, policy, now = self.state, self.policy, TrackedInstant.of(self.now)
+    def _telemetry_findings(self) -> object:
+        """What a plan derives from telemetry."""
+        state, policy, now = self.state, self.policy, self._as_of
         if not state.telemetry_history:
-            return (), None
+            return ()
         rules, health = policy.utilization, policy.removal.gpu_health
         utilization = fleet_utilization(node_views(state, now), pods_by_node(state), state, rules, now)
         is_high = utilization.busy_ratio is not None and utilization.busy_ratio > rules.high_ratio
@@ -170,7 +181,7 @@ class _PlanInputs(_Inputs):
             uid: since_at_most(trail.utilization, rules.low_ratio * 100) for uid, trail in utilization.trusted.items()
         }
         suspects = {uid: trail for uid, trail in state.telemetry_history.items() if is_suspect(trail, health)}
-        findings = (
+        return (
             utilization.fault,
             is_high,
             utilization.busiest_model if is_high else None,
@@ -181,7 +192,6 @@ class _PlanInputs(_Inputs):
             },
             {uid: gpu_evidence(trail, health, now) for uid, trail in suspects.items()},
         )
-        return findings, now.next_change_at
 
 
 def _spend_inputs(state: ClusterState) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from gpu_autoscaler.core.deferred_groups import grouped, without_groups
 from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.disruption.deleted_nodes import is_karpenter_managed
 from gpu_autoscaler.core.limits.spend import SpendUse, spend_uses
-from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
+from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted, note
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.batching import BRAKED_PLAN_INTERVAL_MAX, PLAN_INTERVAL_MAX, replan_seconds
@@ -287,6 +287,8 @@ class Scaler:
             expected_last_sequence=planned.parent_sequence,
             folded_sequence=dict(cut.last_sequences).get(ScalingPlanMade.stream(), 0),
             next_tick_seconds=again_seconds,
+            # The sample of this minute is due with the next tick.
+            next_change_at=None if sample_due(state, self._policy, as_of) else as_of.next_change_at,
         )
 
     def _without_plan(self, state: ClusterState, as_of: TrackedInstant, again_seconds: float | None) -> Outcome:
@@ -345,6 +347,7 @@ class Scaler:
         )
         if is_news:
             self._last_published = (state.last_plan_sequence, deferred)
+            note(as_of, as_of + interval)
         return is_news
 
     def _plan_made(self, planned: Plan, cut: Cut) -> ScalingPlanMade:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from gpu_autoscaler.core.next_change import note_always, plain
 from gpu_autoscaler.core.queueing.job_budgets import CHECKPOINT_SECONDS, JobSpend, job_spends
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobFinished
@@ -30,9 +31,13 @@ class JobBudgets:
         self._unpriced: set[tuple[JobId, str]] = set()
 
     async def ends(self, state: ClusterState, now: datetime, is_ending: Callable[[JobId], bool]) -> list[JobFinished]:
-        """Return the end of each job whose budget is spent; ask jobs with little left to save a checkpoint."""
+        """Return the end of each job whose budget is spent; ask jobs with little left to save a checkpoint.
+
+        Notes that the next call does so again where the store is asked, or a request has failed.
+        """
         ended: list[JobFinished] = []
-        spending = job_spends(state, now)
+        at = plain(now)
+        spending = job_spends(state, at)
         limited = {spend.spec.job_id for spend in spending}
         self._notified = {job_id: attempt for job_id, attempt in self._notified.items() if job_id in limited}
         self._unpriced = {(job_id, offer) for job_id, offer in self._unpriced if job_id in limited}
@@ -42,11 +47,14 @@ class JobBudgets:
                 continue
             self._warn_of_unpriced(spend)
             if spend.is_spent:
+                note_always(now)
                 row = await self._store.job(job_id)
                 if row is not None and row.outcome is None:
-                    ended.append(_end(spend, now))
+                    ended.append(_end(spend, at))
             elif spend.is_nearly_spent and self._notified.get(job_id) != _attempt(state, job_id):
-                await self._notify(spend, _attempt(state, job_id), now)
+                await self._notify(spend, _attempt(state, job_id), at)
+                if self._notified.get(job_id) != _attempt(state, job_id):
+                    note_always(now)
         return ended
 
     def _warn_of_unpriced(self, spend: JobSpend) -> None:

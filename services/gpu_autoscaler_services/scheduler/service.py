@@ -167,10 +167,10 @@ class Scheduler:
             )
             for placement in scheduled.placements
         ]
-        spent = await self._job_budgets.ends(self._view.state, now, self._is_ending)
+        spent = await self._job_budgets.ends(self._view.state, as_of, self._is_ending)
         ended = {finished.job_id for finished in spent}
         unsuspended = await self._suspension.not_suspended(
-            self._view.state, self._policy, now, {placement.job_id for placement in placed}
+            self._view.state, self._policy, as_of, {placement.job_id for placement in placed}
         )
         placed = [placement for placement in placed if placement.job_id not in ended | unsuspended]
         estimates = estimates_due(self._view.state, self._policy, now)

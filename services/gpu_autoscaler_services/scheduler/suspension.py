@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from gpu_autoscaler.core.next_change import note, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.state.queries import is_preempted_for_another, queue
@@ -40,14 +41,17 @@ class Suspension:
     async def not_suspended(
         self, state: ClusterState, policy: ScalingPolicy, now: datetime, placed: Collection[JobId]
     ) -> set[JobId]:
-        """Return the jobs that must leave and cannot be placed yet: some of their pods still exist."""
+        """Return the jobs that must leave and cannot be placed yet: some of their pods still exist.
+
+        Notes when the next one is polled.
+        """
         waiting = (job for job in queue(state) if must_leave(job, policy, now))
         leaving = {job.queued.job_id: job.queued.spec for job in waiting if job.queued is not None}
         self._suspended &= leaving.keys()
         self._polls = {job_id: poll for job_id, poll in self._polls.items() if job_id in leaving}
         unsuspended = leaving.keys() - self._suspended
         due = [job_id for job_id in leaving if self._is_due(job_id, now, placed)]
-        for job_id in sorted(due, key=lambda job_id: self._polls.get(job_id, (now, 0.0))[0])[:ASKED_COUNT_MAX]:
+        for job_id in sorted(due, key=lambda job_id: self._polls.get(job_id, (plain(now), 0.0))[0])[:ASKED_COUNT_MAX]:
             if await self._suspend(leaving[job_id]):
                 self._suspended.add(job_id)
                 self._polls.pop(job_id, None)
@@ -57,6 +61,7 @@ class Suspension:
                 wait_seconds = self._polls[job_id][1] if job_id in self._polls else AGAIN_SECONDS
                 next_at = now + timedelta(seconds=wait_seconds)
                 self._polls[job_id] = (next_at, min(2 * wait_seconds, AGAIN_SECONDS_MAX))
+                note(now, next_at)
                 unsuspended |= {job_id}
         return unsuspended
 

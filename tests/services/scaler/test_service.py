@@ -24,6 +24,8 @@ from tests.support.stories import (
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy
+from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeInstanceObserved, NodeWatched
 from gpu_autoscaler.events.policy import PolicyChanged
@@ -128,6 +130,17 @@ async def test_a_tick_is_left_out_until_a_fact_arrives_or_time_changes_the_plan(
     await service.on_tick(T0 + 2 * SECOND)
     view.advance(given(*stories, job("more")), {"JOB": 2})
     assert service.needs_tick(T0 + 3 * SECOND)
+
+
+async def test_a_published_plan_says_when_time_changes_the_next_one() -> None:
+    """A plan a day at the latest; unknown while the demand sample of the minute is due with the next tick."""
+    stories = (on_sale(offer()), job("train", gpus=99))
+    made = as_outcome(await scaler(view_of(*stories)).on_tick(T0))
+    assert made.facts
+    assert made.next_change_at is not None
+    assert T0 < made.next_change_at <= T0 + PLAN_INTERVAL_MAX
+    sampling = policy(forecast=ForecastPolicy(is_on=True))
+    assert as_outcome(await scaler(view_of(*stories), sampling).on_tick(T0)).next_change_at is None
 
 
 async def test_plan_is_made_once_a_day_without_news() -> None:

@@ -1,5 +1,7 @@
 """Job budgets, at the scheduler's inputs."""
 
+from datetime import timedelta
+
 from tests.services.scheduler.test_service import Bench, bench
 from tests.support.kube_objects import pod as pod_json
 from tests.support.money import ledger
@@ -49,7 +51,9 @@ async def test_job_is_cancelled_when_its_budget_is_spent(bench: Bench) -> None:
         at = T0 + minutes * MINUTE
         bench.view.advance(given(running, as_of=at), {})
         outputs = await bench.scheduler.on_tick(at)
-        facts = outputs.facts if isinstance(outputs, Outcome) else outputs
+        assert isinstance(outputs, Outcome)
+        facts = outputs.facts
+        assert (outputs.next_change_at == at + timedelta(microseconds=1)) is ends  # until the store has its end
         found = [fact for fact in facts if isinstance(fact, JobFinished)]
         assert [fact.outcome for fact in found] == (["cancelled"] if ends else [])
         assert not ends or "budget of $5.00 is spent" in found[0].message

@@ -1,6 +1,6 @@
 """A job that must leave spot capacity: its Job is suspended and resumed without spot. A real API server."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from tests.services.scheduler.test_service import TRAIN, Bench
@@ -59,13 +59,14 @@ async def test_last_attempt_is_resumed_without_spot(bench: Bench) -> None:
 
 
 async def test_terminating_pods_are_polled_with_backoff(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first every tick, then with back-off; a suspended Job only when it is placed."""
+    """At first every tick, then with back-off; a suspended Job only when it is placed. Each tick says when that is."""
     (queued,) = (recorded.fact for recorded in job("train") if isinstance(recorded.fact, JobQueued))
     lost = JobPreempted(job_id=TRAIN, attempt=3, cause="gone", preempted_at=T0)
     placed = JobPlaced(job_id=TRAIN, attempt=3, node_uids=(NodeUid("u"),), node_names=("free",), placed_at=T0)
     story = (TimedFact(queued, T0), TimedFact(placed, T0), TimedFact(lost, T0))
     bench.record_story(story)
     asked, answers = list[int](), [False]
+    due: list[datetime | None] = []
 
     async def suspend(self: Binder, job_id: JobId, runtime: Runtime, namespace: str) -> bool:
         """Count the call and return the test's answer."""
@@ -74,8 +75,10 @@ async def test_terminating_pods_are_polled_with_backoff(bench: Bench, monkeypatc
 
     monkeypatch.setattr(Binder, "suspend", suspend)
     for tick in range(30):
-        await bench.scheduler.on_tick(T0 + tick * timedelta(seconds=2))
+        outputs = await bench.scheduler.on_tick(T0 + tick * timedelta(seconds=2))
+        due.append(as_outcome(outputs).next_change_at)
     assert asked == [0, 1, 3, 7, 15, 23]
+    assert [due[tick - 1] for tick in asked[1:]] == [T0 + tick * timedelta(seconds=2) for tick in asked[1:]]
 
     answers.append(True)
     for tick in range(30, 60):

@@ -89,7 +89,7 @@ def _keep_nodes(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
 
 def _keep_free(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:
     """Reserve free GPUs for each target, and buy what is missing."""
-    targets = (*_headroom_targets(policy, draft.as_of), *_forecast_targets(state, policy, draft.as_of))
+    targets = (*_headroom_targets(policy, draft.as_of), *forecast_targets(state, policy, draft.as_of))
     targets = tuple(target for target in targets if target.target_count > 0)
     if not targets:
         return draft
@@ -135,8 +135,8 @@ def _headroom_targets(policy: ScalingPolicy, as_of: datetime) -> Iterator[_Buffe
             )
 
 
-def _forecast_targets(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_BufferTarget]:
-    """Targets of the forecasts, by GPU model; none without recent samples."""
+def forecast_targets(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Iterator[_BufferTarget]:
+    """Yield the targets of the forecasts, by GPU model; none without recent samples."""
     if not policy.forecast.is_on:
         return
     for kind, history in sorted(state.demand_history.items()):
