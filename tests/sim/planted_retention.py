@@ -62,6 +62,15 @@ RETENTION = (
         hours=2.0,
     ),
     Planted(
+        "discarded messages are skipped silently",
+        9,
+        "libs/gpu_autoscaler/bus/protocol.py",
+        "    if 0 < read_up_to < first_sequence - 1:\n",
+        "    if False:\n",
+        "suspended readers",
+        hours=4.0,
+    ),
+    Planted(
         "a clock that is hours ahead is believed",
         4,
         "libs/gpu_autoscaler/events/envelope.py",

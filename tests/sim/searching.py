@@ -100,6 +100,7 @@ PROFILES: Mapping[str, FaultProfile] = {
     "API outages": FaultProfile(("kubernetes_away",), 40.0, jobs_per_hour=30.0),
     "delayed launches": FaultProfile(("launches_held",), 30.0, jobs_per_hour=30.0),
     "short retention": FaultProfile(("retention_short", "service_killed", "snapshot_corrupt"), 8.0),
+    "suspended readers": FaultProfile(("service_suspended", "retention_short"), 8.0, jobs_per_hour=30.0),
     "overflowing streams": FaultProfile(("streams_overflow", "service_killed", "snapshot_corrupt"), 8.0),
     "clocks": FaultProfile(("clock_far_ahead", "notice_120", "notice_30"), 8.0),
     "messages": FaultProfile(

@@ -20,6 +20,15 @@ def test_a_service_that_starts_from_short_streams_knows_everything_alive() -> No
 
 
 @pytest.mark.sweep
+def test_a_reader_that_has_lost_messages_starts_again() -> None:
+    """A service is suspended until its stream has discarded what it has not read; in the end it knows what lives."""
+    kinds = ("retention_short", "service_suspended")
+    simulation = Simulation(Setting(seed=1, hours=2.0, kinds=kinds, faults_times=8.0, jobs_per_hour=30.0), ROLES)
+    assert simulation.run().violations == ()
+    assert ("dcgm_ingest", "NODE") in simulation.bus.unread_discarded
+
+
+@pytest.mark.sweep
 def test_without_resync_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The invariant sees it at the next start of any service."""
     monkeypatch.setattr(Resync, "due", lambda *_: [])

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from gpu_autoscaler.bus.memory_broker import MemoryConsumer
+from gpu_autoscaler.bus.protocol import refuse_gap
 from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for, lane_durable
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.envelope import Envelope, Recorded
-from gpu_autoscaler.model.errors import PermanentError, RequestRefused, StalePlan, TransientError
+from gpu_autoscaler.model.errors import ConfigError, PermanentError, RequestRefused, StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import Limits
 from gpu_autoscaler.runtime.loops.effects import STALE_SECONDS
 from gpu_autoscaler.runtime.projection import StateView
@@ -64,6 +65,7 @@ class Process:
     ) -> None:
         self.role = role
         self.is_dead = False
+        self.suspension: asyncio.Future[None] | None = None  # until it ends, none of its code runs
         self.clock = clock
         self.view = StateView()
         self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
@@ -181,6 +183,17 @@ class Process:
         self.is_dead = True
         self._loop.graveyard.append(self)
 
+    def suspend(self) -> None:
+        """Run none of its code until `resume`, like a paused container or virtual machine."""
+        self.suspension = self.suspension or self._loop.create_future()
+
+    def resume(self) -> None:
+        """Continue where `suspend` stopped it."""
+        if self.suspension is not None:
+            self.suspension.set_result(None)
+            self.suspension = None
+            self.pump()
+
     def close(self) -> None:
         self.is_dead = True
         for task in self._tasks:
@@ -210,11 +223,18 @@ class Process:
         if self.is_dead:
             return
         self._arriving.discard(stream)
-        if self.bus.is_away:
-            return  # `pump` resumes when the broker is back
+        if self.bus.is_away or self.suspension is not None:
+            return  # `pump` resumes when the broker, or this process, is back
+        read_up_to, first_sequence = self.view.last_sequence(stream), self.bus.span(stream).first_sequence
+        try:
+            refuse_gap(stream, read_up_to, first_sequence)
+        except ConfigError:
+            self.bus.unread_discarded.append((self.role, stream))
+            self.kill()  # the runner ends the process, which starts again and rebuilds its state
+            return
         facts = self.bus.facts[stream]
         new_facts = [
-            recorded for recorded in facts[self.view.last_sequence(stream) :] if type(recorded.fact) in self._folds
+            recorded for recorded in facts[max(read_up_to, first_sequence - 1) :] if type(recorded.fact) in self._folds
         ]
         state = fold(self.view.state, new_facts) if new_facts else self.view.state
         self.view.advance(state, {stream: len(facts)})
@@ -225,6 +245,16 @@ class Process:
         if count := sum(self._is_urgent(recorded.fact) for recorded in new_facts):
             self._urgency.record(count, self._loop.time())
             self._schedule_urgent_tick()
+
+    def living_differences(self) -> list[str]:
+        """Return how its state differs in living objects from the fold of all facts; none while facts are on their way
+        to it.
+        """
+        if any(self.view.last_sequence(stream) < len(self.bus.facts[stream]) for stream in self._streams):
+            return []
+        every, own = self.bus.folded(self._folds), self.view.state
+        ended = living_differences(own, every, self._folds)
+        return [*living_differences(every, own, self._folds), *(f"taken for alive: {line}" for line in ended)]
 
     async def _until_folded(self, stream: str, sequence: int) -> bool:
         """Wait until the state includes this fact. Return False on timeout."""
@@ -337,7 +367,7 @@ class Process:
     def pump(self) -> None:
         """Take messages from the broker up to the limit of concurrent handlers."""
         self._is_pumping = False
-        if self.is_dead or self.bus.is_away:
+        if self.is_dead or self.bus.is_away or self.suspension is not None:
             return
         for stream in sorted(self._streams):
             if self.view.last_sequence(stream) < len(self.bus.facts[stream]):
@@ -362,7 +392,7 @@ class Process:
         key, sequence = (spec.durable, recorded.sequence), recorded.sequence
         await self.boundary.sleep(self._transit_seconds())
         again_seconds = await self._attempt(recorded, key)
-        del self._in_progress[key]
+        self._in_progress.pop(key, None)  # after a suspension it was delivered again, and may be handled twice
         if self._faults.strikes("message_repeated", self.role):
             again_seconds = spec.ack_wait_seconds  # handled, but the acknowledgment was lost
         if again_seconds is None:
@@ -413,7 +443,8 @@ class Process:
         """Send progress heartbeats to the broker while work continues."""
         consumer = self._in_progress.get(key)
         if consumer is not None and not self.is_dead:
-            consumer.progress(key[1], self._loop.now())
+            if self.suspension is None:
+                consumer.progress(key[1], self._loop.now())
             self._loop.call_later(self._limits.heartbeat_seconds, self._keep_alive, key)
 
     # ---- publishing

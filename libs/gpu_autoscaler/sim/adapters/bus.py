@@ -64,6 +64,7 @@ class SimBus:
         self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
         self.published: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
+        self.unread_discarded: list[tuple[str, str]] = []  # role and stream: each end of a process for that reason
         self.is_away = False
         self._loop = loop
         self._is_coded = is_coded

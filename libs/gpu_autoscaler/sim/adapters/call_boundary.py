@@ -17,6 +17,11 @@ class KillableProcess(Protocol):
     is_dead: bool
     role: str
 
+    @property
+    def suspension(self) -> asyncio.Future[None] | None:
+        """Ends when its code may run again; None: it may."""
+        ...
+
     def kill(self) -> None:
         """Stop it at once."""
         ...
@@ -61,7 +66,9 @@ class CallBoundary:
         await self.continue_if_alive()
 
     async def continue_if_alive(self) -> None:
-        """Continue only if the process is alive; otherwise never return."""
+        """Continue only if the process is alive and not suspended; return never, or when its suspension ends."""
+        while self._process.suspension is not None:
+            await self._process.suspension
         if self._process.is_dead:
             await self.loop.create_future()
 

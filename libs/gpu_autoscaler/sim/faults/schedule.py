@@ -36,6 +36,9 @@ COST_TRACKER = "cost_tracker"
 LEDGER_BEHIND_SECONDS = (1200.0, 30000.0)  # some longer than the state keeps what has ended
 # Where streams discard within the run: what has ended is published again for as long (docs/designs/005-resync.md).
 DISCARDED_BEHIND_SECONDS_MAX = TOMBSTONE_HOURS * 3600.0
+# Readers without which the others decide on: they publish nothing that only they can publish again.
+SUSPENDED_ROLES = (COST_TRACKER, "dcgm_ingest")
+SUSPENDED_SECONDS = (60.0, 7200.0)  # some longer than streams keep facts where they discard within the run
 ANOMALY_SECONDS = (600.0, 3600.0)  # for telemetry, prices and marks
 STORM_NOTICE_SECONDS = (30.0, 120.0)
 WITHDRAWN_SECONDS_MAX = 40.0  # clouds withdraw notices early
@@ -99,6 +102,7 @@ class FaultSchedule:
             "broker_lost": self._lose_everything,
             "instance_left_behind": self._leave_behind,
             "service_killed": self._kill,
+            "service_suspended": self._suspend,
             "cost_tracker_away": self._stop_cost_tracker,
             "two_scalers": self._start_second_scaler,
             "watch_broken": self._break_watches,
@@ -149,6 +153,8 @@ class FaultSchedule:
         self._cloud.set_quota("full")
         self._cloud.launch_delayed()
         self._process_pool.resume(COST_TRACKER)
+        for process in self._process_pool.processes.values():
+            process.resume()
         self._policies.freeze(is_frozen=False)
         self._policies.lift_spend_limits()
         self._overriding_operators.end()
@@ -232,6 +238,14 @@ class FaultSchedule:
 
     def _kill(self) -> None:
         self._process_pool.kill(self._faults.choose("service_killed", sorted(self._process_pool.processes)))
+
+    def _suspend(self) -> None:
+        name = self._faults.choose("service_suspended", list(SUSPENDED_ROLES))
+        seconds = self._faults.seconds("service_suspended", *SUSPENDED_SECONDS)
+        if process := self._process_pool.processes.get(name):
+            process.suspend()
+            self._faults.disturb(seconds + 60.0, name)
+            self._loop.call_later(seconds, process.resume)
 
     def _start_second_scaler(self) -> None:
         self._process_pool.start("scaler", instance="scaler-2")

@@ -30,9 +30,11 @@ from gpu_autoscaler.sim.invariants import (
     PLANS_RECOMPUTABLE,
     QUIESCENCE,
     REPEATS_CHANGE_NOTHING,
+    STATE_READABLE,
 )
 from gpu_autoscaler.sim.invariants.liveness import servable
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
+from gpu_autoscaler.sim.process_pool import ProcessPool
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 QUIESCENCE_SECONDS_MAX = 12 * 3600.0
@@ -58,6 +60,7 @@ class JudgedRun(Protocol):
     workloads: Workloads
     cloud: Cloud
     monitor: InvariantMonitor
+    process_pool: ProcessPool
 
 
 class Quiescence:
@@ -98,6 +101,7 @@ class Quiescence:
         self._judge_bill()
         self._judge_plans()
         self._judge_repeats()
+        self._judge_readers()
 
     def _open_issues(self) -> list[str]:
         run = self._run
@@ -322,6 +326,12 @@ class Quiescence:
                 self._run.monitor.report(
                     REPEATS_CHANGE_NOTHING, f"repeating the last facts of {stream} changes the state"
                 )
+
+    def _judge_readers(self) -> None:
+        """Where streams discard, a service that was behind knows what is alive as one that read every fact does."""
+        for name, process in self._run.process_pool.processes.items() if self._run.bus.discards else ():
+            for difference in process.living_differences():
+                self._run.monitor.report(STATE_READABLE, f"{name}: {difference}")
 
     def _state(self) -> ClusterState:
         state = EMPTY_STATE

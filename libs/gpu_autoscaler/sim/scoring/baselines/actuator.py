@@ -23,9 +23,10 @@ FORCED_GRACE_SECONDS = 1
 
 
 class UnkillableProcess:
-    """The process of a baseline: it is never killed, so baselines are compared at their best."""
+    """The process of a baseline: it is never killed or suspended, so baselines are compared at their best."""
 
     is_dead = False
+    suspension = None
     role = "baseline"
 
     def kill(self) -> None:
