@@ -51,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
         # processes
         Kind("service_killed", per_hour=0.25, place=PROCESS),
         # A paused container or virtual machine: it continues as if no time had passed.
-        Kind("service_suspended", per_hour=0.2, place=PROCESS, is_newer=True, share_max=0.25),
+        Kind("service_suspended", per_hour=0.2, place=PROCESS, is_newer=True, share_max=0.1),
         Kind("killed_before_publish", ratio=0.002, place=PROCESS),
         Kind("killed_before_ack", ratio=0.002, place=PROCESS),
         Kind("killed_in_call", ratio=0.001, place=PROCESS),
