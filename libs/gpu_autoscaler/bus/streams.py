@@ -268,7 +268,7 @@ def _domain(name: str, description: str, *, days: int, mebibytes: int, **more: A
 
 
 STREAMS: tuple[StreamSpec, ...] = (
-    _domain("JOB", "Requested jobs and their progress", days=30, mebibytes=1280, is_append_only=True),
+    _domain("JOB", "Requested jobs and their progress", days=30, mebibytes=1296, is_append_only=True),
     _domain("POD", "Pods as observed in Kubernetes", days=7, mebibytes=2688),
     _domain("NODE", "Nodes and instances as observed in Kubernetes and the cloud", days=7, mebibytes=512),
     _domain(
@@ -288,7 +288,7 @@ STREAMS: tuple[StreamSpec, ...] = (
     _domain("DEMAND", "Reported demand: capacity to keep free for future work", days=7, mebibytes=32),
     _domain("POLICY", "Directives of operators, and the active policy", days=60, mebibytes=32),
     _domain("COST", "Accrued cost", days=7, mebibytes=1472),
-    _domain("SHADOW", "Plans of a shadow policy, which are never executed", days=7, mebibytes=336),
+    _domain("SHADOW", "Plans of a shadow policy, which are never executed", days=7, mebibytes=328),
     _domain(
         DEAD,
         "Dead letters: messages that were set aside, with the reason",

@@ -221,6 +221,12 @@ async def test_the_last_release_finds_its_limits_before_a_rollback(broker: Broke
         if spec.config()[key] != other.config()[key]
     }
     assert ("stream GPU", "max_age") in differing
+    differing |= {
+        (f"consumer {spec.durable} of {spec.stream}", "filter_subjects")
+        for spec in last.consumers
+        for other in now.consumers
+        if spec.durable == other.durable and set(spec.subjects) != set(other.subjects)
+    }
     assert summary(changes, "applied") == differing | {("stream POD", "max_age"), ("stream POD", "max_bytes")}
     found = await broker.configs()
     assert [change.key for spec in last.stores for change in spec.differences(found[spec.config()["name"]])] == [

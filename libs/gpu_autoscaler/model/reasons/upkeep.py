@@ -132,7 +132,7 @@ class RequestAccepted(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="reque
     members_count: int
 
     def sentence(self) -> str:
-        return f"gpu-autoscaler seeks capacity for {counted(self.members_count, 'pod')}."
+        return f"The request is valid; capacity for {counted(self.members_count, 'pod')} is sought."
 
 
 class RequestInvalid(Reason, frozen=True, kw_only=True, tag="request_invalid"):
@@ -194,7 +194,7 @@ class CapacityMissing(Reason, frozen=True, kw_only=True, tag="capacity_missing")
         return f"There is no capacity for {counted(self.members_count, 'pod')} together. {self.detail} {again}"
 
     def remedy(self) -> str:
-        return f"See the remedy of {self.cause}."
+        return "Run gpu-autoscaler why request; it names the current reason with its remedy."
 
 
 class BookingEnded(Reason, frozen=True, kw_only=True, tag="booking_ended"):
