@@ -101,6 +101,7 @@ async def listed(cluster: Running) -> dict[str, str]:
             return {job["job_id"]: job["status"] for job in (await answer.json())["items"]}
 
 
+@pytest.mark.sweep  # a whole system of the last release, then of this one
 async def test_the_current_version_continues_an_earlier_one(tmp_path: Path) -> None:
     """Each stream under its sequences: jobs are known, what nobody had read is read, nothing is launched or placed
     twice, every cent is charged once; and after one step back the earlier version goes on from there."""

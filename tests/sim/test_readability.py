@@ -12,6 +12,7 @@ SHORT = Setting(
 )  # fmt: skip
 
 
+@pytest.mark.sweep  # every start of every service in a run is compared with a reader of all facts
 def test_a_service_that_starts_from_short_streams_knows_everything_alive() -> None:
     """Services are killed and read what is left of streams that forget within 40 minutes."""
     result = Simulation(SHORT, ROLES).run()

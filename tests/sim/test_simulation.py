@@ -53,6 +53,7 @@ def test_all_faults_at_once_are_survived() -> None:
     assert len(result.faults) >= len(KINDS) / 3
 
 
+@pytest.mark.sweep  # a run twice; every failing seed of the sweep is repeated as well
 def test_a_seed_is_reproducible() -> None:
     """Another process, with another hash seed, publishes the same facts byte for byte."""
     setting = Setting(seed=5, hours=SHORT_HOURS, kinds=tuple(sorted(KINDS)))

@@ -3,6 +3,7 @@
 import random
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from gpu_autoscaler.events.envelope import Recorded, encode
@@ -37,6 +38,7 @@ def longer(arrival: Arrival, rng: random.Random) -> Arrival:
     return replace(arrival, request=replace(arrival.request, run_seconds=round(least + rng.uniform(1.0, 900.0), 1)))
 
 
+@pytest.mark.sweep  # two runs of one scenario, compared plan by plan
 def test_lengths_of_unfinished_work_change_nothing_before_its_end() -> None:
     """The lengths of all work that is unfinished after 25 minutes are scrambled: until then every plan, placement and
     estimate is the same, byte for byte."""
