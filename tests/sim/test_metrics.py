@@ -3,7 +3,7 @@
 import pytest
 from tests.support.scoring import HOUR, Scripted, job, offer, played, scenario
 
-from gpu_autoscaler.sim.actors.checkpointing import SAVED_EVERY_SECONDS
+from gpu_autoscaler.sim.actors.checkpointing import SAVE_SECONDS, SAVED_EVERY_SECONDS
 from gpu_autoscaler.sim.cluster.controllers import START_SECONDS
 from gpu_autoscaler.sim.scoring.baselines.observation import Buy, Drain
 from gpu_autoscaler.sim.scoring.metrics import ALL, waiting_of
@@ -101,6 +101,15 @@ def test_a_reclaim_loses_work_since_the_last_save(work: str, lost_seconds: float
     assert score.lost_gpu_hours == pytest.approx(lost_seconds / HOUR, abs=0.005)
     assert score.gpu_hours_used == pytest.approx((whole + lost_seconds) / HOUR, abs=0.005)
     assert 60.0 < score.waiting[ALL].max_seconds < 300.0  # for the second node
+
+
+@pytest.mark.parametrize(("seconds_before", "lost_seconds"), [(200.0, 200.0), (SAVE_SECONDS / 2, 400.0)])
+def test_a_save_counts_for_each_request(seconds_before: float, lost_seconds: float) -> None:
+    """Asked twice before a reclaim: training continues from the second save, or from the first if the machine ends
+    during the second."""
+    world = scenario(job("a", READY, 2 * HOUR, work="training"), hours=1.0, reclaims=(TAKEN,))
+    score, _ = played(world, Scripted(*SPOT_THEN_ANOTHER), asked_at=(TAKEN_AT - 400.0, TAKEN_AT - seconds_before))
+    assert score.lost_gpu_hours == pytest.approx(lost_seconds / HOUR, abs=0.001)
 
 
 @pytest.mark.parametrize(("work", "lost_seconds"), [("training", 0.0), ("batch", 1200.0)])

@@ -1,13 +1,19 @@
 """Small scenarios whose score is known by hand."""
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 
+from msgspec.structs import replace
+
+from gpu_autoscaler.core.disruption.protection import request_annotations
 from gpu_autoscaler.core.state.state import EMPTY_STATE
 from gpu_autoscaler.events.job import JobRequested
+from gpu_autoscaler.kube.protocol import PODS
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.sim.cluster.cloud import Machine
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.scoring.baselines.observation import Action, Baseline, Observation
 from gpu_autoscaler.sim.scoring.metrics import Score
 from gpu_autoscaler.sim.scoring.runner import ScoringRun, run_baseline
@@ -70,11 +76,20 @@ class Scripted:
         return due
 
 
-def played(of: Scenario, baseline: Baseline) -> tuple[Score, list[Machine]]:
-    """Return the score of the baseline and the machines that it bought."""
+def played(of: Scenario, baseline: Baseline, asked_at: Iterable[float] = ()) -> tuple[Score, list[Machine]]:
+    """Return the score of the baseline and the machines that it bought. At `asked_at` all pods are asked to save."""
     run = ScoringRun(of)
+    for seconds in asked_at:
+        run.loop.call_later(seconds, _ask_all, run.cluster)
     run_baseline(run, baseline, lambda spec: job_manifest(spec, EMPTY_STATE))
     return run.metrics.score(world=of.name, system=baseline.name, began_at=ORIGIN, hours=of.hours), run.cloud.machines
+
+
+def _ask_all(cluster: Kubernetes) -> None:
+    now = cluster.now()
+    for pod in cluster.all(PODS):
+        annotations = {**pod.metadata.annotations, **request_annotations(now, now + timedelta(seconds=600.0))}
+        cluster.put(PODS, replace(pod, metadata=replace(pod.metadata, annotations=annotations)))
 
 
 def second_of(

@@ -119,7 +119,7 @@ class _StartedPod:
     member: tuple[str, str]  # job and index; for replicas "" and the pod name
     gpu_count: int
     started_at: datetime
-    save_requested_at: datetime | None = None  # a checkpoint was requested
+    save_requests: dict[str, datetime] = field(default_factory=dict)  # each request to save, by its deadline
     terminating_at: datetime | None = None  # terminating, with enough time to save
 
 
@@ -244,9 +244,9 @@ class MetricsCollector:
         self._runs[pod.metadata.uid] = _StartedPod(pod, member_of(pod), pod_requests(pod).gpu_count, now)
 
     def _note_save_request(self, run: _StartedPod, pod: core.Pod, now: datetime) -> None:
-        is_requested = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
-        if run.save_requested_at is None and is_requested and self._checkpoints.saves_on_request:
-            run.save_requested_at = now
+        deadline = pod.metadata.annotations.get(labels.CHECKPOINT_REQUESTED)
+        if deadline is not None and self._checkpoints.saves_on_request:
+            run.save_requests.setdefault(deadline, now)
         ends_at = pod.metadata.deletion_timestamp
         if run.terminating_at is None and ends_at is not None and self._checkpoints.saves_at_end:
             is_long_enough = (ends_at - now).total_seconds() >= self._checkpoints.write_seconds(run.member[0])
@@ -284,15 +284,12 @@ class MetricsCollector:
         every, write_seconds = self._checkpoints.every_seconds, self._checkpoints.write_seconds(run.member[0])
         written = member.saved_seconds + (ended_at - run.started_at).total_seconds() - write_seconds
         saved = max(member.saved_seconds, written // every * every)
-        for save_requested_at in (run.save_requested_at, run.terminating_at):
-            # A terminating pod stops after its save; on a requested save the machine may stop earlier.
-            is_in_time = save_requested_at is not None and (
-                save_requested_at is run.terminating_at
-                or (ended_at - save_requested_at).total_seconds() >= write_seconds
-            )
-            if save_requested_at is not None and is_in_time:
-                progress = member.saved_seconds + (min(save_requested_at, ended_at) - run.started_at).total_seconds()
-                saved = max(saved, progress)
+        # On a requested save the machine may stop before it is written; a terminating pod stops after its save.
+        began = [at for at in run.save_requests.values() if (ended_at - at).total_seconds() >= write_seconds]
+        if run.terminating_at is not None:
+            began.append(min(run.terminating_at, ended_at))
+        for began_at in began:
+            saved = max(saved, member.saved_seconds + (began_at - run.started_at).total_seconds())
         return saved
 
     def _job_ended(self) -> None:
