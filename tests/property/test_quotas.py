@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import count
 
 import msgspec
-from hypothesis import Phase, settings
+from hypothesis import Phase, example, settings
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
@@ -242,8 +242,23 @@ def test_no_quota_is_exceeded_in_any_order(settings_: dict[str, object], told: l
     world.check_hours()
 
 
+THREE_OF_FOUR: dict[str, object] = {
+    "projects": tuple({"name": name, "nominal_gpu_count": 4, "lending_gpu_count_max": 2} for name in PROJECTS)
+}
+# While the pods of a job of b end, c borrowed what the next job of b needs, and lost a job of its own for it.
+ENDS_WHILE_OTHERS_BORROW: list[tuple[object, ...]] = [
+    ("submit", "b", "bob", 1, 100), ("submit", "b", "bob", 4, 500), ("submit", "b", "bob", 2, 100),
+    ("submit", "c", "bob", 4, 500), ("tick",),
+    ("submit", "a", "ann", 4, 500), ("tick",),
+    ("submit", "b", "bob", 1, 500), ("submit", "b", "ann", 1, 500), ("submit", "b", "bob", 1, 500), ("end", 8),
+    ("tick",), ("end", 4),
+    ("submit", "c", "bob", 1, 100), ("tick",),
+]  # fmt: skip
+
+
 @settings(max_examples=60, deadline=None, phases=_PHASES)
 @for_all(quotas, steps)
+@example(THREE_OF_FOUR, ENDS_WHILE_OTHERS_BORROW)
 def test_borrowed_quota_returns_to_its_owner(settings_: dict[str, object], told: list[tuple[object, ...]]) -> None:
     """Without any further end by itself, nobody waits for nominal quota of its project that others borrow."""
     world = played(settings_, told)

@@ -87,6 +87,7 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "a project reclaims more than its nominal quota",
         "who came first borrows the quota that its owner needs now",
         "a preempted job returns its quota before its pods are gone",
+        "others borrow what an owner waits for while its preempted job ends, and lose jobs for it",
         "GPU time of preempted attempts is not counted",
         "a job starts with whatever is left of the month's GPU-hours",
         "each job sees a ResourceQuota without the jobs before it",

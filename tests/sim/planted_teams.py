@@ -39,12 +39,19 @@ TEAMS: Mapping[str, Planted] = {
         "    return not is_preempted_for_another(job) or remaining_count(state, job.queued.job_id) > 0\n",
         "    return not is_preempted_for_another(job)\n",
     ),
+    f"{_PREEMPTION}::test_nobody_borrows_what_its_owner_has_once_its_own_victim_has_ended": Planted(
+        "others borrow what an owner waits for while its preempted job ends, and lose jobs for it",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        " - self._ending[mine.project] + gpus_of(spec) <= mine.nominal\n",
+        " + gpus_of(spec) <= mine.nominal\n",
+    ),
     f"{_SIMULATED}::test_borrowed_quota_returns_and_no_quota_is_exceeded[1]": Planted(
         "a project reclaims more than its nominal quota",
         2,
         f"{_CORE}/queueing/preemption.py",
-        "        if not usage.is_nominal(spec):\n            continue\n        victims",
-        "        victims",
+        "        if not usage.is_nominal(spec):\n            continue\n        borrowed",
+        "        borrowed",
     ),
     f"{_PREEMPTION}::test_a_higher_priority_preempts_only_where_buying_is_barred": Planted(
         "a job of high priority preempts others although nodes can be bought",
@@ -72,7 +79,7 @@ TEAMS: Mapping[str, Planted] = {
         "who came first borrows the quota that its owner needs now",
         2,
         f"{_CORE}/demand/quotas.py",
-        " and not is_behind and self._usage.is_nominal(job.spec):\n",
+        " and not is_behind and is_granted(job.spec):\n",
         " and not is_behind:\n",
     ),
     f"{_LIMITS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(

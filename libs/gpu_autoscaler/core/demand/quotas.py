@@ -60,7 +60,8 @@ def hold_over_quota(
 
 
 class _Grants:
-    """Grants quota to queued jobs: in their order, but nominal quota before any is borrowed.
+    """Grants quota to queued jobs: in their order, but nominal quota before any is borrowed. Owners whose nominal quota
+    is full only until their preempted jobs have ended come second.
 
     A job gets all its quotas or none. Behind a job of a strict queue that gets none, no job of the queue gets any: it
     could not start, and might keep the first one from its quota for ever.
@@ -79,21 +80,23 @@ class _Grants:
             if item.source is DemandSource.PLACED_JOB and (job := self._job(item)) is not None:
                 self.resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
         held: dict[str, Held | None] = {}
-        postponed: list[DemandItem] = []
-        queues: set[str] = set()  # strict ones of which a job is postponed
-        waiting = (item for item in demand if item.source in _GRANTED and item.blocked is None)
-        for item in waiting:
-            job = self._job(item)
-            if job is None:
-                continue
-            is_behind = item.strict_queue is not None and item.strict_queue in queues
-            if item.source is DemandSource.QUEUED_JOB and not is_behind and self._usage.is_nominal(job.spec):
-                held[item.key] = self._grant(item, job)
-                continue
-            postponed.append(item)
-            if item.strict_queue is not None:
-                queues.add(item.strict_queue)
-        held |= {item.key: self._grant(item, job) for item in postponed if (job := self._job(item)) is not None}
+        waiting = [item for item in demand if item.source in _GRANTED and item.blocked is None]
+        for is_granted in (self._usage.is_nominal, self._usage.is_nominal_soon):
+            postponed: list[DemandItem] = []
+            queues: set[str] = set()  # strict ones of which a job is postponed
+            for item in waiting:
+                job = self._job(item)
+                if job is None:
+                    continue
+                is_behind = item.strict_queue is not None and item.strict_queue in queues
+                if item.source is DemandSource.QUEUED_JOB and not is_behind and is_granted(job.spec):
+                    held[item.key] = self._grant(item, job)
+                    continue
+                postponed.append(item)
+                if item.strict_queue is not None:
+                    queues.add(item.strict_queue)
+            waiting = postponed
+        held |= {item.key: self._grant(item, job) for item in waiting if (job := self._job(item)) is not None}
         return {key: reason for key, reason in held.items() if reason is not None}
 
     def _job(self, item: DemandItem) -> JobQueued | None:
@@ -120,7 +123,7 @@ class _Grants:
             if item.strict_queue is not None:
                 self._closed.add(item.strict_queue)
         # Nobody borrows nominal quota that its owner waits for.
-        is_owner_waiting = isinstance(reason, CohortQuotaReached) and self._usage.is_nominal(spec)
+        is_owner_waiting = isinstance(reason, CohortQuotaReached) and self._usage.is_nominal_soon(spec)
         if needs_quota and (reason is None or is_owner_waiting):
             self._usage.add(spec)
         return reason
@@ -191,10 +194,13 @@ class QuotaUsage:
         # Reserved in this month by jobs that have not ended.
         self._gpu_seconds: defaultdict[str, float] = defaultdict(float)
         self._in_cohort: Counter[str] = Counter()  # GPUs by project, of projects with a nominal quota
+        self._ending: Counter[str] = Counter()  # of these, GPUs of jobs that end for others; by project
         for job in state.jobs.values():
             if job.queued is not None and job.placed is not None and holds_quota(state, job):
                 # The attempts before the next placement have ended.
                 self.add(job.queued.spec, None if is_preempted(job) else job.placed.placed_at)
+                if is_preempted_for_another(job):
+                    self._ending[job.queued.spec.project_id] += gpus_of(job.queued.spec)
 
     def add(self, spec: JobSpec, since: datetime | None = None) -> None:
         """Add a job that runs since then; None: it starts now."""
@@ -266,6 +272,13 @@ class QuotaUsage:
         """True if the job fits into the nominal quota of its project."""
         mine = self._lenders.get(spec.project_id)
         return mine is not None and self._in_cohort[mine.project] + gpus_of(spec) <= mine.nominal
+
+    def is_nominal_soon(self, spec: JobSpec) -> bool:
+        """True if the job fits into the nominal quota of its project once the jobs that end for others have ended."""
+        mine = self._lenders.get(spec.project_id)
+        if mine is None:
+            return False
+        return self._in_cohort[mine.project] - self._ending[mine.project] + gpus_of(spec) <= mine.nominal
 
     def _limits_of(self, spec: JobSpec) -> tuple[tuple[str, QuotaLimits], ...]:
         return owners_with_limits(self._quotas, spec.project_id, spec.submitted_by)

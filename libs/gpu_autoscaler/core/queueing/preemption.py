@@ -6,7 +6,6 @@ bought. Victims are of the lowest priority first, then those with the latest che
 and none ends in vain: together the victims make room for the whole gang, and each of them is needed.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -113,12 +112,9 @@ def _reclaims(
         mine = lenders[spec.project_id]
         if not usage.is_nominal(spec):
             continue
-        victims = _borrowers_for(spec, usage, candidates, lenders)
-        borrowed = Counter({name: usage.borrowed(lender) for name, lender in lenders.items()})
-        for victim in victims:
+        borrowed = {name: usage.borrowed(lender) for name, lender in lenders.items()}
+        for victim in _borrowers_for(spec, usage, candidates, lenders):
             candidates.remove(victim)
-            borrowed[victim.spec.project_id] += gpus_of(victim.spec)
-        for victim in victims:
             reason = QuotaReclaimed(
                 for_job=spec.job_id,
                 for_project=spec.project_id,

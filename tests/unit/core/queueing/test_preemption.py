@@ -175,6 +175,29 @@ def test_the_victim_keeps_its_quota_until_its_pods_are_gone() -> None:
     assert why(ended, cohort(), "a1") == PreemptedForJob(for_job=JobId("b1"), until=T0 + timedelta(seconds=600))
 
 
+def test_nobody_borrows_what_its_owner_has_once_its_own_victim_has_ended() -> None:
+    """B runs nothing else and may have 8 soon; a, which would borrow 4 of them, keeps its 8 and loses no job."""
+    ending = (*running("b1", "b", on="n2"), *preempted("b1", "a1"))
+    borrows = job("a2", project_id="a", gpus=4, priority=900)
+    state = given(NODES, node("n3"), running("a1", gpus=8), ending, borrows, job("b2", project_id="b", gpus=8))
+
+    made = schedule(state, cohort(), T0)
+
+    assert made.placements == ()
+    assert {why(state, cohort(), name).tag() for name in ("a2", "b2")} == {"cohort_quota_reached"}
+    assert names(state, cohort()) == []
+
+
+def test_a_victim_larger_than_what_its_project_borrows_is_reported_truly() -> None:
+    """The job of 12 GPUs ends, of which 4 were borrowed."""
+    large = running("a1", gpus=12)
+    state = given(NODES, large, job("b1", project_id="b", gpus=8))
+
+    (preemption,) = chosen(state, cohort())
+    assert isinstance(preemption.reason, QuotaReclaimed)
+    assert preemption.reason.borrowed_gpu_count == 4
+
+
 def test_a_victim_does_not_wait_for_ever() -> None:
     """If the beneficiary has not started after ten minutes, or has ended, the victim is placed again."""
     blocked = job("b1", project_id="b", gpus=8, model="H100")
