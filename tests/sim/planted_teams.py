@@ -18,7 +18,7 @@ _JOBS = "tests/services/gateway/test_jobs.py"
 # By the test that finds it.
 TEAMS: Mapping[str, Planted] = {
     # ---- quotas and preemption
-    f"{_QUOTAS}::test_no_quota_is_exceeded_in_any_order": Planted(
+    "tests/unit/core/demand/test_quotas.py::test_what_a_project_may_use_of_an_idle_cohort": Planted(
         "a project borrows beyond its borrowing limit",
         2,
         f"{_CORE}/demand/quotas.py",
