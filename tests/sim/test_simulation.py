@@ -38,17 +38,11 @@ def test_no_invariant_is_violated(seed: int) -> None:
     assert result.pods_count > 0
 
 
-# Broken promises that are known and open. Each is to be mended; the test reports when it is.
-OPEN = {3186406213: "since pods are asked to save periodically, one is evicted under a notice during its save"}
-
-
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("setting", found_seeds(), ids=lambda setting: f"seed-{setting.seed}")
-def test_regression_seeds_stay_fixed(setting: Setting, request: pytest.FixtureRequest) -> None:
+def test_regression_seeds_stay_fixed(setting: Setting) -> None:
     """Regression seeds stay fixed."""
-    if setting.seed in OPEN:
-        request.applymarker(pytest.mark.xfail(reason=OPEN[setting.seed], strict=True))
     assert run_one(setting).violations == ()
 
 

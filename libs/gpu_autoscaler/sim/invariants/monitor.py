@@ -434,15 +434,16 @@ class InvariantMonitor:
             self.report(NOTICES_HANDLED, f"{pod.metadata.name} on {machine.node_name} was evicted during its save")
 
     def _is_still_saving(self, pod: core.Pod, machine: Machine) -> bool:
-        """True if a pod that can save was asked, has not saved since the notice, and has time left."""
+        """True if a pod that can save was asked, has not saved since the notice or just before, and has time left."""
         saved_at = pod.metadata.annotations.get(labels.CHECKPOINTED_AT)
         reclaim_at = None if machine.notice is None else machine.notice.reclaim_at
         if saved_at is None or reclaim_at is None or pod.metadata.deletion_timestamp is not None:
             return False
         remaining_seconds = (reclaim_at - self._loop.now()).total_seconds() - pod.spec.termination_grace_period_seconds
-        noticed_at = self._loop.now() - timedelta(seconds=self._loop.time() - self._received_at[machine.node_name])
+        since_notice = timedelta(seconds=self._loop.time() - self._received_at[machine.node_name])
+        answers_from = self._loop.now() - since_notice - timedelta(seconds=ANSWER_SECONDS_BEFORE)
         return remaining_seconds > SAVE_DEADLINE_SECONDS and (
-            not saved_at or datetime.fromisoformat(saved_at) < noticed_at
+            not saved_at or datetime.fromisoformat(saved_at) < answers_from
         )
 
     def _remaining_pods(self, machine: Machine) -> list[core.Pod]:
