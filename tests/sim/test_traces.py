@@ -121,10 +121,6 @@ def test_the_real_traces_give_scenarios() -> None:
 
 @real
 @pytest.mark.sweep
-@pytest.mark.xfail(
-    reason="open: since periodic requests, a node is cordoned too late after a notice where work ignores requests",
-    strict=True,
-)
 def test_checkpoint_requests_halve_lost_work() -> None:
     """On recorded spot fleets, with the same periodic saves: 95 % of the interrupted jobs complete."""
     with_requests, without_requests = (
