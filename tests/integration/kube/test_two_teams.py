@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,8 @@ SETUP, ACCEPTED, REFUSED = re.findall(r"(?ms)^```sh\n(.*?)^```", PAGE)
 
 async def shell(text: str, plane: ControlPlane, folder: Path, **variables: str) -> tuple[int, str]:
     """Run commands as a person whose kubectl reaches the cluster; return the exit status and what was printed."""
-    path = f"{needed_programs()}:{os.environ['PATH']}"
+    own = Path(sys.executable).parent  # gpu-autoscaler itself: no environment needs to be activated for the tests
+    path = f"{own}:{needed_programs()}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HOME": str(folder), "KUBECONFIG": str(plane.kubeconfig()), **variables}
     process = await asyncio.create_subprocess_exec(
         "bash", "-euo", "pipefail", "-c", text, cwd=folder, env=environment,
