@@ -21,6 +21,8 @@ from tests.bench.starting import PUBLISHED_AT_ONCE, publish_all
 from tests.bench.stream_load import Flow, flows, pods_per_day
 from tests.bench.stream_objects import CLOUDS
 
+from gpu_autoscaler.bus.nats.link import Timeouts
+from gpu_autoscaler.bus.nats.open import open_link
 from gpu_autoscaler.bus.protocol import Publication
 from gpu_autoscaler.bus.streams import DAY_SECONDS, STREAMS
 from gpu_autoscaler.core.intake.fold import fold
@@ -31,6 +33,7 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.ids import FactId
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.config import Settings
 from gpu_autoscaler.runtime.digests import core_digest
 from gpu_autoscaler.runtime.history import History
 from gpu_autoscaler.runtime.metrics import Metrics
@@ -39,6 +42,7 @@ from gpu_autoscaler.runtime.service import MemoryInput, Service
 from gpu_autoscaler.runtime.snapshots import Snapshots
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.cost_tracker.service import CostTracker
+from gpu_autoscaler_services.migration import declaration
 from gpu_autoscaler_services.scaler.service import Scaler
 
 DAYS = 7.0
@@ -72,6 +76,7 @@ async def _measure(folder: Path) -> tuple[str, dict[str, Start]]:
         living = envelopes(cluster(offers, now, sized=offers[0]))
         await publish_all(here.bus, living)
         await _save_snapshots(here, living, now)
+        await _acknowledge_week(here)
         nodes = [one.fact for one in living if isinstance(one.fact, NodeObserved)]
         await publish_all(here.bus, again(nodes * (TAIL_COUNT // NODES_COUNT), 1, now))
         spans = [await here.bus.span(spec.name) for spec in STREAMS]
@@ -104,6 +109,21 @@ def _copies(flow: Flow, flow_number: int, count: int, now: datetime) -> Iterator
         yield Publication(
             subject=subject, payload=payload.replace(_MARK.encode(), message_id.encode(), 1), message_id=message_id
         )
+
+
+async def _acknowledge_week(here: Ground) -> None:
+    """Create each service's consumer where it has handled the week, as one has that ran all the time.
+
+    From the oldest message on, the cost tracker would confirm a million spans while it starts.
+    """
+    link = await open_link([here.server.url], name="bench", timeouts=Timeouts())
+    try:
+        for spec in declaration(Settings()).consumers:
+            config = spec.config_from(await here.bus.last_sequence(spec.stream))
+            body = {"stream_name": spec.stream, "action": "create", "config": config}
+            await link.call(f"CONSUMER.CREATE.{spec.stream}.{spec.durable}", body)
+    finally:
+        await link.close()
 
 
 async def _save_snapshots(here: Ground, living: list[Envelope], now: datetime) -> None:
