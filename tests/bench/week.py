@@ -28,6 +28,7 @@ from gpu_autoscaler.bus.streams import DAY_SECONDS, STREAMS
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.state.retention import TOMBSTONE_HOURS
 from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.model.decisions import Cut
@@ -142,6 +143,11 @@ async def _save_snapshots(here: Ground, living: list[Envelope], now: datetime) -
     store = await SqliteStore.open(here.folder / "store.db")
     metrics, clock = Metrics("bench"), Clock()
     try:
+        # The last published span tells the cost tracker that the ledger is whole: it would read all spans otherwise.
+        last = await History(here.bus, clock).last(CostAccrued)
+        span = None if last is None else last.fact
+        assert isinstance(span, CostAccrued), "the week has spans"
+        await store.charge([span])
         tracker_view = StateView()
         tracker = CostTracker(tracker_view, store, instances_without_price=metrics.instances_without_price)
         keepers: list[tuple[type[Service], StateView, MemoryInput | None]] = [
