@@ -121,6 +121,7 @@ def test_the_real_traces_give_scenarios() -> None:
 
 @real
 @pytest.mark.sweep
+@pytest.mark.timeout(1200)
 def test_checkpoint_requests_halve_lost_work() -> None:
     """On recorded spot fleets, with the same periodic saves: 95 % of the interrupted jobs complete."""
     with_requests, without_requests = (

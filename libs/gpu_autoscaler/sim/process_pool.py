@@ -201,7 +201,7 @@ class Process:
 
     def _spawn(self, work: Any) -> None:  # noqa: ANN401 - a coroutine
         self._tasks = [task for task in self._tasks if not task.done()]
-        self._tasks.append(self._loop.create_task(work))
+        self._tasks.append(self._loop.spawn(work))
 
     # ---- folding
 

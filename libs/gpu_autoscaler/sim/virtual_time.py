@@ -1,14 +1,15 @@
 """Virtual time: an event loop that never waits. When nothing is ready it jumps to the next timer.
 
 Services run unchanged (`gather`, `timeout`, semaphores). Callbacks of one instant run in the order in which they were
-scheduled, so equal seeds give equal runs.
+scheduled, so equal seeds give equal runs. An error that asyncio would log ends the run: without the task that failed,
+what follows says nothing about the services.
 """
 
 import asyncio
 import heapq
 import selectors
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -60,6 +61,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_count = 0
         self._now = (0.0, origin)  # cache of the last result of now()
+        self._error: BaseException | None = None  # the first one that nothing handles
+        self._is_ending = False
         # Killed processes are retained until the end: a collected coroutine would run its `finally` at any time.
         self.graveyard: list[object] = []
 
@@ -147,9 +150,33 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             done.set_exception(exc)
         return done
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task that nothing awaits. Its error ends the run, also the error of a time limit."""
+        task = self.create_task(work)
+        task.add_done_callback(self._note_error_of)
+        return task
+
+    def _note_error_of(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.call_exception_handler({"exception": error})
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """End the run by an error that nothing handles, of a callback or a task."""
+        error = context.get("exception")
+        if error is not None and not self._is_ending:
+            self._error = self._error or error
+            self.stop()
+
+    def run_forever(self) -> None:
+        """Run until `stop`. Raises the first error that nothing handles."""
+        super().run_forever()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
     def end(self) -> None:
         """Let callbacks that are ready run once more, without reporting errors; then close the loop."""
-        self.set_exception_handler(lambda *_: None)
+        self._is_ending = True
         self.call_later(0.0, self.stop)
         self.run_forever()
         self.close()

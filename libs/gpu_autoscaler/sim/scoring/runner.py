@@ -54,8 +54,8 @@ class ScoringRun:
             self.checkpointing_pods = CheckpointingPods(self.workloads, self.metrics.write_seconds)
         self._player = ScenarioPlayer(scenario, self.loop, self.replica_sets, self.cloud)
 
-    def play(self, submit_job: SubmitJob, is_over: Callable[[], bool] = bool) -> None:
-        """Play the scenario until its last job has ended, `is_over` returns True, or the time limit is reached."""
+    def play(self, submit_job: SubmitJob) -> None:
+        """Play the scenario until its last job has ended or the time limit is reached."""
 
         def submit(request: JobRequested) -> None:
             self.metrics.job_requested(request)
@@ -66,8 +66,6 @@ class ScoringRun:
         while self.loop.time() < min_seconds or (not self.metrics.is_over() and self.loop.time() < max_seconds):
             self.loop.call_later(60.0, self.loop.stop)
             self.loop.run_forever()
-            if is_over():
-                return
 
     def _rng(self, of: str) -> random.Random:
         """Return a generator of its own. These strings are part of each seed's meaning."""
@@ -88,7 +86,7 @@ def run_baseline(run: ScoringRun, baseline: Baseline, manifest: Manifest) -> Non
 
     try:
         actuator.begin(baseline)
-        run.play(lambda request: create_unmanaged(run, request, manifest), actuator.has_failed)
+        run.play(lambda request: create_unmanaged(run, request, manifest))
     finally:
         actuator.close()
         run.loop.end()
