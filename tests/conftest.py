@@ -1,12 +1,17 @@
 """Fixtures and plugins of all tests."""
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import structlog
 from tests.support.claims import Plugin
+
+# jsonschema builds 38 grammars for a format that no schema here has, as long as it finds this package: 4 s of processor
+# time in each worker.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ from tests.support.running import Running, running
 from gpu_autoscaler.events.job import JobStarted
 from gpu_autoscaler_services.local.child import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 RELEASE = "blue"
 FOR_SECONDS = 5  # instead of the minutes of the rules

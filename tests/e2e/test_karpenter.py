@@ -240,6 +240,7 @@ async def bought(shared: tuple[Running, KubeHttp]) -> AsyncIterator[Bought]:
     await emptied(kube)
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_offer_that_karpenter_cannot_launch_is_replaced(bought: Bought) -> None:
     """The cheapest offer is refused; the next one is launched, and no claim of the first remains."""
@@ -251,6 +252,7 @@ async def test_an_offer_that_karpenter_cannot_launch_is_replaced(bought: Bought)
     assert claim["metadata"]["labels"]["node.kubernetes.io/instance-type"] == "gpu-1x"
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_scaler_killed_during_launches_buys_nothing_twice(bought: Bought) -> None:
     """Killed twice during four launches: four claims in total, including terminated ones."""
@@ -266,6 +268,7 @@ async def test_a_scaler_killed_during_launches_buys_nothing_twice(bought: Bought
     assert len((await kube.read(NODES))["items"]) == 4
 
 
+@pytest.mark.sweep
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_node_disrupted_by_karpenter_is_replaced(bought: Bought) -> None:
     """It deletes a claim, as for an interruption: Karpenter drains, and the work runs elsewhere."""

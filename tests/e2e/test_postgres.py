@@ -15,7 +15,7 @@ from gpu_autoscaler_services.local.system import ExternalSystems
 
 __all__ = ["postgres"]  # a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 
 async def test_a_killed_store_loses_nothing(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -18,7 +18,7 @@ from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
 from gpu_autoscaler_services.demo.run import DEMO_POLICY
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 SHADOW_POLICY = """
 watch_age_seconds_max = 300.0
 idle_seconds_max = 15.0

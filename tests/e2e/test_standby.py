@@ -21,7 +21,7 @@ from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdere
 from gpu_autoscaler_services.demo.run import differing_plans
 from gpu_autoscaler_services.local.child import Child
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 DECIDED_SECONDS = 3.0  # reported; `make bench` measures it
 DECIDED_SECONDS_MAX = 60.0  # time-out: the machine may be busy
@@ -73,7 +73,6 @@ async def test_the_active_scaler_is_killed(tmp_path: Path, record_property: Call
         assert differing_plans(cluster.record, cluster.policy) == ()
 
 
-@pytest.mark.sweep
 async def test_the_active_scaler_is_paused_during_a_launch(tmp_path: Path) -> None:
     """The standby continues the order with the same token; the resumed one is a standby, with no second instance."""
     async with two_scalers(tmp_path) as cluster:

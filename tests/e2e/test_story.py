@@ -80,6 +80,7 @@ async def test_the_scheduler_is_killed_with_unread_requests(tmp_path: Path) -> N
         kept(await cluster.report_when_quiet(QUIET_SECONDS_MAX), "job-0", "job-1", "job-2")
 
 
+@pytest.mark.sweep
 async def test_the_scaler_is_killed_during_a_launch_and_a_drain(tmp_path: Path) -> None:
     """The launch is repeated with the same token without a second instance; the drain continues."""
     async with running(tmp_path) as cluster:

@@ -33,7 +33,8 @@ from gpu_autoscaler.providers.karpenter.node_pools import ORDERS, OWNER, WRITTEN
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
 from gpu_autoscaler.providers.protocol import LaunchRefused, RefusalKind
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
+# `test_karpenter.py` has the same contract with claims of our own.
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 
 PODS = "/api/v1/namespaces/default/pods"
 ZONES = ("zone-a", "zone-b")
@@ -147,7 +148,6 @@ async def rig(cluster: Cluster) -> AsyncIterator[LimitsRig]:
 class TestKarpenterLimitsMode(ProviderContract):
     """The inherited promises; the fixture is the module's."""
 
-    @pytest.mark.sweep  # the code is that of claims of our own
     async def test_a_large_fleet_is_listed_completely(self, rig: Rig) -> None:
         """Over two pages."""
         await rig.stock(await order(rig), 600)

@@ -21,7 +21,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 
 __all__ = ["plane"]
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(600)]
 
 PODS_COUNT = 2_000  # 10,000: `make bench CASE=HELD`
 PATH = "/api/v1/namespaces/default/pods"

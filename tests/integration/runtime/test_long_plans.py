@@ -85,6 +85,7 @@ async def test_leader_keeps_its_lease_and_its_effects_during_long_plans(server: 
     assert max(latencies) < LATENCY_SECONDS_MAX
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 async def test_planning_on_the_event_loop_is_noticed(server: NatsServer) -> None:
     """The measurement of the test above finds it: steps wait for plans, or the lease changes hands."""
