@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gpu_autoscaler.simcluster.api import Api
 from gpu_autoscaler.simcluster.controllers.budgets import Budgets
+from gpu_autoscaler.simcluster.controllers.checkpoints import Checkpoints
 from gpu_autoscaler.simcluster.controllers.devices import DeviceClaims
 from gpu_autoscaler.simcluster.controllers.garbage import Garbage
 from gpu_autoscaler.simcluster.controllers.jobs import Jobs
@@ -59,13 +60,15 @@ class World:
         self.registry = Registry()
         self.api = Api(self.store, self.registry, clock.now, seed=seed)
         self.faults = Faults(self.store)
-        self.kubelets = Kubelets(self.api)
+        checkpoints = Checkpoints(self.api)
+        self.kubelets = Kubelets(self.api, checkpoints)
         self.controllers: list[Controller] = []
         for controller in (
             Jobs(self.api),
             DeviceClaims(self.api),
             Scheduler(self.api),
             self.kubelets,
+            checkpoints,
             Budgets(self.api),
             Volumes(self.api),
             NodeLifecycle(self.api),

@@ -18,13 +18,18 @@ from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.local.system import CloudName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpu_autoscaler_services.demo.report import Report
+    from gpu_autoscaler_services.demo.teams import TeamFigures
 
 _MARKS = (
     ("NOTICE", "bold red"),
     ("the cloud refused", "yellow"),
     ("decided", "cyan"),
     ("node ", "green"),
+    ("research: ", "bold"),
+    ("product: ", "bold"),
     ("job ", "default"),
 )
 
@@ -79,7 +84,7 @@ def _show_report(report: "Report", folder: Path) -> None:
     table = Table(title="Report", box=None, title_justify="left", show_header=False)
     for field in msgspec.structs.fields(type(report)):
         value = getattr(report, field.name)
-        if field.name == "broken_promises":
+        if field.name in ("broken_promises", "teams"):
             continue
         if field.name.endswith("_micro_usd"):
             table.add_row(field.name.removesuffix("_micro_usd") + "_usd", f"{value / MICRO_USD_PER_USD:,.6f}")
@@ -87,8 +92,29 @@ def _show_report(report: "Report", folder: Path) -> None:
             table.add_row(field.name, "-" if value is None else f"{value}")
     console = Console(highlight=False)
     console.print(table)
+    if report.teams:
+        console.print(_teams_table(report.teams))
     for sentence in report.broken_promises:
         console.print(Text(f"BROKEN: {sentence}", style="bold red"))
     if not report.broken_promises:
         console.print(Text("All promises kept.", style="bold green"))
     console.print(f"Report file: {folder / 'report.json'}")
+
+
+def _teams_table(teams: "Sequence[TeamFigures]") -> Table:
+    """Return a row per figure and a column per team; micro-dollars as dollars."""
+    table = Table(title="Teams", box=None, title_justify="left", show_header=False)
+    for field in msgspec.structs.fields(type(teams[0])):
+        values = [getattr(team, field.name) for team in teams]
+        name = field.name
+        if name.endswith("_micro_usd"):
+            name = name.removesuffix("_micro_usd") + "_usd"
+            values = [f"{value / MICRO_USD_PER_USD:,.6f}" for value in values]
+        table.add_row(name, *(_cell(value) for value in values))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None or value == ():
+        return "-"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"

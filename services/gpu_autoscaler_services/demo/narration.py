@@ -1,7 +1,9 @@
 """Sentences for the important facts of a running cluster."""
 
 from collections import Counter
+from datetime import datetime
 
+from gpu_autoscaler.core.disruption.protection import checkpointed_at
 from gpu_autoscaler.core.explain.names import Namer, reason_sentence
 from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.cost import CostBudgetCrossed
@@ -16,6 +18,7 @@ class Narrator:
     def __init__(self) -> None:
         self._ready_nodes: set[str] = set()
         self._pods: dict[str, str] = {}  # pod/<uid> -> pod/<namespace>/<name>
+        self._saved_at: dict[str, datetime] = {}  # by pod uid: its last save
 
     def lines(self, fact: Fact) -> tuple[str, ...]:
         """Return sentences for the fact, mostly none or one."""
@@ -26,12 +29,19 @@ class Narrator:
                 )
             case node.NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
-            case pod.PodObserved(pod_uid=uid):
-                self._pods[f"pod/{uid}"] = f"pod/{fact.namespace}/{fact.name}"
-                return ()
+            case pod.PodObserved():
+                return self._pod(fact)
             case _:
                 line = _job_line(fact) or _scaling_line(fact)
                 return () if line is None else (line,)
+
+    def _pod(self, fact: pod.PodObserved) -> tuple[str, ...]:
+        self._pods[f"pod/{fact.pod_uid}"] = f"pod/{fact.namespace}/{fact.name}"
+        saved_at = checkpointed_at(dict(fact.annotations))
+        if saved_at is None or saved_at == self._saved_at.get(fact.pod_uid):
+            return ()
+        self._saved_at[fact.pod_uid] = saved_at
+        return (f"pod {fact.namespace}/{fact.name} saved a checkpoint on request",)
 
     def _node_ready(self, fact: node.NodeObserved) -> tuple[str, ...]:
         has_gpus = fact.gpu_model is None or fact.allocatable.gpu_count > 0
@@ -83,8 +93,8 @@ def _job_line(fact: Fact) -> str | None:
             return f"job {job_id} placed on {', '.join(sorted(set(names)))}{retry}"
         case job.JobStarted(job_id=job_id):
             return f"job {job_id} running"
-        case job.JobPreempted(job_id=job_id, cause=cause):
-            return f"job {job_id} preempted: {cause}"
+        case job.JobPreempted(job_id=job_id, cause=cause, preemption=reason):
+            return f"job {job_id} preempted: {cause if reason is None else reason.sentence()}"
         case job.JobFinished(job_id=job_id, outcome=outcome, message=message):
             return f"job {job_id} {outcome}" + (f": {message}" if message else "")
         case job.JobCancelRequested(job_id=job_id, requested_by=caller):

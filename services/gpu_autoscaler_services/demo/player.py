@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 import msgspec
 
+from gpu_autoscaler.bus.client_subjects import client_token
 from gpu_autoscaler.bus.protocol import Bus
 from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
@@ -34,6 +35,8 @@ class Player:
         self._world = world
         self._clock = clock
         self._print_line = print_line
+        self.refused: list[tuple[str, str]] = []  # project and problem type of each refused request
+        self.broken: list[str] = []  # requests that were accepted, or refused with another type
 
     async def play(self, story: Sequence[Moment]) -> None:
         """Play each event at its time; a late event is played immediately."""
@@ -45,7 +48,9 @@ class Player:
             await self._play(moment)
 
     async def _play(self, moment: Moment) -> None:
-        if moment.request is not None:
+        if moment.request is not None and moment.refused_as:
+            await self._submit_in_vain(moment.request, moment)
+        elif moment.request is not None:
             await self.submit(moment.request, moment.input)
         if moment.refuse is not None:
             await self._world.refuse(moment.refuse)
@@ -53,6 +58,8 @@ class Player:
             await self._publish(JobCancelRequested(job_id=moment.cancel, requested_by="demo"))
         if moment.send_notice:
             await self._send_notice()
+        if moment.shows_queue:
+            await self._show_queue()
 
     async def play_trace(self, pods: Sequence[TracePod], speed: float) -> None:
         """Submit each pod of a trace as a job, with arrivals and durations divided by `speed`."""
@@ -64,29 +71,52 @@ class Player:
             run_seconds = pod.duration_seconds / speed * self._clock.factor
             await self.submit(as_request(pod, run_seconds=run_seconds, number=number), "nats")
 
-    async def submit(self, request: JobRequested, input_: Input) -> None:
+    async def submit(self, request: JobRequested, input_: Input, client: str = "") -> None:
+        """Submit a job. Raises PermanentError with the problem type if it is refused, TransientError."""
         if input_ == "nats":
-            await self._publish(request)
+            await self._publish(request, client)
         else:
-            await self._post(request)
+            await self._call("POST", "jobs", msgspec.json.encode(request))
 
-    async def _publish(self, fact: Fact) -> None:
+    async def _submit_in_vain(self, request: JobRequested, moment: Moment) -> None:
+        try:
+            await self.submit(request, moment.input, moment.client)
+        except PermanentError as exc:
+            self._print_line(f"job {request.job_name} refused: {exc}")
+            if f"/problems/{moment.refused_as}" in str(exc):
+                self.refused.append((moment.client or request.project_id, moment.refused_as))
+            else:
+                self.broken.append(f"job {request.job_name} was not refused as {moment.refused_as}: {exc}")
+        else:
+            self.broken.append(f"job {request.job_name} was accepted, not refused as {moment.refused_as}")
+
+    async def _publish(self, fact: Fact, client: str = "") -> None:
         fact_id = FactId(fact.condition() or derive_id("demo", fact.type_name(), fact.entity()))
         envelope = Envelope(id=fact_id, source=_SOURCE, time=self._clock.now(), fact=fact)
-        await self._bus.publish(fact.subject(), encode(envelope), message_id=envelope.id)
+        subject = f"{fact.subject_root()}.{client_token(client)}" if client else fact.subject()
+        await self._bus.publish(subject, encode(envelope), message_id=envelope.id)
 
-    async def _post(self, request: JobRequested) -> None:
-        url = f"{self._gateway_url}/api/v1/gpu/jobs"
-        body = msgspec.json.encode(request)
+    async def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Return the answer of the gateway. Raises PermanentError with the problem type, TransientError."""
+        url = f"{self._gateway_url}/api/v1/gpu/{path}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-                session.post(url, data=body, headers={"Content-Type": "application/json"}) as response,
+                session.request(method, url, data=body, headers={"Content-Type": "application/json"}) as response,
             ):
-                if response.status != 202:
-                    raise PermanentError(f"POST {url}: {response.status} {(await response.text())[:300]}")
+                content = await response.read()
+                if response.status >= 400:
+                    problem = msgspec.json.decode(content)
+                    reasons = [f"{item['field']}: {item['reason']}" for item in problem.get("violations", ())]
+                    raise PermanentError(f"{'; '.join(reasons) or problem['detail']} ({problem['type']})")
+                return content
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise TransientError(f"POST {url}: {exc!r}; check that the gateway is running") from exc
+            raise TransientError(f"{method} {url}: {exc!r}; check that the gateway is running") from exc
+
+    async def _show_queue(self) -> None:
+        for item in msgspec.json.decode(await self._call("GET", "jobs"))["items"]:
+            if item["queue_position"] is not None:
+                self._print_line(f"job {item['job_name']} of {item['project_id']} waits: {item['message']}")
 
     async def _send_notice(self) -> None:
         """Interrupt a busy spot node; wait for one up to a limit, because nodes boot slowly."""

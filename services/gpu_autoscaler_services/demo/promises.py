@@ -14,6 +14,7 @@ from gpu_autoscaler.events.node import NodeInstanceObserved
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.demo.teams import broken_quotas
 from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 # Wall time from the record of a notice to that of the cordon. The target of 2 s is in the report; the promise is five
@@ -44,6 +45,7 @@ def broken_by_facts(
         *_limits_hold(record, policy),
         *_no_force_in_voluntary_drains(record),
         *_notices_are_answered(record, clock_factor, answer_seconds_max),
+        *broken_quotas(record, policy),
     )
 
 

@@ -16,6 +16,7 @@ from gpu_autoscaler.model.ids import ActionId
 from gpu_autoscaler.model.reasons.buy import UnmetDemand
 from gpu_autoscaler_services.demo.promises import answered_notices, broken_promises, notice_answer_seconds
 from gpu_autoscaler_services.demo.record import Record
+from gpu_autoscaler_services.demo.teams import TeamFigures, team_figures
 from gpu_autoscaler_services.local.simulated_world import GroundTruth
 
 
@@ -46,6 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     wall_seconds: float
     clock_factor: float
     broken_promises: tuple[str, ...]
+    teams: tuple[TeamFigures, ...] = ()  # with a nominal quota
 
 
 def make_report(
@@ -56,8 +58,10 @@ def make_report(
     clock_factor: float,
     wall_seconds: float,
     broken: tuple[str, ...] = (),
+    refused: Sequence[tuple[str, str]] = (),
 ) -> Report:
-    """Compare record and ground truth; `broken` are broken promises found by other checks."""
+    """Compare record and ground truth; `broken` are broken promises found by other checks, `refused` the project and
+    problem type of each refused request."""
     decisions = _decision_seconds(record)
     node_hours, gpu_hours = _hours_bought(record)
     started = _first_started(record)
@@ -90,6 +94,7 @@ def make_report(
         wall_seconds=round(wall_seconds, 1),
         clock_factor=clock_factor,
         broken_promises=(*broken_promises(record, truth, policy, clock_factor=clock_factor), *broken),
+        teams=team_figures(record, policy, refused),
     )
 
 

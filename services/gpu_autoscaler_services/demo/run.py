@@ -57,7 +57,9 @@ async def run_demo(
     policy = load_policy(DEMO_POLICY)
     _empty(options.folder)
     clock = Clock(options.clock_factor)
-    external = ExternalSystems(cloud=options.cloud)
+    teams = [project.name for project in policy.tenancy.projects]
+    own_projects = tuple(f"{team}={team}" for team in teams)  # of the team's user of the broker
+    external = ExternalSystems(cloud=options.cloud, client_projects=(*own_projects, "*=*"))
     system = LocalSystem(
         options.folder, clock=clock, policy=DEMO_POLICY, gateway_port=options.gateway_port, external=external
     )
@@ -74,6 +76,8 @@ async def run_demo(
 
         async with SimulatedWorld(system.simcluster_url) as world, Subscriber(bus, clock, on_seen) as subscriber:
             player = Player(bus=bus, gateway_url=system.gateway_url, world=world, clock=clock, print_line=print_line)
+            for team in teams:
+                await world.create_namespace(policy.tenancy.place(team).namespace)
             if pods is None:
                 await player.play(story_of(options.cloud))
             else:
@@ -88,7 +92,8 @@ async def run_demo(
                 policy,
                 clock_factor=clock.factor,
                 wall_seconds=clock.monotonic_seconds() - began,
-                broken=differing,
+                broken=(*player.broken, *differing),
+                refused=player.refused,
             )
         await bus.close()
         (options.folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))

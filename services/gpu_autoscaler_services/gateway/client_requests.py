@@ -163,7 +163,7 @@ def _event_id(client: str, message_id: str) -> str:
 def _refusal(error: Problem | InvalidFact | TransientError | PermanentError) -> tuple[HTTPStatus, str]:
     match error:
         case Problem():
-            return error.status, error.sentence
+            return error.status, f"{error.sentence} ({error.kind})"
         case InvalidFact():
             return HTTPStatus.BAD_REQUEST, str(error)
         case TransientError():

@@ -1,4 +1,4 @@
-"""Client of simcluster's `/admin` API, which no service uses: injects events and reads the ground truth."""
+"""Client of simcluster for what no service does: injects events and reads the ground truth (`/admin`)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,10 @@ class SimulatedWorld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._session.close()
+
+    async def create_namespace(self, name: str) -> None:
+        """Create a namespace, as the cluster's admin does."""
+        await self._call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
 
     async def refuse(self, offer: str, *, times: int = 1) -> None:
         """Refuse the next launches of offers that match (a pattern of type/zone/capacity type): no capacity."""

@@ -60,6 +60,8 @@ class ExternalSystems(msgspec.Struct, frozen=True, kw_only=True):
     store_url: str | None = None  # a store that is not a file in the folder
     cloud: CloudName = "sim"  # the cloud's API; clouds other than "sim" are faked
     karpenter: KarpenterOptions | None = None  # nodes are bought by the Karpenter of the real cluster
+    # What clients that the broker identifies may do: on loopback everybody has all rights.
+    client_projects: tuple[str, ...] = ("*=*",)
     is_observe_only: bool = False  # no process decides or acts; the kubeconfig may be the user's own
 
 
@@ -105,6 +107,7 @@ class LocalSystem:
         self._store_url = external.store_url or f"sqlite:///{(folder / 'store.db').absolute()}"
         self._kubeconfig = external.kubeconfig
         self._karpenter = external.karpenter
+        self._client_projects = external.client_projects
         self._is_observe_only = external.is_observe_only
 
     @property
@@ -245,9 +248,10 @@ class LocalSystem:
             gcp=self._options_of("gcp", GcpOptions),
             karpenter=self._karpenter or KarpenterOptions(),
             store=config.StoreSettings(url=self._store_url),
-            # On loopback everybody has all rights, also over the broker; earlier versions do not know the setting.
+            # Earlier versions do not know the setting.
             gateway=config.GatewaySettings(
-                port=int(self.gateway_url.rsplit(":", 1)[1]), client_projects=() if name in self.code else ("*=*",)
+                port=int(self.gateway_url.rsplit(":", 1)[1]),
+                client_projects=() if name in self.code else self._client_projects,
             ),
             http=config.HttpSettings(port=free_port()),
             sensing=sensing,

@@ -105,6 +105,7 @@ async def test_without_kubernetes_a_client_submits_in_its_projects_alone(tmp_pat
             assert (await entry.bus.last_sequence("JOB") > before) == (code is None)
             if code is not None:
                 assert f"{name}={project}" in answer["error"]["description"]
+                assert answer["error"]["description"].endswith("(/problems/right-missing)")
 
 
 async def test_without_kubernetes_no_client_has_dangerous_fields(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Unreachable nodes, eviction, pod termination, disruption budgets and garbage collection."""
 
 import pytest
-from tests.support.kube_objects import PREFIX, budget, pod
+from tests.support.kube_objects import PREFIX, budget, job, pod
 from tests.unit.simcluster.conftest import Cluster
 
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.simcluster.api import DeleteOptions
-from gpu_autoscaler.simcluster.kinds import BUDGETS, EVENTS, NAMESPACES, NODES, PODS
+from gpu_autoscaler.simcluster.kinds import BUDGETS, EVENTS, JOBS, NAMESPACES, NODES, PODS
 from gpu_autoscaler.simcluster.objects import condition, is_terminating, is_true
 
 
@@ -114,6 +115,31 @@ def test_a_pod_succeeds_when_its_work_is_done(cluster: Cluster) -> None:
     assert early == {"p": "Running"}
     assert cluster.phases()["p"] == "Succeeded"
     assert cluster.where()["q"] == "n"
+
+
+def test_work_that_saves_on_request_resumes_from_its_save(cluster: Cluster) -> None:
+    """The save is annotated when it ends; the Job's next pod repeats only what came after the request."""
+    cluster.node("n")
+    body = job("j", run_seconds=100)
+    saves = {labels.CHECKPOINTED_AT: "", f"{PREFIX}save-seconds": "5"}
+    body["spec"]["template"]["metadata"]["annotations"].update(saves)
+    cluster.make(JOBS, body)
+    cluster.settle(60)
+    (name,) = cluster.phases()
+    asked = {"metadata": {"annotations": {labels.CHECKPOINT_REQUESTED: "2026-11-21T13:00:00Z"}}}
+    cluster.api.patch(PODS, f"default/{name}", asked, "application/merge-patch+json")
+    cluster.settle(4)
+    early = cluster.pod(name)["metadata"]["annotations"][labels.CHECKPOINTED_AT]
+    cluster.settle(2)
+    saved = cluster.pod(name)["metadata"]["annotations"][labels.CHECKPOINTED_AT]
+    cluster.api.delete(PODS, f"default/{name}")
+    cluster.settle(30)
+    before = [phase for other, phase in cluster.phases().items() if other != name]
+    cluster.settle(30)
+
+    assert early == "" != saved
+    assert before == ["Running"]
+    assert "Succeeded" in cluster.phases().values()
 
 
 def test_a_pod_on_a_machine_without_power_stays_pending(cluster: Cluster) -> None:

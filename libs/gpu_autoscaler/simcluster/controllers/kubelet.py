@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from gpu_autoscaler.simcluster.api import Api
+from gpu_autoscaler.simcluster.controllers.checkpoints import Checkpoints
 from gpu_autoscaler.simcluster.controllers.protocol import Agenda
 from gpu_autoscaler.simcluster.kinds import NODES, PODS
 from gpu_autoscaler.simcluster.objects import (
@@ -46,8 +47,9 @@ class _Duty:
 class Kubelets:
     """All kubelets as one controller."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, checkpoints: Checkpoints) -> None:
         self._api = api
+        self._checkpoints = checkpoints
         self._agenda: Agenda[_Duty] = Agenda()
         self._known: dict[str, set[_Act]] = {}  # by pod uid: actions scheduled or done
         self._held_up: dict[str, set[_Duty]] = {}  # by node: actions waiting for its readiness
@@ -132,9 +134,10 @@ class Kubelets:
             self._addresses += 1
             address = f"10.{self._addresses >> 16 & 255}.{self._addresses >> 8 & 255}.{self._addresses & 255}"
             self._api.modify(PODS, duty.key, lambda new: start_pod(new, now, address))
+            done_seconds = self._checkpoints.begin(pod, now)
             run_seconds = seconds_in_annotation(pod, "run-seconds")
             if run_seconds is not None:
-                self._plan("end", pod, now + timedelta(seconds=run_seconds))
+                self._plan("end", pod, now + timedelta(seconds=max(0.0, run_seconds - done_seconds)))
         elif duty.act == "end" and not is_terminating(pod) and not is_finished(pod):
             exit_code = annotation(pod, "exit-code") or "0"
             code = int(exit_code) if exit_code.isdigit() else 1
