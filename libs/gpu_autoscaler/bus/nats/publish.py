@@ -226,8 +226,8 @@ class NatsPublisher:
             raise TransientError(f"stream did not store the message: {stored.error.description}")
         refused = MessageTooLarge if stored.error.err_code == TOO_LARGE else PermanentError
         code = f" (JetStream error {stored.error.err_code})" if stored.error.err_code else ""  # the gateway has none
-        message = f"message {publication.message_id!r} on {publication.subject} refused"
-        raise refused(f"{message}: {stored.error.description}{code}")
+        what = f"message {publication.message_id!r} on {publication.subject} refused"
+        raise refused(f"{what}: {stored.error.description}{code}")
 
     async def _duplicate_or_stale(self, publication: Publication, description: str) -> Ack:
         """The server checks the fence before the id, so it refuses a duplicate as stale."""

@@ -5,6 +5,7 @@ and index resumes from there.
 """
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from gpu_autoscaler.model import labels
@@ -76,8 +77,7 @@ class Checkpoints:
                 continue
             job_uid, index = _member_of(pod)
             self._saved_seconds.setdefault(job_uid, {})[index] = save.progress_seconds
-            saved = {labels.CHECKPOINTED_AT: stamp_micro(now)}
-            self._api.modify(PODS, save.key, lambda new, saved=saved: new["metadata"]["annotations"].update(saved))
+            self._api.modify(PODS, save.key, partial(_annotate, saved_at=now))
 
     def _asked(self, pod: Json, uid: str) -> None:
         request = _annotations(pod).get(labels.CHECKPOINT_REQUESTED)
@@ -88,6 +88,10 @@ class Checkpoints:
         ends_at = now + timedelta(seconds=SAVE_SECONDS if seconds is None else seconds)
         progress_seconds = start.resumed_seconds + (now - start.at).total_seconds()
         self._agenda.add(ends_at, _Save(key_of(pod), uid, progress_seconds))
+
+
+def _annotate(pod: Json, saved_at: datetime) -> None:
+    pod["metadata"]["annotations"][labels.CHECKPOINTED_AT] = stamp_micro(saved_at)
 
 
 def _is_running(pod: Json) -> bool:
