@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from gpu_autoscaler.sim import simulation
+from gpu_autoscaler.sim.actors.teams import draws_teams
 from gpu_autoscaler.sim.adapters.assembly import Roles
 from gpu_autoscaler.sim.simulation import HOURS, Result, Setting, run_differential
 from gpu_autoscaler.sim.sweep import (
@@ -59,7 +60,11 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=HOURS, help="hours with faults of each run, before quiescence")
     parser.add_argument("--jobs-per-hour", type=float, help="job arrival rate (default: chosen by each seed)")
     parser.add_argument("--quiet-days", type=int, default=0, help="days to skip at rest, before more work comes")
-    parser.add_argument("--teams", action="store_true", help="teams with queues, quotas and namespaces of their own")
+    parser.add_argument(
+        "--teams",
+        action=argparse.BooleanOptionalAction,
+        help="teams with queues, quotas and namespaces of their own (default: drawn by each seed; none in large ones)",
+    )
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
     parser.add_argument("--cluster-hours", type=float, help="run seeds until this many hours count")
     parser.add_argument("--minutes", type=float, help="start no run after this time")
@@ -76,7 +81,8 @@ def main() -> int:
         parser.error("--record of several seeds needs {seed} in the file name")
     run, options = (run_one_differential, "--both-ways") if arguments.both_ways else (run_one, "")
     options = f"{options} --large" if arguments.large else options
-    options = f"{options} --teams" if arguments.teams else options
+    if arguments.teams is not None:
+        options += " --teams" if arguments.teams else " --no-teams"
     console = Console()
     limits = SweepLimits(
         cluster_hours=arguments.cluster_hours, seconds=None if arguments.minutes is None else arguments.minutes * 60.0
@@ -103,7 +109,7 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
             hours=arguments.hours,
             jobs_per_hour=arguments.jobs_per_hour,
             is_large=arguments.large,
-            has_teams=arguments.teams,
+            has_teams=not arguments.large and draws_teams(seed) if arguments.teams is None else arguments.teams,
             quiet_days=arguments.quiet_days,
             record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )

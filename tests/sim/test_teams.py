@@ -1,5 +1,7 @@
 """Several teams in one cluster, with the real services: quotas hold, borrowed quota returns, nobody is lost."""
 
+import sys
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -13,7 +15,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 from gpu_autoscaler.sim.actors.checkpointing import CHECKPOINTING_WORKLOAD, CheckpointSettings
-from gpu_autoscaler.sim.actors.teams import of_team, with_teams
+from gpu_autoscaler.sim.actors.teams import draws_teams, of_team, with_teams
 from gpu_autoscaler.sim.cluster.cloud import TYPES
 from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
 from gpu_autoscaler.sim.scoring.ours import score_ours
@@ -21,6 +23,7 @@ from gpu_autoscaler.sim.scoring.runner import POLICY
 from gpu_autoscaler.sim.scoring.scenario import Arrival, Scenario
 from gpu_autoscaler.sim.simulation import Setting
 from gpu_autoscaler.simcluster.offers import offers_of
+from gpu_autoscaler_services import simulate
 from gpu_autoscaler_services.simulate import run_one
 from gpu_autoscaler_services.simulation import ROLES
 
@@ -136,6 +139,27 @@ def test_teams_with_queues_quotas_and_namespaces_under_faults(seed: int) -> None
     result = run_one(Setting(seed=seed, hours=1.0, has_teams=True))
 
     assert result.violations == ()
+
+
+def test_a_share_of_the_seeds_of_a_sweep_has_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn by the seed, so that `make sim SEED=n` repeats it; `--teams`, `--no-teams` and large worlds decide it."""
+    seen: dict[str, list[bool]] = {}
+
+    def listen(settings: Iterable[Setting], *_: object, **__: object) -> None:
+        """Note which worlds have teams; run none."""
+        seen[" ".join(sys.argv[1:])] = [setting.has_teams for setting in settings]
+        raise SystemExit
+
+    monkeypatch.setattr(simulate, "sweep", listen)
+    for options in ("", "--teams", "--no-teams", "--large"):
+        monkeypatch.setattr(sys, "argv", ["make sim", "--seeds", "200", *options.split()])
+        with pytest.raises(SystemExit):
+            simulate.main()
+    drawn, teams, no_teams, large = seen.values()
+
+    assert 0.2 < sum(drawn) / len(drawn) < 0.4
+    assert drawn == [draws_teams(seed) for seed in range(1, 201)]
+    assert (all(teams), any(no_teams), any(large)) == (True, False, False)
 
 
 def test_worlds_of_teams_have_every_policy() -> None:

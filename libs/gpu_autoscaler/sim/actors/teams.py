@@ -1,4 +1,5 @@
-"""Teams: projects with queues, quotas and namespaces, and users who send pod templates. For runs with `has_teams`.
+"""Teams: projects with queues, quotas and namespaces, and users who send pod templates. For runs with `has_teams`,
+which `make sim` draws for a share of its seeds.
 
 The strings that seed `Random` are part of each seed's meaning.
 """
@@ -20,6 +21,7 @@ from gpu_autoscaler.simcluster.offers import ZONES
 
 TEAMS = ("vision", "speech", "ranking")
 USERS = ("ann", "bob", "carl", "")
+TEAMS_RATIO = 0.3  # of seeds
 TEMPLATES_RATIO = 0.3  # of jobs
 RESERVE_SECONDS = 1800.0
 
@@ -44,6 +46,11 @@ _PROJECTS: tuple[tuple[ProjectQuota, ...], ...] = (
         ProjectQuota(name="ranking", gpu_count_max=6),
     ),
 )
+
+
+def draws_teams(seed: int) -> bool:
+    """Return whether the world of this seed has teams. A generator of its own: everything else of a seed stays."""
+    return random.Random(f"{seed}/has teams").random() < TEAMS_RATIO
 
 
 def with_teams(policy: ScalingPolicy, seed: int) -> ScalingPolicy:
