@@ -30,11 +30,6 @@ _WHOLE = 1 << 16  # weight of a termination in this hour
 ASSUMED_INTERRUPTED_COUNT, ASSUMED_COUNT = 1, 20
 
 
-def interruption_rate(state: ClusterState, offer: Offer, as_of: datetime) -> float:
-    """Return the share of nodes of this offer, 0 to 1, that the cloud interrupts; 0 unless spot."""
-    return rate_of(offer, terminations_by_pool(state, as_of))
-
-
 def terminations_by_pool(state: ClusterState, as_of: datetime) -> Mapping[str, tuple[int, int]]:
     """Return the weights of interrupted and of all instances of each capacity pool: ended ones by age, running ones in
     full; one under notice counts as interrupted."""
@@ -53,7 +48,10 @@ def terminations_by_pool(state: ClusterState, as_of: datetime) -> Mapping[str, t
 
 
 def rate_of(offer: Offer, weights: Mapping[str, tuple[int, int]]) -> float:
-    """Return the interruption rate of this offer: the history on top of the published or assumed rate."""
+    """Return the share of nodes of this offer, 0 to 1, that the cloud interrupts; 0 unless spot.
+
+    The history counts on top of the published or assumed rate.
+    """
     if offer.capacity_type is not CapacityType.SPOT:
         return 0.0
     interrupted, total = weights.get(capacity_pool_of(offer.instance_type, offer.zone), (0, 0))

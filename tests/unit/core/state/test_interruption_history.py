@@ -19,7 +19,7 @@ from tests.support.stories import (
     purchase,
 )
 
-from gpu_autoscaler.core.state.interruption_history import interruption_rate, is_reclaimed
+from gpu_autoscaler.core.state.interruption_history import is_reclaimed, rate_of, terminations_by_pool
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.model.ids import ProviderId
 from gpu_autoscaler.model.offers import CapacityType
@@ -36,13 +36,13 @@ def terminated(name: str, at: datetime = T0, *, by_cloud: bool = True) -> Story:
 
 def rate(*stories: Story, as_of: datetime = T0) -> float:
     """The interruption rate of the spot offer after these stories."""
-    return interruption_rate(given(*stories, as_of=as_of), SPOT, as_of)
+    return rate_of(SPOT, terminations_by_pool(given(*stories, as_of=as_of), as_of))
 
 
 def test_the_assumed_rate_is_one_in_twenty() -> None:
     """Unknown is not zero; other capacity types have rate 0."""
     assert rate() == pytest.approx(0.05)
-    assert interruption_rate(given(), offer(capacity_type=CapacityType.ON_DEMAND), T0) == 0.0
+    assert rate_of(offer(capacity_type=CapacityType.ON_DEMAND), terminations_by_pool(given(), T0)) == 0.0
 
 
 def test_interruptions_raise_and_own_terminations_lower_the_rate() -> None:
@@ -79,7 +79,7 @@ def test_capacity_pools_are_independent() -> None:
     state = given(*(terminated(f"t{number}") for number in range(20)))
     elsewhere = msgspec.structs.replace(SPOT, zone="sim-z")
 
-    assert interruption_rate(state, elsewhere, T0) == pytest.approx(0.05)
+    assert rate_of(elsewhere, terminations_by_pool(state, T0)) == pytest.approx(0.05)
 
 
 def test_an_interruption_is_distinguished_from_an_own_termination() -> None:
