@@ -56,8 +56,9 @@ class Bench:
         await self.observe()
 
     def change(self, how: object) -> None:
-        """Change the node."""
+        """Change the node; its taints follow at once, as a node that changes later is kept for now."""
         self.here.world.api.modify(SERVED_NODES, NAME, how)  # type: ignore[arg-type]
+        self.here.world.step()
 
     def set_ready(self, *, is_ready: bool) -> None:
         """Set the node's Ready condition."""
