@@ -195,6 +195,16 @@ _NOTICES = (
         profile="notices",
     ),
     Planted(
+        "pods that were asked to save before are not notified of an interruption",
+        4,
+        f"{_SCALER}/drains.py",
+        "            await self._kube.annotate_pod(pod, request)\n",
+        "            if labels.CHECKPOINT_REQUESTED not in pod.metadata.annotations:\n"
+        "                await self._kube.annotate_pod(pod, request)\n",
+        profile="notices",
+        hours=2.0,
+    ),
+    Planted(
         "a pod that saves a checkpoint is evicted at once",
         4,
         f"{_SCALER}/eviction_order.py",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.scaling import (
     ScalingDrainCancelled,
@@ -111,6 +112,7 @@ class InvariantMonitor:
         self._last_plan_sequence = 0
         self._received_at: dict[str, float] = {}  # by node name: when its notice was first received
         self._voluntarily_drained: set[str] = set()  # names of nodes that were drained voluntarily
+        self._forced_since: dict[str, datetime] = {}  # by node name: when its forced drain has asked its pods to save
         self._duplicate_purchases = DuplicatePurchasesInvariant(workloads, cloud, policies, jobs, self.report)
         self._limits = LimitsInvariant(cloud, policies, self.report)
         self._brake = BrakeInvariant(cloud, policies, self.report)
@@ -172,6 +174,7 @@ class InvariantMonitor:
 
     def notice_withdrawn(self, machine: Machine) -> None:
         """The cloud withdrew a notice."""
+        self._received_at.pop(machine.node_name, None)
         self._withdrawn_notices.notice_withdrawn(machine)
 
     def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
@@ -378,24 +381,33 @@ class InvariantMonitor:
             self._retries.on_preempted(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
         if isinstance(recorded.fact, JobFinished):
             self._retries.on_finished(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
-        if isinstance(recorded.fact, ScalingDrainStarted) and recorded.fact.is_voluntary:
-            self._voluntarily_drained.add(recorded.fact.node_name)
-        if isinstance(recorded.fact, ScalingNodeDrained | ScalingDrainCancelled):
-            self._removal_pace.drain_ended(recorded.fact.node_name)
-        if isinstance(recorded.fact, ScalingNodeDrained) and recorded.fact.node_name not in self._voluntarily_drained:
-            self._withdrawn_notices.on_drained(recorded.fact)
+        self._on_drain_step(recorded.fact)
         if isinstance(recorded.fact, SpotNoticeReceived):
             self._notices_received.notice_received(recorded.fact)
             self._schedule_checks(recorded.fact)
         if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.action_id is not None:
             self.report(BUSY_JOBS_KEPT, f"{recorded.fact.job_id}: {recorded.fact.note}")
 
+    def _on_drain_step(self, fact: Fact) -> None:
+        match fact:
+            case ScalingDrainStarted() if fact.is_voluntary:
+                self._voluntarily_drained.add(fact.node_name)
+            case ScalingDrainStarted():
+                self._forced_since.setdefault(fact.node_name, fact.started_at)
+            case ScalingNodeDrained() | ScalingDrainCancelled():
+                self._removal_pace.drain_ended(fact.node_name)
+                self._forced_since.pop(fact.node_name, None)
+                if isinstance(fact, ScalingNodeDrained) and fact.node_name not in self._voluntarily_drained:
+                    self._withdrawn_notices.on_drained(fact)
+            case _:
+                pass
+
     def _schedule_checks(self, notice: SpotNoticeReceived) -> None:
         """Check each part of the response after its time limit."""
-        machine, received_at = self._cloud.of_id(notice.provider_id), self._loop.time()
+        machine = self._cloud.of_id(notice.provider_id)
         if machine is None:
             return
-        self._received_at.setdefault(machine.node_name, received_at)
+        received_at = self._received_at.setdefault(machine.node_name, self._loop.time())
         self._loop.call_later(CORDONED_SECONDS, self._check_cordoned, machine, received_at)
         if machine.notice is not None and machine.notice.reclaim_at is not None:
             remaining_seconds = (machine.notice.reclaim_at - self._loop.now()).total_seconds()
@@ -410,7 +422,7 @@ class InvariantMonitor:
         if not node.spec.unschedulable:
             self.report(NOTICES_HANDLED, f"{machine.node_name} accepts pods 2 s after its notice was received")
         for pod in self._remaining_pods(machine):
-            if labels.CHECKPOINT_REQUESTED not in pod.metadata.annotations:
+            if not self._is_notified(pod, machine, received_at):
                 what = f"{pod.metadata.name} on {machine.node_name} was not notified within 2 s"
                 self.report(NOTICES_HANDLED, what)
 
@@ -426,25 +438,37 @@ class InvariantMonitor:
         received_at = self._received_at.get(machine.node_name)
         if received_at is None or machine.notice is None or machine.node_name in self._voluntarily_drained:
             return  # evicted for another cause
-        is_notified = labels.CHECKPOINT_REQUESTED in pod.metadata.annotations
+        is_notified = self._is_notified(pod, machine, received_at)
         if not is_notified and pod.metadata.deletion_timestamp is None and self._must_be_handled(machine, received_at):
             what = f"{pod.metadata.name} on {machine.node_name} was evicted without being notified"
             self.report(NOTICES_HANDLED, what)
-        if is_notified and self._is_still_saving(pod, machine) and self._must_be_handled(machine, received_at):
+        if (
+            is_notified
+            and self._is_still_saving(pod, machine, received_at)
+            and self._must_be_handled(machine, received_at)
+        ):
             self.report(NOTICES_HANDLED, f"{pod.metadata.name} on {machine.node_name} was evicted during its save")
 
-    def _is_still_saving(self, pod: core.Pod, machine: Machine) -> bool:
+    def _is_notified(self, pod: core.Pod, machine: Machine, received_at: float) -> bool:
+        """True if the pod was asked to save since the notice or just before, or by a forced drain that is older."""
+        asked_at, since = pod.metadata.annotations.get(labels.CHECKPOINT_REQUESTED_AT), self._answers_from(received_at)
+        since = min(since, self._forced_since.get(machine.node_name, since))
+        return asked_at is not None and datetime.fromisoformat(asked_at) >= since
+
+    def _is_still_saving(self, pod: core.Pod, machine: Machine, received_at: float) -> bool:
         """True if a pod that can save was asked, has not saved since the notice or just before, and has time left."""
         saved_at = pod.metadata.annotations.get(labels.CHECKPOINTED_AT)
         reclaim_at = None if machine.notice is None else machine.notice.reclaim_at
         if saved_at is None or reclaim_at is None or pod.metadata.deletion_timestamp is not None:
             return False
         remaining_seconds = (reclaim_at - self._loop.now()).total_seconds() - pod.spec.termination_grace_period_seconds
-        since_notice = timedelta(seconds=self._loop.time() - self._received_at[machine.node_name])
-        answers_from = self._loop.now() - since_notice - timedelta(seconds=ANSWER_SECONDS_BEFORE)
         return remaining_seconds > SAVE_DEADLINE_SECONDS and (
-            not saved_at or datetime.fromisoformat(saved_at) < answers_from
+            not saved_at or datetime.fromisoformat(saved_at) < self._answers_from(received_at)
         )
+
+    def _answers_from(self, received_at: float) -> datetime:
+        """Return the time from which a request or a save belongs to the notice: its own, less what clocks differ."""
+        return self._loop.now() - timedelta(seconds=self._loop.time() - received_at + ANSWER_SECONDS_BEFORE)
 
     def _remaining_pods(self, machine: Machine) -> list[core.Pod]:
         """Return running pods that have not been evicted."""
