@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
 
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.preemption import Preemption, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
@@ -27,7 +28,6 @@ from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
 PROJECTS, USERS = ("a", "b", "c"), ("ann", "bob")
-NODES: Story = tuple(fact for number in range(12) for fact in node(f"n{number}"))
 
 projects = st.tuples(
     *(
@@ -70,8 +70,9 @@ steps = rounds.map(lambda told: [step for more, after in told for step in (*more
 class World:
     """The jobs of a run with their pods, as facts."""
 
-    def __init__(self, rules: ScalingPolicy) -> None:
-        self.rules, self.at, self.facts = rules, T0, list[TimedFact](NODES)
+    def __init__(self, rules: ScalingPolicy, nodes_count: int) -> None:
+        nodes: Story = tuple(fact for number in range(nodes_count) for fact in node(f"n{number}"))
+        self.rules, self.at, self.facts = rules, T0, list[TimedFact](nodes)
         self.spans: dict[JobId, list[list[datetime | None]]] = {}  # placed and ended, of each attempt
         self.preempted_count = 0
         self._numbers, self._versions = count(1), count(10)
@@ -97,9 +98,9 @@ class World:
                 self.end(job_id)
         state = self.state
         made = schedule(state, self.rules, self.at)
-        for victim in preemptions(state, self.rules, self.at, deferred=made.deferred, barred={}):
+        for victim in preemptions(state, self.rules, self.at, scheduled=made, barred={}):
             self.preempted_count += 1
-            self._check_victim(victim)
+            self._check_victim(victim, made.granted)
             self.spans[victim.job_id][-1][1] = self.at
             self._tell(
                 JobPreempted(
@@ -169,14 +170,17 @@ class World:
 
     # ---- what must hold
 
-    def _check_victim(self, victim: Preemption) -> None:
-        """Its project borrows, and the job it ends for fits into the nominal quota of its own."""
+    def _check_victim(self, victim: Preemption, granted: frozenset[JobId]) -> None:
+        """Its project borrows, and the job it ends for fits into the nominal quota of its own, beside all jobs of its
+        project that run or got their quota, whatever they wait for."""
         used, state = self.used(is_leaving_counted=False), self.state
         nominal = {quota.name: quota.nominal_gpu_count or 0 for quota in self.rules.quotas.projects}
         assert isinstance(victim.reason, QuotaReclaimed)
         assert used[victim.reason.project] > nominal[victim.reason.project]
         owner, needs = victim.reason.for_project, state.jobs[victim.reason.for_job].queued
         assert needs is not None
+        queued = (job.queued.spec for name, job in state.jobs.items() if name in granted and job.queued is not None)
+        used[owner] += sum(spec.member_resources.gpu_count for spec in queued if spec.project_id == owner)
         assert used[owner] + needs.spec.member_resources.gpu_count <= nominal[owner]
 
     def check(self) -> None:
@@ -213,12 +217,18 @@ class World:
         assert most is None or all(total <= most * 3600.0 for total in seconds.values())
 
 
-def played(settings_: dict[str, object], told: list[tuple[object, ...]]) -> World:
+def played(
+    settings_: dict[str, object],
+    told: list[tuple[object, ...]],
+    *,
+    nodes_count: int = 12,
+    queues: tuple[QueuePolicy, ...] = (),
+) -> World:
     """The world after these steps; its sums are checked at each tick."""
     for quota in settings_["projects"]:  # type: ignore[attr-defined]
         lending = quota["lending_gpu_count_max"]
         quota["lending_gpu_count_max"] = None if lending is None else min(lending, quota["nominal_gpu_count"])
-    world = World(policy(quotas=settings_))
+    world = World(policy(quotas=settings_, queues=queues), nodes_count)
     for step in told:
         match step:
             case ("submit", *fields):
@@ -256,6 +266,18 @@ ENDS_WHILE_OTHERS_BORROW: list[tuple[object, ...]] = [
 ]  # fmt: skip
 
 
+STRICT = (QueuePolicy(name="a", projects=("a",)), QueuePolicy(name="all", scheduling_policy="fcfs-strict"))
+EIGHT_EACH: dict[str, object] = {
+    "projects": tuple({"name": name, "nominal_gpu_count": 8, "lending_gpu_count_max": None} for name in ("a", "b"))
+}
+# Project a has 12 of 16 GPUs; the first job of b fits on no node, and the one behind it was granted its quota.
+WAITS_BEHIND_A_LARGE_JOB: list[tuple[object, ...]] = [
+    ("submit", "a", "ann", 3, 500), ("submit", "a", "ann", 3, 500), ("submit", "a", "ann", 3, 500),
+    ("submit", "a", "ann", 3, 500), ("tick",),
+    ("submit", "b", "bob", 3, 500), ("submit", "b", "bob", 1, 500), ("submit", "b", "bob", 5, 500), ("tick",),
+]  # fmt: skip
+
+
 @settings(max_examples=60, deadline=None, phases=_PHASES)
 @for_all(quotas, steps)
 @example(THREE_OF_FOUR, ENDS_WHILE_OTHERS_BORROW)
@@ -271,6 +293,16 @@ def test_borrowed_quota_returns_to_its_owner(settings_: dict[str, object], told:
         reason = held.reason
         if isinstance(reason, CohortQuotaReached):
             assert reason.used_gpu_count + reason.needed_gpu_count > reason.nominal_gpu_count, msgspec.to_builtins(held)
+
+
+@settings(max_examples=60, deadline=None, phases=_PHASES)
+@for_all(quotas, steps, st.sampled_from((1, 2)))
+@example(EIGHT_EACH, WAITS_BEHIND_A_LARGE_JOB, 2)
+def test_nobody_ends_for_a_job_that_would_borrow(
+    settings_: dict[str, object], told: list[tuple[object, ...]], nodes_count: int
+) -> None:
+    """Where jobs wait behind others that lack capacity, what they were granted counts for reclaiming too."""
+    played(settings_, told, nodes_count=nodes_count, queues=STRICT)
 
 
 @settings(max_examples=60, deadline=None, phases=_PHASES)

@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem
 from gpu_autoscaler.core.demand.queue_order import in_queue_order
-from gpu_autoscaler.core.demand.quotas import hold_over_quota
+from gpu_autoscaler.core.demand.quotas import with_quota
 from gpu_autoscaler.core.demand.sources import demand
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.intake.directives import NO_ACTIVE_DIRECTIVES, ActiveDirectives, active_directives
@@ -182,7 +182,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         bins = views.table(CURRENT_BINS)
         set_aside = {**set_aside_now(state, as_of), **(rejected or {})}
         wanted = in_queue_order(demand(state, views, as_of), state, policy, as_of)
-        wanted = hold_over_quota(_without_rejected(wanted, set_aside), state, policy, as_of)
+        wanted, _ = with_quota(_without_rejected(wanted, set_aside), state, policy, as_of)
         return cls(
             as_of=as_of,
             state=state,

@@ -3,7 +3,7 @@
 The end is published first; the Job is suspended because of it (`suspension.py`), so a restart in between loses nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import structlog
@@ -14,9 +14,9 @@ from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import lenders_of
 from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions
+from gpu_autoscaler.core.queueing.schedule import Schedule
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobPreempted
-from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler_services.scheduler.binder import Binder
@@ -42,19 +42,19 @@ class Preemptions:
         state: ClusterState,
         policy: ScalingPolicy,
         as_of: datetime,
-        deferred: Sequence[Deferred],
+        scheduled: Schedule,
         ending: Collection[JobId],
     ) -> list[JobPreempted]:
         """Return the end of each attempt that is preempted and has saved, or had the time to; ask the others to save.
 
-        `deferred`: of the schedule; `ending`: jobs whose attempt ends in this tick anyway.
+        `ending`: jobs whose attempt ends in this tick anyway.
         """
         if not may_preempt(policy):
             return []
-        is_barred_known = may_need_priority(state, policy, deferred)
+        is_barred_known = may_need_priority(state, policy, scheduled.deferred)
         barred = barred_jobs(plan(state, policy, as_of).deferred) if is_barred_known else {}
         asked = {job_id for job_id, _ in self._asked}
-        chosen = preemptions(state, policy, as_of, deferred=deferred, barred=barred, asked=asked)
+        chosen = preemptions(state, policy, as_of, scheduled=scheduled, barred=barred, asked=asked)
         current = {(victim.job_id, victim.attempt) for victim in chosen}
         self._asked = {key: at for key, at in self._asked.items() if key in current}
         leaving = [victim for victim in chosen if victim.job_id not in ending]

@@ -176,7 +176,7 @@ class Scheduler:
         estimates = estimates_due(self._view.state, self._policy, now)
         lost = await self._lost_attempts(as_of)
         ending = {fact.job_id for fact in (*spent, *lost) if isinstance(fact, JobPreempted | JobFinished)}
-        preempted = await self._preemptions.ends(self._view.state, self._policy, as_of, scheduled.deferred, ending)
+        preempted = await self._preemptions.ends(self._view.state, self._policy, as_of, scheduled, ending)
         facts = (*lost, *spent, *preempted, *placed, *estimates)
         return Outcome(facts=facts, next_change_at=as_of.next_change_at)
 

@@ -44,19 +44,19 @@ Held = QuotaReason | ResourceQuotaExceeded
 _GRANTED = frozenset({DemandSource.QUEUED_JOB, DemandSource.ELASTIC_MEMBER})
 
 
-def hold_over_quota(
+def with_quota(
     demand: tuple[DemandItem, ...], state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> tuple[DemandItem, ...]:
-    """Return the demand; queued jobs that exceed a quota of the policy or a ResourceQuota use no capacity, and are
-    deferred with the quota."""
+) -> tuple[tuple[DemandItem, ...], frozenset[JobId]]:
+    """Return the demand, and the queued jobs that got the policy's quotas; those that exceed a quota of the policy or
+    a ResourceQuota use no capacity, and are deferred with the quota."""
     grants = _Grants(state, policy, as_of)
     if not policy.quotas.is_set and grants.resource_quotas.is_empty:
-        return demand
+        return demand, frozenset()
     held = grants.held(demand)
     return tuple(
         item if (reason := held.get(item.key)) is None else msgspec.structs.replace(item, blocked=reason)
         for item in demand
-    )
+    ), frozenset(grants.granted)
 
 
 class _Grants:
@@ -71,6 +71,7 @@ class _Grants:
         self._state, self._policy, self._as_of = state, policy, as_of
         self._usage = QuotaUsage(state, policy, as_of)
         self.resource_quotas = ResourceQuotaUsage(state, policy)
+        self.granted: set[JobId] = set()
         self._held: dict[JobId, Held] = {}
         self._closed: set[str] = set()  # strict queues of which a job is held
 
@@ -126,6 +127,8 @@ class _Grants:
         is_owner_waiting = isinstance(reason, CohortQuotaReached) and self._usage.is_nominal_soon(spec)
         if needs_quota and (reason is None or is_owner_waiting):
             self._usage.add(spec)
+        if needs_quota and reason is None:
+            self.granted.add(spec.job_id)
         return reason
 
     def _quota_reason(self, job: JobRecord, spec: JobSpec) -> QuotaReason | None:

@@ -11,11 +11,11 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.demand.quotas import Held, QuotaUsage, holds_quota
+from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota
 from gpu_autoscaler.core.disruption.protection import checkpointed_at, pod_mark
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import Lender, gpus_of, lenders_of
-from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
 from gpu_autoscaler.core.state.queries import is_finished, is_preempted_for_another, is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobFinished
@@ -33,7 +33,7 @@ from gpu_autoscaler.model.reasons.defer_limits import (
     OverrideReached,
     SpendLimit,
 )
-from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete, QueueHeadWaits
+from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete
 from gpu_autoscaler.model.reasons.preempt import PreemptReason, PriorityPreempted, QuotaReclaimed
 
 # Reasons of a plan that bar a purchase. Others (a batch window, a cool-down, a freeze) pass, or are set by a person.
@@ -82,30 +82,30 @@ def preemptions(
     policy: ScalingPolicy,
     as_of: datetime,
     *,
-    deferred: Sequence[Deferred],
+    scheduled: Schedule,
     barred: Mapping[JobId, str],
     asked: Collection[JobId] = (),
 ) -> tuple[Preemption, ...]:
-    """Return the attempts that are to end now. `deferred`: of the schedule, in its order; `barred`: of the plan;
-    `asked`: jobs that were chosen before, which stay the first choice."""
-    reclaimed = _reclaims(state, policy, as_of, deferred, asked) if policy.quotas.is_reclaim_on else ()
+    """Return the attempts that are to end now. `scheduled`: of this state; `barred`: of the plan; `asked`: jobs that
+    were chosen before, which stay the first choice."""
+    reclaimed = _reclaims(state, policy, as_of, scheduled, asked) if policy.quotas.is_reclaim_on else ()
     if reclaimed or not policy.quotas.is_priority_preemption_on:
         return reclaimed
-    return _by_priority(state, policy, as_of, deferred, barred, asked)
+    return _by_priority(state, policy, as_of, scheduled.deferred, barred, asked)
 
 
 # ---- nominal quota
 
 
 def _reclaims(
-    state: ClusterState, policy: ScalingPolicy, as_of: datetime, deferred: Sequence[Deferred], asked: Collection[JobId]
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule, asked: Collection[JobId]
 ) -> tuple[Preemption, ...]:
     """Return the victims for the jobs that wait for nominal quota of their project which others borrow."""
-    specs = (_spec(state, held) for held in deferred if isinstance(held.reason, CohortQuotaReached))
+    specs = (_spec(state, held) for held in scheduled.deferred if isinstance(held.reason, CohortQuotaReached))
     waiting = [spec for spec in specs if spec is not None]
     if not waiting:
         return ()
-    usage, lenders = _usage(state, policy, as_of, deferred), lenders_of(policy.quotas)
+    usage, lenders = _usage(state, policy, as_of, scheduled.granted), lenders_of(policy.quotas)
     candidates = _candidates(state, as_of, asked)
     chosen: list[Preemption] = []
     for spec in waiting:
@@ -128,19 +128,14 @@ def _reclaims(
     return tuple(chosen)
 
 
-def _usage(state: ClusterState, policy: ScalingPolicy, as_of: datetime, deferred: Iterable[Deferred]) -> QuotaUsage:
-    """Return what will be used soon: with queued jobs that have their quota, without jobs that end for others, and
-    without those behind a job of a strict queue that waits."""
+def _usage(state: ClusterState, policy: ScalingPolicy, as_of: datetime, granted: Collection[JobId]) -> QuotaUsage:
+    """Return what will be used soon: with queued jobs that have their quota, without jobs that end for others."""
     usage = QuotaUsage(state, policy, as_of)
-    held = {held.subject for held in deferred if isinstance(held.reason, Held | QueueHeadWaits)}
     for job_id, job in state.jobs.items():
-        if job.queued is None:
-            continue
-        if holds_quota(state, job):
-            if is_preempted_for_another(job):
-                usage.remove(job.queued.spec)
-        elif is_waiting(job) and f"job/{job_id}" not in held:
+        if job.queued is not None and job_id in granted:
             usage.add(job.queued.spec)
+        elif job.queued is not None and is_preempted_for_another(job) and holds_quota(state, job):
+            usage.remove(job.queued.spec)
     return usage
 
 

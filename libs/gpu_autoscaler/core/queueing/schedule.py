@@ -13,7 +13,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.queue_order import in_queue_order, ordered_queue, overdue_jobs
-from gpu_autoscaler.core.demand.quotas import hold_over_quota, remaining_count
+from gpu_autoscaler.core.demand.quotas import remaining_count, with_quota
 from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
@@ -54,6 +54,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     placements: tuple[Placement, ...] = ()
     deferred: tuple[Deferred, ...] = ()
+    granted: frozenset[JobId] = frozenset()  # queued jobs that got their quotas now, whatever else they wait for
 
 
 def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Schedule:
@@ -83,7 +84,7 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
             placements.append(_placement(job_id, job, outcome, retries_used(state, job)))
         elif outcome is not None:
             deferred.append(_deferred(job_id, outcome))
-    return Schedule(placements=tuple(placements), deferred=tuple(deferred))
+    return Schedule(placements=tuple(placements), deferred=tuple(deferred), granted=serving.granted)
 
 
 class _Serving:
@@ -94,7 +95,7 @@ class _Serving:
         self.views = node_views(state, as_of)
         wanted = in_queue_order(demand(state, self.views, as_of), state, policy, as_of)
         wanted = exclude_interrupted_from_spot(wanted, state, policy, as_of)
-        self._items = hold_over_quota(wanted, state, policy, as_of)
+        self._items, self.granted = with_quota(wanted, state, policy, as_of)
         bins = self.views.table(CURRENT_BINS)
         self._free_capacity = FreeCapacity(bins, policy.placement, [item.shape for item in self._items])
         self._nodes = {f"node/{view.node_uid}": view for view in self.views}

@@ -3,10 +3,12 @@
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.state import ClusterState
@@ -15,7 +17,8 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.defer import DeferReason
-from gpu_autoscaler.model.reasons.defer_limits import PreemptedForJob
+from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob
+from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 
 NODES: Story = (*node("n1"), *node("n2"))
@@ -47,9 +50,9 @@ def running(
 
 def chosen(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> tuple[Preemption, ...]:
     """The attempts that are to end at T0."""
-    deferred = schedule(state, rules, T0).deferred
-    barred = barred_jobs(plan(state, rules, T0).deferred) if may_need_priority(state, rules, deferred) else {}
-    return preemptions(state, rules, T0, deferred=deferred, barred=barred, asked=[JobId(name) for name in asked])
+    made = schedule(state, rules, T0)
+    barred = barred_jobs(plan(state, rules, T0).deferred) if may_need_priority(state, rules, made.deferred) else {}
+    return preemptions(state, rules, T0, scheduled=made, barred=barred, asked=[JobId(name) for name in asked])
 
 
 def names(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> list[str]:
@@ -97,6 +100,19 @@ def test_nothing_is_reclaimed_while_quota_is_free() -> None:
 
     assert names(state, cohort()) == []
     assert names(given(NODES, *four_of_a()), cohort()) == []
+
+
+def test_jobs_behind_one_that_waits_for_capacity_keep_the_quota_that_they_were_granted() -> None:
+    """Of b's nominal quota of 8 the first two jobs have 4, so the third one would borrow: nobody ends for it."""
+    rules = msgspec.structs.replace(cohort(), queues=(QueuePolicy(name="all", scheduling_policy="fcfs-strict"),))
+    first = job("b1", gpus=2, project_id="b", model="H100", at=T0 - 3 * MINUTE)
+    behind = job("b2", gpus=2, project_id="b", at=T0 - 2 * MINUTE)
+    third = job("b3", gpus=5, project_id="b", at=T0 - MINUTE)
+    state = given(NODES, *four_of_a()[:3], first, behind, third)
+
+    assert isinstance(why(state, rules, "b2"), QueueHeadWaits)
+    assert isinstance(why(state, rules, "b3"), CohortQuotaReached)
+    assert names(state, rules) == []
 
 
 def test_reclaiming_can_be_turned_off() -> None:
