@@ -46,6 +46,13 @@ TEAMS: Mapping[str, Planted] = {
         " - self._ending[mine.project] + gpus_of(spec) <= mine.nominal\n",
         " + gpus_of(spec) <= mine.nominal\n",
     ),
+    f"{_PREEMPTION}::test_jobs_behind_one_that_waits_for_capacity_keep_the_quota_that_they_were_granted": Planted(
+        "quota is reclaimed as if queued jobs had none",
+        3,
+        f"{_CORE}/queueing/preemption.py",
+        "and job_id in granted:\n",
+        "and job_id in ():\n",
+    ),
     f"{_SIMULATED}::test_borrowed_quota_returns_and_no_quota_is_exceeded[1]": Planted(
         "a project reclaims more than its nominal quota",
         2,
