@@ -4,27 +4,28 @@ Sources: `cmd/training-operator.v1/main.go`, `pkg/cert/cert.go` and `manifests/b
 github.com/kubeflow/training-operator v1.8.1 (read 2026-11-24). `training/go.mod` pins it.
 """
 
-import base64
 import contextlib
 import json
 import os
-import shutil
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.controlplane.controllers import (
+    are_served,
+    build,
+    define,
+    give_certificates,
+    needed_program,
+    running_program,
+    webhook_client,
+)
 from tests.controlplane.plane import LOOPBACK, ControlPlane
 from tests.controlplane.recipes import Recipe
 
 from gpu_autoscaler_services.local.child import free_port
 
-_READY_SECONDS_MAX = 60.0
 _MODULE = "github.com/kubeflow/training-operator"
 _PLURALS = ("pytorchjobs", "tfjobs", "mpijobs")
 _WITH_WEBHOOKS = ("pytorchjob", "tfjob")  # 1.8.1 validates no MPIJob on admission
@@ -35,56 +36,31 @@ TRAINING = Recipe(
     programs={"training-operator": f"{_MODULE}/cmd/training-operator.v1"},
     files={f"{plural}.yaml": (_MODULE, f"manifests/base/crds/kubeflow.org_{plural}.yaml") for plural in _PLURALS},
 )
+needed = partial(needed_program, TRAINING)
 # The operator waits for this file, which a Secret gives it in its pod; the webhook server reads below TMPDIR.
 _MOUNTED = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")  # noqa: S108 - fixed by the operator
 _ROTATED = "validator.training-operator.kubeflow.org"
 
 
-def needed() -> Path:
-    """Return the program. Skips the test if it is not built."""
-    program = TRAINING.folder() / "training-operator"
-    if not program.is_file():
-        pytest.skip(f"no Training Operator: {TRAINING.missing() or 'it is not built yet'}; `make controlplane`")
-    return program
-
-
 @contextlib.contextmanager
 def running(plane: ControlPlane, *flags: str) -> Iterator[None]:
     """Run definitions, controllers and webhooks on this plane. `flags`: further ones of the operator."""
-    program = needed()
-    for plural in _PLURALS:
-        plane.kubectl("apply", "--server-side", "-f", str(TRAINING.folder() / f"{plural}.yaml"))
-    deadline = time.monotonic() + _READY_SECONDS_MAX
-    while any(plane.ask(f"/apis/kubeflow.org/v1/{plural}")[0] != 200 for plural in _PLURALS):
-        assert time.monotonic() < deadline, "Kubeflow's kinds were defined and are not served"
-        time.sleep(0.1)
-    certificates = plane.folder / "training" / "k8s-webhook-server" / "serving-certs"
-    certificates.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(plane.authority.server_certificate, certificates / "tls.crt")
-    shutil.copyfile(plane.authority.server_key, certificates / "tls.key")
+    paths = [f"/apis/kubeflow.org/v1/{plural}" for plural in _PLURALS]
+    define(plane, (TRAINING.folder() / f"{plural}.yaml" for plural in _PLURALS), lambda: are_served(plane, paths))
+    give_certificates(plane, plane.folder / "training" / "k8s-webhook-server" / "serving-certs")
     _MOUNTED.parent.mkdir(parents=True, exist_ok=True)
     _MOUNTED.touch()
     for document in _rotated():
         plane.kubectl("apply", "-f", "-", text=json.dumps(document))
     webhook, health = free_port(), free_port()
-    command = [str(program), "--metrics-bind-address=0", f"--health-probe-bind-address={LOOPBACK}:{health}"]
+    command = ["--metrics-bind-address=0", f"--health-probe-bind-address={LOOPBACK}:{health}"]
     command += [f"--webhook-server-port={webhook}", *(f"--enable-scheme={plural[:-1]}" for plural in _PLURALS), *flags]
     environment = {
-        "KUBECONFIG": str(plane.kubeconfig()),
-        "HOME": str(plane.folder),
-        "PATH": os.environ["PATH"],
-        "TMPDIR": str(plane.folder / "training"),
-        "MY_POD_NAMESPACE": "default",
-    }
-    with (plane.folder / "logs" / "training.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        _until_ready(process, health, plane)
+        "PATH": os.environ["PATH"], "TMPDIR": str(plane.folder / "training"), "MY_POD_NAMESPACE": "default"
+    }  # fmt: skip
+    with running_program(plane, TRAINING, command, health_port=health, environment=environment):
         plane.kubectl("apply", "-f", "-", text=json.dumps(_webhooks(webhook, plane)))
         yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _rotated() -> Iterator[dict[str, Any]]:
@@ -99,7 +75,6 @@ def _rotated() -> Iterator[dict[str, Any]]:
 
 def _webhooks(port: int, plane: ControlPlane) -> dict[str, Any]:
     """Webhook configuration of its manifests, with an address instead of a Service."""
-    authority = base64.b64encode(plane.authority.certificate.read_bytes()).decode()
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
@@ -118,30 +93,12 @@ def _webhooks(port: int, plane: ControlPlane) -> dict[str, Any]:
                         "resources": [f"{kind}s"],
                     }
                 ],
-                "clientConfig": {
-                    "url": f"https://{LOOPBACK}:{port}/validate-kubeflow-org-v1-{kind}",
-                    "caBundle": authority,
-                },
+                "clientConfig": webhook_client(plane, port, f"/validate-kubeflow-org-v1-{kind}"),
             }
             for kind in _WITH_WEBHOOKS
         ],
     }
 
 
-def _until_ready(process: subprocess.Popen[bytes], health: int, plane: ControlPlane) -> None:
-    deadline = time.monotonic() + _READY_SECONDS_MAX
-    while True:
-        with (
-            contextlib.suppress(OSError, urllib.error.URLError),
-            urllib.request.urlopen(f"http://{LOOPBACK}:{health}/readyz", timeout=2) as answer,
-        ):
-            if answer.status == 200:
-                return
-        assert process.poll() is None, f"the Training Operator ended:\n{plane.log_end('training')}"
-        assert time.monotonic() < deadline, f"the Training Operator is not ready:\n{plane.log_end('training')}"
-        time.sleep(0.1)
-
-
 if __name__ == "__main__":
-    reason = TRAINING.missing()
-    sys.exit(reason) if reason else sys.stdout.write(f"{TRAINING.build()}\n")
+    build(TRAINING)

@@ -6,26 +6,24 @@ it.
 """
 
 import contextlib
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import pytest
+from tests.controlplane.controllers import are_served, build, define, needed_program, running_program
 from tests.controlplane.definitions import needed_definition
 from tests.controlplane.plane import LOOPBACK, ControlPlane
 from tests.controlplane.recipes import Recipe
 
 from gpu_autoscaler_services.local.child import free_port
 
-_READY_SECONDS_MAX = 60.0
 VOLCANO = Recipe(
     name="volcano-controller",
     words="Volcano's controllers",
     module=Path(__file__).parent / "volcano",
     programs={"controller-manager": "volcano.sh/volcano/cmd/controller-manager"},
 )
+needed = partial(needed_program, VOLCANO)
 _QUEUE = '{"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": "default"}, "spec": {}}'
 _SERVED = {
     "jobs.batch.volcano.sh": "/apis/batch.volcano.sh/v1alpha1/jobs",
@@ -35,36 +33,16 @@ _SERVED = {
 }
 
 
-def needed() -> Path:
-    """Return the program. Skips the test if it is not built."""
-    program = VOLCANO.folder() / "controller-manager"
-    if not program.is_file():
-        pytest.skip(f"no controllers of Volcano: {VOLCANO.missing() or 'they are not built yet'}; `make controlplane`")
-    return program
-
-
 @contextlib.contextmanager
 def running(plane: ControlPlane) -> Iterator[None]:
     """Run definitions and controllers on this plane."""
-    program = needed()
-    for name in _SERVED:
-        plane.kubectl("apply", "--server-side", "-f", str(needed_definition(name)))
-    deadline = time.monotonic() + _READY_SECONDS_MAX
-    while any(plane.ask(path)[0] != 200 for path in _SERVED.values()):
-        assert time.monotonic() < deadline, "Volcano's kinds were defined and are not served"
-        time.sleep(0.1)
+    define(plane, (needed_definition(name) for name in _SERVED), lambda: are_served(plane, _SERVED.values()))
     plane.kubectl("apply", "-f", "-", text=_QUEUE)
-    command = [str(program), "--kubeconfig", str(plane.kubeconfig()), "--leader-elect=false", "--v=3"]
+    command = ["--kubeconfig", str(plane.kubeconfig()), "--leader-elect=false", "--v=3"]
     command += ["--controllers=job-controller", "--enable-healthz", f"--healthz-address={LOOPBACK}:{free_port()}"]
-    with (plane.folder / "logs" / "volcano.log").open("ab") as log:
-        process = subprocess.Popen(command, env={"HOME": str(plane.folder)}, stdout=log, stderr=log)
-    try:
+    with running_program(plane, VOLCANO, command):
         yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":
-    reason = VOLCANO.missing()
-    sys.exit(reason) if reason else sys.stdout.write(f"{VOLCANO.build()}\n")
+    build(VOLCANO)
