@@ -101,6 +101,9 @@ FAILURES_TESTED: Mapping[str, tuple[str, ...]] = {
         "a job of high priority preempts others although nodes can be bought",
         "a job that is not preemptible is preempted",
         "a preemption for another job uses up a retry",
+        "a preempted job ends before it has saved",
+        "a job counts as asked before a request has reached its pods",
+        "the plan check lets jobs be preempted whose project borrows nothing",
     ),
     "Capacity is promised that is not there, or twice": (
         "nodes are bought for a capacity check",

@@ -78,7 +78,7 @@ TEAMS: Mapping[str, Planted] = {
     "tests/services/scheduler/test_job_preemptions.py::test_a_borrower_without_checkpoints_ends_at_once": Planted(
         "a preemption for another job uses up a retry",
         1,
-        "services/gpu_autoscaler_services/scheduler/job_preemptions.py",
+        "services/gpu_autoscaler_services/scheduler/attempts.py",
         "        retries_used_count=victim.retries_used_count,\n",
         "        retries_used_count=victim.retries_used_count + 1,\n",
     ),
@@ -144,6 +144,28 @@ TEAMS: Mapping[str, Planted] = {
         f"{_CORE}/demand/resource_quotas.py",
         "        if place.is_created and ",
         "        if False and ",
+    ),
+    # ---- the save before a preemption
+    "tests/services/scheduler/test_job_preemptions.py::test_a_borrower_ends_when_it_has_saved_for_a_plan": Planted(
+        "a preempted job ends before it has saved",
+        2,
+        "services/gpu_autoscaler_services/scheduler/attempts.py",
+        " for victim in leaving if not is_saving(victim, state, policy, as_of)]",
+        " for victim in leaving]",
+    ),
+    f"{_PREEMPTION}::test_a_plan_asks_the_victim_to_save_before_it_ends": Planted(
+        "a job counts as asked before a request has reached its pods",
+        2,
+        f"{_CORE}/queueing/preemption.py",
+        "    return request is not None and request.requested_at >= decided_at\n",
+        "    return request is None or request.requested_at >= decided_at\n",
+    ),
+    f"{_PREEMPTION}::test_the_plan_check_knows_what_the_policy_and_the_cohort_allow": Planted(
+        "the plan check lets jobs be preempted whose project borrows nothing",
+        2,
+        f"{_CORE}/check/preemption_rules.py",
+        "    return None if used > mine else ",
+        "    return None if used > 0 else ",
     ),
     # ---- rights
     f"{_RIGHTS}::test_a_project_is_checked_in_its_namespace": Planted(

@@ -16,11 +16,19 @@ from gpu_autoscaler.core.disruption.idle_jobs import IdleWorkload, idle_jobs, id
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.disruption.periodic_checkpoints import due_checkpoints
-from gpu_autoscaler.core.draft import Draft, Served
+from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.request_answers import answers
+from gpu_autoscaler.core.queueing.preemption import (
+    barred_jobs,
+    may_need_priority,
+    may_preempt,
+    preemptions,
+    unasked_pods,
+)
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
@@ -39,6 +47,7 @@ from gpu_autoscaler.model.decisions import (
     RemoveOrphanedNode,
     RequestCheckpoints,
     RequestJobCheckpoint,
+    RequestPreemptionCheckpoint,
     Upkeep,
     UpkeepDecision,
     WorkloadPod,
@@ -81,7 +90,7 @@ class _Kind(NamedTuple):
     """A kind of act: what is due, what holds all of it, and the limits of its decisions."""
 
     decision: type[UpkeepDecision]
-    find: Callable[[ClusterState, ScalingPolicy, datetime, Mapping[str, Served]], Iterable[_Due]]
+    find: Callable[[ClusterState, ScalingPolicy, datetime, Draft | None], Iterable[_Due]]
     count_max: int  # in one plan
     backoff_seconds: float  # of the first attempt
     hold: Callable[[Draft, ClusterState, ScalingPolicy], DeferReason | None] = lambda *_: None
@@ -105,7 +114,7 @@ def due_upkeep(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> t
     return tuple(
         upkeep_key(kind.decision.tag(), due.subject, due.occasion)
         for kind in KINDS
-        for due in kind.find(state, policy, as_of, {})
+        for due in kind.find(state, policy, as_of, None)
     )
 
 
@@ -115,7 +124,7 @@ def _decide(
     """Return the decisions of this kind, and the subjects of deferred acts with their reasons."""
     decided: list[AnyUpkeep] = []
     deferred: list[tuple[str, DeferReason]] = []
-    due_acts = tuple(kind.find(state, policy, draft.as_of, draft.served))
+    due_acts = tuple(kind.find(state, policy, draft.as_of, draft))
     hold = kind.hold(draft, state, policy) if due_acts else None
     for due in due_acts:
         key = upkeep_key(kind.decision.tag(), due.subject, due.occasion)
@@ -253,6 +262,29 @@ def _due_checkpoints(state: ClusterState, policy: ScalingPolicy, as_of: datetime
         yield _Due(f"job/{due.job_id}", make, due.held, due.since.isoformat())
 
 
+def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, draft: Draft | None) -> Iterator[_Due]:
+    """Yield the jobs that the scheduler is about to preempt, found as it finds them; without a plan that defers jobs
+    there are none."""
+    if draft is None or not may_preempt(policy) or not any(held.subject.startswith("job/") for held in draft.deferred):
+        return
+    scheduled = schedule(state, policy, as_of)
+    barred = barred_jobs(draft.deferred) if may_need_priority(state, policy, scheduled.deferred) else {}
+    deadline_at = plain(as_of) + timedelta(seconds=policy.quotas.checkpoint_seconds_max)
+    for victim in preemptions(state, policy, as_of, scheduled=scheduled, barred=barred):
+        node_names = {pod.node_name for pod in unasked_pods(victim, state) if pod.node_name is not None}
+        if node_names:
+            make = partial(
+                RequestPreemptionCheckpoint,
+                job_id=victim.job_id,
+                attempt=victim.attempt,
+                node_names=tuple(sorted(node_names)),
+                requested_at=plain(as_of),
+                deadline_at=deadline_at,
+                reason=victim.reason,
+            )
+            yield _Due(f"job/{victim.job_id}", make, None, str(victim.attempt))
+
+
 def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for end in reservation_ends(state, policy, as_of):
         reason = ReservationEnding(paid_until=end.paid_until, drain_seconds=policy.reservation_drain_seconds)
@@ -260,7 +292,8 @@ def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetim
         yield _Due(f"instance/{end.provider_id}", make)
 
 
-def _answers(state: ClusterState, _: ScalingPolicy, as_of: datetime, served: Mapping[str, Served]) -> Iterator[_Due]:
+def _answers(state: ClusterState, _: ScalingPolicy, as_of: datetime, draft: Draft | None) -> Iterator[_Due]:
+    served = {} if draft is None else draft.served
     for request, condition, is_true, code, reason in answers(state, as_of, served):
         make = partial(
             AnswerProvisioningRequest,
@@ -300,6 +333,7 @@ KINDS = (
     _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
     _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),
+    _Kind(RequestPreemptionCheckpoint, _preempted_jobs, count_max=64, backoff_seconds=15.0),
     _Kind(RequestJobCheckpoint, _due_checkpoints, count_max=32, backoff_seconds=600.0),
     _Kind(AnnounceReservationEnd, _reservation_ends, count_max=32, backoff_seconds=60.0),
     _Kind(RemoveOrphanedNode, _orphaned_nodes, count_max=8, backoff_seconds=70.0, hold=_freeze_or_old_data),

@@ -17,6 +17,7 @@ from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
+from gpu_autoscaler.model.reasons.preempt import PreemptReason
 from gpu_autoscaler.model.reasons.upkeep import (
     AnswerReason,
     CheckpointDue,
@@ -223,6 +224,11 @@ class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="reque
     reason: CheckpointDue
 
     @property
+    def deadline_at(self) -> Instant:
+        """Until when the pods may save."""
+        return self.retry_at
+
+    @property
     def subject(self) -> str:
         return f"job/{self.job_id}"
 
@@ -232,6 +238,30 @@ class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="reque
 
     def sentence(self) -> str:
         return f"Ask job {self.job_id} to save a checkpoint by {instant(self.retry_at)}. {self.reason.sentence()}"
+
+
+class RequestPreemptionCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="request_preemption_checkpoint"):
+    """Ask the job's pods on these nodes that save on request to save a checkpoint by `deadline_at`; then the scheduler
+    ends this attempt for another job. Evict none."""
+
+    job_id: JobId
+    attempt: int
+    node_names: tuple[str, ...]  # sorted
+    requested_at: Instant
+    deadline_at: Instant
+    reason: PreemptReason
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+    @property
+    def occasion(self) -> str:
+        return str(self.attempt)
+
+    def sentence(self) -> str:
+        deadline = instant(self.deadline_at)
+        return f"Ask job {self.job_id} to save by {deadline}, before it is preempted. {self.reason.sentence()}"
 
 
 class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_job"):
@@ -342,6 +372,7 @@ AnyUpkeep = (
     | RemoveFinalizer
     | RequestCheckpoints
     | RequestJobCheckpoint
+    | RequestPreemptionCheckpoint
     | CancelIdleJob
     | AnswerProvisioningRequest
     | AnnounceIdleWorkload

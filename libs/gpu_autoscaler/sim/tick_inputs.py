@@ -136,7 +136,7 @@ class _Inputs(ABC):
 class _QueueInputs(_Inputs):
     fields_apart = APART | {
         "busy_until", "unhealthy_since", "budgets", "spot_terminations", "directives", "policy_documents", "gangs",
-        "observed_allocatable", "rejections", "upkeep", "brake", "brake_releases",
+        "observed_allocatable", "rejections", "brake", "brake_releases",
     }  # fmt: skip
 
 

@@ -8,7 +8,14 @@ from gpu_autoscaler.core.explain.names import Namer, reason_sentence
 from gpu_autoscaler.events import job, node, pod, scaling, spot
 from gpu_autoscaler.events.cost import CostBudgetCrossed
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, ReleaseInstance
+from gpu_autoscaler.model.decisions import (
+    AnyDecision,
+    BuyNode,
+    CancelDrain,
+    DrainNode,
+    ReleaseInstance,
+    RequestPreemptionCheckpoint,
+)
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 
 
@@ -24,9 +31,9 @@ class Narrator:
         """Return sentences for the fact, mostly none or one."""
         match fact:
             case scaling.ScalingPlanMade(plan=plan):
-                return _counted(
-                    [decision_line(decision, lambda key: self._pods.get(key, key)) for decision in plan.decisions]
-                )
+                lines = [decision_line(decision, lambda key: self._pods.get(key, key)) for decision in plan.decisions]
+                asked = (act for act in plan.upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint))
+                return _counted([*lines, *(f"decided: {act.sentence()}" for act in asked)])
             case node.NodeObserved(is_ready=True, action_id=str()):
                 return self._node_ready(fact)
             case pod.PodObserved():

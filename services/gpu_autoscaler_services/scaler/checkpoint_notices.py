@@ -15,9 +15,11 @@ from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import KubeApi
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import RequestCheckpoints, RequestJobCheckpoint
+from gpu_autoscaler.model.decisions import RequestCheckpoints, RequestJobCheckpoint, RequestPreemptionCheckpoint
 from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler_services.scaler import eviction_order
+
+JobRequest = RequestJobCheckpoint | RequestPreemptionCheckpoint
 
 
 class CheckpointNotices:
@@ -47,7 +49,7 @@ class CheckpointNotices:
         return (_requested(decision, plan_id, pods, decision.node_name, deadline_at=max(deadlines), now=now),)
 
     async def send_to_job(
-        self, decision: RequestJobCheckpoint, plan_id: PlanId, now: datetime
+        self, decision: JobRequest, plan_id: PlanId, now: datetime
     ) -> Sequence[ScalingCheckpointRequested]:
         """Notify the pods of the job that save on request, except those that this decision has notified before; return
         which. Raises as `send`."""
@@ -55,8 +57,8 @@ class CheckpointNotices:
         pods = [pod for on_node in on_nodes for pod in on_node if _is_asked(pod, decision)]
         if not pods:
             return ()
-        await asyncio.gather(*map(self._notify, pods, repeat(decision.requested_at), repeat(decision.retry_at)))
-        return (_requested(decision, plan_id, pods, "", deadline_at=decision.retry_at, now=now),)
+        await asyncio.gather(*map(self._notify, pods, repeat(decision.requested_at), repeat(decision.deadline_at)))
+        return (_requested(decision, plan_id, pods, "", deadline_at=decision.deadline_at, now=now),)
 
     async def _notify(self, pod: core.Pod, requested_at: datetime, deadline_at: datetime) -> None:
         is_there = await self._kube.annotate_pod(pod, request_annotations(requested_at, deadline_at))
@@ -64,7 +66,7 @@ class CheckpointNotices:
             self._hooks.notify([pod], deadline_at)
 
 
-def _is_asked(pod: core.Pod, decision: RequestJobCheckpoint) -> bool:
+def _is_asked(pod: core.Pod, decision: JobRequest) -> bool:
     metadata = pod.metadata
     request = save_request(metadata.annotations)
     return (
@@ -77,7 +79,7 @@ def _is_asked(pod: core.Pod, decision: RequestJobCheckpoint) -> bool:
 
 
 def _requested(
-    decision: RequestCheckpoints | RequestJobCheckpoint,
+    decision: RequestCheckpoints | JobRequest,
     plan_id: PlanId,
     pods: Sequence[core.Pod],
     node_name: str,

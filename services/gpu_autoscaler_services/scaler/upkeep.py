@@ -25,6 +25,7 @@ from gpu_autoscaler.model.decisions import (
     RemoveOrphanedNode,
     RequestCheckpoints,
     RequestJobCheckpoint,
+    RequestPreemptionCheckpoint,
 )
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import PlanId
@@ -86,7 +87,7 @@ class UpkeepSteps:
                 return ()
             case RequestCheckpoints():
                 return await self._checkpoint_notices.send(decision, plan_id, self._now())
-            case RequestJobCheckpoint():
+            case RequestJobCheckpoint() | RequestPreemptionCheckpoint():
                 return await self._checkpoint_notices.send_to_job(decision, plan_id, self._now())
             case RemoveOrphanedNode():
                 return await self._orphaned_nodes.remove(decision, self._now())

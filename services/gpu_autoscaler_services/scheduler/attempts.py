@@ -1,9 +1,20 @@
 """How the attempts of a placed job end. Pure; `core/queueing/schedule.py` begins the next one, README.md explains."""
 
+from collections.abc import Collection
 from datetime import datetime
 
-from gpu_autoscaler.core.next_change import has_lasted
+from gpu_autoscaler.core.next_change import has_lasted, plain
+from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.queueing.preemption import (
+    Preemption,
+    barred_jobs,
+    is_saving,
+    may_need_priority,
+    may_preempt,
+    preemptions,
+)
+from gpu_autoscaler.core.queueing.schedule import Schedule
 from gpu_autoscaler.core.state.queries import is_member, is_preempted, job_pods
 from gpu_autoscaler.core.state.retries import moves, was_own_choice
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
@@ -99,3 +110,36 @@ def _why(state: ClusterState, gone: PodGone) -> str:
         if gone.pod_uid in drain.evicted and reason is not None:
             return f": its node was drained ({reason.tag()})"
     return ""
+
+
+# ---- preempted for another job
+
+
+def preempted_attempts(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule, ending: Collection[JobId]
+) -> list[JobPreempted]:
+    """Return the end of each attempt that is preempted for another job, once it has saved or had the time to. Plans ask
+    it to (`request_preemption_checkpoint`). The end is published first; the Job is suspended because
+    of it (`suspension.py`), so a restart in between loses nothing.
+
+    `ending`: jobs whose attempt ends in this tick anyway.
+    """
+    if not may_preempt(policy):
+        return []
+    is_barred_known = may_need_priority(state, policy, scheduled.deferred)
+    barred = barred_jobs(plan(state, policy, as_of).deferred) if is_barred_known else {}
+    chosen = preemptions(state, policy, as_of, scheduled=scheduled, barred=barred)
+    leaving = [victim for victim in chosen if victim.job_id not in ending]
+    return [_end(victim, plain(as_of)) for victim in leaving if not is_saving(victim, state, policy, as_of)]
+
+
+def _end(victim: Preemption, now: datetime) -> JobPreempted:
+    return JobPreempted(
+        job_id=victim.job_id,
+        attempt=victim.attempt,
+        cause=f"preempted for job {victim.reason.for_job}: {victim.reason.tag()}",
+        preempted_at=now,
+        preemption=victim.reason,
+        is_own_choice=True,
+        retries_used_count=victim.retries_used_count,
+    )

@@ -50,10 +50,9 @@ from gpu_autoscaler.runtime.digests import request_digest
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
-from gpu_autoscaler_services.scheduler.attempts import losses
+from gpu_autoscaler_services.scheduler.attempts import losses, preempted_attempts
 from gpu_autoscaler_services.scheduler.binder import Binder, InvalidJob, NotInstalled, not_installed
 from gpu_autoscaler_services.scheduler.job_budgets import JobBudgets
-from gpu_autoscaler_services.scheduler.job_preemptions import Preemptions
 from gpu_autoscaler_services.scheduler.missing_jobs import is_recreated, missing_jobs, was_created
 from gpu_autoscaler_services.scheduler.namespaces import ProjectNamespaces
 from gpu_autoscaler_services.scheduler.recovery import JobRecovery, StoredEnds, no_ends
@@ -117,7 +116,6 @@ class Scheduler:
         self._recovery = JobRecovery(store, binder, seed, ends)
         self._job_budgets = JobBudgets(store, binder)
         self._suspension = Suspension(binder)
-        self._preemptions = Preemptions(binder)
         self._cancels_since: dict[JobId, datetime] = {}  # cancellations of jobs that may still be accepted
 
     def use_policy(self, policy: ScalingPolicy) -> None:
@@ -176,7 +174,7 @@ class Scheduler:
         estimates = estimates_due(self._view.state, self._policy, now)
         lost = await self._lost_attempts(as_of)
         ending = {fact.job_id for fact in (*spent, *lost) if isinstance(fact, JobPreempted | JobFinished)}
-        preempted = await self._preemptions.ends(self._view.state, self._policy, as_of, scheduled, ending)
+        preempted = preempted_attempts(self._view.state, self._policy, as_of, scheduled, ending)
         facts = (*lost, *spent, *preempted, *placed, *estimates)
         return Outcome(facts=facts, next_change_at=as_of.next_change_at)
 

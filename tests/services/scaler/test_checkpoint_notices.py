@@ -1,5 +1,6 @@
 """Pods on a node that Karpenter deletes are asked to save a checkpoint; the node is left to Karpenter."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,7 @@ from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
 from gpu_autoscaler.kube.protocol import NODES
 from gpu_autoscaler.kube.translate.node import node_observed
 from gpu_autoscaler.kube.translate.pod import pod_observed
-from gpu_autoscaler.model.decisions import RequestJobCheckpoint
+from gpu_autoscaler.model.decisions import RequestJobCheckpoint, RequestPreemptionCheckpoint
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId
 from gpu_autoscaler.model.labels import (
@@ -33,6 +34,7 @@ from gpu_autoscaler.model.labels import (
     JOB_ID,
     KARPENTER_REGISTERED,
 )
+from gpu_autoscaler.model.reasons.preempt import PriorityPreempted
 from gpu_autoscaler.model.reasons.upkeep import CheckpointDue
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
@@ -40,6 +42,7 @@ from gpu_autoscaler.simcluster.kinds import NODES as SERVED_NODES
 from gpu_autoscaler.simcluster.kinds import PODS as SERVED_PODS
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler_services.scaler.checkpoint_notices import JobRequest
 from gpu_autoscaler_services.scaler.drains import Drains
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstanceWatch
@@ -110,7 +113,26 @@ async def test_pods_are_notified_once_and_node_stays() -> None:
     assert node["metadata"]["finalizers"] == ["karpenter.sh/termination"]
 
 
-async def test_pods_of_a_due_job_are_asked_once() -> None:
+def periodic(now: datetime) -> RequestJobCheckpoint:
+    """The job is due."""
+    reason = CheckpointDue(last_saved_at=None, interval_seconds=900.0)
+    return RequestJobCheckpoint(
+        action_id=ActionId("a1"), retry_at=now + timedelta(minutes=10), job_id=JobId("train"), node_names=(NODE,),
+        since=now - HOUR, requested_at=now, reason=reason,
+    )  # fmt: skip
+
+
+def before_preemption(now: datetime) -> RequestPreemptionCheckpoint:
+    """The job ends for another one; its deadline is not the time of the next attempt."""
+    reason = PriorityPreempted(for_job=JobId("urgent"), for_priority=900, priority=1, barred_by="gpus_limit")
+    return RequestPreemptionCheckpoint(
+        action_id=ActionId("a1"), retry_at=now + timedelta(seconds=15), job_id=JobId("train"), node_names=(NODE,),
+        attempt=1, requested_at=now, deadline_at=now + timedelta(seconds=60), reason=reason,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("decide", [periodic, before_preemption])
+async def test_pods_of_a_job_are_asked_once(decide: Callable[[datetime], JobRequest]) -> None:
     """Those that save on request and run, on every node; by annotation and hook, with the deadline of the decision."""
     hooks = CheckpointHooks()
     async with listening() as (port, requests), running_cluster(clock_factor=1.0) as here:
@@ -124,10 +146,7 @@ async def test_pods_of_a_due_job_are_asked_once() -> None:
 
             here.world.api.modify(SERVED_PODS, f"default/{name}", belongs)
         now = here.clock.now()
-        decision = RequestJobCheckpoint(
-            action_id=ActionId("a1"), retry_at=now + timedelta(minutes=10), job_id=JobId("train"), node_names=(NODE,),
-            since=now - HOUR, requested_at=now, reason=CheckpointDue(last_saved_at=None, interval_seconds=900.0),
-        )  # fmt: skip
+        decision = decide(now)
         steps = steps_of(here.kube, here.provider, here.clock.now, hooks)
         facts = [fact for _ in range(2) for fact in await steps.take(decision, PlanId("p1"))]
         await hooks.flush()
@@ -137,8 +156,8 @@ async def test_pods_of_a_due_job_are_asked_once() -> None:
     (requested,) = facts
     assert isinstance(requested, ScalingCheckpointRequested)
     assert (requested.pods, requested.job_ids, requested.node_name) == (("default/train-0",), ("train",), "")
-    assert requests == [("/save", {"pod": "default/train-0", "deadline_at": decision.retry_at.isoformat()})]
-    assert asked["train-0"][CHECKPOINT_REQUESTED] == decision.retry_at.isoformat()
+    assert requests == [("/save", {"pod": "default/train-0", "deadline_at": decision.deadline_at.isoformat()})]
+    assert asked["train-0"][CHECKPOINT_REQUESTED] == decision.deadline_at.isoformat()
     assert asked["train-0"][CHECKPOINT_REQUESTED_AT] == now.isoformat()
     assert [CHECKPOINT_REQUESTED in asked[name] for name in ("other", "quiet")] == [False, False]
 

@@ -1,13 +1,19 @@
-"""Jobs that are preempted for others, at the scheduler's inputs: asked to save, ended, suspended. A real API server."""
+"""Jobs that are preempted for others, at the scheduler's inputs: ended once they have saved, suspended."""
 
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec.structs import replace
 from tests.services.scheduler.test_service import Bench, bench, gone
 from tests.support.cluster import until
-from tests.support.kube_objects import pod as pod_json
 from tests.support.stories import HOUR, SECOND, T0, Story, TimedFact, given, job, node, pod, policy
 
+from gpu_autoscaler.core.disruption.protection import request_annotations
+from gpu_autoscaler.core.queueing.preemption import save_key
+from gpu_autoscaler.core.state.state import UpkeepRecord
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted, JobQueued
 from gpu_autoscaler.model.ids import JobId, NodeUid
-from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, CHECKPOINTED_AT, JOB_ID
+from gpu_autoscaler.model.labels import CHECKPOINTED_AT
 from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 from gpu_autoscaler.runtime.publisher import as_outcome
 from gpu_autoscaler_services.scheduler.attempts import losses
@@ -20,9 +26,9 @@ RULES = policy(
 WAITING = job("mine", gpus=8, project_id="b")
 
 
-def borrower(name: str, saved: str | None) -> Story:
+def borrower(name: str, saved: str | None, requested: Mapping[str, str] | None = None) -> Story:
     """A running job of project a with 8 GPUs."""
-    annotations = {} if saved is None else {CHECKPOINTED_AT: saved}
+    annotations = {**(requested or {}), **({} if saved is None else {CHECKPOINTED_AT: saved})}
     return (
         *job(name, project_id="a", placed_on=(f"node-{name}",), is_running=True),
         *pod(f"{name}-0", on=f"node-{name}", gpus=8, job_id=name, owner_kind="Job", annotations=annotations),
@@ -30,11 +36,15 @@ def borrower(name: str, saved: str | None) -> Story:
     )
 
 
-async def ended(bench: Bench, seconds: float, *stories: Story) -> list[JobPreempted]:
-    """The attempts that end in the tick at this time."""
+async def ended(
+    bench: Bench, seconds: float, *stories: Story, decided_at: datetime | None = None
+) -> list[JobPreempted]:
+    """The attempts that end in the tick at this time. `decided_at`: when a plan decided to ask `low` to save."""
     at = T0 + seconds * SECOND
     bench.scheduler.use_policy(RULES)
-    bench.view.advance(given(*stories, as_of=at), {})
+    known = UpkeepRecord(attempts_count=1, retry_at=at, decided_at=decided_at)
+    upkeep = {} if decided_at is None else {save_key(JobId("low"), 1): known}
+    bench.view.advance(replace(given(*stories, as_of=at), upkeep=upkeep), {})
     return [fact for fact in as_outcome(await bench.scheduler.on_tick(at)).facts if isinstance(fact, JobPreempted)]
 
 
@@ -47,32 +57,36 @@ async def test_a_borrower_without_checkpoints_ends_at_once(bench: Bench) -> None
     assert (fact.is_own_choice, fact.retries_used) == (True, 0)
 
 
-async def test_a_borrower_is_asked_to_save_and_ends_when_it_has(bench: Bench) -> None:
-    """Once: the deadline stays that of the first request; the save ends the wait before it."""
-    bench.here.add_node("node-low")
-    item = pod_json("low-0", nodeName="node-low")
-    item["metadata"]["labels"] = {JOB_ID: "low"}
-    bench.here.add("pods", item)
-    guarded = job("other", project_id="a", placed_on=("n9",), is_preemptible=False)
-    deadlines = []
-    for seconds in (0, 2):
-        assert await ended(bench, seconds, borrower("low", ""), guarded, WAITING) == []
-        deadlines.append(bench.here.item("pods", "low-0")["metadata"]["annotations"][CHECKPOINT_REQUESTED])
-    assert deadlines == [(T0 + 60 * SECOND).isoformat()] * 2
+GUARDED = job("other", project_id="a", placed_on=("n9",), is_preemptible=False)
 
-    saved = (T0 + 3 * SECOND).isoformat()
-    (fact,) = await ended(bench, 4, borrower("low", saved), guarded, WAITING)
+
+def asked(at: datetime, saved: datetime | None = None) -> Story:
+    """The borrower `low`, asked to save then."""
+    requested = request_annotations(at, at + 60 * SECOND)
+    return borrower("low", "" if saved is None else saved.isoformat(), requested)
+
+
+async def test_a_borrower_ends_when_it_has_saved_for_a_plan(bench: Bench) -> None:
+    """Not before a plan has decided to ask it, nor before it was asked; an older save does not count."""
+    decided, old = T0 + 2 * SECOND, T0 - 60 * SECOND
+    waiting = [
+        await ended(bench, 1, borrower("low", ""), GUARDED, WAITING),
+        await ended(bench, 2, borrower("low", ""), GUARDED, WAITING, decided_at=decided),
+        await ended(bench, 3, asked(old, old), GUARDED, WAITING, decided_at=decided),
+        await ended(bench, 4, asked(decided, old), GUARDED, WAITING, decided_at=decided),
+    ]
+    assert waiting == [[], [], [], []]
+
+    (fact,) = await ended(bench, 5, asked(decided, T0 + 4 * SECOND), GUARDED, WAITING, decided_at=decided)
     assert fact.job_id == "low"
 
 
 async def test_a_borrower_that_does_not_save_ends_at_the_deadline(bench: Bench) -> None:
-    """The wait is bounded by checkpoint_seconds_max."""
-    bench.here.add_node("node-low")
-    story = (borrower("low", ""), job("other", project_id="a", placed_on=("n9",), is_preemptible=False), WAITING)
+    """The wait is bounded by checkpoint_seconds_max from the request on."""
+    story = (asked(T0 + SECOND), GUARDED, WAITING)
 
-    assert await ended(bench, 0, *story) == []
-    assert await ended(bench, 58, *story) == []
-    assert [fact.job_id for fact in await ended(bench, 60, *story)] == ["low"]
+    assert await ended(bench, 60, *story, decided_at=T0) == []
+    assert [fact.job_id for fact in await ended(bench, 61, *story, decided_at=T0)] == ["low"]
 
 
 async def test_a_preempted_job_is_suspended_and_its_lost_pods_use_no_retry(bench: Bench) -> None:

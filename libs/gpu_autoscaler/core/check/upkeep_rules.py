@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
+from gpu_autoscaler.core.check.preemption_rules import unjustified_preemption
 from gpu_autoscaler.core.check.provisioning_rules import unjustified_answer
 from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -27,6 +28,7 @@ from gpu_autoscaler.model.decisions import (
     RemoveOrphanedNode,
     RequestCheckpoints,
     RequestJobCheckpoint,
+    RequestPreemptionCheckpoint,
     UpkeepDecision,
 )
 from gpu_autoscaler.model.directives import Freeze
@@ -40,6 +42,7 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     RemoveFinalizer: 32,
     RequestCheckpoints: 32,
     RequestJobCheckpoint: 32,
+    RequestPreemptionCheckpoint: 64,
     CancelIdleJob: 32,
     AnnounceIdleWorkload: 32,
     EndIdleWorkload: 32,
@@ -92,6 +95,8 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
             return _is_not_leaving(decision, state)
         case RequestJobCheckpoint():
             return _is_not_due(decision, as_of, state, policy)
+        case RequestPreemptionCheckpoint():
+            return unjustified_preemption(decision, as_of, state, policy)
         case CancelIdleJob():
             return _may_work(decision, as_of, state, policy)
         case AnnounceIdleWorkload() | EndIdleWorkload():

@@ -1,4 +1,5 @@
-"""Preemption: which running jobs end an attempt so that another job can start. Used by the scheduler.
+"""Preemption: which running jobs end an attempt so that another job can start. Used by the scheduler; a plan asks the
+jobs that can to save before.
 
 A project reclaims its nominal quota from projects of its cohort that borrow it. A job of higher priority takes the
 capacity of jobs of lower priority only where buying is barred by a limit or by availability; otherwise nodes are
@@ -12,7 +13,8 @@ from datetime import datetime
 import msgspec
 
 from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota
-from gpu_autoscaler.core.disruption.protection import checkpointed_at, pod_mark
+from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered, pod_mark, save_request
+from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import Lender, gpus_of, lenders_of
 from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
@@ -21,7 +23,7 @@ from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import Deferred
+from gpu_autoscaler.model.decisions import Deferred, RequestPreemptionCheckpoint, upkeep_key
 from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.defer import NoOfferFits, OffersUnavailable
@@ -78,27 +80,76 @@ def may_need_priority(state: ClusterState, policy: ScalingPolicy, deferred: Sequ
 
 
 def preemptions(
-    state: ClusterState,
-    policy: ScalingPolicy,
-    as_of: datetime,
-    *,
-    scheduled: Schedule,
-    barred: Mapping[JobId, str],
-    asked: Collection[JobId] = (),
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, *, scheduled: Schedule, barred: Mapping[JobId, str]
 ) -> tuple[Preemption, ...]:
-    """Return the attempts that are to end now. `scheduled`: of this state; `barred`: of the plan; `asked`: jobs that
-    were chosen before, which stay the first choice."""
-    reclaimed = _reclaims(state, policy, as_of, scheduled, asked) if policy.quotas.is_reclaim_on else ()
+    """Return the attempts that are to end once they have saved. `scheduled`: of this state; `barred`: of the plan. Jobs
+    that a plan has asked to save stay the first choice."""
+    reclaimed = _reclaims(state, policy, as_of, scheduled) if policy.quotas.is_reclaim_on else ()
     if reclaimed or not policy.quotas.is_priority_preemption_on:
         return reclaimed
-    return _by_priority(state, policy, as_of, scheduled.deferred, barred, asked)
+    return _by_priority(state, policy, as_of, scheduled.deferred, barred)
+
+
+def may_preempt(policy: ScalingPolicy) -> bool:
+    """Return True if the policy allows a preemption at all."""
+    quotas = policy.quotas
+    return quotas.is_priority_preemption_on or (quotas.is_reclaim_on and bool(lenders_of(quotas)))
+
+
+# ---- the save before the end
+
+
+def save_key(job_id: JobId, attempt: int) -> str:
+    """Return the name of the act that asks this attempt to save."""
+    return upkeep_key(RequestPreemptionCheckpoint.tag(), f"job/{job_id}", str(attempt))
+
+
+def unasked_pods(victim: Preemption, state: ClusterState) -> tuple[PodObserved, ...]:
+    """Return the pods of the attempt that save on request and were not asked since a plan chose it."""
+    decided_at = _decided_at(victim, state)
+    return tuple(pod for pod in _saving(victim) if decided_at is None or not _is_asked(pod, decided_at))
+
+
+def is_saving(victim: Preemption, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> bool:
+    """True while a pod of the attempt may still save: it was not asked, or has neither saved since nor used its time.
+
+    Without a plan that asks, the attempt goes on.
+    """
+    decided_at = _decided_at(victim, state)
+    if decided_at is None or unasked_pods(victim, state):
+        return bool(_saving(victim))
+    seconds = policy.quotas.checkpoint_seconds_max
+    return any(
+        not has_answered(annotations, decided_at)
+        and (request := save_request(annotations)) is not None
+        and not has_lasted(request.requested_at, seconds, as_of)
+        for annotations in (dict(pod.annotations) for pod in _saving(victim))
+    )
+
+
+def _saving(victim: Preemption) -> tuple[PodObserved, ...]:
+    return tuple(
+        pod
+        for pod in victim.pods
+        if pod.phase == "running" and pod.deleting_since is None and pod.node_name and can_save(dict(pod.annotations))
+    )
+
+
+def _is_asked(pod: PodObserved, decided_at: datetime) -> bool:
+    request = save_request(dict(pod.annotations))
+    return request is not None and request.requested_at >= decided_at
+
+
+def _decided_at(victim: Preemption, state: ClusterState) -> datetime | None:
+    known = state.upkeep.get(save_key(victim.job_id, victim.attempt))
+    return None if known is None else known.decided_at
 
 
 # ---- nominal quota
 
 
 def _reclaims(
-    state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule, asked: Collection[JobId]
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule
 ) -> tuple[Preemption, ...]:
     """Return the victims for the jobs that wait for nominal quota of their project which others borrow."""
     specs = (_spec(state, held) for held in scheduled.deferred if isinstance(held.reason, CohortQuotaReached))
@@ -106,7 +157,7 @@ def _reclaims(
     if not waiting:
         return ()
     usage, lenders = _usage(state, policy, as_of, scheduled.granted), lenders_of(policy.quotas)
-    candidates = _candidates(state, as_of, asked)
+    candidates = _candidates(state, as_of)
     chosen: list[Preemption] = []
     for spec in waiting:
         mine = lenders[spec.project_id]
@@ -176,7 +227,6 @@ def _by_priority(
     as_of: datetime,
     deferred: Sequence[Deferred],
     barred: Mapping[JobId, str],
-    asked: Collection[JobId],
 ) -> tuple[Preemption, ...]:
     """Return the victims for the first barred job that they let start. Victims that are ending already count first."""
     ending = {job_id for job_id, job in state.jobs.items() if is_preempted_for_another(job)}
@@ -186,7 +236,7 @@ def _by_priority(
             continue
         candidates = [
             candidate
-            for candidate in _candidates(state, as_of, asked)
+            for candidate in _candidates(state, as_of)
             if candidate.spec.priority < spec.priority and candidate.pods
         ][:VICTIMS_COUNT_MAX]
 
@@ -251,9 +301,9 @@ def _without(state: ClusterState, ended: Collection[JobId], as_of: datetime) -> 
 # ---- candidates
 
 
-def _candidates(state: ClusterState, as_of: datetime, asked: Collection[JobId]) -> list[_Candidate]:
-    """Return the jobs that may be preempted, in this order: chosen before, lowest priority, latest checkpoint, latest
-    placement."""
+def _candidates(state: ClusterState, as_of: datetime) -> list[_Candidate]:
+    """Return the jobs that may be preempted, in this order: asked to save for it, lowest priority, latest checkpoint,
+    latest placement."""
     pods: dict[JobId, list[PodObserved]] = {}
     for pod in state.pods.values():
         if pod.job_id is not None and not is_finished(pod):
@@ -268,7 +318,7 @@ def _candidates(state: ClusterState, as_of: datetime, asked: Collection[JobId]) 
             continue
         saved_at = _saved_at(own)
         order = (
-            job_id not in asked,
+            save_key(job_id, job.placed.attempt) not in state.upkeep,
             job.queued.spec.priority,
             float("inf") if saved_at is None else -saved_at.timestamp(),
             -job.placed.placed_at.timestamp(),

@@ -171,6 +171,7 @@ class UpkeepRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     attempts_count: int
     retry_at: Instant
+    decided_at: Instant | None = None  # of the first attempt; None: recorded by an earlier release
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -41,7 +41,10 @@ def fold_upkeep(batch: Batch, plan: Plan) -> None:
         known = records.get(decision.key)
         is_repeated = known is not None and known.retry_at >= decision.retry_at  # the plan is delivered again
         if not is_repeated and decision.retry_at >= forgotten_before:
-            record = UpkeepRecord(attempts_count=decision.attempts_count, retry_at=decision.retry_at)
+            decided_at = plan.as_of if known is None or decision.attempts_count == 1 else known.decided_at
+            record = UpkeepRecord(
+                attempts_count=decision.attempts_count, retry_at=decision.retry_at, decided_at=decided_at
+            )
             records.set(decision.key, record)
     if (excess := len(records.now) - RECORDS_COUNT_MAX) > 0:
         first = sorted(records.now, key=lambda key: (records.now[key].retry_at, key))

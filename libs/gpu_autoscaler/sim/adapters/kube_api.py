@@ -218,7 +218,7 @@ class SimKube:
         await self._before_call()
         current = self._cluster.current(PODS, pod)
         if current is not None:
-            if self._boundary.role != "scheduler":  # its requests precede a preemption, which no plan decides
+            if self._boundary.role != "scheduler":  # its requests precede the end of a job's budget
                 self._observer.pod_annotated(current, annotations)
             merged_annotations = {**current.metadata.annotations, **annotations}
             if merged_annotations != current.metadata.annotations:

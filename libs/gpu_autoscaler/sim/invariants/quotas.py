@@ -176,4 +176,6 @@ class ResourceQuotasInvariant:
 
 
 def _gpus(specs: Iterable[JobSpec]) -> int:
-    return sum(spec.member_count * spec.member_resources.gpu_count for spec in specs)
+    """Return the GPUs that the jobs count with; a share of a GPU counts as one."""
+    resources = ((spec.member_count, spec.member_resources) for spec in specs)
+    return sum(count * (each.gpu_count + sum(shares for _, shares in each.slices)) for count, each in resources)

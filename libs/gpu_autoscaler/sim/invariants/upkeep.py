@@ -7,8 +7,9 @@ back-off is over. Jobs that save on request are asked in time: an interruption c
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from gpu_autoscaler.core.disruption.protection import has_answered, save_request
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.job import JobCancelRequested, JobQueued
+from gpu_autoscaler.events.job import JobCancelRequested, JobPreempted, JobQueued
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.protocol import NODES, PODS
@@ -26,6 +27,7 @@ from gpu_autoscaler.model.decisions import (
     RemoveOrphanedNode,
     RequestCheckpoints,
     RequestJobCheckpoint,
+    RequestPreemptionCheckpoint,
     UpkeepDecision,
     upkeep_key,
 )
@@ -53,6 +55,7 @@ class UpkeepInvariant:
         self._decided: set[str] = set()  # keys of acts
         self._retry_at: dict[str, datetime] = {}  # of the last attempt, by key
         self._job_retry_at: dict[str, datetime] = {}  # of the last request to each job to save
+        self._save_seconds: dict[JobId, float] = {}  # before a preemption
         self._intervals: dict[JobId, float | str | None] = {}  # in seconds, as the jobs ask for them
         self._asking: set[str] = set()  # names of nodes whose pods a plan had asked; a drain asks for checkpoints too
 
@@ -65,6 +68,8 @@ class UpkeepInvariant:
                 self._intervals[job_id] = spec.checkpoint_interval_seconds
             case ScalingDecisionsRestored(past=past):
                 self._add_asking([entry.decision for entry in past])
+            case JobPreempted(preemption=reason) as preempted if reason is not None:
+                self._check_saved(preempted)
             case JobCancelRequested(action_id=str()) as cancellation:
                 self._check(CancelIdleJob, f"job/{cancellation.job_id}", cancellation.job_id)
             case SpotNoticeReceived(kind="paid_period_over") as notice:
@@ -111,6 +116,9 @@ class UpkeepInvariant:
                 self._check_deletion(decision)
             if isinstance(decision, RequestJobCheckpoint):
                 self._check_interval(decision)
+            if isinstance(decision, RequestPreemptionCheckpoint):
+                self._asking.add(decision.subject)
+                self._save_seconds[decision.job_id] = (decision.deadline_at - decision.requested_at).total_seconds()
         self._add_asking((*plan.decisions, *plan.upkeep_decisions))
 
     def check_asked(self, as_of: datetime, policies: Policies) -> None:
@@ -139,6 +147,27 @@ class UpkeepInvariant:
             self._report(UPKEEP_JUSTIFIED, f"{decision.job_id} is asked after {seconds:.0f} s, not {interval:.0f} s")
         self._job_retry_at[decision.job_id] = decision.retry_at
         self._asking.add(decision.subject)
+
+    def _check_saved(self, preempted: JobPreempted) -> None:
+        """Pods that save on request were asked, and have saved since or had the time to. Those that are young may be
+        unknown to the scheduler."""
+        young_since = preempted.preempted_at - ASKED_LATE
+        for pod in self._cluster.all(PODS):
+            annotations, started_at = pod.metadata.annotations, pod.status.start_time
+            is_member = pod.metadata.labels.get(labels.JOB_ID) == preempted.job_id
+            if not is_member or labels.CHECKPOINTED_AT not in annotations or not is_ready(pod):
+                continue
+            if started_at is None or started_at > young_since:
+                continue
+            request = save_request(annotations)
+            key = upkeep_key(RequestPreemptionCheckpoint.tag(), f"job/{preempted.job_id}", str(preempted.attempt))
+            if request is None or key not in self._decided:
+                self._report(UPKEEP_DECIDED, f"{pod.metadata.name} was preempted, and no plan has asked it to save")
+                continue
+            seconds = self._save_seconds.get(preempted.job_id, 0.0)
+            has_had_time = preempted.preempted_at >= request.requested_at + timedelta(seconds=seconds)
+            if not has_had_time and not has_answered(annotations, request.requested_at):
+                self._report(UPKEEP_JUSTIFIED, f"{pod.metadata.name} was preempted while it saved")
 
     def _check_deletion(self, decision: RequestCheckpoints) -> None:
         """Only Karpenter evicts at once; pods of other nodes are asked when their drain is decided."""

@@ -99,6 +99,20 @@ def test_a_request_to_save_is_explained() -> None:
         assert any(part in line for line in lines), lines
 
 
+def test_a_request_to_save_before_a_preemption_is_explained() -> None:
+    """With the deadline, and the job and quota that it is for."""
+    quotas = {"projects": [{"name": name, "nominal_gpu_count": count} for name, count in (("a", 0), ("b", 8))]}
+    story = (
+        *node("n1"),
+        *job("train", gpus=8, project_id="a", placed_on=("n1",), is_running=True),
+        *pod("p", on="n1", gpus=8, owner_kind="Job", job_id="train", annotations={CHECKPOINTED_AT: NOW.isoformat()}),
+        *job("mine", gpus=8, project_id="b"),
+    )
+    lines = why_job(record(history(story, policy(quotas=quotas))), "train")
+    parts = ("Ask job train to save by 2026-11-21 13:02:00 UTC, before it is preempted.", "for job mine")
+    assert any(all(part in line for part in parts) for line in lines), lines
+
+
 def test_a_deferred_act_is_explained() -> None:
     """A freeze is the reason; the story of the job has it."""
     frozen = policy(idle_jobs=IdleJobsPolicy(is_on=True), is_frozen=True)

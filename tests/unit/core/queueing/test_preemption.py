@@ -4,18 +4,24 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
+import pytest
+from tests.support.stories import MINUTE, SECOND, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
+from tests.support.timed_facts import record
 
+from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.disruption.protection import request_annotations
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
-from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions
+from gpu_autoscaler.core.queueing.preemption import Preemption, barred_jobs, may_need_priority, preemptions, save_key
 from gpu_autoscaler.core.queueing.schedule import schedule
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.state import ClusterState, UpkeepRecord
 from gpu_autoscaler.events.job import JobPreempted
+from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import BuyNode
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.decisions import BuyNode, Cut, Plan, RequestPreemptionCheckpoint, Upkeep
+from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob
 from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
@@ -48,16 +54,16 @@ def running(
     )
 
 
-def chosen(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> tuple[Preemption, ...]:
+def chosen(state: ClusterState, rules: ScalingPolicy) -> tuple[Preemption, ...]:
     """The attempts that are to end at T0."""
     made = schedule(state, rules, T0)
     barred = barred_jobs(plan(state, rules, T0).deferred) if may_need_priority(state, rules, made.deferred) else {}
-    return preemptions(state, rules, T0, scheduled=made, barred=barred, asked=[JobId(name) for name in asked])
+    return preemptions(state, rules, T0, scheduled=made, barred=barred)
 
 
-def names(state: ClusterState, rules: ScalingPolicy, asked: tuple[str, ...] = ()) -> list[str]:
+def names(state: ClusterState, rules: ScalingPolicy) -> list[str]:
     """The jobs whose attempt is to end, in order."""
-    return [str(preemption.job_id) for preemption in chosen(state, rules, asked)]
+    return [str(preemption.job_id) for preemption in chosen(state, rules)]
 
 
 def why(state: ClusterState, rules: ScalingPolicy, job_id: str) -> DeferReason:
@@ -142,7 +148,8 @@ def test_a_job_that_was_asked_to_save_stays_the_victim() -> None:
     state = given(NODES, *story, job("b1", gpus=4, project_id="b"))
 
     assert names(state, cohort()) == ["a2"]
-    assert names(state, cohort(), asked=("a1",)) == ["a1"]
+    asked = UpkeepRecord(attempts_count=1, retry_at=T0, decided_at=T0)
+    assert names(msgspec.structs.replace(state, upkeep={save_key(JobId("a1"), 1): asked}), cohort()) == ["a1"]
 
 
 def test_a_protected_job_is_no_victim() -> None:
@@ -280,3 +287,105 @@ def test_nobody_ends_for_a_job_that_would_not_fit_anyway() -> None:
     story = (node("n1"), on_sale(), running("low", gpus=8, priority=100), job("high", gpus=8, members=2, priority=1000))
 
     assert names(given(*story), policy(quotas={"is_priority_preemption_on": True}, **BARRED)) == []
+
+
+# ---- the save before the end
+
+
+def asks(made: Plan) -> list[tuple[str, tuple[str, ...]]]:
+    """Which jobs the plan asks to save, and on which nodes."""
+    acts = (act for act in made.upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint))
+    return [(act.job_id, act.node_names) for act in acts]
+
+
+def saving_borrower(requested: dict[str, str] | None = None) -> ClusterState:
+    """Project a borrows 8 GPUs with jobs that save on request; b needs 4 of them."""
+    first = running("a1", saved_at="", marks=requested)
+    story = (first, *(running(f"a{number}", on="n2", priority=900, saved_at="") for number in (2, 3, 4)))
+    return given(NODES, *story, job("b1", gpus=4, project_id="b"))
+
+
+def test_a_plan_asks_the_victim_to_save_before_it_ends() -> None:
+    """Once: with the deadline of the policy, the reason of the preemption, and what `why` tells about it."""
+    state, rules = saving_borrower(), cohort(checkpoint_seconds_max=60)
+    made = plan(state, rules, T0)
+    assert check(made, state, rules) == ()
+    assert asks(made) == [("a1", ("n1",))]
+    (act,) = (act for act in made.upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint))
+    assert (act.requested_at, act.deadline_at) == (T0, T0 + MINUTE)
+    assert isinstance(act.reason, QuotaReclaimed)
+    assert act.sentence().startswith("Ask job a1 to save by ")
+
+    fact = ScalingPlanMade(plan_id=PlanId("p"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
+    after = fold(state, record((TimedFact(fact, T0),)))
+    known = after.upkeep[save_key(JobId("a1"), 1)]
+    assert known.decided_at == T0
+    assert asks(plan(after, rules, T0 + SECOND)) == []
+    requested = request_annotations(T0, T0 + MINUTE)
+    answered = msgspec.structs.replace(after, pods=saving_borrower(requested).pods)
+    assert asks(plan(answered, rules, T0 + 20 * SECOND)) == []
+    second = plan(after, rules, T0 + 20 * SECOND)
+    assert asks(second) == [("a1", ("n1",))], "the first request has not reached its pod"
+    again = msgspec.structs.replace(fact, plan_id=PlanId("p2"), plan=second)
+    repeated = fold(after, record((TimedFact(again, T0 + 20 * SECOND),)))
+    assert repeated.upkeep[save_key(JobId("a1"), 1)].decided_at == T0
+    deferred = plan(repeated, rules, T0 + 21 * SECOND).upkeep_deferred
+    reasons = [held.reason.tag() for held in deferred if held.decision == RequestPreemptionCheckpoint.tag()]
+    assert reasons == ["upkeep_repeated"]
+
+
+def test_nobody_is_asked_who_cannot_save_or_is_not_preempted() -> None:
+    """Jobs without checkpoints end at once; without a waiting owner nobody is asked."""
+    assert asks(plan(given(NODES, *four_of_a(), job("b1", gpus=4, project_id="b")), cohort(), T0)) == []
+    idle = given(NODES, running("a1", saved_at=""), running("a2", saved_at=""))
+    assert asks(plan(idle, cohort(), T0)) == []
+
+
+def test_with_old_data_nobody_is_asked() -> None:
+    """Pods that were not listed lately may have ended, or have saved; neither is a victim chosen."""
+    made = plan(saving_borrower(), cohort(), T0 + timedelta(hours=2))
+    assert asks(made) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attempt": 2},
+        {"job_id": JobId("b1")},
+        {"node_names": ("n2",)},
+        {"node_names": ()},
+        {"deadline_at": T0 + 2 * MINUTE},
+        {"requested_at": T0 - MINUTE},
+    ],
+)
+def test_the_plan_check_refuses_each_wrong_request(changes: dict[str, Any]) -> None:
+    """It reads the state again: another attempt, other nodes, another deadline, a job that waits itself."""
+    state, rules = saving_borrower(), cohort(checkpoint_seconds_max=60)
+    assert is_refused(changes, state, rules)
+
+
+def test_the_plan_check_knows_what_the_policy_and_the_cohort_allow() -> None:
+    """No reclaim, no borrower, an owner whose job does not wait, and a protected job are each refused."""
+    state, rules = saving_borrower(), cohort(checkpoint_seconds_max=60)
+    assert not is_refused({}, state, rules)
+    assert is_refused({}, state, rules, judged_by=cohort(checkpoint_seconds_max=60, is_reclaim_on=False))
+    rich = policy(quotas={"projects": [{"name": "a", "nominal_gpu_count": 16}, {"name": "b", "nominal_gpu_count": 8}]})
+    assert is_refused({}, state, rules, judged_by=rich)
+    reason = {"for_job": JobId("a2"), "for_project": "a"}
+    assert is_refused({}, state, rules, reason=reason)
+
+
+def is_refused(
+    changes: dict[str, Any],
+    state: ClusterState,
+    rules: ScalingPolicy,
+    *,
+    judged_by: ScalingPolicy | None = None,
+    reason: dict[str, Any] | None = None,
+) -> bool:
+    """True if the check refuses the plan's request with these changes."""
+    made = plan(state, rules, T0)
+    (act,) = (act for act in made.upkeep_decisions if isinstance(act, RequestPreemptionCheckpoint))
+    changed = msgspec.structs.replace(act, reason=msgspec.structs.replace(act.reason, **(reason or {})), **changes)
+    judged = msgspec.structs.replace(made, upkeep=Upkeep(decisions=(changed,)))
+    return any(act.action_id in violation.action_ids for violation in check(judged, state, judged_by or rules))
