@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from gpu_autoscaler.core.disruption.deleted_nodes import finalizer_changes, is_karpenter_managed, unannounced_deletions
-from gpu_autoscaler.core.disruption.idle_jobs import IdleWorkload, idle_jobs, idle_workloads
+from gpu_autoscaler.core.disruption.idle_jobs import IdleJob, IdleWorkload, idle_jobs, idle_workloads
 from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.disruption.periodic_checkpoints import due_checkpoints
@@ -33,9 +33,11 @@ from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
 from gpu_autoscaler.events.node import NodeObserved
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import (
     OWNER_KINDS,
     AddFinalizer,
+    AnnounceIdleJob,
     AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
@@ -204,13 +206,39 @@ def _unannounced_deletions(state: ClusterState, *_: object) -> Iterator[_Due]:
         yield _Due(f"node/{uid}", partial(RequestCheckpoints, node_uid=uid, node_name=name, since=since, reason=reason))
 
 
-def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
-    rules = policy.idle_jobs
+def _unannounced_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
     for job in idle_jobs(state, policy, as_of):
-        reason = JobIdle(
-            idle_seconds=job.idle_seconds, idle_seconds_max=rules.idle_seconds, busy_ratio_max=rules.busy_ratio_max
-        )
-        yield _Due(f"job/{job.job_id}", partial(CancelIdleJob, job_id=job.job_id, reason=reason))
+        if job.announced_at is None:
+            make = partial(
+                AnnounceIdleJob,
+                job_id=job.job_id,
+                namespace=job.pods[0].namespace,
+                pods=_named(job.pods),
+                announced_at=plain(as_of),
+                ends_at=as_of + timedelta(seconds=policy.idle_jobs.grace_seconds),
+                reason=_job_idle(job, policy),
+            )
+            yield _Due(f"job/{job.job_id}", make)
+
+
+def _idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
+    for job in idle_jobs(state, policy, as_of):
+        if job.ends_at is not None and as_of >= job.ends_at:
+            make = partial(CancelIdleJob, job_id=job.job_id, reason=_job_idle(job, policy))
+            yield _Due(f"job/{job.job_id}", make)
+
+
+def _job_idle(job: IdleJob, policy: ScalingPolicy) -> JobIdle:
+    return JobIdle(
+        idle_seconds=job.idle_seconds,
+        idle_seconds_max=policy.idle_jobs.idle_seconds,
+        busy_ratio_max=policy.idle_jobs.busy_ratio_max,
+        announced_at=job.announced_at,
+    )
+
+
+def _named(pods: Iterable[PodObserved]) -> tuple[WorkloadPod, ...]:
+    return tuple(WorkloadPod(name=pod.name, pod_uid=pod.pod_uid) for pod in pods)
 
 
 def _unannounced_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
@@ -244,8 +272,7 @@ def _of_workload(
     )
     owner = pods[0].owner_kind
     held = None if owner is None or owner in OWNER_KINDS else OwnerUnsupported(owner_kind=owner)
-    named = tuple(WorkloadPod(name=pod.name, pod_uid=pod.pod_uid) for pod in pods)
-    make = partial(kind, namespace=pods[0].namespace, pods=named, reason=reason, **more)
+    make = partial(kind, namespace=pods[0].namespace, pods=_named(pods), reason=reason, **more)
     return _Due(f"pod/{pods[0].pod_uid}", make, held)
 
 
@@ -339,5 +366,6 @@ KINDS = (
     _Kind(RemoveOrphanedNode, _orphaned_nodes, count_max=8, backoff_seconds=70.0, hold=_freeze_or_old_data),
     _Kind(AnnounceIdleWorkload, _unannounced_workloads, count_max=32, backoff_seconds=60.0, hold=_freeze),
     _Kind(EndIdleWorkload, _ending_workloads, count_max=32, backoff_seconds=60.0, hold=_freeze),
+    _Kind(AnnounceIdleJob, _unannounced_jobs, count_max=32, backoff_seconds=60.0, hold=_freeze),
     _Kind(CancelIdleJob, _idle_jobs, count_max=32, backoff_seconds=60.0, hold=_freeze),
 )

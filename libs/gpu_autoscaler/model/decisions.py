@@ -279,10 +279,28 @@ class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_
 
 
 class WorkloadPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A pod of an idle workload."""
+    """A pod of an idle job or workload."""
 
     name: str
     pod_uid: PodUid
+
+
+class AnnounceIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="announce_idle_job"):
+    """Annotate the job's pods with the time of the announcement: if they stay idle, it is canceled after the grace."""
+
+    job_id: JobId
+    namespace: str
+    pods: tuple[WorkloadPod, ...]  # with GPUs, ordered by uid
+    announced_at: Instant
+    ends_at: Instant
+    reason: JobIdle
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+    def sentence(self) -> str:
+        return f"Announce the end of job {self.job_id} at {instant(self.ends_at)}. {self.reason.sentence()}"
 
 
 class _IdleWorkload(UpkeepDecision, frozen=True, kw_only=True):
@@ -375,6 +393,7 @@ AnyUpkeep = (
     | RequestPreemptionCheckpoint
     | CancelIdleJob
     | AnswerProvisioningRequest
+    | AnnounceIdleJob
     | AnnounceIdleWorkload
     | EndIdleWorkload
     | AnnounceReservationEnd

@@ -1,4 +1,4 @@
-"""Announces idle workloads on their pods, and ends them through their owner, as a plan decided.
+"""Announces idle jobs and workloads on their pods, and ends workloads through their owner, as a plan decided.
 
 | pods of | end |
 | --- | --- |
@@ -23,7 +23,7 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.wire import core, workloads
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import AnnounceIdleWorkload, EndIdleWorkload
+from gpu_autoscaler.model.decisions import AnnounceIdleJob, AnnounceIdleWorkload, EndIdleWorkload
 from gpu_autoscaler.model.errors import PermanentError
 
 
@@ -33,7 +33,7 @@ class IdleWorkloads:
     def __init__(self, kube: KubeApi) -> None:
         self._kube = kube
 
-    async def announce(self, decision: AnnounceIdleWorkload) -> None:
+    async def announce(self, decision: AnnounceIdleJob | AnnounceIdleWorkload) -> None:
         """Annotate each pod with the time of the announcement. Raises TransientError, PermanentError."""
         announcement = {
             labels.IDLE_ANNOUNCED_AT: decision.announced_at.isoformat(),
@@ -73,7 +73,7 @@ class IdleWorkloads:
             case "StatefulSet":
                 await self._scale_down(STATEFUL_SETS, namespace, owner, len(pods))
 
-    async def _pods(self, decision: AnnounceIdleWorkload | EndIdleWorkload) -> list[core.Pod]:
+    async def _pods(self, decision: AnnounceIdleJob | AnnounceIdleWorkload | EndIdleWorkload) -> list[core.Pod]:
         """Return the pods of the decision that are still the same."""
         found: list[core.Pod] = []
         for known in decision.pods:

@@ -15,6 +15,7 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.kube.protocol import Conflict, NotFound
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
+    AnnounceIdleJob,
     AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
@@ -96,7 +97,7 @@ class UpkeepSteps:
                 return ()
             case CancelIdleJob():
                 return (_cancellation(decision),)
-            case AnnounceIdleWorkload():
+            case AnnounceIdleWorkload() | AnnounceIdleJob():
                 await self._idle_workloads.announce(decision)
                 return ()
             case EndIdleWorkload():

@@ -16,6 +16,7 @@ from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import (
     AddFinalizer,
+    AnnounceIdleJob,
     AnnounceIdleWorkload,
     AnnounceReservationEnd,
     AnswerProvisioningRequest,
@@ -44,6 +45,7 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     RequestJobCheckpoint: 32,
     RequestPreemptionCheckpoint: 64,
     CancelIdleJob: 32,
+    AnnounceIdleJob: 32,
     AnnounceIdleWorkload: 32,
     EndIdleWorkload: 32,
     AnnounceReservationEnd: 32,
@@ -97,7 +99,7 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
             return _is_not_due(decision, as_of, state, policy)
         case RequestPreemptionCheckpoint():
             return unjustified_preemption(decision, as_of, state, policy)
-        case CancelIdleJob():
+        case CancelIdleJob() | AnnounceIdleJob():
             return _may_work(decision, as_of, state, policy)
         case AnnounceIdleWorkload() | EndIdleWorkload():
             return _workload_may_work(decision, as_of, state, policy)
@@ -326,7 +328,9 @@ def _is_saving(pod: PodObserved, as_of: datetime) -> bool:
 # ---- idle jobs
 
 
-def _may_work(decision: CancelIdleJob, as_of: datetime, state: ClusterState, policy: ScalingPolicy) -> str | None:
+def _may_work(
+    decision: CancelIdleJob | AnnounceIdleJob, as_of: datetime, state: ClusterState, policy: ScalingPolicy
+) -> str | None:
     rules, job = policy.idle_jobs, state.jobs.get(decision.job_id)
     if not rules.is_on or _is_frozen(state, policy, as_of):
         return "the policy, or a freeze, forbids it"
@@ -335,7 +339,28 @@ def _may_work(decision: CancelIdleJob, as_of: datetime, state: ClusterState, pol
     pods = _pods_of(job.queued.spec, state)
     if (what := _are_unfit(pods, job.queued.spec)) is not None:
         return what
-    return _may_be_busy(pods, as_of, state, policy)
+    if (what := _may_be_busy(pods, as_of, state, policy)) is not None:
+        return what
+    if isinstance(decision, CancelIdleJob):
+        return _was_not_announced(pods, as_of, state, policy)
+    if {(pod.namespace, pod.name) for pod in pods} != {(decision.namespace, named.name) for named in decision.pods}:
+        return "these are not all its pods with GPUs"
+    grace = timedelta(seconds=rules.grace_seconds)
+    is_now = decision.announced_at == as_of and decision.ends_at == as_of + grace
+    return None if is_now else "it is announced for another time"
+
+
+def _was_not_announced(
+    pods: list[PodObserved], as_of: datetime, state: ClusterState, policy: ScalingPolicy
+) -> str | None:
+    """Return why these idle pods may not end yet: their end was not announced, or they worked since."""
+    announced = [
+        (_annotated_at(pod, labels.IDLE_ANNOUNCED_AT), _annotated_at(pod, labels.IDLE_ENDS_AT)) for pod in pods
+    ]
+    if any(at is None or ends_at is None or as_of < ends_at for at, ends_at in announced):
+        return "it was not announced, or its grace is not over"
+    since = min((at for at, _ in announced if at is not None), default=as_of)
+    return _may_be_busy(pods, as_of, state, policy, since=since)
 
 
 def _workload_may_work(
@@ -360,13 +385,7 @@ def _workload_may_work(
         return f"its pods belong to a {pods[0].owner_kind}"
     if pods[0].owner_kind not in (None, "Job", "ReplicaSet", "StatefulSet"):
         return f"a {pods[0].owner_kind} is not ended"
-    announced = [
-        (_annotated_at(pod, labels.IDLE_ANNOUNCED_AT), _annotated_at(pod, labels.IDLE_ENDS_AT)) for pod in pods
-    ]
-    if any(at is None or ends_at is None or as_of < ends_at for at, ends_at in announced):
-        return "it was not announced, or its grace is not over"
-    since = min((at for at, _ in announced if at is not None), default=as_of)
-    return _may_be_busy(pods, as_of, state, policy, since=since)
+    return _was_not_announced(pods, as_of, state, policy)
 
 
 def _has_same_owner(pod: PodObserved, first: PodObserved) -> bool:

@@ -1,6 +1,6 @@
 """Jobs, and workloads of opted-in namespaces, that hold GPUs and leave them idle, by reliable telemetry.
 
-Off by default: it ends users' work. A workload is announced on its pods, and ends after a grace time if it stays idle.
+Off by default: it ends users' work. Each is announced on its pods, and ends after a grace time if it stays idle.
 Exempt are pods with `do-not-disrupt` or `idle-allowed`, with a GPU that was not observed all the time, or on a node
 whose GPUs all read zero: an idle sensor is not an idle job.
 """
@@ -25,7 +25,10 @@ class IdleJob(NamedTuple):
     """A job whose GPUs have all been idle for too long."""
 
     job_id: JobId
+    pods: tuple[PodObserved, ...]  # with GPUs, ordered by uid
     idle_seconds: float
+    announced_at: datetime | None  # None: not since they are idle
+    ends_at: datetime | None  # as announced
 
 
 class IdleWorkload(NamedTuple):
@@ -47,8 +50,10 @@ def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tu
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
         if idle_since is not None and has_lasted(idle_since, rules.idle_seconds, as_of):
-            due.append(IdleJob(job_id, (as_of - idle_since).total_seconds()))
-    return tuple(sorted(due))
+            pods.sort(key=lambda pod: pod.pod_uid)
+            idle_seconds = (as_of - idle_since).total_seconds()
+            due.append(IdleJob(job_id, tuple(pods), idle_seconds, *_announcement(pods, idle_since)))
+    return tuple(sorted(due, key=lambda job: job.job_id))
 
 
 def idle_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleWorkload, ...]:
@@ -68,14 +73,19 @@ def idle_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime) 
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max) if all(map(_may_end, pods)) else None
         if idle_since is None or not has_lasted(idle_since, rules.idle_seconds, as_of):
             continue
-        announced_at, ends_at = (
-            [at for pod in pods if (at := annotated_instant(dict(pod.annotations), key)) is not None]
-            for key in (labels.IDLE_ANNOUNCED_AT, labels.IDLE_ENDS_AT)
-        )
-        is_announced = len(announced_at) == len(ends_at) == len(pods) and min(announced_at) >= idle_since
-        known = (max(announced_at), max(ends_at)) if is_announced else (None, None)
-        due.append(IdleWorkload(tuple(pods), (as_of - idle_since).total_seconds(), *known))
+        idle_seconds = (as_of - idle_since).total_seconds()
+        due.append(IdleWorkload(tuple(pods), idle_seconds, *_announcement(pods, idle_since)))
     return tuple(sorted(due, key=lambda workload: workload.pods[0].pod_uid))
+
+
+def _announcement(pods: list[PodObserved], idle_since: datetime) -> tuple[datetime, datetime] | tuple[None, None]:
+    """Return when the end of all pods was announced since they are idle, and for when; None: not that of all."""
+    announced_at, ends_at = (
+        [at for pod in pods if (at := annotated_instant(dict(pod.annotations), key)) is not None]
+        for key in (labels.IDLE_ANNOUNCED_AT, labels.IDLE_ENDS_AT)
+    )
+    is_announced = len(announced_at) == len(ends_at) == len(pods) and min(announced_at) >= idle_since
+    return (max(announced_at), max(ends_at)) if is_announced else (None, None)
 
 
 def _workload_of(pod: PodObserved) -> str:

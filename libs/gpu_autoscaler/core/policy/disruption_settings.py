@@ -60,14 +60,20 @@ class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     is_on: Annotated[
         bool,
-        about("If true, idle jobs are canceled; off by default because it ends running work.", "#scale-down-rules"),
+        about(
+            "If true, idle jobs are announced and canceled; off by default because it ends running work.",
+            "#scale-down-rules",
+        ),
     ] = False
-    idle_seconds: Annotated[Seconds, about("Idle time after which a job is canceled.", "#scale-down-rules")] = 1800.0
+    idle_seconds: Annotated[
+        Seconds, about("Idle time after which the end of a job is announced.", "#scale-down-rules")
+    ] = 1800.0
     busy_ratio_max: Annotated[Ratio, about("Maximum utilization of every GPU of an idle job.", "#scale-down-rules")] = (
         0.05
     )
     grace_seconds: Annotated[
-        Seconds, about("Time between the announcement on the pods and the end of the workload.", "#idle-workloads")
+        Seconds,
+        about("Time between the announcement on the pods and the end of the job or workload.", "#idle-workloads"),
     ] = 600.0
     namespaces: Annotated[
         tuple[str, ...],

@@ -57,16 +57,19 @@ class JobIdle(Reason, frozen=True, kw_only=True, tag="job_idle"):
     idle_seconds: float
     idle_seconds_max: float
     busy_ratio_max: float
+    announced_at: Instant | None = None  # None: it is announced now, or an earlier release canceled it
 
     def note(self) -> str:
         """Return the cause in the words of the cancellation."""
         return f"its GPU utilization was at most {percent(self.busy_ratio_max)} for {duration(self.idle_seconds)}"
 
     def sentence(self) -> str:
-        return f"The job holds GPUs and leaves them idle: {self.note()} (limit: {duration(self.idle_seconds_max)})."
+        announced = "" if self.announced_at is None else f" It was announced at {instant(self.announced_at)}."
+        limit = duration(self.idle_seconds_max)
+        return f"The job holds GPUs and leaves them idle: {self.note()} (limit: {limit}).{announced}"
 
     def remedy(self) -> str:
-        return f"To keep a job, annotate its pods {labels.DO_NOT_DISRUPT}=true, or raise idle_jobs.idle_seconds."
+        return f"To keep a job, annotate its pods {labels.IDLE_ALLOWED}=true, or raise idle_jobs.idle_seconds."
 
 
 class WorkloadIdle(Reason, frozen=True, kw_only=True, tag="workload_idle"):

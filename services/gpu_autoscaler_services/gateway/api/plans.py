@@ -171,7 +171,12 @@ def _examples(groups: Iterable[decisions.DeferredGroup]) -> Iterator[decisions.D
 
 def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
     match decision:
-        case decisions.CancelIdleJob() | decisions.RequestJobCheckpoint() | decisions.RequestPreemptionCheckpoint():
+        case (
+            decisions.AnnounceIdleJob()
+            | decisions.CancelIdleJob()
+            | decisions.RequestJobCheckpoint()
+            | decisions.RequestPreemptionCheckpoint()
+        ):
             return decision.job_id
         case decisions.AnnounceIdleWorkload() | decisions.EndIdleWorkload():
             return f"{decision.namespace}/{decision.pods[0].name}"

@@ -32,9 +32,15 @@ from gpu_autoscaler.core.policy.disruption_settings import CheckpointsPolicy, Id
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord
 from gpu_autoscaler.events.spot import SpotNoticeReceived
-from gpu_autoscaler.model.decisions import AnyUpkeep, RequestJobCheckpoint, Upkeep
+from gpu_autoscaler.model.decisions import AnnounceIdleJob, AnyUpkeep, RequestJobCheckpoint, Upkeep
 from gpu_autoscaler.model.ids import JobId, NodeUid, ProviderId
-from gpu_autoscaler.model.labels import CHECKPOINT_REQUESTED, DO_NOT_DISRUPT, KARPENTER_REGISTERED
+from gpu_autoscaler.model.labels import (
+    CHECKPOINT_REQUESTED,
+    DO_NOT_DISRUPT,
+    IDLE_ANNOUNCED_AT,
+    IDLE_ENDS_AT,
+    KARPENTER_REGISTERED,
+)
 from gpu_autoscaler.model.scheduling import Taint
 
 NOW = T0 + HOUR
@@ -261,11 +267,16 @@ def test_a_computed_interval_follows_from_its_figures() -> None:
 # ---- idle jobs
 
 
-def idle_job(*, member_count_min: int | None = None) -> ClusterState:
+ANNOUNCED = {IDLE_ANNOUNCED_AT: (NOW - 12 * MINUTE).isoformat(), IDLE_ENDS_AT: (NOW - 2 * MINUTE).isoformat()}
+
+
+def idle_job(*, member_count_min: int | None = None, annotations: dict[str, str] = ANNOUNCED) -> ClusterState:
     """A job of two pods with two GPUs each on n1, all idle for an hour; other GPUs of the node work."""
     works = {number: {"utilization_ratio_mean": 0.9, "utilization_ratio_max": 0.9} for number in range(4, 8)}
     held = {0: "default/a", 1: "default/a", 2: "default/b", 3: "default/b"}
-    pods = (pod(name, on="n1", gpus=2, owner_kind="Job", job_id="train") for name in ("a", "b"))
+    pods = (
+        pod(name, on="n1", gpus=2, owner_kind="Job", job_id="train", annotations=annotations) for name in ("a", "b")
+    )
     waiting = job("train", gpus=2, members=2, placed_on=("n1",), is_running=True, member_count_min=member_count_min)
     return given(node("n1"), waiting, *pods, minutes("n1", 60, busy=0.03, pods=held, sick=works), as_of=NOW)
 
@@ -367,6 +378,24 @@ def test_idle_jobs_are_kept_as_the_policy_says() -> None:
         policy(idle_jobs=IdleJobsPolicy(is_on=True, busy_ratio_max=0.01)),
     ):
         assert is_refused(act, state, rules)
+
+
+def test_an_idle_job_is_canceled_after_its_announcement_alone() -> None:
+    """Its grace is over, and each pod was announced."""
+    act = act_of("cancel_idle_job", idle_job(), IDLE, NOW)
+    for annotations in ({}, ANNOUNCED | {IDLE_ENDS_AT: (NOW + SECOND).isoformat()}):
+        assert is_refused(act, idle_job(annotations=annotations), IDLE)
+    assert is_refused(act, of_last_pod(annotations=())(idle_job()), IDLE)
+
+
+def test_an_announcement_names_all_pods_and_its_own_end() -> None:
+    """Of the job, now, and at the end of the grace."""
+    state = idle_job(annotations={})
+    act = act_of("announce_idle_job", state, IDLE, NOW)
+    assert isinstance(act, AnnounceIdleJob)
+    for changes in ({"pods": act.pods[:1]}, {"announced_at": NOW - MINUTE}, {"ends_at": NOW}, {"namespace": "other"}):
+        assert is_refused(replace(act, **changes), state, IDLE)
+    assert is_refused(act, state, policy())
 
 
 def test_a_waiting_member_keeps_no_elastic_job() -> None:

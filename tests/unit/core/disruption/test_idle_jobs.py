@@ -13,12 +13,14 @@ from gpu_autoscaler.core.policy.disruption_settings import IdleJobsPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.job import JobCancelRequested
-from gpu_autoscaler.model.decisions import CancelIdleJob
+from gpu_autoscaler.model.decisions import AnnounceIdleJob, CancelIdleJob
+from gpu_autoscaler.model.labels import IDLE_ANNOUNCED_AT, IDLE_ENDS_AT
 
 NOW = T0 + HOUR
 ON = policy(idle_jobs=IdleJobsPolicy(is_on=True))
 HELD = dict.fromkeys(range(4), "default/a")
 IDLE: dict[str, Any] = {"busy": 0.03, "pods": HELD}
+GRACE_IS_OVER = {IDLE_ANNOUNCED_AT: (NOW - 12 * MINUTE).isoformat(), IDLE_ENDS_AT: (NOW - 2 * MINUTE).isoformat()}
 WORKS = {number: {"utilization_ratio_mean": 0.9, "utilization_ratio_max": 0.9} for number in range(4, 8)}
 
 
@@ -29,11 +31,15 @@ def cancellations(state: ClusterState, rules: ScalingPolicy, at: datetime) -> tu
     return tuple(decision for decision in made.upkeep_decisions if isinstance(decision, CancelIdleJob))
 
 
-def ended(*more: Story, rules: ScalingPolicy = ON, **of_pod: object) -> tuple[CancelIdleJob, ...]:
+def holder(*more: Story, annotations: dict[str, str] = GRACE_IS_OVER) -> ClusterState:
+    """A job that holds four GPUs of n1 for an hour; its end was announced."""
+    held = pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train", annotations=annotations)
+    return given(node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), held, *more, as_of=NOW)
+
+
+def ended(*more: Story, rules: ScalingPolicy = ON, **of_pod: Any) -> tuple[CancelIdleJob, ...]:  # noqa: ANN401 - of `holder`
     """Which jobs the plan cancels, of one that holds four GPUs of n1 for an hour."""
-    held = pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train", **of_pod)  # type: ignore[arg-type]
-    story = (node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), held, *more)
-    return cancellations(given(*story, as_of=NOW), rules, NOW)
+    return cancellations(holder(*more, **of_pod), rules, NOW)
 
 
 def test_an_idle_job_is_canceled() -> None:
@@ -42,6 +48,27 @@ def test_an_idle_job_is_canceled() -> None:
 
     assert one.job_id == "train"
     assert one.reason.note() == "its GPU utilization was at most 5 % for 1 h"
+
+
+def test_an_idle_job_is_announced_before_it_is_canceled() -> None:
+    """On its pods with GPUs, with the end of the grace; an announcement from before it worked does not count."""
+    idle = minutes("n1", 60, sick=WORKS, **IDLE)
+    worked = (*minutes("n1", 20, busy=0.5, pods=HELD), *minutes("n1", 40, start=T0 + 20 * MINUTE, sick=WORKS, **IDLE))
+    old = {IDLE_ANNOUNCED_AT: T0.isoformat(), IDLE_ENDS_AT: (T0 + 10 * MINUTE).isoformat()}
+    for state in (holder(idle, annotations={}), holder(worked, annotations=old)):
+        assert cancellations(state, ON, NOW) == ()
+        (act,) = (act for act in plan(state, ON, NOW).upkeep_decisions if isinstance(act, AnnounceIdleJob))
+        assert (act.job_id, [named.name for named in act.pods]) == ("train", ["a"])
+        assert (act.announced_at, act.ends_at) == (NOW, NOW + 10 * MINUTE)
+        assert act.sentence().startswith("Announce the end of job train at 2026-11-21 13:10:00 UTC.")
+
+
+def test_a_job_is_canceled_after_its_grace() -> None:
+    """Not before, and it is not announced again meanwhile."""
+    idle, ends_at = minutes("n1", 60, sick=WORKS, **IDLE), NOW + MINUTE
+    early = holder(idle, annotations=GRACE_IS_OVER | {IDLE_ENDS_AT: ends_at.isoformat()})
+    acts = [act.tag() for act in plan(early, ON, NOW).upkeep_decisions]
+    assert not {"announce_idle_job", "cancel_idle_job"}.intersection(acts)
 
 
 def test_by_default_no_job_is_canceled() -> None:
@@ -93,7 +120,8 @@ def test_a_canceled_job_is_not_canceled_again() -> None:
     canceled = JobCancelRequested(job_id=one.job_id)
     state = given(
         node("n1"), job("train", gpus=4, placed_on=("n1",), is_running=True), minutes("n1", 60, sick=WORKS, **IDLE),
-        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), (TimedFact(canceled, NOW),),
+        pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train", annotations=GRACE_IS_OVER),
+        (TimedFact(canceled, NOW),),
         as_of=NOW + timedelta(minutes=1),
     )  # fmt: skip
 
@@ -107,7 +135,8 @@ def test_a_freeze_defers_the_cancellation() -> None:
         job("train", gpus=4, placed_on=("n1",), is_running=True),
         minutes("n1", 60, sick=WORKS, **IDLE),
     )
-    state = given(*story, pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train"), as_of=NOW)
+    held = pod("a", on="n1", gpus=4, owner_kind="Job", job_id="train", annotations=GRACE_IS_OVER)
+    state = given(*story, held, as_of=NOW)
     frozen = policy(idle_jobs=IdleJobsPolicy(is_on=True), is_frozen=True)
     assert cancellations(state, frozen, NOW) == ()
     deferred = [act for act in plan(state, frozen, NOW).upkeep_deferred if act.decision == "cancel_idle_job"]

@@ -30,7 +30,7 @@ from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.decisions import Cut
 from gpu_autoscaler.model.ids import PlanId
-from gpu_autoscaler.model.labels import CHECKPOINTED_AT, KARPENTER_REGISTERED
+from gpu_autoscaler.model.labels import CHECKPOINTED_AT, IDLE_ANNOUNCED_AT, IDLE_ENDS_AT, KARPENTER_REGISTERED
 
 NOW = T0 + HOUR
 KARPENTERS = {KARPENTER_REGISTERED: "true"}
@@ -40,7 +40,14 @@ PAID = replace(offer(), paid_from=T0 - HOUR, paid_until=NOW + 5 * MINUTE)
 IDLE_JOB: Story = (
     *node("n1"),
     *job("train", gpus=1, placed_on=("n1",), is_running=True),
-    *pod("a", on="n1", gpus=1, owner_kind="Job", job_id="train"),
+    *pod(
+        "a",
+        on="n1",
+        gpus=1,
+        owner_kind="Job",
+        job_id="train",
+        annotations={IDLE_ANNOUNCED_AT: (NOW - 12 * MINUTE).isoformat(), IDLE_ENDS_AT: NOW.isoformat()},
+    ),
     *minutes("n1", 60, busy=0.03, pods={0: "default/a"}, sick={4: {"utilization_ratio_max": 0.9}}),
 )
 
@@ -82,9 +89,10 @@ def test_a_node_is_explained(story: Story, rules: ScalingPolicy, name: str, act:
 
 
 def test_a_job_is_explained() -> None:
-    """Its cancellation comes with the idle time, and with what would keep it."""
+    """Its cancellation comes with the idle time, the announcement, and with what would keep it."""
     lines = [line for line in why_job(record(history(IDLE_JOB, IDLE)), "train") if "Plan p1" in line]
     assert any("Cancel job train." in line and "at most 5 % for 1 h" in line for line in lines), lines
+    assert any("It was announced at 2026-11-21 12:48:00 UTC." in line for line in lines), lines
 
 
 def test_a_request_to_save_is_explained() -> None:

@@ -369,7 +369,8 @@ def test_the_plan_check_knows_what_the_policy_and_the_cohort_allow() -> None:
     state, rules = saving_borrower(), cohort(checkpoint_seconds_max=60)
     assert not is_refused({}, state, rules)
     assert is_refused({}, state, rules, judged_by=cohort(checkpoint_seconds_max=60, is_reclaim_on=False))
-    rich = policy(quotas={"projects": [{"name": "a", "nominal_gpu_count": 16}, {"name": "b", "nominal_gpu_count": 8}]})
+    nominal = [{"name": name, "nominal_gpu_count": count} for name, count in (("a", 16), ("b", 8))]
+    rich = policy(quotas={"projects": nominal, "checkpoint_seconds_max": 60})
     assert is_refused({}, state, rules, judged_by=rich)
     reason = {"for_job": JobId("a2"), "for_project": "a"}
     assert is_refused({}, state, rules, reason=reason)
