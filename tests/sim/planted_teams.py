@@ -75,7 +75,7 @@ TEAMS: Mapping[str, Planted] = {
         "    return not spec.is_preemptible or any(",
         "    return any(",
     ),
-    "tests/services/scheduler/test_job_preemptions.py::test_a_borrower_without_checkpoints_ends_at_once": Planted(
+    "tests/services/scheduler/test_attempts_preempted.py::test_a_borrower_without_checkpoints_ends_at_once": Planted(
         "a preemption for another job uses up a retry",
         1,
         "services/gpu_autoscaler_services/scheduler/attempts.py",
@@ -146,7 +146,7 @@ TEAMS: Mapping[str, Planted] = {
         "        if False and ",
     ),
     # ---- the save before a preemption
-    "tests/services/scheduler/test_job_preemptions.py::test_a_borrower_ends_when_it_has_saved_for_a_plan": Planted(
+    "tests/services/scheduler/test_attempts_preempted.py::test_a_borrower_ends_when_it_has_saved_for_a_plan": Planted(
         "a preempted job ends before it has saved",
         2,
         "services/gpu_autoscaler_services/scheduler/attempts.py",
