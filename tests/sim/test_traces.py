@@ -1,8 +1,12 @@
 """Scenarios from traces are correct, and our own system is scored in them."""
 
 import gzip
+import math
 import os
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from statistics import quantiles
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +16,7 @@ from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointSettings
 from gpu_autoscaler.sim.scoring.metrics import ALL, Score
 from gpu_autoscaler.sim.scoring.ours import OURS, WITHOUT_SAVE_REQUESTS, score_ours, score_without_save_requests
-from gpu_autoscaler.sim.scoring.scenario import Reclaim, bursts, steady
+from gpu_autoscaler.sim.scoring.scenario import TEMPLATES, Reclaim, Scenario, bursts, steady
 from gpu_autoscaler.sim.scoring.traces import BAMBOO_STEP_SECONDS, BAMBOO_ZONES, bamboo, fleet_sizes, openb, philly
 from gpu_autoscaler_services.score_cases import SYSTEMS, Case, score
 from gpu_autoscaler_services.score_page import ScenarioScores, ScoreReport, page
@@ -51,6 +55,19 @@ def test_our_system_handles_notices() -> None:
     result = score_ours(scenario(job("a", 60.0, HOUR, work="training"), hours=2.0, reclaims=(taken,)), ROLES)
     assert (result.interrupted_count, result.evicted_count, result.unfinished_count) == (1, 0, 0)
     assert result.lost_gpu_hours < 0.02
+
+
+@pytest.mark.parametrize("make", [steady, bursts])
+def test_templates_tell_little_of_lengths(make: Callable[[int, float], Scenario]) -> None:
+    """Of each template, the middle half of the lengths spreads by more than a factor e; medians grow by template."""
+    lengths: defaultdict[str, list[float]] = defaultdict(list)
+    for seed in range(1, 6):
+        for arrival in make(seed, 12.0).arrivals:
+            lengths[arrival.request.container.image].append(arrival.request.run_seconds or 0.0)
+    of_templates = [quantiles(lengths[f"{name}:1"]) for name in TEMPLATES]
+    assert len(lengths) == len(TEMPLATES)
+    assert all(upper > math.e * lower for lower, _, upper in of_templates)
+    assert [middle for _, middle, _ in of_templates] == sorted(middle for _, middle, _ in of_templates)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -3,12 +3,14 @@
 Nothing in a scenario depends on the system under test, so all systems are scored under equal conditions.
 """
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_autoscaler.events.job import JobRequested
 from gpu_autoscaler.kube.wire import core
@@ -137,6 +139,10 @@ HOURS_MAX = 48.0  # of a job, waiting included; no job of a scenario reaches it
 RECLAIMS_PER_HOUR = 0.5
 RECLAIM_RATIO = 0.15
 NOTICE_SECONDS = 120.0
+# Programs of made-up jobs, from short to long ones, and the standard deviation of the logarithm of the factor between
+# a length and the one that a job's template is drawn by.
+TEMPLATES = ("probe", "evaluate", "tune", "train")
+TEMPLATE_SPREAD = 1.25
 BURST_EVERY_SECONDS, BURST_SECONDS, BURST_COUNT = 3 * 3600.0, 120.0, 40
 
 
@@ -202,7 +208,7 @@ def _jobs(rng: random.Random, instants: Iterable[float], *, is_preemptible: bool
 def _job(rng: random.Random, number: int, *, is_preemptible: bool) -> JobRequested:
     run_seconds = min(max(rng.lognormvariate(0.0, 1.0) * RUN_SECONDS_MEDIAN, RUN_SECONDS_MIN), RUN_SECONDS_MAX)
     name = f"work-{number:04d}"
-    return JobRequested(
+    request = JobRequested(
         job_name=name,
         job_id=JobId(name),
         project_id=rng.choice(("vision", "speech", "ranking")),
@@ -215,5 +221,15 @@ def _job(rng: random.Random, number: int, *, is_preemptible: bool) -> JobRequest
         members=rng.choice((1, 1, 1, 1, 2, 3)),
         workload_type=rng.choice((CHECKPOINTING_WORKLOAD, "batch")),
         max_duration_hours=HOURS_MAX,
-        run_seconds=round(run_seconds, 1),
     )
+    return of_length(request, round(run_seconds, 1))
+
+
+def of_length(request: JobRequested, run_seconds: float) -> JobRequested:
+    """Return the job with this length and the image of its template. Lengths of one template are alike, but spread
+    widely, as jobs of one program do: the template is drawn by the length times a random factor.
+    """
+    rng = random.Random(f"template/{request.job_name}/{run_seconds}")
+    level = (math.log(run_seconds / RUN_SECONDS_MEDIAN) + rng.gauss(0.0, TEMPLATE_SPREAD)) / TEMPLATE_SPREAD
+    template = TEMPLATES[min(max(math.floor(level) + len(TEMPLATES) // 2, 0), len(TEMPLATES) - 1)]
+    return replace(request, container=ContainerRequest(image=f"{template}:1"), run_seconds=run_seconds)

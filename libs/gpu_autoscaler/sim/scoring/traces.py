@@ -30,6 +30,7 @@ from gpu_autoscaler.sim.scoring.scenario import (
     Reclaim,
     Scenario,
     Shortage,
+    of_length,
     preemptible_jobs,
 )
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, ZONES, offers_of
@@ -299,8 +300,8 @@ def bamboo_checkpoints(folder: Path, seed: int, hours: float) -> Scenario:
         arrivals=tuple(
             replace(
                 arrival,
-                request=replace(
-                    arrival.request, workload_type=CHECKPOINTING_WORKLOAD, run_seconds=round(rng.choice(lengths), 1)
+                request=of_length(
+                    replace(arrival.request, workload_type=CHECKPOINTING_WORKLOAD), round(rng.choice(lengths), 1)
                 ),
             )
             for arrival in world.arrivals
