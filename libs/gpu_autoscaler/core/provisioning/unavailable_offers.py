@@ -1,7 +1,7 @@
 """Offers that the cloud refused recently, and until when they are not requested again.
 
-A refusal concerns one offer, its zone, or its region's quota. The wait doubles with each further refusal, up to half an
-hour, and is reset by a launch. A quota is exhausted until a managed instance that counts against it has ended.
+A refusal concerns one offer, its zone, or its region's quota. The wait doubles with each further refusal, up to five
+minutes, and is reset by a launch. A quota is exhausted until a managed instance that counts against it has ended.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,9 @@ from gpu_autoscaler.model.ids import ActionId, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import CapacityType, Offer, UnavailabilityCause
 
-# Longer misses capacity that comes back; shorter keeps requesting exhausted capacity. Source: our own choice.
-_WAIT_MAX = timedelta(minutes=30)
+# Longer misses capacity that comes back: shortages of recorded spot fleets often pass within a step of five minutes
+# (docs/scores.md). Shorter keeps requesting exhausted capacity; Karpenter waits three minutes each time.
+_WAIT_MAX = timedelta(minutes=5)
 # The wait has reached its limit long before.
 _DOUBLINGS_COUNT_MAX = 8
 

@@ -71,12 +71,12 @@ def the_one(*stories: Story, as_of: datetime) -> Unavailability:
     return found
 
 
-@pytest.mark.parametrize(("tries", "minutes"), [(1, 3), (2, 6), (3, 12), (4, 24), (5, 30), (9, 30)])
+@pytest.mark.parametrize(("tries", "minutes"), [(1, 1), (2, 2), (3, 4), (4, 5), (9, 5)])
 def test_each_refusal_in_a_row_doubles_the_wait(tries: int, minutes: int) -> None:
-    """Three minutes, six, twelve, to half an hour at most."""
-    stories = [refused(f"o{each}", T0 + each * 31 * MINUTE) for each in range(tries)]
-    last_at = T0 + (tries - 1) * 31 * MINUTE
-    found = the_one(*stories, as_of=last_at + MINUTE)
+    """One minute, two, four, to five at most."""
+    stories = [refused(f"o{each}", T0 + each * 6 * MINUTE, wait=MINUTE) for each in range(tries)]
+    last_at = T0 + (tries - 1) * 6 * MINUTE
+    found = the_one(*stories, as_of=last_at + MINUTE / 2)
 
     assert found.until == last_at + minutes * MINUTE
     assert (found.tries_count, found.code) == (tries, "InsufficientInstanceCapacity")
@@ -99,9 +99,9 @@ def test_a_launch_resets_the_back_off() -> None:
 
 def test_a_slow_refusal_of_an_earlier_plan_counts_from_its_answer() -> None:
     """It is the cloud's latest word, although a later plan was refused before it."""
-    slow, quick = refused("slow", T0, after=MINUTE), refused("quick", T0 + MINUTE / 2)
+    slow, quick = refused("slow", T0, after=MINUTE, wait=2 * MINUTE), refused("quick", T0 + MINUTE / 2, wait=2 * MINUTE)
 
-    assert the_one(slow, quick, as_of=T0 + MINUTE).until == T0 + 7 * MINUTE
+    assert the_one(slow, quick, as_of=T0 + MINUTE).until == T0 + 5 * MINUTE
 
 
 @settings(max_examples=300)
