@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tests.sim.planted_economy import ECONOMY
 from tests.sim.planted_queues import QUEUES
 from tests.sim.planted_requests import REQUESTS
 from tests.sim.planted_teams import TEAMS
@@ -23,6 +24,7 @@ TESTED: Mapping[str, Planted] = {
     **QUEUES,
     **TEAMS,
     **REQUESTS,
+    **ECONOMY,
     "tests/property/test_next_change.py::test_a_plan_changes_only_at_the_instants_that_it_notes": Planted(
         "a duration notes nothing of its end",
         6,

@@ -11,6 +11,7 @@ import msgspec
 
 from gpu_autoscaler.core.check.brake_rules import brake_violations
 from gpu_autoscaler.core.check.directive_rules import directive_violations
+from gpu_autoscaler.core.check.idle_rules import idle_violations
 from gpu_autoscaler.core.check.placement_rules import pod_constraint_violations, pod_summary
 from gpu_autoscaler.core.check.provisioning_rules import provisioning_violations
 from gpu_autoscaler.core.check.purchase_rules import (
@@ -21,6 +22,7 @@ from gpu_autoscaler.core.check.purchase_rules import (
     launch_group_violations,
     preference_violations,
     selection_violations,
+    spot_wait_violations,
     wait_violations,
 )
 from gpu_autoscaler.core.check.quota_rules import quota_violations
@@ -65,8 +67,10 @@ def check(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> tuple[Viola
         _all_demand_accounted,
         directive_violations,
         wait_violations,
+        spot_wait_violations,
         batching_violations,
         removal_violations,
+        idle_violations,
         brake_violations,
         pod_constraint_violations,
         resource_quota_violations,

@@ -21,7 +21,7 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.buy import ReplacesNodes, UnmetDemand
-from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected
+from gpu_autoscaler.model.reasons.defer_waits import BatchWindowOpen, CapacityExpected, SpotAwaited
 from gpu_autoscaler.model.scheduling import LabelRequirement
 
 # Classes `system-cluster-critical` and above (Kubernetes documentation, "Pod Priority and Preemption").
@@ -221,6 +221,33 @@ def batching_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) 
 
 
 # ---- waiting for running work
+
+
+def spot_wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:
+    """Yield a sentence for each job or pod that waits for spot although it must not, or longer than allowed."""
+    for held in plan.deferred:
+        if not isinstance(held.reason, SpotAwaited):
+            continue
+        kind, _, name = held.subject.partition("/")
+        job, pod = state.jobs.get(JobId(name)), state.pods.get(PodUid(name))
+        rules = policy.spot
+        if kind == "job" and job is not None and job.queued is not None:
+            spec, longest = job.queued.spec, policy.queued_timeout_seconds
+            since, priority, is_spot_allowed = job.queued.queued_at, spec.priority, spec.is_preemptible
+        elif kind == "pod" and pod is not None and pod.job_id is None:
+            longest, since = policy.pending_pod_timeout_seconds, pod.unschedulable_since or pod.created_at
+            priority, is_spot_allowed = 1000 if pod.priority > 0 else 500 + pod.priority, pod.priority < _CRITICAL_MIN
+        else:
+            continue
+        longest = max(min(longest, rules.medium_priority_wait_seconds), rules.low_priority_wait_seconds)
+        if priority >= _HIGH_PRIORITY or not is_spot_allowed:
+            yield Violation(
+                f"{held.subject} waits for spot, which its priority or its work forbids", demand=(held.subject,)
+            )
+        if held.reason.until > since + timedelta(seconds=longest) or held.reason.until <= plan.as_of:
+            yield Violation(
+                f"{held.subject} waits for spot until {held.reason.until}, longer than allowed", demand=(held.subject,)
+            )
 
 
 def wait_violations(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[str]:

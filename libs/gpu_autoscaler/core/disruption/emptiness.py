@@ -3,13 +3,16 @@
 Only nodes that were bought are ever removed. Whether a node is empty follows from its pods alone, never from telemetry.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+
+import msgspec
 
 from gpu_autoscaler.core.demand.elastic import elastic_job_of
 from gpu_autoscaler.core.disruption import brake, repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
+from gpu_autoscaler.core.disruption.spare_nodes import Spare, expected_uses
 from gpu_autoscaler.core.disruption.utilization import underutilized, utilization_cooldown
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import exceeded_override
@@ -62,6 +65,34 @@ def _idle_time(view: NodeView, policy: ScalingPolicy) -> tuple[float, IdleRule]:
     )
 
 
+def _idle_times(
+    empty: Sequence[NodeView], draft: Draft, state: ClusterState, policy: ScalingPolicy
+) -> Mapping[str, tuple[float, IdleRule]]:
+    """Return after how long without pods each node is removed, and by which rule, by name of the node. What the next
+    work will hardly use leaves before break-even."""
+    result = {view.name: _idle_time(view, policy) for view in empty}
+    limit = policy.removal.unneeded_idle_seconds
+    spares = [
+        Spare(view, seconds, rule.break_even_seconds)
+        for view in empty
+        for seconds, rule in [result[view.name]]
+        if seconds > limit and rule.break_even_seconds is not None
+    ]
+    for name, uses in expected_uses(spares, draft, state).items():
+        if not uses.is_needed:
+            seconds, rule = result[name]
+            unneeded = msgspec.structs.replace(
+                rule,
+                name="unneeded",
+                uses_count=uses.uses_count,
+                starts_count=uses.starts_count,
+                use_ratio_min=uses.use_ratio_min,
+                kept_seconds=seconds,
+            )
+            result[name] = limit, unneeded
+    return result
+
+
 # Reasons not to buy for a gang that will not pass soon, unlike a cooldown or an old list.
 _NOTHING_TO_BUY = (
     defer_waits.GangBackoff,
@@ -94,12 +125,14 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
         return draft.deferring(_RELEASE, "cluster", stale)
     draft = _release(draft, state, policy)
     # The most expensive first, so that a small budget saves most.
-    empty = draft.views.table(_EMPTY)
+    free = (view for view in draft.views.table(_EMPTY) if bin_key(view) not in draft.claimed)
+    empty = [view for view in free if _may_leave(view, draft)]
+    idle_times = _idle_times(empty, draft, state, policy)
     for view in sorted(empty, key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name)):
-        if view.empty_since is None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
+        if view.empty_since is None:
             continue
         idle_seconds = (draft.as_of - view.empty_since).total_seconds()
-        allowed_seconds, rule = _idle_time(view, policy)
+        allowed_seconds, rule = idle_times[view.name]
         at_once = _abandoned_gang(view, draft) or exceeded_override(view, draft)
         reason: defer.DeferReason | None
         if at_once is None and not has_lasted(view.empty_since, allowed_seconds, draft.as_of):
@@ -108,7 +141,7 @@ def release_idle(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dr
             reason = (
                 _kept_as_buffer(view, draft)
                 or _kept_as_paid(view, state, policy, draft.as_of)
-                or _blocker(view, RemovalCause.EMPTY, draft, state, policy)
+                or _blocker(view, RemovalCause.EMPTY, draft, state, policy, is_unneeded=rule.name == "unneeded")
             )
         else:
             reason = repack.protected_node(view, draft) or removal_limit(view, RemovalCause.EMPTY, draft, policy)
@@ -281,12 +314,19 @@ def _may_leave(view: NodeView, draft: Draft) -> bool:
 
 
 def _blocker(
-    view: NodeView, cause: RemovalCause, draft: Draft, state: ClusterState, policy: ScalingPolicy
+    view: NodeView,
+    cause: RemovalCause,
+    draft: Draft,
+    state: ClusterState,
+    policy: ScalingPolicy,
+    *,
+    is_unneeded: bool = False,
 ) -> defer.DeferReason | None:
-    """Return what prevents the removal: the node's annotations, its age, the minimum, or other removals."""
+    """Return what prevents the removal: the node's annotations, its age, the minimum, or other removals. The age does
+    not keep a node that is unneeded."""
     return (
         repack.protected_node(view, draft)
-        or _minimum_age(view, draft, policy)
+        or (None if is_unneeded else _minimum_age(view, draft, policy))
         or removal_cooldown(view.pool, cause, state, policy, draft.as_of)
         or removal_limit(view, cause, draft, policy)
     )

@@ -313,6 +313,14 @@ class RemovalPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "docs/scores.md",
         ),
     ] = 2_000_000
+    unneeded_idle_seconds: Annotated[
+        Seconds,
+        about(
+            "Time after which an empty GPU node is removed, whatever its age, if the arrivals of the last two hours "
+            "would rarely have used it. From idle_seconds_max on, this rule removes nothing earlier.",
+            "#idle-node",
+        ),
+    ] = 60.0
     replacement_payback_hours: Annotated[
         float,
         about(

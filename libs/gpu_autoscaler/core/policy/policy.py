@@ -154,7 +154,8 @@ class ScalingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = 600.0
     scale_down_cooldown_seconds: Annotated[
-        Seconds, about("Minimum time that a node is kept after it became ready.", "#scale-down-rules")
+        Seconds,
+        about("Minimum time that a node is kept after it became ready, unless it is unneeded.", "#scale-down-rules"),
     ] = 600.0
     drain_seconds_max: Annotated[
         Seconds,

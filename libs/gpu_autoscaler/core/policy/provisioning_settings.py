@@ -150,6 +150,14 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     low_priority_wait_seconds: Annotated[
         Seconds, about("Maximum time that work of low priority waits for spot; 0: it does not wait.", "#capacity-mix")
     ] = 300.0
+    medium_priority_wait_seconds: Annotated[
+        Seconds,
+        about(
+            "The same of other work below high priority, at most queued_timeout_seconds for jobs and "
+            "pending_pod_timeout_seconds for other pods; 0: it does not wait.",
+            "#capacity-mix",
+        ),
+    ] = 300.0
     wait_saving_ratio_min: Annotated[
         Ratio, about("It waits only if spot is cheaper by at least this share.", "#capacity-mix")
     ] = 0.3

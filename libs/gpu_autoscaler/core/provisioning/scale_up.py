@@ -173,7 +173,7 @@ class _Cover:
         return (
             gang_backoff(item.gang, self._state, self._policy, as_of)
             or scale_up_cooldown(item, self._state.orders, self._policy, as_of)
-            or spot_wait(item, self._catalog, self._policy, as_of)
+            or spot_wait(item, self._catalog, self._state, self._policy, as_of)
         )
 
     def _defer_to_ending_work(self, short: Sequence[LotOutcome]) -> list[LotOutcome]:

@@ -9,6 +9,7 @@ from gpu_autoscaler.core.demand.items import DemandItem
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
+from gpu_autoscaler.core.state.queries import is_in_flight
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES
 from gpu_autoscaler.model.offers import CapacityType
@@ -60,28 +61,49 @@ def _without_spot(item: DemandItem) -> DemandItem:
     return msgspec.structs.replace(item, shape=msgspec.structs.replace(item.shape, is_spot_allowed=False))
 
 
-def spot_wait(item: DemandItem, catalog: OfferCatalog, policy: ScalingPolicy, as_of: datetime) -> SpotAwaited | None:
-    """Return until when work of low priority waits for spot instead of much more expensive capacity; None: it does not.
+def spot_wait(
+    item: DemandItem, catalog: OfferCatalog, state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> SpotAwaited | None:
+    """Return until when work below high priority waits for spot instead of much more expensive capacity; None: it does
+    not.
 
-    Only if spot would fit and is unavailable, in a pool whose priority is at least that of the more expensive one.
+    Only if much cheaper spot would fit and is unavailable, in a pool whose priority is at least that of the more
+    expensive capacity, and no nodes are on their way that would wait with the rest of a gang.
     """
     rules, shape = policy.spot, item.shape
-    until = item.since + timedelta(seconds=rules.low_priority_wait_seconds)
-    if not shape.is_spot_allowed or item.priority > PRIORITY_NAMES["low"] or as_of >= until:
+    until = item.since + timedelta(seconds=_wait_seconds(item, policy))
+    if not shape.is_spot_allowed or item.priority >= PRIORITY_NAMES["high"] or as_of >= until:
         return None
     members = catalog.members_if_available(shape)
     has_price = catalog.prices_micro_usd_per_hour > 0
     now = catalog.members(shape) > 0
-    spot = (members > 0) & catalog.is_spot & has_price
-    if not now.any() or (now & ~catalog.is_on_demand).any() or not spot.any():
+    spot = (members > 0) & catalog.is_spot & has_price & ~now
+    if not now.any() or (now & catalog.is_reserved).any() or not spot.any():
+        return None
+    each = catalog.prices_micro_usd_per_hour * _PRECISION // np.maximum(members, 1)
+    cheapest = int(each[now].min())
+    if not catalog.is_on_demand[now & (each == cheapest)].all():  # available spot is as good
+        return None
+    if item.gang is not None and any(
+        order.decision is not None and order.decision.gang == item.gang and is_in_flight(state, order)
+        for order in state.orders.values()
+    ):
         return None
     if catalog.pool_priorities[now].max() > catalog.pool_priorities[spot].max():
         return None
-    each = catalog.prices_micro_usd_per_hour * _PRECISION // np.maximum(members, 1)
-    saving_ratio = 1.0 - int(each[spot].min()) / max(int(each[now].min()), 1)
+    saving_ratio = 1.0 - int(each[spot].min()) / max(cheapest, 1)
     if saving_ratio < rules.wait_saving_ratio_min:
         return None
     offers = {catalog.offerings[place].offer for place in np.flatnonzero(spot).tolist()}
     refused = sorted(offer.key for offer in offers if offer.capacity_type is CapacityType.SPOT)
     first, unlisted_count = first_listed(refused)
     return SpotAwaited(offers=first, offers_unlisted_count=unlisted_count, saving_ratio=saving_ratio, until=until)
+
+
+def _wait_seconds(item: DemandItem, policy: ScalingPolicy) -> float:
+    """Return how long the item waits for spot: above low priority at most as long as for running work to end."""
+    if item.priority <= PRIORITY_NAMES["low"]:
+        return policy.spot.low_priority_wait_seconds
+    is_pod = item.job_id is None
+    longest = policy.pending_pod_timeout_seconds if is_pod else policy.queued_timeout_seconds
+    return min(policy.spot.medium_priority_wait_seconds, longest)

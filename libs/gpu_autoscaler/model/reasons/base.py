@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from gpu_autoscaler.model.format import duration, price
+from gpu_autoscaler.model.format import duration, percent, price
 
 LISTED_COUNT_MAX = 5  # names in one reason; the others are counted
 Name = TypeVar("Name", bound=str)
@@ -50,15 +50,35 @@ def first_listed(names: Iterable[Name]) -> tuple[tuple[Name, ...], int]:
 class IdleRule(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The rule that sets how long an empty node is kept, with its figures."""
 
-    name: Literal["idle_seconds", "idle_seconds_max", "break_even"]
+    name: Literal["idle_seconds", "idle_seconds_max", "break_even", "unneeded"]
     boot_seconds: float | None = None  # of break_even: what a new boot takes
     node_micro_usd_per_hour: int | None = None  # of break_even: what keeping the node costs; None: unknown
     waiting_micro_usd_per_hour: int | None = None  # of break_even: the value of work that waits for the boot
+    # Of unneeded: the arrivals of the last two hours, replayed from this many instants, use the node so often within
+    # the time that it would be kept otherwise.
+    starts_count: int | None = None
+    uses_count: int | None = None
+    use_ratio_min: float | None = None  # of the instants, from which keeping it pays
+    kept_seconds: float | None = None
+
+    @property
+    def break_even_seconds(self) -> float | None:
+        """Idle time that costs as much as a new boot; None: unknown, or the time is set."""
+        if self.boot_seconds is None or not self.node_micro_usd_per_hour:
+            return None
+        return self.boot_seconds * (1.0 + (self.waiting_micro_usd_per_hour or 0) / self.node_micro_usd_per_hour)
 
     def sentence(self) -> str:
         """Return why the time is as it is."""
         if self.name == "idle_seconds":
             return "That is the idle_seconds of the policy or the pool."
+        if self.name == "unneeded":
+            kept = "an unknown time" if self.kept_seconds is None else duration(self.kept_seconds)
+            return (
+                f"That is removal.unneeded_idle_seconds: replayed from {self.starts_count} instants of the last two"
+                f" hours, the work that arrived within {kept} needs the node, besides all other free GPUs,"
+                f" {self.uses_count} times; keeping it pays from {percent(self.use_ratio_min or 0.0)} of them on."
+            )
         if self.boot_seconds is None or self.node_micro_usd_per_hour is None:
             return "That is idle_seconds_max of the policy, since the cost of the node is unknown or zero."
         figures = (

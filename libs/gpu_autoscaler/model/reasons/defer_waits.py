@@ -115,11 +115,14 @@ class SpotAwaited(Reason, frozen=True, kw_only=True, tag="spot_awaited"):
         offers = listed(self.offers, unlisted_count=self.offers_unlisted_count)
         return (
             f"Spot offers ({offers}) cost {percent(self.saving_ratio)} less than the available offers but "
-            f"are unavailable; work of low priority waits for them until {instant(self.until)}."
+            f"are unavailable; work below high priority waits for them until {instant(self.until)}."
         )
 
     def remedy(self) -> str:
-        return "To start sooner, raise the priority of the work, or lower spot.low_priority_wait_seconds."
+        return (
+            "To start sooner, raise the priority of the work, or lower spot.medium_priority_wait_seconds (of low "
+            "priority: spot.low_priority_wait_seconds)."
+        )
 
 
 class SpotExcluded(Reason, frozen=True, kw_only=True, tag="spot_excluded"):

@@ -161,7 +161,7 @@ def test_a_refused_offer_is_not_requested_during_its_back_off() -> None:
     """The next plan uses another offer; without one it waits, with the end of the back-off."""
     refused = bought(purchase("order"), is_refused=True, retry_after=3 * MINUTE)
 
-    elsewhere = given(job("train"), refused, on_sale(A100, A100_ON_DEMAND))
+    elsewhere = given(job("train", priority=1000), refused, on_sale(A100, A100_ON_DEMAND))
     assert offers(plan(elsewhere, policy(), T0)) == [A100_ON_DEMAND.key]
 
     nowhere = given(job("train"), refused, on_sale())
@@ -192,7 +192,7 @@ def test_a_refusal_applies_to_its_scope(scope: str, bought_instead: str) -> None
     other = offer("p4d.48xlarge", usd_per_hour=11.0)
     sale = on_sale(A100, other, offer(zone="zone-b", usd_per_hour=12.0), A100_ON_DEMAND)
 
-    assert offers(plan(given(job("train"), refused, sale), policy(), T0)) == [bought_instead]
+    assert offers(plan(given(job("train", priority=1000), refused, sale), policy(), T0)) == [bought_instead]
 
 
 def test_an_unknown_price_is_not_free() -> None:

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 
 import msgspec
+import pytest
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -28,7 +29,7 @@ from gpu_autoscaler.core.policy.provisioning_settings import SpotPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
 from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.events.job import JobPreempted
-from gpu_autoscaler.model.decisions import BuyNode
+from gpu_autoscaler.model.decisions import BuyNode, Deferred
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Runtime
 from gpu_autoscaler.model.offers import CapacityType
@@ -36,7 +37,7 @@ from gpu_autoscaler.model.reasons.defer_waits import SpotAwaited
 
 SPOT = offer()
 ON_DEMAND = offer(capacity_type=CapacityType.ON_DEMAND, usd_per_hour=32.0)
-LOW = PRIORITY_NAMES["low"]
+LOW, HIGH = PRIORITY_NAMES["low"], PRIORITY_NAMES["high"]
 
 
 def outcome(*stories: Story, at: datetime = T0, under: ScalingPolicy | None = None) -> list[object]:
@@ -141,12 +142,33 @@ def test_low_priority_work_waits_for_spot() -> None:
     assert outcome(*stories, at=T0 + 5 * MINUTE) == [ON_DEMAND.key]
 
 
+@pytest.mark.parametrize(
+    ("waiting", "seconds"),
+    [
+        (job("train", priority=HIGH - 1), 300.0),
+        (pod("web-0", gpus=8), 120.0),
+        (pod("web-0", gpus=8, priority=-1), 300.0),
+    ],
+    ids=["a job", "a pod", "a pod of low priority"],
+)
+def test_work_below_high_priority_waits_for_spot(waiting: Story, seconds: float) -> None:
+    """Jobs as long as for running work to end, other pods likewise, those of low priority as set."""
+    stories, end = (waiting, refused(), on_sale(SPOT, ON_DEMAND)), T0 + timedelta(seconds=seconds)
+    (held,) = outcome(*stories, at=end - SECOND)
+
+    assert isinstance(held, SpotAwaited)
+    assert held.until == end
+    assert outcome(*stories, at=end) == [ON_DEMAND.key]
+
+
 def test_other_work_does_not_wait() -> None:
     """Neither urgent work, nor work excluded from spot, nor with the setting off."""
     sale = (refused(), on_sale(SPOT, ON_DEMAND))
-    at_once = policy(spot=SpotPolicy(low_priority_wait_seconds=0.0))
+    at_once = policy(spot=SpotPolicy(low_priority_wait_seconds=0.0, medium_priority_wait_seconds=0.0))
 
-    assert outcome(job("train", priority=LOW + 1), *sale) == [ON_DEMAND.key]
+    assert outcome(job("train", priority=HIGH), *sale) == [ON_DEMAND.key]
+    assert outcome(job("train"), *sale, under=at_once) == [ON_DEMAND.key]
+    assert outcome(pod("web-0", gpus=8, priority=1), *sale) == [ON_DEMAND.key]
     assert outcome(job("train", priority=LOW, is_preemptible=False), *sale) == [ON_DEMAND.key]
     assert outcome(job("train", priority=LOW), *sale, under=at_once) == [ON_DEMAND.key]
 
@@ -165,6 +187,15 @@ def test_available_spot_is_not_waited_for() -> None:
     assert outcome(job("train", priority=LOW), refused(), on_sale(SPOT, elsewhere, ON_DEMAND)) == [elsewhere.key]
 
 
+def test_spot_that_costs_more_than_on_demand_ends_no_wait() -> None:
+    """A larger type is available as spot, at twice the price of on-demand."""
+    larger = msgspec.structs.replace(SPOT, instance_type="p4de.24xlarge", price_micro_usd_per_hour=64_000_000)
+    (held,) = outcome(job("train"), refused(), on_sale(SPOT, ON_DEMAND, larger))
+
+    assert isinstance(held, SpotAwaited)
+    assert held.saving_ratio == 1 - 10 / 32
+
+
 def test_waiting_for_spot_delays_no_other_work() -> None:
     """A pod that needs on-demand in the same plan gets it."""
     steady = job("steady", priority=LOW, is_preemptible=False)
@@ -172,3 +203,22 @@ def test_waiting_for_spot_delays_no_other_work() -> None:
 
     assert found[0] == ON_DEMAND.key
     assert isinstance(found[1], SpotAwaited)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "until", "problem"),
+    [
+        (job("train", priority=HIGH), 60.0, "its priority or its work forbids"),
+        (job("train", is_preemptible=False), 60.0, "its priority or its work forbids"),
+        (job("train"), 301.0, "longer than allowed"),
+        (job("train"), 0.0, "longer than allowed"),
+    ],
+)
+def test_the_plan_check_refuses_waits_that_the_policy_does_not_have(waiting: Story, until: float, problem: str) -> None:
+    """Of urgent work, of work that never runs on spot, too long ones, and ones that are over."""
+    state = given(waiting, refused(), on_sale(SPOT, ON_DEMAND))
+    reason = SpotAwaited(offers=(SPOT.key,), saving_ratio=0.6, until=T0 + timedelta(seconds=until))
+    held = Deferred(step="cover_demand", subject="job/train", reason=reason)
+    made = msgspec.structs.replace(plan(state, policy(), T0), decisions=(), deferred=(held,))
+
+    assert any(problem in each for each in check(made, state, policy()))

@@ -1,0 +1,44 @@
+"""Bugs to plant in rules that save cost: they remove what work needs, or let work wait that must not.
+
+The plan check refuses most of what they decide, so tests find them.
+"""
+
+from collections.abc import Mapping
+
+from tests.sim.planting import Planted
+
+_CORE = "libs/gpu_autoscaler/core"
+_SPARES = "tests/unit/core/disruption/test_spare_nodes.py"
+_WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
+
+# By the test that finds it.
+ECONOMY: Mapping[str, Planted] = {
+    f"{_SPARES}::test_a_node_that_work_often_needs_is_kept_until_break_even": Planted(
+        "an empty node that arrivals use is unneeded",
+        3,
+        f"{_CORE}/disruption/spare_nodes.py",
+        "return self.uses_count >= self.use_ratio_min * self.starts_count",
+        "return False",
+    ),
+    f"{_SPARES}::test_a_node_that_work_hardly_needs_leaves_before_break_even_and_its_least_age": Planted(
+        "an unneeded node leaves as soon as it is empty",
+        3,
+        f"{_CORE}/disruption/emptiness.py",
+        "            result[name] = limit, unneeded\n",
+        "            result[name] = 0.0, unneeded\n",
+    ),
+    f"{_SPARES}::test_jobs_that_never_run_on_spot_keep_no_spot_node": Planted(
+        "jobs that never run on spot keep empty spot nodes",
+        3,
+        f"{_CORE}/disruption/spare_nodes.py",
+        "return is_spot_fine and self.gpu_count",
+        "return self.gpu_count",
+    ),
+    f"{_WAITS}::test_other_work_does_not_wait": Planted(
+        "urgent work waits for spot",
+        1,
+        f"{_CORE}/provisioning/spot_waits.py",
+        'or item.priority >= PRIORITY_NAMES["high"] or',
+        "or",
+    ),
+}
