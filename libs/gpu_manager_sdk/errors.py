@@ -39,6 +39,11 @@ class GPUManagerError(Exception):
         self.detail = detail
 
     @property
+    def is_quota(self) -> bool:
+        """True if a quota of the project or user is exceeded: for good (422), or until a job has started (429)."""
+        return self.type.endswith("/quota-exceeded")
+
+    @property
     def remedy(self) -> str:
         """Return the next step: the part of the detail after its first semicolon; empty if it names none."""
         return self.detail.partition("; ")[2]

@@ -170,11 +170,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "endless-id": ("job.requested", event("x" * 10_000, BODY), "`id` of a CloudEvent has 10000 characters"),
     "bad-time": ("job.requested", event("t", BODY, time="yesterday"), "Invalid RFC3339 encoded datetime - at `$.time`"),
     "far-time": ("job.requested", event("f", BODY, time="9999-12-31T00:00:00Z"), "time: is 9999-12-31"),
-    "missing": (
-        "job.requested",
-        bare({"job_name": "a", "project_id": "p"}),
-        "missing required field `gpu_requirements`",
-    ),
+    "missing": ("job.requested", bare({"job_name": "a", "project_id": "p"}), "gpu_requirements: missing; add it"),
     "contradiction": ("job.requested", bare(gpus(gpu_count=0, gpu_type="T4")), "gpu_requirements.gpu_count: is 0, but"),
     "not-a-number": ("job.requested", bare(request_body(budget_limit_usd=float("nan"))), "JSON is malformed"),
     "absurd-money": ("job.requested", bare(request_body(budget_limit_usd=1e308)), "budget_limit_usd: is 1e+308"),
@@ -182,7 +178,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "absurd-time": ("job.requested", bare(request_body(run_seconds=1e308)), "run_seconds: is 1e+308"),
     "absurd-count": ("job.requested", bare(request_body(members=10**30)), "gpu_requirements.gpu_count: times 10000"),
     "negative": ("job.requested", bare(request_body(members=-1)), "members: is -1"),
-    "fraction": ("job.requested", bare(gpus(gpu_count=1.5)), "at `$.gpu_requirements.gpu_count`"),
+    "fraction": ("job.requested", bare(gpus(gpu_count=1.5)), "gpu_requirements.gpu_count: Expected `int`, got `float`"),
     "unknown-gpu": (
         "job.requested",
         bare(gpus(gpu_type="T1000")),

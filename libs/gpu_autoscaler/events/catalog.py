@@ -9,6 +9,7 @@ import msgspec
 from gpu_autoscaler.events import cost, demand, gpu, job, node, pod, policy, scaling, shadow, spot
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, SPEC_VERSION, UNREADABLE, Envelope, Head, read_head
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.model.document_errors import all_errors
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId
 
@@ -187,7 +188,8 @@ class FactCatalog:
         try:
             return decoder.decode(payload)
         except UNREADABLE as exc:
-            raise InvalidFact(f"event {head.id!r} is not a valid {type_name}: {exc}") from exc
+            reasons = all_errors(payload, self.by_type[type_name], exc)
+            raise InvalidFact(f"event {head.id!r} is not a valid {type_name}: {reasons}") from exc
 
 
 FACT_CATALOG = FactCatalog()

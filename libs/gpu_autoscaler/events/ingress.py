@@ -15,6 +15,7 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
+from gpu_autoscaler.model.document_errors import all_errors, validation_errors
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
@@ -77,6 +78,19 @@ def _root(subject: str) -> str:
     return f"{domain}.{rest.partition('.')[0]}"
 
 
+def field_errors(fact: type[Fact], payload: bytes) -> list[str]:
+    """Return every error in the fields of a request, unknown ones too: in an event's data, or in a bare body.
+
+    Readers of the stream ignore unknown fields, which a newer publisher may send. Empty: none, or no JSON.
+    """
+    try:
+        document = msgspec.json.decode(payload)
+    except UNREADABLE:
+        return []
+    is_event = isinstance(document, dict) and not document.keys().isdisjoint({"specversion", "data"})
+    return validation_errors(document.get("data", {}) if is_event else document, fact)
+
+
 def is_request(subject: str) -> bool:
     """Return whether messages on this subject are requests of clients."""
     return _root(subject) in _REQUEST_ROOTS
@@ -101,7 +115,8 @@ def _derived_envelope(subject: str, payload: bytes, message_id: str | None, arri
     try:
         fact = _BARE_DECODERS[subject].decode(payload)
     except UNREADABLE as exc:
-        raise InvalidFact(f"invalid body on {subject}: {exc}") from exc
+        reasons = all_errors(payload, _BARE[subject], exc)
+        raise InvalidFact(f"invalid body on {subject}: {reasons}") from exc
     if message_id is not None and len(message_id) > EVENT_ID_LENGTH_MAX:
         raise InvalidFact(f"Nats-Msg-Id has {len(message_id)} characters; at most {EVENT_ID_LENGTH_MAX} are allowed")
     return Envelope(

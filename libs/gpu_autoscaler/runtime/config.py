@@ -15,12 +15,13 @@ import msgspec
 from msgspec import Meta
 
 from gpu_autoscaler.bus.stream_limits import stream_limits
+from gpu_autoscaler.model.document_errors import struct_of, unknown_name, validation_errors
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.aws.options import AwsOptions
 from gpu_autoscaler.providers.azure.options import AzureOptions
 from gpu_autoscaler.providers.gcp.options import GcpOptions
 from gpu_autoscaler.providers.karpenter.options import KarpenterOptions
-from gpu_autoscaler.runtime.documents import load_toml, struct_of, unknown_name, validation_errors
+from gpu_autoscaler.runtime.documents import load_toml
 from gpu_autoscaler.store.opening import store_url_error
 
 PREFIX = "GPU_AUTOSCALER_"

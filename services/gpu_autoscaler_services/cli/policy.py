@@ -15,10 +15,11 @@ from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler.kube.translate.policy import document, spec_of
 from gpu_autoscaler.kube.translate.policy_rules import rule_violations
 from gpu_autoscaler.kube.wire.policy import GROUP, KIND, VERSION, Policy, PolicySpec
+from gpu_autoscaler.model.document_errors import validation_errors
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
-from gpu_autoscaler.runtime.documents import load_documents, validation_errors
+from gpu_autoscaler.runtime.documents import load_documents
 from gpu_autoscaler.runtime.policies import policy_of
 from gpu_autoscaler_services.cli.client import Gateway
 from gpu_autoscaler_services.cli.exits import Exit, Stop

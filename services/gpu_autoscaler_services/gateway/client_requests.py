@@ -16,7 +16,7 @@ import structlog
 from gpu_autoscaler.bus.client_subjects import read_client_subject
 from gpu_autoscaler.bus.nats.requests import Request
 from gpu_autoscaler.core.intake.admission import job_id_of
-from gpu_autoscaler.events.ingress import read
+from gpu_autoscaler.events.ingress import field_errors, read
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import InvalidFact, PermanentError, TransientError
 from gpu_autoscaler.model.ids import JobId
@@ -29,10 +29,10 @@ from gpu_autoscaler_services.gateway.api.jobs import (
     find_job,
     request_cancel,
     require_cancel,
-    with_rights,
+    require_fields,
 )
 from gpu_autoscaler_services.gateway.audit import Act, act_of
-from gpu_autoscaler_services.gateway.problems import FORBIDDEN_TYPE, Problem
+from gpu_autoscaler_services.gateway.problems import FORBIDDEN_TYPE, Problem, problem_document, rule_violated
 from gpu_autoscaler_services.gateway.read_model import ReadModel
 from gpu_autoscaler_services.gateway.routes import BODY_BYTES_MAX
 
@@ -85,12 +85,12 @@ class ClientRequests:
             sequence = await self._model.bus.last_sequence(JobRequested.stream())
             return msgspec.json.encode(Acknowledgment(seq=sequence, job_id=job_id))
         except (Problem, InvalidFact, TransientError, PermanentError) as error:
-            status, description = _refusal(error)
-            await self._record(request, status, description)
-            return _error(status, description)
-        except Exception:  # the next request may be answered
+            problem = _problem(error)
+            await self._record(request, problem.status, problem.sentence)
+            return _error(problem)
+        except Exception as error:  # the next request may be answered
             log.exception("client request failed", subject=request.subject)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the gateway's log has the traceback")
+            return _error(_problem(error))
 
     async def _handle(self, request: Request) -> JobId:
         if not self._is_ready():
@@ -99,6 +99,7 @@ class ClientRequests:
         if len(request.payload) > BODY_BYTES_MAX:
             raise InvalidFact(f"the request has {len(request.payload)} bytes; at most {BODY_BYTES_MAX} are allowed")
         now = self._model.clock.now
+        require_fields(field_errors(fact_type, request.payload))
         # As on the subject without a name: an event, or a bare body.
         subject = fact_type.subject_root()
         envelope = read(subject, request.payload, message_id=request.message_id, arrived_at=now)
@@ -140,8 +141,8 @@ class ClientRequests:
             )
         job_id = job_id_of(job.job_id, event_id)
         named = msgspec.structs.replace(job, job_id=job_id, submitted_by=access.name)
-        job = await with_rights(named, self._model, access)
-        await accept(self._model, job, admitted_job(job, event_id, self._model), request_digest(job), access)
+        job, admitted = await admitted_job(named, event_id, self._model, access)
+        await accept(self._model, job, admitted, request_digest(job), access)
         return job_id
 
     async def _cancel(self, access: Access, cancel: JobCancelRequested) -> JobId:
@@ -160,20 +161,26 @@ def _event_id(client: str, message_id: str) -> str:
     return f"client/{client}/{message_id}"
 
 
-def _refusal(error: Problem | InvalidFact | TransientError | PermanentError) -> tuple[HTTPStatus, str]:
+def _problem(error: Exception) -> Problem:
+    """Return the problem that REST answers with."""
     match error:
         case Problem():
-            return error.status, f"{error.sentence} ({error.kind})"
+            return error
         case InvalidFact():
-            return HTTPStatus.BAD_REQUEST, str(error)
+            return Problem(HTTPStatus.BAD_REQUEST, str(error))
         case TransientError():
-            return HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry"
+            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; retry")
+        case PermanentError():
+            return rule_violated(str(error))
         case _:
-            return HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
+            detail = "internal error; the gateway's log has the traceback"
+            return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
-def _error(status: HTTPStatus, description: str) -> bytes:
-    return msgspec.json.encode({"error": {"code": status.value, "description": description}})
+def _error(problem: Problem) -> bytes:
+    """Return the answer: the error as clients of JetStream read it, which know no other fields, and the problem."""
+    error = {"code": problem.status.value, "description": f"{problem.sentence} ({problem.kind})"}
+    return msgspec.json.encode({"error": error, "problem": problem_document(problem)})
 
 
 @asynccontextmanager

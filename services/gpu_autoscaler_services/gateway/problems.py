@@ -203,9 +203,9 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     required: RequiredRight | None = None  # the missing right
 
 
-def problem_response(problem: Problem, path: str) -> web.Response:
-    """Return the error as a response."""
-    document = ProblemDocument(
+def problem_document(problem: Problem, path: str = "") -> ProblemDocument:
+    """Return the error as a document; `path` is that of the request, empty outside of HTTP."""
+    return ProblemDocument(
         title=problem.status.phrase,
         status=problem.status.value,
         detail=problem.detail,
@@ -214,9 +214,12 @@ def problem_response(problem: Problem, path: str) -> web.Response:
         violations=problem.violations,
         required=problem.required,
     )
-    response = web.Response(
-        status=problem.status.value, body=msgspec.json.encode(document), content_type="application/problem+json"
-    )
+
+
+def problem_response(problem: Problem, path: str) -> web.Response:
+    """Return the error as a response."""
+    body = msgspec.json.encode(problem_document(problem, path))
+    response = web.Response(status=problem.status.value, body=body, content_type="application/problem+json")
     if problem.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(max(1, ceil(problem.retry_after_seconds)))
     if problem.status is HTTPStatus.UNAUTHORIZED:

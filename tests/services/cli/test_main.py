@@ -102,17 +102,6 @@ async def test_a_request_can_be_piped(
     assert row.spec.pod_annotations == {labels.SIMULATED_RUN_SECONDS: "300"}
 
 
-async def test_a_refused_request_names_its_violations_on_stderr(
-    gate: Front, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2, with field and reason; stdout stays empty."""
-    assert await _run(*SUBMIT, "--gpus", "-1") == Exit.USAGE
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "gpu_requirements.gpu_count" in captured.err
-
-
 async def test_each_outcome_has_its_exit_code(gate: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Not found, invalid usage, a missing file, an unreachable gateway."""
     assert await _run("jobs", "show", "nobody") == Exit.NOT_FOUND

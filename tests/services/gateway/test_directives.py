@@ -75,26 +75,3 @@ async def test_override_options_define_scope_and_bounds(gate: Front) -> None:
     await gate.tell((TimedFact(given, given.given_at),))
     resume = ("resume", given.directive.key, "--gateway", gate.url)
     assert await asyncio.to_thread(run, resume) == Exit.OK
-
-
-async def test_an_invalid_directive_is_refused_with_every_violation(
-    gate: Front, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Missing end or reason, an end in the past, an unknown pool; violations name the sender's fields."""
-    past = {"directive": {"directive": "pause", "pool": "gone"}, "reason": " ", "until": "2020-01-01T00:00:00Z"}
-    status, problem = await _ask(gate, "POST", "directives", past)
-    assert status == 422
-    assert {violation["field"] for violation in problem["violations"]} == {"reason", "until", "directive.pool"}
-    status, problem = await _ask(gate, "POST", "directives", {"directive": {"directive": "freeze"}})
-    assert status == 422
-    assert {violation["field"] for violation in problem["violations"]} == {"reason", "until"}
-    status, problem = await _ask(gate, "DELETE", "directives/freeze")
-    assert (status, problem["detail"]) == (404, "no active directive 'freeze'; there are none")
-
-    here = ("--gateway", gate.url)
-    assert await asyncio.to_thread(run, ("freeze", "--for", "1h", *here)) == Exit.USAGE
-    assert await asyncio.to_thread(run, ("pause", "gone", "--reason", "x", "--for", "1h", *here)) == Exit.USAGE
-    assert "unknown pool 'gone'; known: default" in capsys.readouterr().err
-    assert await asyncio.to_thread(run, ("freeze", "--reason", "x", "--for", "soon", *here)) == Exit.USAGE
-    both = ("override", "--target", "1", "--at-least", "1", "--reason", "x", "--for", "1h", *here)
-    assert await asyncio.to_thread(run, both) == Exit.USAGE

@@ -56,19 +56,6 @@ async def test_a_valid_job_is_answered_with_its_estimate(gate: Front, path: str)
     assert await _is_untouched(gate)
 
 
-async def test_an_invalid_job_is_refused_as_by_the_submission(gate: Front) -> None:
-    """The same violations, all at once."""
-    body = {**SMALL, "priority": "urgent", "max_duration_hours": -1, "job_name": "Not A Name!"}
-
-    checked, submitted = await _post(gate, VALIDATE, body), await _post(gate, "/jobs", body)
-
-    assert checked[0] == submitted[0] == 422
-    assert checked[1]["violations"] == submitted[1]["violations"]
-    assert len(checked[1]["violations"]) > 1
-    budget = await _post(gate, VALIDATE, {**SMALL, "budget_limit_usd": 0.000001})
-    assert [each["field"] for each in budget[1]["violations"]] == ["budget_limit_usd"]
-
-
 async def test_a_deadline_before_the_estimate_is_refused_with_it(gate: Front) -> None:
     """By the dry run as by the submission; a later one is accepted."""
     now = gate.model.clock.now()

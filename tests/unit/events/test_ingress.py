@@ -53,9 +53,9 @@ def test_an_event_keeps_its_own_name_and_time() -> None:
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "maximum recursion depth"),
         (b'{"specversion":"1.0","id":"' + b"x" * 513 + b'","type":"job.requested.v1","data":{}}', "513 characters"),
         (b"[]", "neither a CloudEvent nor a bare body"),
-        (b"{}", "missing required field `job_name`"),
-        (BODY.replace(b"1", b"1.5"), r"Expected `int`, got `float` - at `\$\.gpu_requirements\.gpu_count`"),
-        (b'{"specversion":"1.0","id":"e","type":"job.requested.v1"}', "missing required field `job_name`"),
+        (b"{}", "job_name: missing; add it; project_id: missing; add it; gpu_requirements: missing; add it"),
+        (BODY.replace(b"1", b"1.5"), "gpu_requirements.gpu_count: Expected `int`, got `float`"),
+        (b'{"specversion":"1.0","id":"e","type":"job.requested.v1"}', "job_name: missing; add it"),
     ],
 )
 def test_a_broken_request_names_what_is_wrong(payload: bytes, told: str) -> None:

@@ -152,14 +152,15 @@ def _do_not_disrupt(annotations: Mapping[str, str], since: datetime, as_of: date
         value = annotations.get(key)
         if value is None or value == "false":
             continue
-        duration = _duration(value)
+        duration = duration_of(value)
         # An invalid value was meant to protect, and does until it is corrected.
         if value == "true" or duration is None or as_of < since + duration:
             return f"annotation {key}={value}"
     return None
 
 
-def _duration(text: str) -> timedelta | None:
+def duration_of(text: str) -> timedelta | None:
+    """Return a duration as Go writes it; None for other text."""
     match = _DURATION.fullmatch(text)
     if match is None or not text:
         return None

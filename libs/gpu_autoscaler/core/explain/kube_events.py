@@ -10,7 +10,13 @@ from typing import Literal
 import msgspec
 
 from gpu_autoscaler.core.disruption.protection import annotated_instant, exhausted_budget
-from gpu_autoscaler.core.explain.status import StatusView, is_ordered_for, view_line, waiting_pod_line
+from gpu_autoscaler.core.explain.status import (
+    StatusView,
+    invalid_annotations,
+    is_ordered_for,
+    view_line,
+    waiting_pod_line,
+)
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, pods_by_node
 from gpu_autoscaler.core.state.state import DrainRecord
@@ -58,8 +64,7 @@ def announcements(status: StatusView) -> Iterator[Announcement]:
         if status.as_of - evicted.evicted_at <= ANNOUNCED_FOR:
             yield _of_eviction(evicted, drain, status)
     for pod in sorted(status.state.pods.values(), key=lambda pod: pod.pod_uid):
-        if (announcement := _of_idle(pod, status)) is not None:
-            yield announcement
+        yield from filter(None, (_of_idle(pod, status), _of_annotations(pod)))
     waiting = (
         (pod.unschedulable_since, pod.pod_uid, pod)
         for pod in status.state.pods.values()
@@ -93,6 +98,22 @@ def _of_idle(pod: PodObserved, status: StatusView) -> Announcement | None:
         message=message,
         is_warning=True,
         is_once=True,
+    )
+
+
+def _of_annotations(pod: PodObserved) -> Announcement | None:
+    """Return which annotations have an invalid value, and how to write them."""
+    message = " ".join(invalid_annotations(pod))
+    if not message or is_finished(pod):
+        return None
+    return Announcement(
+        kind="Pod",
+        namespace=pod.namespace,
+        name=pod.name,
+        uid=pod.pod_uid,
+        reason="InvalidAnnotation",
+        message=message[:MESSAGE_LENGTH_MAX],
+        is_warning=True,
     )
 
 

@@ -3,7 +3,7 @@
 From the state, the latest plan and the current schedule; `core/explain/story.py` has the history.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -21,6 +21,7 @@ from gpu_autoscaler.core.demand.provisioning_requests import (
 from gpu_autoscaler.core.demand.queue_order import recent_uses
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.explain.names import named_reason, names_in_state, ordered_node, reason_sentence
+from gpu_autoscaler.core.intake.annotations import annotation_violations
 from gpu_autoscaler.core.intake.directives import active_directives
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
@@ -137,6 +138,10 @@ def pod_line(name_or_id: str, status: StatusView) -> str:
         return ""
     if pod.phase in ("succeeded", "failed"):
         return f"Finished: {pod.phase}."
+    return " ".join((_pod_line(pod, status), *invalid_annotations(pod)))
+
+
+def _pod_line(pod: PodObserved, status: StatusView) -> str:
     if pod.node_name is not None:
         return f"{'Runs' if pod.phase == 'running' else 'Starting'} on node {pod.node_name}."
     if pod.is_gated and pod.job_id is not None:
@@ -144,6 +149,11 @@ def pod_line(name_or_id: str, status: StatusView) -> str:
     if pod.is_gated:
         return "Waiting: the pod has a scheduling gate, which its controller must remove."
     return waiting_pod_line(pod, status)
+
+
+def invalid_annotations(pod: PodObserved) -> Iterator[str]:
+    """Yield a sentence for each annotation that decisions cannot read."""
+    return (f"Annotation {wrong.field} {wrong.reason}." for wrong in annotation_violations(pod.annotations))
 
 
 def request_line(name_or_id: str, status: StatusView) -> str:

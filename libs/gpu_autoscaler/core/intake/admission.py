@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from gpu_autoscaler.core.intake.annotations import annotation_violations
 from gpu_autoscaler.core.policy.gpu_slices import Share, ShareWanted, best_share, shares_of, shares_on
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import pool_allows
@@ -520,11 +521,7 @@ def _annotation_violation(key: str, value: str) -> str:
         return "marks mirror pods of the kubelet; remove it"
     if _is_reserved_for_us(key) and key not in ALLOWED_ANNOTATIONS:
         return f"is written by gpu-autoscaler, or has its own field; allowed are {', '.join(ALLOWED_ANNOTATIONS)}"
-    if key == labels.CHECKPOINT_HOOK and not labels.CHECKPOINT_HOOK_FORM.fullmatch(value):
-        return f"is {_quoted(value)}; must be a port and path of the pod, such as :8080/checkpoint"
-    if key == labels.EVICTION_PRIORITY and value not in PRIORITY_NAMES:
-        return f"is {_quoted(value)}; use {', '.join(PRIORITY_NAMES)}"
-    return ""
+    return next((violation.reason for violation in annotation_violations(((key, value),))), "")
 
 
 def _key_violation(key: str) -> str:

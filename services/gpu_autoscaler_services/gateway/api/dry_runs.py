@@ -19,15 +19,7 @@ from gpu_autoscaler.model.jobs import JobSpec, JobState, Violation
 from gpu_autoscaler_services.api_rights import READ_CLUSTER, SUBMIT_JOBS
 from gpu_autoscaler_services.gateway import estimates, schema
 from gpu_autoscaler_services.gateway.access import ACCESS, Access
-from gpu_autoscaler_services.gateway.api.jobs import (
-    BODY_PROBLEMS,
-    EXAMPLE,
-    admitted_job,
-    check_now,
-    read_body,
-    refused,
-    with_rights,
-)
+from gpu_autoscaler_services.gateway.api.jobs import BODY_PROBLEMS, EXAMPLE, admitted_job, check_now, read_body, refused
 from gpu_autoscaler_services.gateway.problems import Problem
 from gpu_autoscaler_services.gateway.read_model import READ_MODEL, ReadModel
 from gpu_autoscaler_services.gateway.routes import Route, answer
@@ -79,9 +71,9 @@ async def simulate_plan_handler(request: web.Request) -> web.Response:
 async def _spec(job: JobRequested, model: ReadModel, access: Access) -> JobSpec:
     """Return the job as it would be queued. Raises a 422 with every violation, a 403, or a 429 for a full queue."""
     event_id = str(uuid.uuid4())
-    spec = admitted_job(await with_rights(job, model, access), event_id, model).spec
-    check_now(spec, model)
-    return spec
+    _, admitted = await admitted_job(job, event_id, model, access)
+    check_now(admitted.spec, model)
+    return admitted.spec
 
 
 async def _specs(jobs: Sequence[JobRequested], model: ReadModel, access: Access) -> tuple[JobSpec, ...]:

@@ -23,11 +23,11 @@ from gpu_autoscaler.core.state.queries import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.kube.pod_templates.admission import Admitted, admit
 from gpu_autoscaler.kube.pod_templates.security import dangerous_fields
+from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, validation_errors
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
 from gpu_autoscaler.runtime.decode import decode_message
 from gpu_autoscaler.runtime.digests import request_digest
-from gpu_autoscaler.runtime.documents import validation_errors
 from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.store.protocol import JobRow
 from gpu_autoscaler_services.api_rights import CANCEL_JOBS, CANCEL_OWN_JOBS, DANGEROUS_FIELDS, READ_JOBS, SUBMIT_JOBS
@@ -71,14 +71,12 @@ async def submit_job_handler(request: web.Request) -> web.Response:
     request[ACT] = Act(verb="submit", object=about, project_id=job.project_id, claimed_who=job.submitted_by)
     await request[ACCESS].require(SUBMIT_JOBS, job.project_id)
     key = request.headers.get(_KEY)
-    if key is not None and (not 0 < len(key) <= KEY_LENGTH_MAX or not is_text(key)):
-        violation = Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8")
-        raise rule_violated(f"invalid header {_KEY}", violation)
-    event_id = str(uuid.uuid4()) if key is None else f"idempotency-key/{key}"
+    is_valid = key is None or (0 < len(key) <= KEY_LENGTH_MAX and is_text(key))
+    others = () if is_valid else (Violation(_KEY, f"must be 1 to {KEY_LENGTH_MAX} characters of UTF-8"),)
+    event_id = str(uuid.uuid4()) if key is None or not is_valid else f"idempotency-key/{key}"
     submitted_by = request[ACCESS].name or job.submitted_by
     job = msgspec.structs.replace(job, job_id=job_id_of(job.job_id, event_id), submitted_by=submitted_by)
-    job = await with_rights(job, model, request[ACCESS])
-    admitted = admitted_job(job, event_id, model)
+    job, admitted = await admitted_job(job, event_id, model, request[ACCESS], *others)
     digest = request_digest(job)
     if key is None:
         return _accepted_response(await accept(model, job, admitted, digest, request[ACCESS]), admitted.spec.job_id)
@@ -121,11 +119,17 @@ async def read_body(request: web.Request, kind: type[F]) -> F:
         document = _decoder.decode(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
-    if errors := validation_errors(document, kind):
-        named = (text.partition(": ") for text in errors)
-        detail = "invalid request body: correct the fields listed in violations"
-        raise invalid(detail, *(Violation(field, _of_version(reason)) for field, _, reason in named))
+    require_fields(validation_errors(document, kind))
     return msgspec.convert(document, kind)
+
+
+def require_fields(errors: Sequence[str]) -> None:
+    """Raise a 422 that lists the errors, which begin with the path of their field, if there are any."""
+    if errors:
+        named = (text.partition(": ") for text in errors[:ERRORS_COUNT_MAX])
+        left = f" ({len(errors) - ERRORS_COUNT_MAX} more are not listed)" if len(errors) > ERRORS_COUNT_MAX else ""
+        detail = f"invalid request body: correct the fields listed in violations{left}"
+        raise invalid(detail, *(Violation(field, _of_version(reason)) for field, _, reason in named))
 
 
 def _of_version(reason: str) -> str:
@@ -133,40 +137,36 @@ def _of_version(reason: str) -> str:
     return f"{reason} (this gateway is {package_version()})" if reason.startswith("unknown ") else reason
 
 
-async def with_rights(job: JobRequested, model: ReadModel, access: Access) -> JobRequested:
-    """Return the request, marked if its pod template has dangerous fields that the caller may use.
+async def admitted_job(
+    job: JobRequested, event_id: str, model: ReadModel, access: Access, *others: Violation
+) -> tuple[JobRequested, Admitted]:
+    """Return the request, marked if its pod template has dangerous fields that the caller may use, and its job with
+    every default filled in.
 
-    Raises a 403 for a caller without the right. Without the setting nobody may use them, and admission lists them.
+    Raises a 403 for such fields of a caller without the right, a 422 that names every violation and the `others`.
+    Without the setting nobody may use such fields, and admission lists them.
     """
+    violations, may_use_dangerous_fields = list(others), False
     if job.dangerous_fields_allowed:
         reason = "is set by the gateway, for callers with the right to dangerous fields; remove it"
-        raise rule_violated(_INVALID_JOB, Violation("dangerous_fields_allowed", reason))
+        violations.append(Violation("dangerous_fields_allowed", reason))
     if job.pod_template is not None and not model.are_pod_templates_allowed:
         reason = (
             "is refused here: it could use the Secrets and service accounts of gpu-autoscaler; give the jobs a"
             " namespace of their own (jobs.namespace of the chart, gateway.are_pod_templates_allowed), or send"
             " container instead"
         )
-        raise rule_violated(_INVALID_JOB, Violation("pod_template", reason))
-    if job.pod_template is None or not model.are_dangerous_fields_allowed or not dangerous_fields(job.pod_template):
-        return job
-    await access.require(DANGEROUS_FIELDS, job.project_id)
-    return msgspec.structs.replace(job, dangerous_fields_allowed=True)
-
-
-def admitted_job(job: JobRequested, event_id: str, model: ReadModel) -> Admitted:
-    """Return the job with every default filled in. Raises a 422 that names every violation."""
-    admitted = admit(
-        job,
-        event_id=event_id,
-        at=(now := model.clock.now()),
-        now=now,
-        policy=model.policy,
-        supply=supply(model.view.state, model.policy),
-    )
-    if isinstance(admitted, Admitted):
-        return admitted
-    raise refused(admitted)
+        violations.append(Violation("pod_template", reason))
+    elif job.pod_template is not None and model.are_dangerous_fields_allowed and dangerous_fields(job.pod_template):
+        await access.require(DANGEROUS_FIELDS, job.project_id)
+        may_use_dangerous_fields = True
+    job = msgspec.structs.replace(job, dangerous_fields_allowed=may_use_dangerous_fields)
+    now = model.clock.now()
+    known = supply(model.view.state, model.policy)
+    admitted = admit(job, event_id=event_id, at=now, now=now, policy=model.policy, supply=known)
+    if violations or not isinstance(admitted, Admitted):
+        raise refused([*violations, *(() if isinstance(admitted, Admitted) else admitted)])
+    return job, admitted
 
 
 def refused(violations: Sequence[Violation]) -> Problem:
