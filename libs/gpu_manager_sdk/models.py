@@ -363,6 +363,11 @@ class Job(Struct, frozen=True, kw_only=True):
     estimate_basis: str = ""
     submitted_by: str = ""
     queue: str = ""
+    expected_run_seconds: float | None = None
+    expected_run_seconds_low: float | None = None
+    expected_run_seconds_high: float | None = None
+    expected_end_time: datetime | None = None
+    run_time_basis: str = ""
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
@@ -403,6 +408,7 @@ class JobRequested(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_interval_minutes: float | str | None = None
     runtime: str = "job"
     job_id: str | None = None
+    expected_duration_seconds: float | None = None
     run_seconds: float | None = None
     submitted_by: str = ""
     pod_template: Mapping[str, Any] | None = None

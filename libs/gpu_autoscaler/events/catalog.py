@@ -45,6 +45,7 @@ OneJobFact = (
     | job.JobFinished
     | job.JobEstimated
     | job.JobEstimateScored
+    | job.JobDurationScored
 )
 JobFact = OneJobFact | job.JobListed | job.JobResynced
 PodFact = (

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from gpu_autoscaler.events.fact import Fact, Versioned
-from gpu_autoscaler.model.estimates import Basis, Estimate
+from gpu_autoscaler.model.estimates import Basis, Estimate, RunSource
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import (
     ContainerRequest,
@@ -50,6 +50,7 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     checkpoint_interval_minutes: float | Literal["auto"] | None = None  # after which it is asked to save; 0: never
     runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
+    expected_duration_seconds: float | None = None  # for estimates, within the time limit; None: by similar jobs
     run_seconds: float | None = None  # for simulated clusters: how long the work takes
     submitted_by: str = ""  # the gateway writes its caller's name; empty: unknown
     # Kubernetes' PodTemplateSpec of each member; None: the short form. Its GPUs are `gpu_requirements`.
@@ -213,6 +214,20 @@ class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
     def condition(self) -> str | None:
         """One fact per job."""
         return f"job_estimate_scored/{self.job_id}"
+
+
+class JobDurationScored(_AboutJob, frozen=True, kw_only=True):
+    """The error of the predicted run time of a job, when it completed."""
+
+    source: RunSource
+    predicted_seconds: float  # the median of the estimate at the time of the request
+    run_seconds: float
+    was_within: bool  # between the low and the high quantile
+    scored_at: Instant
+
+    def condition(self) -> str | None:
+        """One fact per job."""
+        return f"job_duration_scored/{self.job_id}"
 
 
 class JobFinished(_AboutJob, frozen=True, kw_only=True):

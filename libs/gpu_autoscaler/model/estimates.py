@@ -6,7 +6,8 @@ import msgspec
 
 from gpu_autoscaler.model.observed import Instant
 
-Basis = Literal["free_capacity", "booting_nodes", "purchase", "job_completion", "unknown"]
+Basis = Literal["free_capacity", "booting_nodes", "purchase", "job_completion", "reservation", "unknown"]
+RunSource = Literal["request", "history", "time_limit"]
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -17,6 +18,10 @@ class Estimate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     start_at: Instant | None = None
     start_at_earliest: Instant | None = None
     start_at_latest: Instant | None = None
-    cost_micro_usd: int | None = None  # for the duration of recent jobs of its name, else for its time limit
+    cost_micro_usd: int | None = None  # for `run_seconds`
     cost_micro_usd_max: int | None = None  # for its time limit
-    run_seconds: float | None = None  # that the cost is for
+    run_seconds: float | None = None  # that the cost is for: the predicted median, else the time limit
+    run_seconds_low: float | None = None  # one in ten runs for less; None: no prediction
+    run_seconds_high: float | None = None  # one in ten runs for longer; None: no prediction
+    run_source: RunSource = "time_limit"
+    run_samples_count: int = 0  # completed jobs of the most similar group that the prediction is from

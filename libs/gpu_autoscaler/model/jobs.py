@@ -141,6 +141,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     priority_class: str = ""  # of its pods; empty: none of ours
     # Time without a save after which it is asked to save; auto: computed; 0: never; None: the policy's.
     checkpoint_interval_seconds: float | Literal["auto"] | None = None
+    expected_duration_seconds: float | None = None  # by its request; None: not named
     service_account: str = ""  # of its pods, unless its template names one; empty: the default of the namespace
 
     @property

@@ -293,6 +293,15 @@ FAMILIES: tuple[Family, ...] = (
         "job_estimates_scored", SCHEDULER, "Estimated starts, by whether the start was within the range.", "outcome",
         values=ESTIMATE_OUTCOMES,
     ),
+    _histogram(
+        "job_duration_error_ratio", SCHEDULER,
+        "Run time of a completed job over its prediction, or the inverse where that is larger; 1 is exact.",
+        (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
+    ),
+    _counter(
+        "job_durations_scored", SCHEDULER, "Predicted run times, by whether the run time was within the range.",
+        "outcome", values=("within", "outside"),
+    ),
     # ---- cost
     _counter(
         "cost_micro_usd", COST_TRACKER, "Accrued cost; allocated and idle add up to the bill.", "outcome",

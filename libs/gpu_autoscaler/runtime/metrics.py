@@ -254,6 +254,8 @@ class Metrics:
         self.start_error = self._histogram("job_start_error_seconds")
         self.cost_error = self._histogram("job_cost_error_usd")
         self.estimates = self._counter("job_estimates_scored")
+        self.duration_error = self._histogram("job_duration_error_ratio")
+        self.durations = self._counter("job_durations_scored")
         self.cost = self._counter("cost_micro_usd")
         self.instances_without_price = self._gauge("instances_without_price")
 

@@ -39,7 +39,7 @@ STREAM_OF_FIELD: Mapping[str, str] = {
     **dict.fromkeys(("instances", "instances_seen_at", "instances_listed_at", "spot_terminations"), "NODE"),
     **dict.fromkeys(("telemetry", "telemetry_history"), "GPU"),
     **dict.fromkeys(("notices", "offers", "rebalance_recommended_at"), "SPOT"),
-    **dict.fromkeys(("jobs", "gpu_time"), "JOB"),
+    **dict.fromkeys(("jobs", "gpu_time", "durations"), "JOB"),
     "reported_demand": "DEMAND",
     **dict.fromkeys(("directives", "brake_releases", "policy_changed", "policy_documents"), "POLICY"),
     **dict.fromkeys(("spent", "charges", "spent_by_job", "ledger_reported_at"), "COST"),

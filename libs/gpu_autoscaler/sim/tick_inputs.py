@@ -58,12 +58,12 @@ def _launched(orders: Mapping[ActionId, OrderRecord]) -> tuple[tuple[ProviderId,
 # Fields of the state that are not compared by identity; a new field is. What a plan derives from them is compared
 # below, or decides nothing by itself: what is gone, signs of life, and the places of plans in their stream.
 APART = frozenset({
-    "jobs", "telemetry", "telemetry_history", "offers", "demand_history", "forecast_scores",
+    "jobs", "telemetry", "telemetry_history", "offers", "demand_history", "forecast_scores", "durations",
     "spent", "charges", "spent_by_job", "ledger_reported_at", "instances_seen_at", "instances_listed_at",
     "pods_synced", "nodes_synced", "budgets_synced", "quotas_synced", "provisioning_synced", "newest",
     "pods_gone", "budgets_gone", "quotas_gone", "provisioning_gone", "last_plan_sequence", "last_plan_at",
 })  # fmt: skip
-_OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored"))
+_OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored", "duration_scored"))
 
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:

@@ -103,6 +103,9 @@ class Request:
     annotation: Annotated[list[str] | None, Parameter(help="Pod annotation KEY=VALUE; repeatable.")] = None
     label: Annotated[list[str] | None, Parameter(help="Pod label KEY=VALUE; repeatable.")] = None
     max_duration_hours: Annotated[float | None, Parameter(help="Job time limit in hours.")] = None
+    expected_duration_seconds: Annotated[
+        float | None, Parameter(help="Expected run time, for estimates; the time limit stays the bound.")
+    ] = None
     budget_limit_usd: Annotated[
         float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")
     ] = None
@@ -134,6 +137,7 @@ class Request:
             "finish_by_at": self.finish_by_at,
             "priority": int(priority) if priority is not None and priority.isdigit() else priority,
             "max_duration_hours": self.max_duration_hours,
+            "expected_duration_seconds": self.expected_duration_seconds,
             "budget_limit_usd": self.budget_limit_usd,
             "preemptible": self.preemptible,
             "checkpoint_interval_minutes": self.checkpoint_interval_minutes,

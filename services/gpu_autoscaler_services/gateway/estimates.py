@@ -1,9 +1,10 @@
 """Estimated start and cost of jobs. None if unknown."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.demand.durations import Durations
 from gpu_autoscaler.core.demand.queue_order import ordered_queue
 from gpu_autoscaler.core.explain.status import StatusView, job_line
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -26,6 +27,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     as_of: datetime
     waiting: tuple[JobRecord, ...]  # the queue in order
     estimates: Estimates
+    durations: Durations
     policy: ScalingPolicy
 
     @classmethod
@@ -35,6 +37,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
             as_of=as_of,
             waiting=ordered_queue(state, policy, as_of),
             estimates=Estimates(state, policy, as_of),
+            durations=Durations(state),
             policy=policy,
         )
 
@@ -64,6 +67,8 @@ def job(spec: JobSpec, status: JobState, scene: Scene, status_view: StatusView |
     record = scene.state.jobs.get(spec.job_id, JobRecord())
     placed, started, finished = record.placed, record.started, record.finished
     preempted, expected = record.preempted, scene.estimate(spec, status)
+    run = None if status in FINAL_STATES else scene.durations.predicted(spec)
+    left = scene.durations.of_job(record, scene.as_of) if status is JobState.RUNNING else None
     message = "" if finished is None else finished.message
     if status is JobState.PREEMPTED and preempted is not None:
         message = preempted.cause
@@ -95,6 +100,11 @@ def job(spec: JobSpec, status: JobState, scene: Scene, status_view: StatusView |
         message=message,
         submitted_by=spec.submitted_by,
         queue=queue_of(scene.policy.queues, spec.project_id).name,
+        expected_run_seconds=None if run is None else run.median_seconds,
+        expected_run_seconds_low=None if run is None else run.low_seconds,
+        expected_run_seconds_high=None if run is None else run.high_seconds,
+        expected_end_time=None if left is None else scene.as_of + timedelta(seconds=left.median_seconds),
+        run_time_basis="" if run is None else run.sentence(),
     )
 
 

@@ -51,7 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     status: JobState  # state of the job
     queue_position: int | None  # 1 is first; None: not waiting
     estimated_start_time: Instant | None  # None: unknown
-    estimated_cost_usd: float | None  # for the recent run time of jobs of this name, else for the time limit
+    estimated_cost_usd: float | None  # for `expected_run_seconds`, else for the time limit
     created_at: Instant
     job_name: str
     project_id: str
@@ -72,6 +72,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     estimate_basis: str = ""  # basis of the estimate, or why there is none
     submitted_by: str = ""  # empty: unknown
     queue: str = ""  # where it waits or waited: the queue of its project in the policy
+    expected_run_seconds: float | None = None  # median, from its start; None: unknown
+    expected_run_seconds_low: float | None = None  # one job in ten runs for less
+    expected_run_seconds_high: float | None = None  # one job in ten runs for longer
+    expected_end_time: Instant | None = None  # of a running job, predicted again as it runs; None: unknown
+    run_time_basis: str = ""  # where the expectation is from
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
+    JobDurationScored,
     JobEstimated,
     JobEstimateScored,
     JobFinished,
@@ -88,6 +89,7 @@ class Scheduler:
         JobPreempted,
         JobEstimated,
         JobEstimateScored,
+        JobDurationScored,
         JobFinished,
         JobResynced,
     )

@@ -111,3 +111,20 @@ async def test_a_dry_run_shows_what_would_be_bought(gate: Front, capsys: pytest.
     shown = capsys.readouterr()
     assert ("No offer" in shown.err, shown.out) == (True, "")
     assert await gate.model.bus.last_sequence("JOB") == 0
+
+
+async def test_an_expected_duration_is_shown_with_its_basis(gate: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the option to the description; the time limit bounds it."""
+    train = await _run(*SUBMIT, "--name", "train", "--expected-duration-seconds", "5400")
+    assert train == Exit.OK
+    job_id = capsys.readouterr().out.strip()
+    row = await gate.model.store.job(JobId(job_id))
+    assert row is not None
+    assert row.spec.expected_duration_seconds == 5400.0
+
+    assert await _run("jobs", "show", job_id, "-o", "json") == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown[f"expected_run_seconds{part}"] for part in ("_low", "", "_high")] == [2700.0, 5400.0, 10800.0]
+    assert shown["run_time_basis"] == "Expected to take 1 h 30 min (8 in 10 times 45 min to 3 h), by the request."
+    assert await _run(*SUBMIT, "--name", "long", "--expected-duration-seconds", "1e9") == Exit.USAGE
+    assert "expected_duration_seconds: is 1e+09; must be 1 to" in capsys.readouterr().err

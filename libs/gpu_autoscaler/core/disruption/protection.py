@@ -4,7 +4,6 @@ Respected: `do-not-disrupt`, cluster-autoscaler's `safe-to-evict` and `scale-dow
 without a controller, local data, and work that would start over; work that saves checkpoints is asked to save first.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodBudgetObserved, PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import OWNERS_TO_COMPLETION
+from gpu_autoscaler.model.observed import go_duration
 
 # ---- checkpoints
 # The contract with jobs: a pod that saves on request carries the annotation `checkpointed-at` from its start, empty
@@ -74,12 +74,6 @@ def has_answered(annotations: Mapping[str, str], requested_at: datetime) -> bool
 
 
 _DO_NOT_DISRUPT_KEYS = (labels.DO_NOT_DISRUPT, labels.KARPENTER_DO_NOT_DISRUPT)
-
-# A duration as Go writes it, of the units that make sense for pods: 90s, 30m, 1h30m
-# (Karpenter documentation, "Disruption", pod-level controls; Go documentation, time.ParseDuration; read 2026-11-21).
-_DURATION = re.compile(
-    r"(?:(?P<hours>\d+(?:\.\d+)?)h)?(?:(?P<minutes>\d+(?:\.\d+)?)m)?(?:(?P<seconds>\d+(?:\.\d+)?)s)?"
-)
 
 
 def pod_protection(pod: PodObserved, budgets: Iterable[PodBudgetObserved], as_of: datetime) -> str | None:
@@ -152,20 +146,8 @@ def _do_not_disrupt(annotations: Mapping[str, str], since: datetime, as_of: date
         value = annotations.get(key)
         if value is None or value == "false":
             continue
-        duration = duration_of(value)
+        duration = go_duration(value)
         # An invalid value was meant to protect, and does until it is corrected.
         if value == "true" or duration is None or as_of < since + duration:
             return f"annotation {key}={value}"
     return None
-
-
-def duration_of(text: str) -> timedelta | None:
-    """Return a duration as Go writes it; None for other text."""
-    match = _DURATION.fullmatch(text)
-    if match is None or not text:
-        return None
-    hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    try:
-        return timedelta(hours=hours, minutes=minutes, seconds=seconds)
-    except OverflowError:
-        return None

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpu_autoscaler.core.deferred_groups import ungrouped
+from gpu_autoscaler.core.demand.durations import Durations
 from gpu_autoscaler.core.demand.elastic import deferred_elastic_members
 from gpu_autoscaler.core.demand.fair_share import RecentUse
 from gpu_autoscaler.core.demand.provisioning_requests import (
@@ -123,7 +124,11 @@ def job_line(name_or_id: str, status: StatusView) -> str:
     job_id = job.queued.job_id
     line = _waiting_job(job_id, status) if is_waiting(job) else _placed_job(job, job_id, status)
     use = status.uses.get(job.queued.spec.project_id) if is_waiting(job) else None
-    return line + _elastic_members(job_id, status) + ("" if use is None else f" {use.sentence()}")
+    run = Durations(status.state).of_job(job, status.as_of)
+    rest = "" if run is None else run.sentence(from_now=not is_waiting(job))
+    return " ".join(
+        filter(None, (line + _elastic_members(job_id, status), rest, "" if use is None else use.sentence()))
+    )
 
 
 def pod_line(name_or_id: str, status: StatusView) -> str:

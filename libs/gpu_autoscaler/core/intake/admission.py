@@ -170,6 +170,7 @@ def _spec(request: JobRequested, event_id: str, at: datetime, policy: ScalingPol
         env=request.container.env,
         workload_type=request.workload_type,
         is_preemptible=request.preemptible,
+        expected_duration_seconds=request.expected_duration_seconds,
         budget_limit_micro_usd=None if budget_usd is None else round(budget_usd * MICRO_USD_PER_USD),
         duration_seconds_max=hours * 3600.0,
         requested_at=at,
@@ -355,6 +356,10 @@ def _limit_violations(request: JobRequested, policy: ScalingPolicy) -> Iterator[
         yield Violation("max_duration_hours", reason)
     if run_seconds is not None and not 0 <= run_seconds <= _RUN_SECONDS_MAX:
         yield Violation("run_seconds", f"is {run_seconds:g}; must be zero or more and at most {_RUN_SECONDS_MAX:g}")
+    expected, limit_seconds = request.expected_duration_seconds, _duration_hours(request, policy) * 3600.0
+    if expected is not None and not 1.0 <= expected <= limit_seconds:
+        reason = f"is {expected:g}; must be 1 to {limit_seconds:g} seconds, the time limit (max_duration_hours)"
+        yield Violation("expected_duration_seconds", reason)
     minutes = request.checkpoint_interval_minutes
     if isinstance(minutes, float) and minutes != 0.0 and not 1.0 <= minutes <= _CHECKPOINT_MINUTES_MAX:
         reason = f"is {minutes:g}; must be auto, 0 (never), or 1 to {_CHECKPOINT_MINUTES_MAX:g} minutes"

@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpu_autoscaler.core.disruption.protection import duration_of
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.jobs import PRIORITY_NAMES, Violation
-from gpu_autoscaler.model.observed import aware_instant
+from gpu_autoscaler.model.observed import aware_instant, go_duration
 
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 
@@ -28,7 +27,7 @@ def _is_instant(value: str) -> bool:
 _INSTANT = _Form(_is_instant, "must be a time with its zone, such as 2026-11-27T18:00:00Z")
 _SWITCH = _Form(lambda value: value in ("true", "false"), 'must be "true" or "false"')
 _PROTECTED = _Form(
-    lambda value: value in ("true", "false") or duration_of(value) is not None,
+    lambda value: value in ("true", "false") or go_duration(value) is not None,
     'must be "true", "false" or a duration such as 1h30m; it protects the pod until it is corrected',
 )
 _FORMS: Mapping[str, _Form] = {

@@ -14,6 +14,7 @@ from gpu_autoscaler.core.intake.admission import job_id_of
 from gpu_autoscaler.core.intake.directives import fold_directive
 from gpu_autoscaler.core.intake.reported_demand import SOURCES_COUNT_MAX, violations_of
 from gpu_autoscaler.core.state.demand_history import EMPTY_HISTORY, HOURS_COUNT_MAX, add_sample
+from gpu_autoscaler.core.state.duration_history import fold_duration
 from gpu_autoscaler.core.state.hours import hour, hour_end
 from gpu_autoscaler.core.state.interruption_history import add_termination, capacity_pool_of
 from gpu_autoscaler.core.state.ledger import fold_cost
@@ -94,6 +95,8 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
             return record if record.scored else replace(record, scored=fact)
         case job.JobFinished():
             return record if record.finished else replace(record, finished=fact)
+        case job.JobDurationScored():
+            return record if record.duration_scored else replace(record, duration_scored=fact)
         case _:
             assert_never(fact)
 
@@ -521,6 +524,7 @@ class _Folding:
         if after is not before:
             self._batch.jobs.set(job_id, after)
             fold_usage(self._batch, before, after)
+            fold_duration(self._batch, before, after)
         if isinstance(fact, job.JobFinished):
             self._ended("job", fact.finished_at)
 
@@ -539,6 +543,7 @@ class _Folding:
         if after != before:
             self._batch.jobs.set(fact.job_id, after)
             fold_usage(self._batch, before, after)
+            fold_duration(self._batch, before, after)
 
     @staticmethod
     def _job_id(fact: catalog.OneJobFact, event_id: str) -> JobId:

@@ -1,7 +1,7 @@
 """Deadlines of jobs: a request is accepted if it can be met by the estimate of this moment, else refused with it.
 
 The queue honors an accepted deadline by order: at equal priority the earliest start goes first. A job that has to
-finish has to start its run time before; that is the one of recent jobs of its name, or its time limit.
+finish has to start its run time before; that is the predicted one, or its time limit.
 """
 
 from datetime import datetime, timedelta

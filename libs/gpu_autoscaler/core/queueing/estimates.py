@@ -6,11 +6,11 @@ running jobs that end. The scheduler publishes one estimate per job and scores i
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from statistics import median
 
 import msgspec
 import numpy as np
 
+from gpu_autoscaler.core.demand.durations import Durations
 from gpu_autoscaler.core.demand.items import BillingScope, DemandSource
 from gpu_autoscaler.core.demand.sources import job_shape, job_spec
 from gpu_autoscaler.core.draft import Draft
@@ -23,8 +23,10 @@ from gpu_autoscaler.core.placement.resources import Ints
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
+from gpu_autoscaler.core.queueing.backfill import START_SECONDS_MAX
+from gpu_autoscaler.core.queueing.schedule import schedule
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.directives import PERMANENT
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.format import counted, instant
@@ -33,6 +35,7 @@ from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.money import cost_micro_usd, member_price
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
+from gpu_autoscaler.model.reasons.defer_waits import CapacityReserved, ReservationHeld
 
 # From placement to running pods: a scheduler tick, binding, and pulling a cached image. Source: project default.
 START_SECONDS = 10.0
@@ -51,10 +54,12 @@ class Estimates:
         self._stale, self._frozen = stale_watch(state, policy, as_of), frozen_by(self._draft.directives, policy)
         self._boot_ratios = _boot_ratios(self._draft.views)
         self._bins = {bin_key(view): view for view in self._draft.views}
-        self._run_seconds = _run_seconds(state.jobs)
-        self._running = _RunningJobs(state, self._run_seconds)
+        self._durations = Durations(state)
+        self._running = _RunningJobs(state, self._durations, as_of)
+        self._held = _held(state, policy, as_of)
         self._members: dict[Shape, Ints] = {}  # many jobs share few shapes
         self._estimates: dict[JobId, Estimate] = {}
+        self._queued = frozenset(item.job_id for item in self._draft.demand if item.source is DemandSource.QUEUED_JOB)
         for item in self._draft.demand:
             spec = job_spec(state, item.job_id)
             if item.source is DemandSource.QUEUED_JOB and item.job_id is not None and spec is not None:
@@ -80,6 +85,9 @@ class Estimates:
     def _estimate(self, shape: Shape, count: int, spec: JobSpec) -> Estimate:
         if self._stale is not None:
             return self._unknown(self._stale, spec)
+        held = self._held.get(spec.job_id) or self._reserved(spec)
+        if held is not None:
+            return self._on_reservation(held, spec)
         bins = self._draft.free_capacity
         keys = bins.place_gang(shape, count)
         if keys:
@@ -135,6 +143,26 @@ class Estimates:
                      start_at_latest=_later(latest)),
             None, spec,
         )  # fmt: skip
+
+    def _on_reservation(self, held: CapacityReserved | ReservationHeld, spec: JobSpec) -> Estimate:
+        """When the reserved capacity is released; for jobs other than the one that reserves it, not before."""
+        until = _later(max(held.until, self._as_of))
+        known_at = self._running.likely_end(held.until)
+        likely_at = until if known_at is None else min(until, _later(known_at))
+        return self._costed(
+            Estimate(basis="reservation", why=held.sentence(), start_at=likely_at, start_at_earliest=self._as_of,
+                     start_at_latest=until if isinstance(held, ReservationHeld) else None),
+            None, spec,
+        )  # fmt: skip
+
+    def _reserved(self, spec: JobSpec) -> CapacityReserved | None:
+        """Return the reservation that a job that is not queued yet would delay; None: there is none."""
+        heads = (reason for reason in self._held.values() if isinstance(reason, ReservationHeld))
+        head = next(heads, None) if spec.job_id not in self._queued else None
+        ends_at = self._as_of + timedelta(seconds=START_SECONDS_MAX + spec.duration_seconds_max)
+        if head is None or ends_at <= head.until:
+            return None
+        return CapacityReserved(job_id=head.job_id, gpu_count=head.gpu_count, until=head.until)
 
     def _unknown(self, reason: DeferReason, spec: JobSpec) -> Estimate:
         """Unknown start; some reasons have an earliest time."""
@@ -200,17 +228,25 @@ class Estimates:
         return round(sum(known) / len(known)) if len(known) == len(shares) else None
 
     def _costed(self, estimate: Estimate, price: int | None, spec: JobSpec) -> Estimate:
+        run = self._durations.predicted(spec)
+        likely = spec.duration_seconds_max if run is None else run.median_seconds
+        estimate = msgspec.structs.replace(
+            estimate,
+            run_seconds=likely,
+            run_seconds_low=None if run is None else run.low_seconds,
+            run_seconds_high=None if run is None else run.high_seconds,
+            run_source="time_limit" if run is None else run.source,
+            run_samples_count=0 if run is None else run.samples_count,
+        )
         if price is None:
             price = self._cheapest(spec)
         if price is None:
             return estimate
-        likely = likely_seconds(spec, self._state)
         hourly = price * spec.member_count
         return msgspec.structs.replace(
             estimate,
             cost_micro_usd=cost_micro_usd(hourly, timedelta(seconds=likely)),
             cost_micro_usd_max=cost_micro_usd(hourly, timedelta(seconds=spec.duration_seconds_max)),
-            run_seconds=likely,
         )
 
     def _cheapest(self, spec: JobSpec) -> int | None:
@@ -226,9 +262,22 @@ class Estimates:
 
 
 def likely_seconds(spec: JobSpec, state: ClusterState) -> float:
-    """Return how long the job is likely to run: as recent jobs of its name, or to its limit."""
-    seconds = _run_seconds(state.jobs).get((spec.project_id, spec.job_name))
-    return min(seconds or spec.duration_seconds_max, spec.duration_seconds_max)
+    """Return how long the job is likely to run: as predicted, else to its limit."""
+    run = Durations(state).predicted(spec)
+    return spec.duration_seconds_max if run is None else run.median_seconds
+
+
+def _held(
+    state: ClusterState, policy: ScalingPolicy, as_of: datetime
+) -> Mapping[JobId, CapacityReserved | ReservationHeld]:
+    """Return the queued jobs that reserve capacity, and those that wait for a reservation."""
+    if all(queue.reserve_after_seconds is None for queue in policy.queues):
+        return {}
+    return {
+        JobId(deferred.subject.removeprefix("job/")): deferred.reason
+        for deferred in schedule(state, policy, as_of).deferred
+        if isinstance(deferred.reason, CapacityReserved | ReservationHeld)
+    }
 
 
 class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -239,10 +288,16 @@ class ExpectedRelease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class _RunningJobs:
-    def __init__(self, state: ClusterState, run_seconds: Mapping[tuple[str, str], float]) -> None:
+    def __init__(self, state: ClusterState, durations: Durations, as_of: datetime) -> None:
         nodes = {node.name: node.gpu_model for node in state.nodes.values()}
-        self._ends = sorted(_ends(state, nodes, run_seconds), key=lambda end: end[0])
+        self._ends = sorted(_ends(state, nodes, durations, as_of), key=lambda end: end[0])
         self._taken: dict[tuple[str, ...], int] = {}
+
+    def likely_end(self, until: datetime) -> datetime | None:
+        """Return when all jobs have likely ended that end by then at the latest; None: unknown, or there is none."""
+        likely = [likely_at for latest_at, likely_at, *_ in self._ends if latest_at <= until]
+        known = [at for at in likely if at is not None]
+        return max(known) if known and len(known) == len(likely) else None
 
     def release_of(self, gpu_count: int, gpu_models: tuple[str, ...]) -> ExpectedRelease | None:
         """Return when this many more GPUs are released, after earlier calls; None: unknown."""
@@ -263,21 +318,18 @@ class _RunningJobs:
 
 
 def _ends(
-    state: ClusterState, nodes: Mapping[str, str | None], run_seconds: Mapping[tuple[str, str], float]
+    state: ClusterState, nodes: Mapping[str, str | None], durations: Durations, as_of: datetime
 ) -> Iterator[tuple[datetime, datetime | None, int, str | None]]:
     """Yield of each running job its latest and likely end, and the number and model of its GPUs."""
     for job in state.jobs.values():
         if job.queued is None or job.placed is None or job.started is None or job.finished is not None:
             continue
-        spec = job.queued.spec
-        seconds = run_seconds.get((spec.project_id, spec.job_name))
-        since = job.started.started_at
-        model = spec.gpu_model or next((nodes.get(name) for name in job.placed.node_names), None)
+        spec, left = job.queued.spec, durations.of_job(job, as_of)
         yield (
-            since + timedelta(seconds=spec.duration_seconds_max),
-            None if seconds is None else since + timedelta(seconds=seconds),
+            job.started.started_at + timedelta(seconds=spec.duration_seconds_max),
+            None if left is None else as_of + timedelta(seconds=left.median_seconds),
             spec.member_count * spec.member_resources.gpu_count,
-            model,
+            spec.gpu_model or next((nodes.get(name) for name in job.placed.node_names), None),
         )
 
 
@@ -300,16 +352,3 @@ def _boot_ratios(views: tuple[NodeView, ...]) -> tuple[float, ...]:
         took = (view.usable_since - order.planned_at).total_seconds()
         ratios.append(took / max(1.0, order.decision.offer.boot_seconds))
     return tuple(sorted(ratio for ratio in ratios if ratio > 0))
-
-
-@cached_by_identity(2)
-def _run_seconds(jobs: Mapping[JobId, JobRecord]) -> Mapping[tuple[str, str], float]:
-    """Median run time of recently completed jobs by project and name."""
-    took: dict[tuple[str, str], list[float]] = {}
-    for job in jobs.values():
-        if job.queued is None or job.started is None or job.finished is None or job.finished.outcome != "completed":
-            continue
-        spec = job.queued.spec
-        seconds = (job.finished.finished_at - job.started.started_at).total_seconds()
-        took.setdefault((spec.project_id, spec.job_name), []).append(seconds)
-    return {name: median(seconds) for name, seconds in took.items()}

@@ -1,17 +1,20 @@
-"""Estimates to publish: one per waiting job, and its score when the job starts. Used by the scheduler.
+"""Estimates to publish: one per waiting job, its score when the job starts, and that of its run time when it completed.
+Used by the scheduler.
 
 Scores compare with the published estimate, which is never computed again.
 """
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from itertools import islice
 
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.estimates import Estimates
+from gpu_autoscaler.core.state.duration_history import run_seconds_of
 from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored
+from gpu_autoscaler.events.job import JobDurationScored, JobEstimated, JobEstimateScored
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import cost_micro_usd, member_price
 
@@ -20,16 +23,19 @@ PUBLISHED_AT_ONCE_MAX = 500  # per tick; the rest follows in the next tick
 
 def estimates_due(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> tuple[JobEstimated | JobEstimateScored, ...]:
-    """Return the first estimate of each waiting job, and the score of each started job."""
+) -> tuple[JobEstimated | JobEstimateScored | JobDurationScored, ...]:
+    """Return the first estimate of each waiting job, and the scores of started and completed jobs."""
     new = [job_id for job_id, job in state.jobs.items() if is_waiting(job) and job.estimated is None]
-    facts: list[JobEstimated | JobEstimateScored] = []
+    facts: list[JobEstimated | JobEstimateScored | JobDurationScored] = []
     if new and state.pods_synced is not None and state.nodes_synced is not None:
         estimates = Estimates(state, policy, as_of)
         for job_id in new[:PUBLISHED_AT_ONCE_MAX]:
             estimate = estimates.of(job_id)
             if estimate is not None:
                 facts.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
+    completed = [(job_id, job) for job_id, job in state.jobs.items() if job.finished and not job.duration_scored]
+    scores = (_duration_score(job_id, job, as_of) for job_id, job in completed)
+    facts += islice(filter(None, scores), PUBLISHED_AT_ONCE_MAX)
     started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
     views = {view.name: view for view in node_views(state, as_of)} if started else {}
     return (*facts, *(_score(job_id, job, views, as_of) for job_id, job in started[:PUBLISHED_AT_ONCE_MAX]))
@@ -38,6 +44,22 @@ def estimates_due(
 def is_to_be_scored(job: JobRecord) -> bool:
     """True for a started job with an estimate that is not scored."""
     return job.estimated is not None and job.started is not None and job.scored is None
+
+
+def _duration_score(job_id: JobId, job: JobRecord, as_of: datetime) -> JobDurationScored | None:
+    """Return the score of the published prediction; None: there was none, or the run time is unknown."""
+    seconds, expected = run_seconds_of(job), None if job.estimated is None else job.estimated.estimate
+    if seconds is None or expected is None or expected.run_seconds is None or expected.run_source == "time_limit":
+        return None
+    low, high = expected.run_seconds_low or 0.0, expected.run_seconds_high or expected.run_seconds
+    return JobDurationScored(
+        job_id=job_id,
+        source=expected.run_source,
+        predicted_seconds=expected.run_seconds,
+        run_seconds=seconds,
+        was_within=low <= seconds <= high,
+        scored_at=as_of,
+    )
 
 
 def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: datetime) -> JobEstimateScored:

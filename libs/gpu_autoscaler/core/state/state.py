@@ -62,6 +62,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     estimated: job.JobEstimated | None = None  # the first one
     scored: job.JobEstimateScored | None = None  # the first one
     finished: job.JobFinished | None = None  # the first one
+    duration_scored: job.JobDurationScored | None = None  # the first one
     unknown_since: Instant | None = None  # first time that neither a request nor an acceptance was known
 
 
@@ -132,6 +133,17 @@ class DirectiveRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     given: policy.PolicyDirectiveGiven
     lifted: policy.PolicyDirectiveLifted | None = None
+
+
+class DurationGroup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The last jobs of a group that completed, the newest last."""
+
+    run_seconds: tuple[float, ...] = ()
+    # Run time over `expected_duration_seconds` of the request, of jobs that named it.
+    expectation_ratios: tuple[float, ...] = ()
+    # |ln(run time / prediction from the history)|, also while predictions are silenced.
+    log_errors: tuple[float, ...] = ()
+    last_at: Instant
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -211,6 +223,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rebalance_recommended_at: Mapping[ProviderId, Instant] = {}  # last rebalance recommendation
     # JOB
     jobs: Mapping[JobId, JobRecord] = {}
+    durations: Mapping[str, DurationGroup] = {}  # by group of similar jobs: `core/state/duration_history.py`
     gpu_time: Mapping[str, Mapping[int, int]] = {}  # by owner, then by part of a day: `core/state/usage_history.py`
     # DEMAND
     reported_demand: Mapping[str, ReportedDemandRecord] = {}  # by source: the last report with a count

@@ -230,6 +230,7 @@ class Batch:
     offers: SpotOffersSampled | None
     rebalance_recommended_at: Table[ProviderId, datetime]
     jobs: Table[JobId, records.JobRecord]
+    durations: Table[str, records.DurationGroup]
     gpu_time: Table[str, Mapping[int, int]]
     reported_demand: Table[str, records.ReportedDemandRecord]
     directives: Table[str, records.DirectiveRecord]

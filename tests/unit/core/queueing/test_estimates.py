@@ -23,7 +23,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.estimates import START_SECONDS, Estimates
 from gpu_autoscaler.core.queueing.scoring import estimates_due
-from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, JobFinished, JobStarted
+from gpu_autoscaler.events.job import JobDurationScored, JobEstimated, JobEstimateScored, JobFinished, JobStarted
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.ids import JobId
@@ -125,6 +125,54 @@ def test_the_cost_uses_the_run_time_of_jobs_of_its_name() -> None:
     )
     result = estimate_of(node("n1"), old, job("train", duration_seconds_max=7200.0), on_sale())
     assert (result.cost_micro_usd, result.cost_micro_usd_max, result.run_seconds) == (5_000_000, 20_000_000, 1800.0)
+
+
+def test_a_reservation_moves_the_starts_of_others() -> None:
+    """The head of the queue starts when capacity is released, at the latest by time limits; a job that would delay it
+    starts then, not on the GPUs that are free now; a short one passes."""
+    rules = policy(nodes_count_max=1, queues=[{"name": "all", "reserve_after_seconds": 60}])
+    busy = (*job("busy", gpus=4, placed_on=("n1",), is_running=True, duration_seconds_max=7200.0),
+            *pod("p-n1", on="n1", gpus=4, job_id="busy"))  # fmt: skip
+    waiting = (node("n1"), busy, job("head", gpus=8), on_sale())
+    at = T0 + 2 * MINUTE
+    new = {"gpus": 4, "at": T0 + MINUTE}
+    for name, seconds, basis in (("long", 9000.0, "reservation"), ("short", 600.0, "free_capacity")):
+        stories = (*waiting, job(name, **new, duration_seconds_max=seconds))
+        head = estimate_of(*stories, under=rules, at=at, of="head")
+        latest = T0 + 2 * HOUR + SOON
+        assert (head.basis, head.start_at, head.start_at_latest) == ("reservation", latest, latest)
+        other = estimate_of(*stories, under=rules, at=at, of=name)
+        assert other.basis == basis
+        spec = job(name, **new, duration_seconds_max=seconds)[1].fact.spec  # type: ignore[attr-defined]
+        before = Estimates(given(*waiting, as_of=at), rules, at).of_new(spec)
+        assert (before.basis, before.start_at) == (other.basis, other.start_at)
+    known = (*job("old", job_name="busy", gpus=4, at=T0 - 2 * HOUR, placed_on=("n1",), is_running=True),
+             *_ended("old", T0 - HOUR))  # fmt: skip
+    likely = estimate_of(*waiting, known, under=rules, at=at, of="head")
+    assert likely.start_at is not None
+    assert likely.start_at_latest is not None
+    assert T0 + HOUR <= likely.start_at < likely.start_at_latest
+
+
+def test_a_predicted_run_time_is_scored_when_the_job_has_completed() -> None:
+    """Once; jobs without a prediction, or that failed, are not scored."""
+    limit = {"duration_seconds_max": 7200.0, "expected_duration_seconds": 1200.0}
+    (estimated,) = estimates_due(given(job("train", **limit), on_sale()), policy(), T0)
+    assert isinstance(estimated, JobEstimated)
+    assert (estimated.estimate.run_source, estimated.estimate.run_seconds) == ("request", 1200.0)
+    ran = (*job("train", placed_on=("n1",), is_running=True, **limit), TimedFact(estimated, T0))
+    start = JobEstimateScored(job_id=JobId("train"), basis="unknown", start_error_seconds=None, was_within=None,
+                              cost_error_micro_usd=None, scored_at=T0)  # fmt: skip
+    end = T0 + 30 * MINUTE
+    over = (*ran, TimedFact(start, T0), *_ended("train", end))
+    (score,) = estimates_due(given(over, as_of=end), policy(), end)
+    assert score == JobDurationScored(
+        job_id=JobId("train"), source="request", predicted_seconds=1200.0, run_seconds=1800.0, was_within=True,
+        scored_at=end,
+    )  # fmt: skip
+    assert estimates_due(given(over, (TimedFact(score, end),), as_of=end), policy(), end) == ()
+    plain = (*job("train", placed_on=("n1",), is_running=True), *_ended("train", end))
+    assert estimates_due(given(plain, as_of=end), policy(), end) == ()
 
 
 def test_an_estimate_is_published_once_and_scored_at_the_start() -> None:
