@@ -36,6 +36,7 @@ from tests.bench import (
     store_size,
     storm,
     stream_sizes,
+    submitting,
     watching,
     week,
 )
@@ -71,6 +72,7 @@ CASES: dict[str, Callable[[], list[Line]]] = {
     "N1": noticing.measure,
     "NODES": reporting.measure,
     "LANES": launching.measure,
+    "SUBMIT": submitting.measure,
     "P1": side_by_side.measure,
 }
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nats.aio.client import Client
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.outside import ask, cli, event, example, publish, request_body
 from tests.support.running import Running, running
+from tests.support.submissions import COUNT, entry_points, frozen, submitted_at_once
 
 from gpu_autoscaler.bus.client_subjects import client_token
 from gpu_autoscaler.bus.streams import MESSAGE_BYTES_MAX, SERVER_PAYLOAD_BYTES_MAX
@@ -23,6 +25,7 @@ from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRe
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotOffersSampled
 from gpu_autoscaler_services.demo.record import Record
+from gpu_manager_sdk import AsyncGPUJobClient
 
 pytestmark = [
     pytest.mark.slow,
@@ -348,3 +351,16 @@ async def test_the_gateway_accepts_a_request_once(cluster: Running) -> None:
     assert "was used for a different request" in other.body["detail"]
     assert first.body["job_id"] in conflict.body["detail"]
     assert (await ask(cluster, "GET", f"{JOBS}/{first.body['job_id']}")).status == 200
+
+
+async def test_hundreds_of_jobs_at_once_are_each_accepted_once(cluster: Running) -> None:
+    """A hundred through each entry point, all at the same time: none is lost, none doubled, each can be read."""
+    await frozen(cluster)
+    async with AsyncExitStack() as stack:
+        ways = await entry_points(cluster, stack)
+        done = await asyncio.gather(*(submitted_at_once(cluster, name, submit) for name, submit in ways.items()))
+    submitted = {submission.job_id for submissions in done for submission in submissions}
+    assert len(submitted) == COUNT * len(ways)
+    async with AsyncGPUJobClient(cluster.system.gateway_url) as client:
+        listed = {job.job_id async for job in client.list(limit=None)}
+    assert submitted <= listed

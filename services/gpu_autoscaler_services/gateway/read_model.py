@@ -21,6 +21,7 @@ from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.gateway.access import Access
 from gpu_autoscaler_services.gateway.audit import AuditTrail, act_of
 from gpu_autoscaler_services.gateway.cost_history import CostHistory
+from gpu_autoscaler_services.gateway.estimates import Scene
 from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
@@ -44,6 +45,7 @@ class ReadModel:
     are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
     are_env_values_shown: bool = False  # in events of jobs
     audit: AuditTrail = field(init=False)
+    _scene: Scene | None = field(init=False, default=None)
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
     explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     cost_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # reads up to 100,000 rows
@@ -64,6 +66,13 @@ class ReadModel:
         latest = [entry.recorded.fact for entry in self.tail.recent(PLANS, 1)]
         plans = [fact.plan for fact in latest if isinstance(fact, ScalingPlanMade)]
         return StatusView.of(self.view.state, self.policy, self.clock.now(), plans[0] if plans else None)
+
+    def scene_of_new_jobs(self) -> Scene:
+        """Return what the answers to submitted jobs are estimated from; requests at the same time share it."""
+        state, policy, now = self.view.state, self.policy, self.clock.now()
+        known = None if self._scene is None else self._scene.of_state(state, policy, now)
+        self._scene = known or Scene.of(state, policy, now)
+        return self._scene
 
     async def publish(self, fact: Fact, access: Access, project_id: str | None = None) -> Ack:
         """Record the caller's act, publish its fact, and wait for the acknowledgment. Raises TransientError after a

@@ -217,7 +217,7 @@ async def accept(model: ReadModel, job: JobRequested, admitted: Admitted, digest
         spec, is_conflict = row.spec, row.request_digest != digest
     if is_conflict:
         raise Problem(HTTPStatus.CONFLICT, f"job_id {spec.job_id!r} {OTHER_BODY}")
-    scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
+    scene = model.scene_of_new_jobs()
     return msgspec.json.encode(estimates.job(spec, JobState.PENDING, scene))
 
 

@@ -3,6 +3,7 @@
 import math
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given as drawn
@@ -23,13 +24,13 @@ from gpu_autoscaler.model.jobs import JobSpec
 LIMIT_SECONDS = 48 * 3600.0
 
 
-def completed(name: str, seconds: float, outcome: str = "completed", **fields: object) -> Story:
+def completed(name: str, seconds: float, outcome: Literal["completed", "failed"] = "completed", **fields: Any) -> Story:  # noqa: ANN401 - fields of JobSpec
     """A job that ran for so long."""
     end = T0 + timedelta(seconds=seconds)
     fields = {"duration_seconds_max": LIMIT_SECONDS, **fields}
     started = JobStarted(epoch=EPOCH, version=1, job_id=JobId(name), kube_job=f"jobs/{name}", started_at=T0)
-    finished = JobFinished(job_id=JobId(name), outcome=outcome, finished_at=end)  # type: ignore[arg-type]
-    return (*job(name, **fields), TimedFact(started, T0), TimedFact(finished, end))  # type: ignore[arg-type]
+    finished = JobFinished(job_id=JobId(name), outcome=outcome, finished_at=end)
+    return (*job(name, **fields), TimedFact(started, T0), TimedFact(finished, end))
 
 
 def spec_of(state: ClusterState, name: str = "new") -> JobSpec:
@@ -39,13 +40,13 @@ def spec_of(state: ClusterState, name: str = "new") -> JobSpec:
     return queued.spec
 
 
-def predicted(*stories: Story, elapsed: timedelta = timedelta(0), **fields: object) -> Duration | None:
+def predicted(*stories: Story, elapsed: timedelta = timedelta(0), **fields: Any) -> Duration | None:  # noqa: ANN401 - fields of JobSpec
     """What is left of job `new` after the stories, once it has run for so long."""
-    state = given(*stories, job("new", **{"duration_seconds_max": LIMIT_SECONDS, **fields}))  # type: ignore[arg-type]
+    state = given(*stories, job("new", **{"duration_seconds_max": LIMIT_SECONDS, **fields}))
     return Durations(state).remaining(spec_of(state), elapsed.total_seconds())
 
 
-def medians(*stories: Story, **fields: object) -> float:
+def medians(*stories: Story, **fields: Any) -> float:  # noqa: ANN401 - fields of JobSpec
     """The median of job `new`."""
     known = predicted(*stories, **fields)
     assert known is not None

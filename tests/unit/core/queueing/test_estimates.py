@@ -1,6 +1,7 @@
 """Estimates of start time and cost, their basis, and their scores."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from tests.support.stories import (
     EPOCH,
@@ -135,15 +136,14 @@ def test_a_reservation_moves_the_starts_of_others() -> None:
             *pod("p-n1", on="n1", gpus=4, job_id="busy"))  # fmt: skip
     waiting = (node("n1"), busy, job("head", gpus=8), on_sale())
     at = T0 + 2 * MINUTE
-    new = {"gpus": 4, "at": T0 + MINUTE}
     for name, seconds, basis in (("long", 9000.0, "reservation"), ("short", 600.0, "free_capacity")):
-        stories = (*waiting, job(name, **new, duration_seconds_max=seconds))
+        stories = (*waiting, job(name, gpus=4, at=T0 + MINUTE, duration_seconds_max=seconds))
         head = estimate_of(*stories, under=rules, at=at, of="head")
         latest = T0 + 2 * HOUR + SOON
         assert (head.basis, head.start_at, head.start_at_latest) == ("reservation", latest, latest)
         other = estimate_of(*stories, under=rules, at=at, of=name)
         assert other.basis == basis
-        spec = job(name, **new, duration_seconds_max=seconds)[1].fact.spec  # type: ignore[attr-defined]
+        spec = job(name, gpus=4, at=T0 + MINUTE, duration_seconds_max=seconds)[1].fact.spec  # type: ignore[attr-defined]
         before = Estimates(given(*waiting, as_of=at), rules, at).of_new(spec)
         assert (before.basis, before.start_at) == (other.basis, other.start_at)
     known = (*job("old", job_name="busy", gpus=4, at=T0 - 2 * HOUR, placed_on=("n1",), is_running=True),
@@ -156,7 +156,7 @@ def test_a_reservation_moves_the_starts_of_others() -> None:
 
 def test_a_predicted_run_time_is_scored_when_the_job_has_completed() -> None:
     """Once; jobs without a prediction, or that failed, are not scored."""
-    limit = {"duration_seconds_max": 7200.0, "expected_duration_seconds": 1200.0}
+    limit: dict[str, Any] = {"duration_seconds_max": 7200.0, "expected_duration_seconds": 1200.0}
     (estimated,) = estimates_due(given(job("train", **limit), on_sale()), policy(), T0)
     assert isinstance(estimated, JobEstimated)
     assert (estimated.estimate.run_source, estimated.estimate.run_seconds) == ("request", 1200.0)
