@@ -22,7 +22,7 @@ from gpu_manager_sdk import AsyncGPUJobClient, GPUJobClient
 from gpu_manager_sdk.models import Freeze
 
 COUNT = 100  # of each entry point
-ANSWER_SECONDS_MAX, QUEUED_SECONDS_MAX = 60.0, 120.0
+ANSWER_SECONDS_MAX, QUEUED_SECONDS_MAX = 120.0, 120.0  # of a busy machine
 
 Submit = Callable[[dict[str, Any], str], Awaitable[str]]  # the request and its key; returns the job id
 
@@ -86,17 +86,17 @@ async def entry_points(system: Running, stack: AsyncExitStack) -> Mapping[str, S
 
 
 async def submitted_at_once(system: Running, name: str, submit: Submit, count: int = COUNT) -> list[Submission]:
-    """Submit so many jobs at once; return them when each is in the queue, exactly once. Raises AssertionError else."""
+    """Submit `count` jobs at once; return them when each is in the queue, exactly once. Raises AssertionError else."""
     clock, answers = system.clock, dict[str, tuple[datetime, datetime]]()
 
-    async def one(number: int) -> None:
+    async def submit_job(number: int) -> None:
         key = f"{name.replace(' ', '-').replace(',', '')}-{number}".lower()
         sent_at = clock.now()
         job_id = await submit(request_body(key), key)
         answers[job_id] = sent_at, clock.now()
 
     async with asyncio.timeout(ANSWER_SECONDS_MAX):
-        await asyncio.gather(*(one(number) for number in range(count)))
+        await asyncio.gather(*(submit_job(number) for number in range(count)))
     assert len(answers) == count, f"{name}: two requests became one job"
 
     def queued() -> dict[str, list[datetime]]:

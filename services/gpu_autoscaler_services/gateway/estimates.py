@@ -17,8 +17,6 @@ from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler_services.gateway import schema
 
-# A hundred requests at once share the estimates of the queue: to estimate all of it for each would take half a minute.
-SHARED_MAX = timedelta(seconds=1)
 _OF_JOBS = frozenset({"jobs", "newest", "gpu_time", "durations", "spent_by_job", "instances_seen_at"})
 _OF_CAPACITY = tuple(name for name in ClusterState.__struct_fields__ if name not in _OF_JOBS)
 _WAITING_STATES = frozenset({JobState.PENDING, JobState.QUEUED, JobState.PROVISIONING, JobState.PREEMPTED})
@@ -47,9 +45,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_state(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> "Scene | None":
         """Return the scene with the queue of a later state, for the answers to jobs that enter it, each behind the one
-        before; None: it is too old, or something else than jobs has changed."""
-        is_young = as_of - self.as_of <= SHARED_MAX and policy is self.policy
-        if not is_young or any(getattr(state, name) is not getattr(self.state, name) for name in _OF_CAPACITY):
+        before; None: something else than jobs has changed."""
+        if policy is not self.policy or any(
+            getattr(state, name) is not getattr(self.state, name) for name in _OF_CAPACITY
+        ):
             return None
         waiting = ordered_queue(state, policy, as_of)
         return msgspec.structs.replace(self, state=state, waiting=waiting)

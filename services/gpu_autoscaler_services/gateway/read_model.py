@@ -26,6 +26,8 @@ from gpu_autoscaler_services.gateway.recent_facts import Tail
 from gpu_autoscaler_services.gateway.subjects import SubjectFilter
 
 PLANS = SubjectFilter([ScalingPlanMade.subject_root()])
+# Wall time. A hundred requests at once share the estimates of the queue: those for each would take half a minute.
+SCENE_SECONDS_MAX = 1.0
 PUBLISH_SECONDS_MAX = 10.0  # wall time; clients and proxies give up after 30 s
 
 
@@ -45,7 +47,7 @@ class ReadModel:
     are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
     are_env_values_shown: bool = False  # in events of jobs
     audit: AuditTrail = field(init=False)
-    _scene: Scene | None = field(init=False, default=None)
+    _scene: tuple[Scene | None, float] = field(init=False, default=(None, 0.0))
     # An explanation reads whole streams: one at a time, so that other requests are not delayed.
     explanation_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     cost_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # reads up to 100,000 rows
@@ -69,10 +71,14 @@ class ReadModel:
 
     def scene_of_new_jobs(self) -> Scene:
         """Return what the answers to submitted jobs are estimated from; requests at the same time share it."""
-        state, policy, now = self.view.state, self.policy, self.clock.now()
-        known = None if self._scene is None else self._scene.of_state(state, policy, now)
-        self._scene = known or Scene.of(state, policy, now)
-        return self._scene
+        state, policy, at_seconds = self.view.state, self.policy, Clock.monotonic_seconds()
+        scene, made_at_seconds = self._scene
+        now = self.clock.now()
+        is_young = at_seconds - made_at_seconds <= SCENE_SECONDS_MAX
+        shared = scene.of_state(state, policy, now) if scene is not None and is_young else None
+        made = shared or Scene.of(state, policy, now)
+        self._scene = made, at_seconds if shared is None else made_at_seconds
+        return made
 
     async def publish(self, fact: Fact, access: Access, project_id: str | None = None) -> Ack:
         """Record the caller's act, publish its fact, and wait for the acknowledgment. Raises TransientError after a

@@ -15,7 +15,7 @@ from gpu_autoscaler.model.observed import aware_instant, go_duration
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 
 
-class _Form(NamedTuple):
+class _Value(NamedTuple):
     is_valid: Callable[[str], bool]
     rule: str
 
@@ -24,24 +24,24 @@ def _is_instant(value: str) -> bool:
     return aware_instant(value) is not None
 
 
-_INSTANT = _Form(_is_instant, "must be a time with its zone, such as 2026-11-27T18:00:00Z")
-_SWITCH = _Form(lambda value: value in ("true", "false"), 'must be "true" or "false"')
-_PROTECTED = _Form(
+_INSTANT = _Value(_is_instant, "must be a time with its zone, such as 2026-11-27T18:00:00Z")
+_SWITCH = _Value(lambda value: value in ("true", "false"), 'must be "true" or "false"')
+_PROTECTED = _Value(
     lambda value: value in ("true", "false") or go_duration(value) is not None,
     'must be "true", "false" or a duration such as 1h30m; it protects the pod until it is corrected',
 )
-_FORMS: Mapping[str, _Form] = {
-    labels.CHECKPOINTED_AT: _Form(lambda value: not value or _is_instant(value), f"{_INSTANT.rule}, or empty"),
-    labels.CHECKPOINT_HOOK: _Form(
+_FORMS: Mapping[str, _Value] = {
+    labels.CHECKPOINTED_AT: _Value(lambda value: not value or _is_instant(value), f"{_INSTANT.rule}, or empty"),
+    labels.CHECKPOINT_HOOK: _Value(
         lambda value: labels.CHECKPOINT_HOOK_FORM.fullmatch(value) is not None,
         "must be a port and path of the pod, such as :8080/checkpoint",
     ),
     labels.DO_NOT_DISRUPT: _PROTECTED,
     labels.KARPENTER_DO_NOT_DISRUPT: _PROTECTED,
-    labels.EVICTION_PRIORITY: _Form(lambda value: value in PRIORITY_NAMES, f"use {', '.join(PRIORITY_NAMES)}"),
+    labels.EVICTION_PRIORITY: _Value(lambda value: value in PRIORITY_NAMES, f"use {', '.join(PRIORITY_NAMES)}"),
     labels.EXPECTED_END: _INSTANT,
     labels.IDLE_ALLOWED: _SWITCH,
-    labels.POD_GROUP_TOTAL_COUNT: _Form(
+    labels.POD_GROUP_TOTAL_COUNT: _Value(
         lambda value: _COUNT.fullmatch(value) is not None, "must be the number of pods of the group, at least 1"
     ),
     labels.SAFE_TO_EVICT: _SWITCH,
