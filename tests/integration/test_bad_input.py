@@ -176,7 +176,7 @@ async def by_named_client(here: Here, payload: bytes, caller: str) -> Refusal:
     answer = await asked(requests, client_subjects(caller)[0], payload)
     refusal = _refusal(answer["problem"])
     # Clients of JetStream show the description alone: it has the type and every field, too.
-    assert answer["error"]["description"].startswith(f"{refusal.type}: ")
+    assert answer["error"]["description"].endswith(f"(/problems/{refusal.type})")
     assert all(f"{field}: {why}" in answer["error"]["description"] for field, why in refusal.reasons.items())
     return refusal
 
