@@ -158,6 +158,10 @@ class AsyncGPUJobClient:
         """Yield each spend budget."""
         return self._listed(calls.budgets(limit, wanted))
 
+    async def settings(self) -> models.Settings:
+        """Return the settings of the gateway and the policy that is in force; secrets are hidden."""
+        return await self.send(calls.settings())
+
     def offers(
         self, *, limit: int | None = None, **wanted: Unpack[filters.ListOffersFilters]
     ) -> AsyncIterator[models.OfferStatus]:

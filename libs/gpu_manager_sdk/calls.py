@@ -196,6 +196,11 @@ def the_job_named(name: str, candidates: Iterable[models.Job], missing: NotFound
     raise AmbiguousName(name, active or found)
 
 
+def settings() -> Call[models.Settings]:
+    """Show settings and policy."""
+    return read("settings", models.Settings)
+
+
 def why(kind: str, name: str) -> Call[models.Why]:
     """Explain an object."""
     return read(f"why/{_segment(kind)}/{_segment(name)}", models.Why)

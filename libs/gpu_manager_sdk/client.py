@@ -134,6 +134,10 @@ class GPUJobClient:
         """Yield each spend budget."""
         return self._listed(calls.budgets(limit, wanted))
 
+    def settings(self) -> models.Settings:
+        """Return the settings of the gateway and the policy that is in force; secrets are hidden."""
+        return self.send(calls.settings())
+
     def offers(
         self, *, limit: int | None = None, **wanted: Unpack[filters.ListOffersFilters]
     ) -> Iterator[models.OfferStatus]:

@@ -13,6 +13,7 @@ class ListJobsFilters(TypedDict, total=False):
     job_name: str | None
     created_after: datetime | None
     created_before: datetime | None
+    queue: str | None
     submitted_by: str | None
     mine: bool
 

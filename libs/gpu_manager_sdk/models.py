@@ -57,6 +57,8 @@ __all__ = [
     "RecordedFact",
     "RequiredRight",
     "ResourceRequest",
+    "Setting",
+    "Settings",
     "Shadow",
     "ShadowDifference",
     "ShadowSide",
@@ -582,6 +584,21 @@ class ProblemDocument(Struct, frozen=True, kw_only=True):
     instance: str = ""
     violations: tuple[Violation, ...] = ()
     required: RequiredRight | None = None
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """A setting of the gateway's process."""
+
+    key: str
+    value: Any
+    is_default: bool
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Settings and policy that are in force."""
+
+    items: tuple[Setting, ...]
+    policy: dict[str, Any]
 
 
 class ShadowSide(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ to the settings (`runtime/policies.py`).
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from gpu_autoscaler.runtime.documents import load_toml
 from gpu_autoscaler.store.opening import store_url_error
 
 PREFIX = "GPU_AUTOSCALER_"
+HIDDEN = "(hidden)"
+_SECRETS = frozenset({"token", "tokens"})  # settings whose values are never shown
 # Variables with our prefix that are not settings: the clock (runtime/clock.py), the settings file, the demo's traces,
 # the gateway of the command line, and parameters of tests.
 _OTHER_VARIABLES = frozenset(
@@ -237,6 +240,23 @@ def to_environment(settings: Settings) -> dict[str, str]:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             variables[PREFIX + name] = text.lower() if isinstance(value, bool) else text
     return variables
+
+
+def shown(settings: Settings) -> Iterator[tuple[str, Any, bool]]:
+    """Yield key, value and whether it is the default of each setting, for people: without tokens and passwords."""
+    defaults = Settings()
+    for path, _ in _variables().values():
+        value, default = attrgetter(".".join(path))(settings), attrgetter(".".join(path))(defaults)
+        yield ".".join(path), _without_secrets(path[-1], msgspec.to_builtins(value)), value == default
+
+
+def _without_secrets(name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, list | tuple):
+        return [_without_secrets(name, item) for item in value]
+    if name in _SECRETS:
+        return None if value is None else HIDDEN
+    # A name and a password before the host of an address.
+    return re.sub(r"(?<=://)[^/@\s]*@", f"{HIDDEN}@", value) if isinstance(value, str) else value
 
 
 def _variables() -> dict[str, tuple[tuple[str, ...], Any]]:

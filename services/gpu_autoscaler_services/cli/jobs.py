@@ -259,6 +259,7 @@ def list_(  # noqa: PLR0913 - one for each option
         bool, Parameter(negative="", help="Only jobs that you submitted, by the name of your token.")
     ] = False,
     submitted_by: Annotated[str | None, Parameter(help="Only jobs that this user submitted.")] = None,
+    queue: Annotated[str | None, Parameter(help="Only jobs of this queue.")] = None,
     limit: Annotated[int, Parameter(help="Number of jobs, newest first.")] = 100,
     gateway: Gateway = HERE,
     output: Output = "table",
@@ -269,6 +270,7 @@ def list_(  # noqa: PLR0913 - one for each option
         project_id=project,
         job_name=name,
         submitted_by=submitted_by,
+        queue=queue,
         mine=mine,
         created_after=_utc(created_after),
         created_before=_utc(created_before),

@@ -148,6 +148,12 @@ Exit codes: 0 everything is as declared, 1 changes left, 2 invalid settings, 4 b
     "migrate --to 0.2 --apply",
 )
 _OPERATE.add_app("audit:audit", "audit", "List, verify or export the audit trail: who did what, and when.")
+_OPERATE.add(
+    "views:settings",
+    """Show the settings of the gateway that differ from their defaults, and as json the policy in force.""",
+    "settings",
+    "settings --all -o json",
+)
 _SPEND.add(
     "views:cost",
     """Show spend by time span and by project.""",

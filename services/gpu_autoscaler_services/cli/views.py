@@ -1,4 +1,4 @@
-"""Commands that show the gateway's view: status, nodes, plans, shadow, cost, budget, offers, why."""
+"""Commands that show the gateway's view: status, nodes, plans, shadow, cost, budget, settings, offers, why."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -209,6 +209,22 @@ def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
         ("UNKNOWN BECAUSE", lambda row: row["unknown_reason"]),
     )
     show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output)
+
+
+def settings(
+    *,
+    all_settings: Annotated[bool, Parameter(name="--all", negative="", help="Also those at their default.")] = False,
+    gateway: Gateway = HERE,
+    output: Output = "table",
+) -> None:
+    """Show the gateway's settings and, as json, the policy in force."""
+    document = gateway.read("settings")
+    rows = [row for row in document["items"] if all_settings or not row["is_default"]]
+    if output == "table" and not rows:
+        print_message("every setting has its default; list them with --all")
+        return
+    columns = (("KEY", lambda row: row["key"]), ("VALUE", lambda row: row["value"]))
+    show(document, rows, columns, lambda row: str(row["key"]), output)
 
 
 def _priced(row: Mapping[str, Any]) -> str:

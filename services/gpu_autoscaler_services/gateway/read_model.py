@@ -15,6 +15,7 @@ from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.config import Settings
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.publisher import Publisher
 from gpu_autoscaler.store.protocol import Store
@@ -43,6 +44,7 @@ class ReadModel:
     publisher: Publisher
     policy_file: ScalingPolicy
     clock: Clock
+    settings: Settings = field(default_factory=Settings)  # of this process
     are_pod_templates_allowed: bool = True  # to callers
     are_dangerous_fields_allowed: bool = False  # of pod templates, to callers
     are_env_values_shown: bool = False  # in events of jobs

@@ -118,6 +118,21 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     until: Instant
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of the gateway's process."""
+
+    key: str  # as in the settings file: section.name
+    value: Any  # tokens and passwords are hidden; None: not set
+    is_default: bool  # whether it has the value that it has without any settings
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings and policy that are in force."""
+
+    items: tuple[Setting, ...]  # by section, as in the settings file
+    policy: dict[str, Any]  # the policy file merged with the AutoscalingPolicy objects
+
+
 class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
     """Active directives, in pages."""
 

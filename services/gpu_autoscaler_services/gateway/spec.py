@@ -130,6 +130,7 @@ async def compose(context: ProcessContext) -> Composed:
         ),
         policy_file=policies.now,
         clock=context.clock,
+        settings=context.settings,
         are_pod_templates_allowed=context.settings.gateway.are_pod_templates_allowed,
         are_dangerous_fields_allowed=context.settings.gateway.are_dangerous_fields_allowed,
         are_env_values_shown=context.settings.gateway.are_env_values_shown,

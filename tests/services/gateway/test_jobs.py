@@ -440,3 +440,19 @@ async def test_values_of_environment_variables_are_not_shown(gate: Front, http: 
     gate.model.are_env_values_shown = True
     assert (await shown("&env=true")).count("secret-value") == 5
     assert "secret-value" not in await shown()
+
+
+async def test_jobs_are_filtered_by_their_queue(tmp_path: Path) -> None:
+    """Of the projects that the policy has in it, also of ended jobs; an unknown queue is named."""
+    rules = policy(queues=[{"name": "vision", "projects": ["cv"]}, {"name": "rest"}])
+    async with front(tmp_path, policy=rules) as gate, aiohttp.ClientSession() as http:
+        await gate.tell(job("a", project_id="cv"), job("b", project_id="nlp"), job("c", project_id="cv"))
+
+        async def listed(queue: str) -> Any:  # noqa: ANN401 - JSON
+            async with http.get(f"{gate.url}/api/v1/gpu/jobs", params={"queue": queue, "state": "queued"}) as response:
+                return await response.json(content_type=None)
+
+        assert sorted(item["job_id"] for item in (await listed("vision"))["items"]) == ["a", "c"]
+        assert [item["job_id"] for item in (await listed("rest"))["items"]] == ["b"]
+        (violation,) = (await listed("visoin"))["violations"]
+        assert violation == {"field": "queue", "reason": "'visoin' is no queue of the policy; known: rest, vision"}

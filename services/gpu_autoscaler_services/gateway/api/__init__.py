@@ -10,6 +10,7 @@ from gpu_autoscaler_services.gateway.api import (
     logs,
     offers,
     plans,
+    settings,
     shadow,
     views,
 )
@@ -24,6 +25,7 @@ ROUTES = (
     *plans.ROUTES,
     *offers.ROUTES,
     *shadow.ROUTES,
+    *settings.ROUTES,
     *audit.ROUTES,
     *events.ROUTES,
 )

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from gpu_autoscaler.core.policy.queue_settings import QueuePolicy, queue_of
 from gpu_autoscaler.core.state.queries import job_states
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
@@ -34,6 +35,9 @@ class JobsQuery(PageQuery, frozen=True, kw_only=True):
         Instant | None, msgspec.Meta(description="Only jobs created at this instant or later.")
     ] = None
     created_before: Annotated[Instant | None, msgspec.Meta(description="Only jobs created before this instant.")] = None
+    queue: Annotated[
+        str | None, msgspec.Meta(description="Only jobs of this queue: of the projects that the policy has in it now.")
+    ] = None
     submitted_by: Annotated[str | None, msgspec.Meta(description="Only jobs that this user submitted.")] = None
     mine: Annotated[bool, msgspec.Meta(description="Only jobs that the caller submitted.")] = False
 
@@ -65,15 +69,20 @@ class JobsQuery(PageQuery, frozen=True, kw_only=True):
 class _Selection:
     """The jobs of a query that the caller may read."""
 
-    def __init__(self, query: JobsQuery, access: Access, *, reads_all: bool) -> None:
+    def __init__(self, query: JobsQuery, access: Access, queues: tuple[QueuePolicy, ...], *, reads_all: bool) -> None:
         self.query = query
+        self._queues = queues
         self._access = access
         self._reads_all = reads_all
         self._readable: dict[str, bool] = {}  # by project
 
     @classmethod
-    async def of(cls, query: JobsQuery, access: Access) -> "_Selection":
-        """Return the selection. Raises a 403 for a project that the caller may not read, a 422 for no name."""
+    async def of(cls, query: JobsQuery, access: Access, queues: tuple[QueuePolicy, ...]) -> "_Selection":
+        """Return the selection. Raises a 403 for a project that the caller may not read, a 422 for no name or queue."""
+        names = sorted({queue_of(queues, "").name, *(queue.name for queue in queues)})
+        if query.queue is not None and query.queue not in names:
+            reason = f"{query.queue!r} is no queue of the policy; known: {', '.join(names)}"
+            raise rule_violated("unknown queue", Violation("queue", reason))
         if query.mine:
             if not access.name:
                 reason = "the gateway does not authenticate its callers, so it knows no name of yours; use submitted_by"
@@ -82,11 +91,13 @@ class _Selection:
         if query.project_id is not None:
             await access.require(READ_JOBS, query.project_id)
         reads_all = query.project_id is not None or await access.allows_everywhere(READ_JOBS)
-        return cls(query, access, reads_all=reads_all)
+        return cls(query, access, queues, reads_all=reads_all)
 
     async def has(self, spec: JobSpec, status: JobState) -> bool:
         """Return whether the job is selected."""
         if not self.query.wants(spec, status):
+            return False
+        if self.query.queue not in {None, queue_of(self._queues, spec.project_id).name}:
             return False
         if self._reads_all:
             return True
@@ -97,7 +108,7 @@ class _Selection:
 
 async def job_page(query: JobsQuery, model: ReadModel, access: Access) -> schema.JobPage:
     """Return the page for the query."""
-    selection = await _Selection.of(query, access)
+    selection = await _Selection.of(query, access, model.policy.queues)
     scene = estimates.Scene.of(model.view.state, model.policy, model.clock.now())
     if not query.state or FINAL_STATES.intersection(query.state):
         specs, cursor = await _stored(selection, model, scene.state)
