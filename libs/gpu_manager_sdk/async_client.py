@@ -93,16 +93,25 @@ class AsyncGPUJobClient:
     async def changes(
         self, job: str, *, timeout_seconds: float | None = None, poll_seconds: float = POLL_SECONDS
     ) -> AsyncIterator[models.Job]:
-        """Yield the job now, and at each change of its status until it has ended. Raises WaitTimedOut."""
+        """Yield the job now, and at each change of its status until it has ended. Raises WaitTimedOut.
+
+        The gateway may be away meanwhile, for OUTAGE_SECONDS_MAX at a time.
+        """
         clock = asyncio.get_running_loop().time
-        started_at = clock()
+        started_at = seen_at = clock()
         shown = await self.get(job)
         yield shown
         while shown.status not in FINAL_STATES:
             if timeout_seconds is not None and clock() - started_at + poll_seconds > timeout_seconds:
                 raise WaitTimedOut(shown, timeout_seconds)
             await asyncio.sleep(poll_seconds)
-            latest = await self.get(shown.job_id)
+            try:
+                latest = await self.send(calls.job(shown.job_id))
+            except GPUManagerError as error:
+                if not error.is_temporary or clock() - seen_at > calls.OUTAGE_SECONDS_MAX:
+                    raise
+                continue
+            seen_at = clock()
             if latest.status != shown.status:
                 yield latest
             shown = latest

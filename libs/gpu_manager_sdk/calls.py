@@ -19,6 +19,7 @@ FINAL_STATES = frozenset({models.JobState.COMPLETED, models.JobState.FAILED, mod
 PAGE_COUNT = 200
 CANDIDATES_COUNT_MAX = 20  # jobs of one name that are looked at
 SILENCE_SECONDS_MAX = 45.0  # of a stream of events: three missed heartbeats
+OUTAGE_SECONDS_MAX = 600.0  # of the gateway while a job is waited for: an upgrade takes a minute or two
 LOG_SILENCE_SECONDS_MAX = 3600.0  # of a container whose log is followed, as the gateway allows
 USER_AGENT = "gpu-manager-sdk/0.2.0"
 

@@ -77,15 +77,24 @@ class GPUJobClient:
     def changes(
         self, job: str, *, timeout_seconds: float | None = None, poll_seconds: float = POLL_SECONDS
     ) -> Iterator[models.Job]:
-        """Yield the job now, and at each change of its status until it has ended. Raises WaitTimedOut."""
-        started_at = time.monotonic()
+        """Yield the job now, and at each change of its status until it has ended. Raises WaitTimedOut.
+
+        The gateway may be away meanwhile, for OUTAGE_SECONDS_MAX at a time.
+        """
+        started_at = seen_at = time.monotonic()
         shown = self.get(job)
         yield shown
         while shown.status not in FINAL_STATES:
             if timeout_seconds is not None and time.monotonic() - started_at + poll_seconds > timeout_seconds:
                 raise WaitTimedOut(shown, timeout_seconds)
             time.sleep(poll_seconds)
-            latest = self.get(shown.job_id)
+            try:
+                latest = self.send(calls.job(shown.job_id))
+            except GPUManagerError as error:
+                if not error.is_temporary or time.monotonic() - seen_at > calls.OUTAGE_SECONDS_MAX:
+                    raise
+                continue
+            seen_at = time.monotonic()
             if latest.status != shown.status:
                 yield latest
             shown = latest

@@ -22,7 +22,7 @@ from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler_services.gateway.auth import SharedTokens
-from gpu_manager_sdk import AsyncGPUJobClient, GPUJobClient, GPUManagerError, Retries, models
+from gpu_manager_sdk import AsyncGPUJobClient, GPUJobClient, GPUManagerError, Retries, calls, models
 from gpu_manager_sdk.errors import (
     AmbiguousName,
     Conflict,
@@ -155,6 +155,28 @@ async def test_waiting_ends_with_the_job_or_in_time(gate: Front, client: Sdk) ->
     with pytest.raises(WaitTimedOut, match=r"j2 is still queued after 0\.1 s") as late:
         await client.do("wait", "j2", timeout_seconds=0.1, poll_seconds=0.02)
     assert late.value.job.job_id == "j2"
+
+
+async def test_a_wait_outlasts_a_gateway_that_is_away(
+    tmp_path: Path, kind: ClientKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the retries of a call, as long as an upgrade takes; an outage that is too long is raised."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with front(tmp_path) as first:
+            await first.tell(job("j1"), job("j2"))
+            client = await stack.enter_async_context(sdk(kind, first.url, retries=Retries(attempts_count_max=1)))
+            waiting = asyncio.create_task(client.do("wait", "j1", poll_seconds=0.02))
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        async with front(tmp_path, port=urlsplit(first.url).port or 0, before=first) as second:
+            await _end(second, "j1")
+            assert (await waiting).status == models.JobState.COMPLETED
+            monkeypatch.setattr(calls, "OUTAGE_SECONDS_MAX", 0.0)
+            late = asyncio.create_task(client.do("wait", "j2", poll_seconds=0.02))
+            await asyncio.sleep(0.2)
+        with pytest.raises(ConnectionFailed):
+            await late
 
 
 async def test_the_cluster_is_read(gate: Front, client: Sdk) -> None:
