@@ -15,9 +15,8 @@ from gpu_autoscaler.model.errors import InvalidFact
 CLIENT_REQUEST_ROOT = "client_request"
 ALL_CLIENT_REQUESTS = f"{CLIENT_REQUEST_ROOT}.*.*"
 CLIENT_LENGTH_MAX = 150  # of a name; a subject has at most a few hundred characters
-_KINDS: dict[str, type[Fact]] = {
-    fact.subject_root().replace(".", "_"): fact for fact in (JobRequested, JobCancelRequested)
-}
+CLIENT_REQUESTS: tuple[type[Fact], ...] = (JobRequested, JobCancelRequested)
+_KINDS = {fact.subject_root().replace(".", "_"): fact for fact in CLIENT_REQUESTS}
 # Published subject -> the one that the gateway answers.
 MAPPINGS = {
     f"{fact.subject_root()}.*": f"{CLIENT_REQUEST_ROOT}.{kind}.{{{{wildcard(1)}}}}" for kind, fact in _KINDS.items()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from gpu_autoscaler.bus.client_subjects import CLIENT_REQUESTS
 from gpu_autoscaler.contracts.descriptions import described
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.events.catalog import FACTS
@@ -93,6 +94,45 @@ def _channel(fact: type[Fact]) -> Document:
     return channel
 
 
+def _client_channel(fact: type[Fact]) -> Document:
+    """Return the channel on which a client that the broker identifies sends its requests."""
+    channel = {key: value for key, value in _channel(fact).items() if key != "x-stream"}
+    return {
+        **channel,
+        "address": f"{fact.subject_root()}.{{client}}",
+        "description": (
+            "Requests in the name of the client, who may publish on its own subject alone. The gateway checks its"
+            " rights and answers; no stream stores them. Repeat one without an answer with the same Nats-Msg-Id."
+        ),
+        "parameters": {"client": {"description": "The client's name in base64url, without padding."}},
+    }
+
+
+_ANSWER: Document = {
+    "name": "client_request.answer",
+    "summary": "The acknowledgment of JetStream with the job, or an error with the problem as REST answers it.",
+    "contentType": "application/json",
+    "payload": {
+        "type": "object",
+        "properties": {
+            "stream": {"type": "string", "description": "The stream that stores the request."},
+            "seq": {"type": "integer", "description": "Its last sequence: the request is stored at or before it."},
+            "job_id": {"type": "string", "description": "The job that was submitted or cancelled."},
+            "error": {
+                "type": "object",
+                "description": "As clients of JetStream read it.",
+                "required": ["code", "description"],
+                "properties": {
+                    "code": {"type": "integer", "description": "The status of REST: 403, 422, 429 ..."},
+                    "description": {"type": "string", "description": "Every violation, then the type of the problem."},
+                },
+            },
+            "problem": {"type": "object", "description": "`ProblemDocument` of the OpenAPI document."},
+        },
+    },
+}
+
+
 def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], Iterable[type[Fact]]]]) -> Document:
     """Return the AsyncAPI 3 document. `services` maps a name to received and sent facts."""
     payloads, components = msgspec.json.schema_components(FACTS, ref_template="#/components/schemas/{name}")
@@ -115,6 +155,18 @@ def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], It
                     "channel": {"$ref": f"#/channels/{_channel_name(fact)}"},
                     "tags": [{"name": service}],
                 }
+    for fact in CLIENT_REQUESTS:
+        operations[f"gateway.receive.{fact.subject_root()}.client"] = {
+            "action": "receive",
+            "channel": {"$ref": f"#/channels/{fact.subject_root()}.client"},
+            "tags": [{"name": "gateway"}],
+            "reply": {
+                "address": {"location": "$message.header#/reply", "description": "The inbox that NATS names."},
+                "channel": {"$ref": "#/channels/client_request.answer"},
+            },
+        }
+    messages[_ANSWER["name"]] = _ANSWER
+    answers = {_ANSWER["name"]: {"$ref": f"#/components/messages/{_ANSWER['name']}"}}
     return {
         "asyncapi": "3.1.0",
         "info": {
@@ -132,7 +184,15 @@ def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], It
                 "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in _SECURITY],
             }
         },
-        "channels": {_channel_name(fact): _channel(fact) for fact in FACTS},
+        "channels": {
+            **{_channel_name(fact): _channel(fact) for fact in FACTS},
+            **{f"{fact.subject_root()}.client": _client_channel(fact) for fact in CLIENT_REQUESTS},
+            "client_request.answer": {
+                "address": None,
+                "description": "Answers to requests of clients.",
+                "messages": answers,
+            },
+        },
         "operations": operations,
         "components": _without_discriminators(
             {"messages": messages, "schemas": described(components, FACTS), "securitySchemes": _SECURITY}
