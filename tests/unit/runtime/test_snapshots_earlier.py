@@ -79,7 +79,7 @@ async def test_this_version_continues_from_a_snapshot_of_the_last_release(tmp_pa
     )
     assert view.state.jobs
     states = [await folded(history, behind=view), await folded(history)]
-    # GPU time is counted from the update on: the snapshot of the last release has none.
-    without = [msgspec.structs.replace(state, gpu_time={}) for state in states]
+    # GPU time and run times count from the update on: the snapshot of the last release has none.
+    without = [msgspec.structs.replace(state, gpu_time={}, durations={}) for state in states]
     assert without[0] == without[1]
     await store.close()

@@ -406,7 +406,7 @@ async def test_a_program_without_our_package_may_ask() -> None:
     assert (bare.id, full.id) == ("mine-1", "mine-3")
     assert abs(bare.time - Clock.wall_now()) < timedelta(seconds=10)
     (letter,) = await place.dead_letters()
-    assert "Expected `int`, got `str` - at `$.gpu_requirements.gpu_count`" in letter.reason
+    assert "gpu_requirements.gpu_count: Expected `int`, got `str`" in letter.reason
 
 
 async def test_an_undeclared_output_is_our_bug() -> None:
