@@ -133,6 +133,22 @@ _ANSWER: Document = {
 }
 
 
+def _client_operations() -> Document:
+    """Return the operations that answer clients by name."""
+    return {
+        f"gateway.receive.{fact.subject_root()}.client": {
+            "action": "receive",
+            "channel": {"$ref": f"#/channels/{fact.subject_root()}.client"},
+            "tags": [{"name": "gateway"}],
+            "reply": {
+                "address": {"location": "$message.header#/reply", "description": "The inbox that NATS names."},
+                "channel": {"$ref": "#/channels/client_request.answer"},
+            },
+        }
+        for fact in CLIENT_REQUESTS
+    }
+
+
 def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], Iterable[type[Fact]]]]) -> Document:
     """Return the AsyncAPI 3 document. `services` maps a name to received and sent facts."""
     payloads, components = msgspec.json.schema_components(FACTS, ref_template="#/components/schemas/{name}")
@@ -155,16 +171,7 @@ def asyncapi(version: str, services: Mapping[str, tuple[Iterable[type[Fact]], It
                     "channel": {"$ref": f"#/channels/{_channel_name(fact)}"},
                     "tags": [{"name": service}],
                 }
-    for fact in CLIENT_REQUESTS:
-        operations[f"gateway.receive.{fact.subject_root()}.client"] = {
-            "action": "receive",
-            "channel": {"$ref": f"#/channels/{fact.subject_root()}.client"},
-            "tags": [{"name": "gateway"}],
-            "reply": {
-                "address": {"location": "$message.header#/reply", "description": "The inbox that NATS names."},
-                "channel": {"$ref": "#/channels/client_request.answer"},
-            },
-        }
+    operations |= _client_operations()
     messages[_ANSWER["name"]] = _ANSWER
     answers = {_ANSWER["name"]: {"$ref": f"#/components/messages/{_ANSWER['name']}"}}
     return {
