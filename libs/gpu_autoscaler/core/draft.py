@@ -249,11 +249,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     def disrupted_nodes(self) -> frozenset[NodeUid]:
         """Return nodes with discretionary drains: unfinished ones, and those of this draft."""
-        drains = [
-            view.drain.decision
-            for view in self.views.table(DRAINED)
-            if view.drain is not None and view.drain.drained is None
-        ]
+        drained = self.views.table(DRAINED)
+        if not drained and not self.removals:
+            return frozenset()
+        drains = [view.drain.decision for view in drained if view.drain is not None and view.drain.drained is None]
         canceled = {drain.node_uid for drain in self.canceled_drains}
         return frozenset(
             drain.node_uid

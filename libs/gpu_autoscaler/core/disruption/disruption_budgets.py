@@ -10,7 +10,7 @@ from math import ceil
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import protecting_directive
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.nodes.views import Counted, NodeView, Selected
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.model.ids import NodeUid
@@ -22,23 +22,27 @@ from gpu_autoscaler.model.reasons.defer_limits import (
     PoolPaused,
 )
 
+# Our counted nodes, by whether they have been usable.
+_OURS = Counted(lambda view: view.usable_since is not None if view.is_ours and view.is_counted else None)
+_LOST = Selected(lambda view: view.is_ours and view.is_counted and view.phase is NodePhase.LOST)
+_BOOTING = Selected(lambda view: view.is_booting and view.order is not None)
+
 
 def removal_limit(
     view: NodeView, cause: RemovalCause, draft: Draft, policy: ScalingPolicy
 ) -> MinimumReached | DisruptionBudgetReached | PoolPaused | KeptByOverride | None:
     """Return which limit one more removal for this cause would exceed; None: it is allowed."""
-    ours = [view for view in draft.views if view.is_ours and view.is_counted]
-    staying_count = len(ours) - len(draft.leaving_nodes())
+    counts = draft.views.table(_OURS)
+    staying_count = sum(counts.values()) - len(draft.leaving_nodes())
     if staying_count <= policy.nodes_count_min:
         return MinimumReached(nodes_count=staying_count, nodes_count_min=policy.nodes_count_min)
     if (kept := protecting_directive(view, draft)) is not None:
         return kept
     disrupting = draft.disrupted_nodes() | _awaiting_replacement(draft)
     if cause is not RemovalCause.UNHEALTHY:
-        disrupting |= {view.node_uid for view in ours if view.phase is NodePhase.LOST and view.node_uid is not None}
+        disrupting |= {lost.node_uid for lost in draft.views.table(_LOST) if lost.node_uid is not None}
     disrupting -= {view.node_uid}
-    usable_count = sum(1 for view in ours if view.usable_since is not None)
-    disrupting_count_max = removals_count_max(cause, usable_count, policy, draft.as_of)
+    disrupting_count_max = removals_count_max(cause, counts.get(True, 0), policy, draft.as_of)
     if len(disrupting) >= disrupting_count_max:
         return DisruptionBudgetReached(disrupting_count=len(disrupting), disrupting_count_max=disrupting_count_max)
     return None
@@ -46,16 +50,15 @@ def removal_limit(
 
 def removals_left(cause: RemovalCause, draft: Draft, policy: ScalingPolicy) -> int:
     """Return how many more nodes may be removed for this cause now, by budgets and minimum."""
-    ours = [view for view in draft.views if view.is_ours and view.is_counted]
-    usable_count = sum(1 for view in ours if view.usable_since is not None)
+    counts = draft.views.table(_OURS)
     disrupting = draft.disrupted_nodes() | _awaiting_replacement(draft)
-    over_minimum = len(ours) - len(draft.leaving_nodes()) - policy.nodes_count_min
-    return min(removals_count_max(cause, usable_count, policy, draft.as_of) - len(disrupting), over_minimum)
+    over_minimum = sum(counts.values()) - len(draft.leaving_nodes()) - policy.nodes_count_min
+    return min(removals_count_max(cause, counts.get(True, 0), policy, draft.as_of) - len(disrupting), over_minimum)
 
 
 def _awaiting_replacement(draft: Draft) -> set[NodeUid]:
     """Return the nodes whose replacement is on its way, or bought by this draft: they drain as soon as it is ready."""
-    ordered = (view.order.decision for view in draft.views if view.is_booting and view.order is not None)
+    ordered = (view.order.decision for view in draft.views.table(_BOOTING) if view.order is not None)
     bought = (purchase.decision for purchase in draft.purchases)
     return {
         node_uid

@@ -20,7 +20,7 @@ from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView, Selected
-from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.placement.bins import bin_key, low_requests, requested_ratio
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import idle_seconds_set
@@ -166,7 +166,8 @@ def consolidate(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Dra
             pods, state, policy, draft.as_of
         )
         saving_micro_usd_per_hour: int | None = None
-        used_ratio = None if _has_low_requests(view, draft, policy) else little.get(view.node_uid or NodeUid(""))
+        is_low = requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max
+        used_ratio = None if is_low else little.get(view.node_uid or NodeUid(""))
         if reason is None and used_ratio is not None:
             reason = utilization_cooldown(state, policy, draft.as_of)
         if reason is None:
@@ -371,17 +372,13 @@ def _drain(view: NodeView, draft: Draft, policy: ScalingPolicy, reason: drain.Dr
 
 def _underused(draft: Draft, little: Mapping[NodeUid, float], policy: ScalingPolicy) -> Iterator[NodeView]:
     """Yield nodes with work of which little is requested or used, and which this plan does not need."""
-    for view in draft.views:
-        if view.empty_since is not None or not _may_leave(view, draft) or bin_key(view) in draft.claimed:
-            continue
-        if bin_key(view) in draft.buffers:
-            continue
-        if view.node_uid in little or _has_low_requests(view, draft, policy):
+    low = draft.views.table(low_requests(policy.consolidation_requested_ratio_max))
+    keys, needed = {bin_key(view) for view in low}, draft.claimed.union(draft.buffers)
+    for view in draft.views if little else low:
+        key = bin_key(view)
+        is_underused = key in keys or view.node_uid in little
+        if is_underused and key not in needed and view.empty_since is None and _may_leave(view, draft):
             yield view
-
-
-def _has_low_requests(view: NodeView, draft: Draft, policy: ScalingPolicy) -> bool:
-    return requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max
 
 
 def _move_all(

@@ -4,17 +4,20 @@ Only if the saving over the policy's payback time exceeds the cost of the move. 
 that time, so that price changes never move work back and forth.
 """
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
 
 from gpu_autoscaler.core.demand.sources import job_spec, pod_shape
 from gpu_autoscaler.core.disruption import repack
 from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, removals_left
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.draft import Draft, Purchase
-from gpu_autoscaler.core.next_change import has_lasted, note_always
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key, requested_ratio
+from gpu_autoscaler.core.next_change import has_lasted, note_always, plain
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table
+from gpu_autoscaler.core.placement.bins import bin_key, low_requests
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -66,14 +69,15 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
     if not policy.is_consolidation_on or not is_quiet or stale_watch(state, policy, draft.as_of) is not None:
         return draft
     bought = repack.replacements(state.orders)
-    views = [view for view in draft.views if _may_leave(view, draft)]
-    for view in views:
-        if view.node_uid in bought and (drain := _onto_replacement(view, bought, draft, state, policy)) is not None:
+    for view in draft.views if bought else ():
+        is_due = view.node_uid in bought and _may_leave(view) and bin_key(view) not in draft.claimed
+        if is_due and (drain := _onto_replacement(view, bought, draft, state, policy)) is not None:
             return draft.adding(removals=[drain])
-    ready = [view for view in views if _may_be_replaced(view, bought, draft, state, policy)]
-    ready.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
+    old = [view for view in _old_enough(draft, policy) if bin_key(view) not in draft.claimed]
+    old.sort(key=lambda view: (-(view.price_micro_usd_per_hour or 0), view.name))
     removed_types = recently_removed_types(state, policy, draft.as_of)
-    for group in _groups(ready, draft, policy):
+    is_ready = partial(_may_be_replaced, bought=bought, draft=draft, state=state, policy=policy)
+    for group in _groups(old, is_ready, draft, policy):
         reason: DeferReason | None
         purchases, reason = _cheaper(group, draft, state, policy)
         if (
@@ -88,11 +92,47 @@ def replace_expensive(draft: Draft, state: ClusterState, policy: ScalingPolicy) 
     return draft
 
 
-def _may_leave(view: NodeView, draft: Draft) -> bool:
-    """True for a usable managed node with work and a known price, which this plan does not need."""
+def _may_leave(view: NodeView) -> bool:
+    """True for a usable managed node with work and a known price."""
     is_here = view.is_ours and view.is_usable and view.drain is None and view.notice is None
-    has_work = view.empty_since is None and view.price_micro_usd_per_hour is not None
-    return is_here and has_work and bin_key(view) not in draft.claimed
+    return is_here and view.empty_since is None and view.price_micro_usd_per_hour is not None
+
+
+class _ByAge(Table[tuple[NodeView, ...]]):
+    """The nodes that may leave, the one that became usable first at the front."""
+
+    def build(self, nodes: NodeIndex) -> tuple[NodeView, ...]:
+        """Sort all of them."""
+        return tuple(sorted(filter(_may_leave, nodes), key=_age_order))
+
+    def update(
+        self, table: tuple[NodeView, ...], removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
+    ) -> tuple[NodeView, ...]:
+        """Replace the changed ones."""
+        views = list(table)
+        for view in filter(_may_leave, removed):
+            del views[bisect_left(views, _age_order(view), key=_age_order)]
+        for view in filter(_may_leave, added):
+            insort(views, view, key=_age_order)
+        return tuple(views)
+
+
+def _age_order(view: NodeView) -> tuple[datetime, str, str]:
+    return view.usable_since or _LONG_AGO, view.name, view.node_uid or ""
+
+
+_BY_AGE = _ByAge()
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def _old_enough(draft: Draft, policy: ScalingPolicy) -> Sequence[NodeView]:
+    """Return the nodes that reached the lowest age at which one may be replaced."""
+    views, payback_seconds = draft.views.table(_BY_AGE), policy.removal.replacement_payback_hours * _HOUR_SECONDS
+    least = max(min(payback_seconds, policy.spot.return_to_spot_seconds_min), policy.scale_down_cooldown_seconds)
+    count = bisect_right(views, plain(draft.as_of) - timedelta(seconds=least), key=lambda view: _age_order(view)[0])
+    if count < len(views):  # the next one notes when it will be
+        count += has_lasted(_age_order(views[count])[0], least, draft.as_of)
+    return views[:count]
 
 
 def _may_be_replaced(
@@ -127,13 +167,17 @@ def _kept(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPoli
     )
 
 
-def _groups(ready: list[NodeView], draft: Draft, policy: ScalingPolicy) -> Iterator[tuple[NodeView, ...]]:
-    """Yield the underused nodes all together, as many as may be removed, then one after the other."""
+def _groups(
+    nodes: Sequence[NodeView], is_ready: Callable[[NodeView], bool], draft: Draft, policy: ScalingPolicy
+) -> Iterator[tuple[NodeView, ...]]:
+    """Yield the underused nodes all together, as many as may be removed, then one after the other. No more nodes are
+    judged than are yielded: in an old fleet nearly all of them may be replaced."""
     count = min(removals_left(RemovalCause.UNDERUSED, draft, policy), _TRIES_COUNT_MAX)
-    little = [view for view in ready if requested_ratio(view, draft.pods) <= policy.consolidation_requested_ratio_max]
-    if min(count, len(little)) > 1:
-        yield tuple(little[:count])
-    for view in ready[:_TRIES_COUNT_MAX]:
+    low = {bin_key(view) for view in draft.views.table(low_requests(policy.consolidation_requested_ratio_max))}
+    underused = (view for view in nodes if bin_key(view) in low and is_ready(view))
+    if len(together := tuple(islice(underused, max(0, count)))) > 1:
+        yield together
+    for view in islice(filter(is_ready, nodes), _TRIES_COUNT_MAX):
         yield (view,)
 
 

@@ -214,15 +214,19 @@ class Selected(Table[tuple[NodeView, ...]]):
         """The predicate reads nothing but the view."""
         self._is_selected = is_selected
 
+    def selects(self, view: NodeView, nodes: NodeIndex) -> bool:  # noqa: ARG002 - for what reads the pods of the node
+        """Return True for a selected view; of the nodes only the pods of this one may be read."""
+        return self._is_selected(view)
+
     def build(self, nodes: NodeIndex) -> tuple[NodeView, ...]:
         """Return the selected views."""
-        return tuple(filter(self._is_selected, nodes))
+        return tuple(view for view in nodes if self.selects(view, nodes))
 
     def update(
-        self, table: tuple[NodeView, ...], removed: Sequence[NodeView], added: Sequence[NodeView], _: NodeIndex
+        self, table: tuple[NodeView, ...], removed: Sequence[NodeView], added: Sequence[NodeView], nodes: NodeIndex
     ) -> tuple[NodeView, ...]:
         """Return the same table if the replaced views were and are not selected."""
-        new = [view for view in added if self._is_selected(view)]
+        new = [view for view in added if self.selects(view, nodes)]
         out = {id(view) for view in removed}
         kept = [view for view in table if id(view) not in out] if table else []
         return table if not new and len(kept) == len(table) else tuple(sorted((*kept, *new), key=_order_of))

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Selected, Table
 from gpu_autoscaler.core.placement.bin_columns import Bins
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.policy.gpu_slices import sharing_labels, slices_of
@@ -91,6 +92,21 @@ def requested_ratio(view: NodeView, pods: PodsByNode) -> float:
         return max(1 - _count(free, name) / count for name, count in ((None, total.gpu_count), *total.slices) if count)
     shares = ((total.cpu_milli, free.cpu_milli), (total.memory_bytes, free.memory_bytes))
     return max((1 - left / whole for whole, left in shares if whole), default=1.0)
+
+
+class _LowRequests(Selected):
+    """Our usable nodes with work, of which at most this share is requested."""
+
+    def __init__(self, ratio_max: float) -> None:
+        super().__init__(lambda view: view.is_ours and view.is_usable and view.empty_since is None)
+        self._ratio_max = ratio_max
+
+    def selects(self, view: NodeView, nodes: NodeIndex) -> bool:
+        """Return True for a selected view."""
+        return super().selects(view, nodes) and requested_ratio(view, nodes.pods) <= self._ratio_max
+
+
+low_requests = lru_cache(16)(_LowRequests)  # by ratio: the tables of one policy
 
 
 def _count(amounts: Resources, kind: str | None) -> int:
