@@ -49,9 +49,10 @@ def with_quota(
 ) -> tuple[tuple[DemandItem, ...], frozenset[JobId]]:
     """Return the demand, and the queued jobs that got the policy's quotas; those that exceed a quota of the policy or
     a ResourceQuota use no capacity, and are deferred with the quota."""
-    grants = _Grants(state, policy, as_of)
-    if not policy.quotas.is_set and grants.resource_quotas.is_empty:
+    resource_quotas = ResourceQuotaUsage(state, policy)
+    if not policy.quotas.is_set and resource_quotas.is_empty:
         return demand, frozenset()
+    grants = _Grants(state, policy, as_of, resource_quotas)
     held = grants.held(demand)
     return tuple(
         item if (reason := held.get(item.key)) is None else msgspec.structs.replace(item, blocked=reason)
@@ -67,10 +68,12 @@ class _Grants:
     could not start, and might keep the first one from its quota for ever.
     """
 
-    def __init__(self, state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> None:
+    def __init__(
+        self, state: ClusterState, policy: ScalingPolicy, as_of: datetime, resource_quotas: ResourceQuotaUsage
+    ) -> None:
         self._state, self._policy, self._as_of = state, policy, as_of
         self._usage = QuotaUsage(state, policy, as_of)
-        self.resource_quotas = ResourceQuotaUsage(state, policy)
+        self._resource_quotas = resource_quotas
         self.granted: set[JobId] = set()
         self._held: dict[JobId, Held] = {}
         self._closed: set[str] = set()  # strict queues of which a job is held
@@ -79,7 +82,7 @@ class _Grants:
         """Return the items without quota, by key."""
         for item in demand:
             if item.source is DemandSource.PLACED_JOB and (job := self._job(item)) is not None:
-                self.resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
+                self._resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
         held: dict[str, Held | None] = {}
         waiting = [item for item in demand if item.source in _GRANTED and item.blocked is None]
         for is_granted in (self._usage.is_nominal, self._usage.is_nominal_soon):
@@ -108,17 +111,17 @@ class _Grants:
         """Take the quotas of the item; return why there are none, or None."""
         spec, record = job.spec, self._state.jobs[job.job_id]
         if item.source is DemandSource.ELASTIC_MEMBER:
-            reason = self._held.get(spec.job_id) or self.resource_quotas.refusal(spec, item.member_count)
+            reason = self._held.get(spec.job_id) or self._resource_quotas.refusal(spec, item.member_count)
             if reason is None:
-                self.resource_quotas.take(spec, item.member_count)
+                self._resource_quotas.take(spec, item.member_count)
             return reason
         if item.strict_queue in self._closed:
             return None
         needs_quota = not holds_quota(self._state, record)
         reason = self._quota_reason(record, spec) if needs_quota else None
-        reason = reason or self.resource_quotas.refusal(spec, item.member_count)
+        reason = reason or self._resource_quotas.refusal(spec, item.member_count)
         if reason is None:
-            self.resource_quotas.take(spec, item.member_count)
+            self._resource_quotas.take(spec, item.member_count)
         else:
             self._held[spec.job_id] = reason
             if item.strict_queue is not None:

@@ -78,7 +78,7 @@ class ResourceQuotaUsage:
     def __init__(self, state: ClusterState, policy: ScalingPolicy) -> None:
         self._policy = policy
         self._quotas = _quotas_by_namespace(state.quotas)
-        self._pods = _pods_by_namespace(state.pods)
+        self._pods = state.pods
         self._taken: Counter[tuple[str, str]] = Counter()  # by quota and key
 
     @property
@@ -121,7 +121,7 @@ class ResourceQuotaUsage:
         reported = dict(quota.used_milli).get(key, 0)
         if quota.scopes:
             return reported  # which existing pods count is unknown
-        pods = self._pods.get(quota.namespace, ())
+        pods = _pods_by_namespace(self._pods).get(quota.namespace, ())
         return max(reported, sum(amount_milli(key, pod.requests) for pod in pods))
 
 

@@ -24,6 +24,7 @@ from gpu_autoscaler.core.placement.pod_affinity import Rules, pod_constraints_of
 from gpu_autoscaler.core.placement.preferences import job_preferences, pod_preferences
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.state import queries
+from gpu_autoscaler.core.state.lineage import Derivation, part_of
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, ReportedDemandRecord
 from gpu_autoscaler.events.pod import PodObserved, PodProvisioningObserved
 from gpu_autoscaler.model import labels
@@ -385,14 +386,13 @@ def _blocked(pod: PodObserved) -> VolumeNotReady | DeviceClaimsUnsupported | Non
 
 def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterator[DemandItem]:
     """Members of jobs that do not exist as pods yet. Existing pods are items of their own."""
-    for job_id, job in state.jobs.items():
-        if job.queued is None or job.finished is not None or job.cancel_requested is not None:
+    for job_id, job in _TO_COME.of(state).items():
+        if job.queued is None:
             continue
-        spec = job.queued.spec
-        is_queued = queries.is_waiting(job)
+        spec, is_queued = job.queued.spec, queries.is_waiting(job)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
         missing_count = count - pods_per_job.get(job_id, 0)
-        if missing_count > 0 and (is_queued or is_unbound(job)):
+        if missing_count > 0:
             yield DemandItem(
                 key=f"job/{job_id}",
                 source=DemandSource.QUEUED_JOB if is_queued else DemandSource.PLACED_JOB,
@@ -409,10 +409,18 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 work_seconds_max=spec.duration_seconds_max,
                 prefers=() if is_queued else _placed_on(job),
             )
-        if is_queued or is_unbound(job):
-            placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
-            present_count = max(placed_count, pods_per_job.get(job_id, 0))
-            yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, present_count)
+        placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
+        present_count = max(placed_count, pods_per_job.get(job_id, 0))
+        yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, present_count)
+
+
+def _is_to_come(job: JobRecord) -> bool:
+    """True for an accepted job, not all of whose pods may exist."""
+    is_over = job.queued is None or job.finished is not None or job.cancel_requested is not None
+    return not is_over and (queries.is_waiting(job) or is_unbound(job))
+
+
+_TO_COME: Derivation[Mapping[JobId, JobRecord]] = part_of("jobs", _is_to_come)
 
 
 def _placed_on(job: JobRecord | None) -> tuple[str, ...]:

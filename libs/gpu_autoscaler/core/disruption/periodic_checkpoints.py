@@ -14,7 +14,7 @@ from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.disruption_settings import CheckpointsPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.interruption_history import capacity_pool_of, interruption_seconds
-from gpu_autoscaler.core.state.lineage import Changes, Derivation
+from gpu_autoscaler.core.state.lineage import Derivation, part_of
 from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
@@ -45,7 +45,8 @@ def due_checkpoints(state: ClusterState, policy: ScalingPolicy, as_of: datetime)
     if not rules.is_on:
         return ()
     saving = {job_id for job_id, pods in pods_by_job.items() if _deadline_of(pods, as_of) is not None}
-    due = (_due(job_id, job, pods_by_job.get(job_id, ()), state, rules, as_of) for job_id, job in state.jobs.items())
+    asking = (job_id for job_id in {**_WITH_INTERVAL.of(state), **pods_by_job} if job_id in state.jobs)
+    due = (_due(job_id, state.jobs[job_id], pods_by_job.get(job_id, ()), state, rules, as_of) for job_id in asking)
     ordered = sorted(filter(None, due), key=lambda entry: (entry.since, entry.job_id))
     saving.update(entry.job_id for entry in ordered if _is_under_way(entry, state, as_of))
     limit = SavesConcurrentLimit(saves_count_max=rules.saves_count_max)
@@ -164,7 +165,14 @@ def _capacity_pools(pods: Iterable[PodObserved], state: ClusterState) -> Iterato
             yield capacity_pool_of(instance.instance_type, instance.zone)
 
 
-# ---- pods that save on request
+# ---- jobs that asked for an interval, and pods that save on request
+
+
+def _has_interval(job: JobRecord) -> bool:
+    return job.queued is not None and job.finished is None and bool(job.queued.spec.checkpoint_interval_seconds)
+
+
+_WITH_INTERVAL: Derivation[Mapping[JobId, JobRecord]] = part_of("jobs", _has_interval)
 
 
 def _is_saving(pod: PodObserved) -> bool:
@@ -177,21 +185,7 @@ def _is_saving(pod: PodObserved) -> bool:
     )
 
 
-def _saving(state: ClusterState) -> Mapping[PodUid, PodObserved]:
-    return {uid: pod for uid, pod in state.pods.items() if _is_saving(pod)}
-
-
-def _saving_after(
-    before: Mapping[PodUid, PodObserved], state: ClusterState, changes: Changes
-) -> Mapping[PodUid, PodObserved]:
-    uids: frozenset[PodUid] = changes["pods"]
-    added = {uid: pod for uid in uids if (pod := state.pods.get(uid)) is not None and _is_saving(pod)}
-    if not added and before.keys().isdisjoint(uids):
-        return before
-    return {**{uid: pod for uid, pod in before.items() if uid not in uids}, **added}
-
-
-_SAVING = Derivation(("pods",), _saving, _saving_after)
+_SAVING: Derivation[Mapping[PodUid, PodObserved]] = part_of("pods", _is_saving)
 
 
 def _saving_by_job(state: ClusterState) -> dict[JobId, list[PodObserved]]:

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from gpu_autoscaler.core.state.state import ClusterState
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 # Changed keys by field of the state; empty for a field that is no table, or whose keys do not matter.
 Changes = Mapping[str, frozenset[Any]]
@@ -54,6 +56,22 @@ class Derivation(Generic[T]):
         lineage = _lineage(state)
         lineage.values[self] = value
         lineage.earlier.pop(self, None)
+
+
+def part_of(field: str, is_in: Callable[[V], bool]) -> Derivation[Mapping[K, V]]:
+    """Derive the entries of a table that are in, by key; `is_in` reads nothing but the entry."""
+
+    def build(state: ClusterState) -> Mapping[K, V]:
+        return {key: entry for key, entry in getattr(state, field).items() if is_in(entry)}
+
+    def update(before: Mapping[K, V], state: ClusterState, changes: Changes) -> Mapping[K, V]:
+        table, keys = getattr(state, field), changes[field]
+        added = {key: entry for key in keys if (entry := table.get(key)) is not None and is_in(entry)}
+        if not added and before.keys().isdisjoint(keys):
+            return before
+        return {**{key: entry for key, entry in before.items() if key not in keys}, **added}
+
+    return Derivation((field,), build, update)
 
 
 class _Earlier(NamedTuple):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import NamedTuple
 
-from gpu_autoscaler.core.state.lineage import Changes, Derivation
+from gpu_autoscaler.core.state.lineage import Changes, Derivation, part_of
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, OrderRecord
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import JobId, PodUid, ProviderId
@@ -271,9 +271,12 @@ def _runs_since_placement(job: JobRecord) -> bool:
     return job.preempted is None or job.started.started_at > job.preempted.preempted_at
 
 
+_WAITING: Derivation[Mapping[JobId, JobRecord]] = part_of("jobs", is_waiting)
+
+
 def queue(state: ClusterState) -> tuple[JobRecord, ...]:
     """Return the queued jobs by priority, start deadline, waiting time and id."""
-    waiting = [(job.queued, job) for job in state.jobs.values() if job.queued is not None and is_waiting(job)]
+    waiting = [(job.queued, job) for job in _WAITING.of(state).values() if job.queued is not None]
     waiting.sort(
         key=lambda entry: (
             -entry[0].spec.priority,
