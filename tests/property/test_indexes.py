@@ -13,11 +13,12 @@ from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.correlation import RecordIndex, index_of
 from gpu_autoscaler.core.nodes.views import Table, node_views
 from gpu_autoscaler.core.placement.bin_columns import Bins
-from gpu_autoscaler.core.placement.bins import CURRENT_BINS
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS, low_requests
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.placement.resources import FIRST_SLICE
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.state.lineage import Derivation, part_of
 from gpu_autoscaler.core.state.queries import pod_index
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
@@ -36,15 +37,14 @@ _SHAPES = (
     Shape(resources=_WHOLE, is_spot_allowed=False),
     Shape(resources=_WHOLE, gpu_models=("A100",), gpu_memory_bytes_min=2**30),
 )
-_TABLES = tuple(
-    {
-        id(value): value
-        for name, module in sorted(sys.modules.items())
-        if name.startswith("gpu_autoscaler.core.")
-        for value in vars(module).values()
-        if Table in type(value).__mro__
-    }.values()
-)
+_VALUES = {
+    id(value): value
+    for name, module in sorted(sys.modules.items())
+    if name.startswith("gpu_autoscaler.core.")
+    for value in vars(module).values()
+}.values()
+_TABLES = (*(value for value in _VALUES if Table in type(value).__mro__), low_requests(0.5))
+_PARTS = tuple(value for value in _VALUES if isinstance(value, Derivation) and part_of.__name__ in repr(value.build))
 
 
 @_SETTINGS
@@ -68,6 +68,7 @@ def test_all_tables_are_compared() -> None:
     """Those of modules; a table under a policy is compared by the plans that it leads to."""
     assert CURRENT_BINS in _TABLES
     assert len(_TABLES) >= 15
+    assert len(_PARTS) >= 4
 
 
 def _derived(state: ClusterState, as_of: datetime) -> dict[str, object]:
@@ -79,6 +80,7 @@ def _derived(state: ClusterState, as_of: datetime) -> dict[str, object]:
         "views": tuple(views),
         "records": _contents(index),
         "tables": [_comparable(views.table(table)) for table in _TABLES],
+        "parts": [part.of(state) for part in _PARTS],
         "plan": plan(state, _POLICY, as_of),
     }
 

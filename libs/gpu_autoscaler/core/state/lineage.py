@@ -35,7 +35,7 @@ class Derivation(Generic[T]):
     ) -> None:
         """`update` returns the value of the state from an earlier one and all changes since; None: build it."""
         self.fields = frozenset(fields)
-        self._build = build
+        self.build = build
         self._update = update
 
     def of(self, state: ClusterState) -> T:
@@ -47,7 +47,7 @@ class Derivation(Generic[T]):
             if before is not None:
                 value = self._update(cast("T", before.value), state, _merged(before.batches))
             if value is None:
-                value = self._build(state)
+                value = self.build(state)
             self.put(state, value)
         return cast("T", value)
 
