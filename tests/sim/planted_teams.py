@@ -107,7 +107,7 @@ TEAMS: Mapping[str, Planted] = {
         "each job sees a ResourceQuota without the jobs before it",
         2,
         f"{_CORE}/demand/quotas.py",
-        "            self.resource_quotas.take(spec, item.member_count)\n        else:\n",
+        "            self._resource_quotas.take(spec, item.member_count)\n        else:\n",
         "            pass\n        else:\n",
     ),
     f"{_RESOURCE_QUOTAS}::test_a_placed_job_keeps_its_quota_until_its_pods_exist": Planted(
@@ -135,8 +135,8 @@ TEAMS: Mapping[str, Planted] = {
         "a job takes one of its quotas while another refuses it",
         2,
         f"{_CORE}/demand/quotas.py",
-        "        if reason is None:\n            self.resource_quotas.take(spec, item.member_count)\n        else:\n",
-        "        self.resource_quotas.take(spec, item.member_count)\n        if reason is not None:\n",
+        "        if reason is None:\n            self._resource_quotas.take(spec, item.member_count)\n        else:\n",
+        "        self._resource_quotas.take(spec, item.member_count)\n        if reason is not None:\n",
     ),
     f"{_RESOURCE_QUOTAS}::test_the_quota_of_the_policy_counts_before_its_namespace_exists": Planted(
         "the first jobs of a project know nothing of the quota that its namespace will have",
