@@ -12,15 +12,15 @@ from gpu_autoscaler.events.envelope import Envelope, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.model.errors import PermanentError, TransientError
-from gpu_autoscaler.model.ids import FactId, derive_id
+from gpu_autoscaler.model.ids import FactId, JobId, derive_id
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.sim.scoring.traces import TracePod, as_request
 from gpu_autoscaler_services.demo.story import Input, Moment
 from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
 
 NOTICE_SECONDS = 120.0  # EC2 User Guide, "Spot Instance interruption notices": two minutes
-_NOTICE_TRIES = 120
-_NOTICE_TRY_SECONDS = 0.5
+_TRIES = 120
+_TRY_SECONDS = 0.5
 _SOURCE = "/gpu-autoscaler/demo"
 
 
@@ -44,6 +44,10 @@ class Player:
         began = loop.time()
         for moment in story:
             await asyncio.sleep(max(0.0, began + moment.at_seconds - loop.time()))
+            if moment.after is not None:
+                before = loop.time()
+                await self._wait_until_running(moment.after)
+                began += loop.time() - before
             self._print_line(moment.line)
             await self._play(moment)
 
@@ -60,6 +64,13 @@ class Player:
             await self._send_notice()
         if moment.shows_queue:
             await self._show_queue()
+
+    async def _wait_until_running(self, job_id: JobId) -> None:
+        """Wait for the start of the job up to a limit, because nodes boot slowly."""
+        for _ in range(_TRIES):
+            if msgspec.json.decode(await self._call("GET", f"jobs/{job_id}"))["status"] == "running":
+                return
+            await asyncio.sleep(_TRY_SECONDS)
 
     async def play_trace(self, pods: Sequence[TracePod], speed: float) -> None:
         """Submit each pod of a trace as a job, with arrivals and durations divided by `speed`."""
@@ -120,9 +131,9 @@ class Player:
 
     async def _send_notice(self) -> None:
         """Interrupt a busy spot node; wait for one up to a limit, because nodes boot slowly."""
-        for _ in range(_NOTICE_TRIES):
+        for _ in range(_TRIES):
             if (name := await self._world.send_notice(NOTICE_SECONDS)) is not None:
                 self._print_line(f"the cloud sent an interruption notice for {name}")
                 return
-            await asyncio.sleep(_NOTICE_TRY_SECONDS)
+            await asyncio.sleep(_TRY_SECONDS)
         self._print_line("no busy spot node to reclaim")

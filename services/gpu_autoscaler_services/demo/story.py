@@ -20,7 +20,8 @@ _SAVES = {labels.CHECKPOINTED_AT: ""}  # annotation of pods that save on request
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """An event of the scenario. Exactly one of request, refuse, send_notice, shows_queue and cancel is set."""
 
-    at_seconds: float  # wall time since the start
+    at_seconds: float  # wall time since the start; all later events are shifted by the wait for `after`
+    after: JobId | None = None  # waits until this job runs
     line: str  # printed when it happens
     request: JobRequested | None = None
     input: Input = "nats"
@@ -119,6 +120,7 @@ STORY: Sequence[Moment] = (
     ),
     Moment(
         at_seconds=20,
+        after=JobId("sweep-6"),
         line="product: two members within its quota, which research has borrowed",
         request=_job("rank-eval", model="T4", gpus=1, run=120, members=2, kind="batch", project="product"),
     ),
