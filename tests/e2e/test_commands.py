@@ -48,7 +48,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         assert submitted.code == Exit.OK, submitted.err
         job_id = submitted.out.strip()
         waited = await cli(cluster, "jobs", "wait", job_id, "--for", "running", "--timeout", "60", "-o", "name")
-        assert (waited.code, waited.out.strip()) == (Exit.OK, job_id)
+        assert (waited.code, waited.out.strip()) == (Exit.OK, job_id), waited.err
         assert f"{job_id} running" in waited.err
         await cluster.until(lambda record: record.count(JobStarted) == 1, "the job runs")
         yield Stage(cluster, job_id)

@@ -9,14 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.e2e.test_story import QUIET_SECONDS_MAX, has, kept, request
-from tests.support.running import Running, running
+from tests.support.running import POLICY, Running, running
 
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.scaling import ScalingDrainStarted, ScalingPlanMade
 from gpu_autoscaler.events.shadow import ShadowPlanMade
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.main import run
-from gpu_autoscaler_services.demo.run import DEMO_POLICY
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.sweep, pytest.mark.timeout(300)]
 SHADOW_POLICY = """
@@ -73,7 +72,7 @@ async def test_a_shadow_policy_that_removes_idle_nodes_earlier_is_not_executed(
         _only_active_plans_are_executed(cluster)
 
         monkeypatch.setenv("GPU_AUTOSCALER_CLOCK", cluster.clock.to_text())
-        monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(DEMO_POLICY))
+        monkeypatch.setenv("GPU_AUTOSCALER_POLICY_PATH", str(POLICY))
         monkeypatch.setenv("GPU_AUTOSCALER_NATS_URL", cluster.system.nats_url)
         monkeypatch.setenv("GPU_AUTOSCALER_STORE_URL", f"sqlite:///{(tmp_path / 'store.db').absolute()}")
         since = ("replay", "--from", cluster.clock.origin.isoformat())

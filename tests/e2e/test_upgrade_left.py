@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 from tests.e2e.test_story import has
 from tests.e2e.test_upgrade import is_of, replaced
-from tests.support.running import Running, followed
+from tests.support.running import POLICY, Running, followed
 from tests.upgrade import PROCESSES, RECORDED, unpacked
 from tests.upgrade.record import About
 from tests.upgrade.streams import Exported, Line, restored
@@ -21,7 +21,6 @@ from gpu_autoscaler.bus.streams import DEAD
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobStarted
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingNodeOrdered
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT, Clock
-from gpu_autoscaler_services.demo.run import DEMO_POLICY
 from gpu_autoscaler_services.local.child import Child
 from gpu_autoscaler_services.local.system import LocalSystem
 
@@ -35,7 +34,7 @@ class Found(LocalSystem):
 
     def __init__(self, folder: Path, left: Path) -> None:
         about = msgspec.json.decode((left / "about.json").read_bytes(), type=About)
-        super().__init__(folder, clock=continued(about), policy=DEMO_POLICY, gateway_port=0)
+        super().__init__(folder, clock=continued(about), policy=POLICY, gateway_port=0)
         self._left = left
 
     def _simcluster(self) -> Child:

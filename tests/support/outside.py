@@ -12,10 +12,9 @@ from typing import Any
 import aiohttp
 import msgspec
 from nats.aio.client import Client
-from tests.support.running import Running
+from tests.support.running import POLICY, Running
 
 from gpu_autoscaler.runtime.clock import CLOCK_ENVIRONMENT
-from gpu_autoscaler_services.demo.run import DEMO_POLICY
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROGRAM_SECONDS_MAX = 120.0  # some wait a minute themselves
@@ -67,7 +66,7 @@ async def cli(cluster: Running, *tokens: str) -> Said:
     environment = {
         "GPU_AUTOSCALER_GATEWAY": cluster.system.gateway_url,
         "GPU_AUTOSCALER_NATS_URL": cluster.system.nats_url,
-        "GPU_AUTOSCALER_POLICY_PATH": str(DEMO_POLICY),
+        "GPU_AUTOSCALER_POLICY_PATH": str(POLICY),
         CLOCK_ENVIRONMENT: cluster.clock.to_text(),
     }
     return await program(sys.executable, "-m", "gpu_autoscaler_services.cli.main", *tokens, environment=environment)

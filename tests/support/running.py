@@ -19,12 +19,13 @@ from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.demo.player import Player
 from gpu_autoscaler_services.demo.record import Record
 from gpu_autoscaler_services.demo.report import Report, make_report
-from gpu_autoscaler_services.demo.run import DEMO_POLICY, wait_until_quiet
+from gpu_autoscaler_services.demo.run import wait_until_quiet
 from gpu_autoscaler_services.demo.subscriber import STREAMS, Subscriber, connect
 from gpu_autoscaler_services.local.simulated_world import SimulatedWorld
 from gpu_autoscaler_services.local.system import ExternalSystems, LocalSystem
 
 CLOCK_FACTOR = 15.0
+POLICY = Path(__file__).with_name("policy.toml")
 _LOOK_SECONDS = 0.02
 
 
@@ -92,13 +93,13 @@ async def started(
     say: Callable[[str], Any] = lambda _: None,
     *,
     clock_factor: float = CLOCK_FACTOR,
-    policy: Path = DEMO_POLICY,
+    policy: Path = POLICY,
     shadow: Path | None = None,
     offers: Path | None = None,
     external: ExternalSystems | None = None,
     code: Mapping[str, Path] | None = None,
 ) -> AsyncIterator[LocalSystem]:
-    """Run a system, by default with the demo's policy and a fast clock; stop it afterwards. `code`: the path of another
+    """Run a system, by default with `POLICY` and a fast clock; stop it afterwards. `code`: the path of another
     version, by process."""
     system = LocalSystem(
         folder,
@@ -123,7 +124,7 @@ async def started(
 
 @asynccontextmanager
 async def followed(
-    system: LocalSystem, say: Callable[[str], Any] = lambda _: None, *, policy: Path = DEMO_POLICY
+    system: LocalSystem, say: Callable[[str], Any] = lambda _: None, *, policy: Path = POLICY
 ) -> AsyncIterator[Running]:
     """The system, followed from the first fact that its streams have."""
     bus = await connect(system.nats_url)

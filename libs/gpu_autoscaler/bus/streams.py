@@ -268,14 +268,14 @@ def _domain(name: str, description: str, *, days: int, mebibytes: int, **more: A
 
 
 STREAMS: tuple[StreamSpec, ...] = (
-    _domain("JOB", "Requested jobs and their progress", days=30, mebibytes=1296, is_append_only=True),
+    _domain("JOB", "Requested jobs and their progress", days=30, mebibytes=1328, is_append_only=True),
     _domain("POD", "Pods as observed in Kubernetes", days=7, mebibytes=2688),
     _domain("NODE", "Nodes and instances as observed in Kubernetes and the cloud", days=7, mebibytes=512),
     _domain(
         "GPU",
         "GPU telemetry: summaries for decisions, raw samples for the dashboard",
         days=1,
-        mebibytes=7168,
+        mebibytes=7136,
         message_ttls=(MessageTtl(subject_root="gpu.node_sampled", ttl_seconds=3600),),
     ),
     _domain(

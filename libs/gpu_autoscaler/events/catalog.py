@@ -45,7 +45,6 @@ OneJobFact = (
     | job.JobFinished
     | job.JobEstimated
     | job.JobEstimateScored
-    | job.JobDurationScored
 )
 JobFact = OneJobFact | job.JobListed | job.JobResynced
 PodFact = (

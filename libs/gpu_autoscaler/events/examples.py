@@ -99,10 +99,6 @@ def _jobs() -> Iterator[Fact]:
         job_id=JOB, basis="booting_nodes", start_error_seconds=12.0, was_within=True, cost_error_micro_usd=0,
         scored_at=_at(173),
     )  # fmt: skip
-    yield job.JobDurationScored(
-        job_id=JOB, source="history", predicted_seconds=36_000.0, run_seconds=39_600.0, was_within=True,
-        scored_at=_at(40_000),
-    )  # fmt: skip
     yield job.JobPlaced(
         job_id=JOB, attempt=1, node_uids=(NODE, NODE), node_names=(NODE_NAME, NODE_NAME), placed_at=_at(170)
     )

@@ -200,8 +200,20 @@ class JobEstimated(_AboutJob, frozen=True, kw_only=True):
         return f"job_estimated/{self.job_id}"
 
 
+class RunScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The error of the predicted run time of a job."""
+
+    source: RunSource
+    predicted_seconds: float  # the median of the estimate at the time of the request
+    run_seconds: float
+    was_within: bool  # between the low and the high quantile
+
+
 class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
-    """The error of the estimate of a job, when the job started."""
+    """The error of the estimate of a job: of its start, when the job started; of its run time, when it completed.
+
+    A fact type of its own for the second would be a dead letter for release 0.2.
+    """
 
     basis: Basis
     start_error_seconds: float | None  # positive: later than expected; None: no expectation
@@ -210,24 +222,11 @@ class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
         int | None
     )  # positive: more expensive, at the prices of its nodes for the same time; None if unknown
     scored_at: Instant
+    run: RunScore | None = None  # the job has completed: the errors above are None
 
     def condition(self) -> str | None:
-        """One fact per job."""
-        return f"job_estimate_scored/{self.job_id}"
-
-
-class JobDurationScored(_AboutJob, frozen=True, kw_only=True):
-    """The error of the predicted run time of a job, when it completed."""
-
-    source: RunSource
-    predicted_seconds: float  # the median of the estimate at the time of the request
-    run_seconds: float
-    was_within: bool  # between the low and the high quantile
-    scored_at: Instant
-
-    def condition(self) -> str | None:
-        """One fact per job."""
-        return f"job_duration_scored/{self.job_id}"
+        """One fact for the start of a job, and one for its end."""
+        return f"job_estimate_scored/{self.job_id}" + ("" if self.run is None else "/run")
 
 
 class JobFinished(_AboutJob, frozen=True, kw_only=True):

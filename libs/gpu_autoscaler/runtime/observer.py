@@ -14,7 +14,7 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.cost import CostAccrued
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
-from gpu_autoscaler.events.job import JobDurationScored, JobEstimateScored, JobPlaced, JobStarted
+from gpu_autoscaler.events.job import JobEstimateScored, JobPlaced, JobStarted
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.scaling import (
     ScalingLaunchRefused,
@@ -70,12 +70,12 @@ class Observer:
                 requested_at = self._requested_at(fact.job_id)
                 if requested_at is not None:
                     self._metrics.queue_wait.observe(_seconds(requested_at, fact.placed_at))
-            case JobEstimateScored():
+            case JobEstimateScored(run=None):
                 self._observe_estimate(fact)
-            case JobDurationScored():
-                ratio = fact.run_seconds / fact.predicted_seconds
+            case JobEstimateScored(run=score) if score is not None:
+                ratio = score.run_seconds / score.predicted_seconds
                 self._metrics.duration_error.observe(max(ratio, 1 / ratio))
-                self._metrics.durations.labels("within" if fact.was_within else "outside").inc()
+                self._metrics.durations.labels("within" if score.was_within else "outside").inc()
             case CostAccrued():
                 self._metrics.cost.labels("idle").inc(fact.idle_micro_usd)
                 self._metrics.cost.labels("allocated").inc(fact.total_micro_usd - fact.idle_micro_usd)

@@ -63,7 +63,7 @@ APART = frozenset({
     "pods_synced", "nodes_synced", "budgets_synced", "quotas_synced", "provisioning_synced", "newest",
     "pods_gone", "budgets_gone", "quotas_gone", "provisioning_gone", "last_plan_sequence", "last_plan_at",
 })  # fmt: skip
-_OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored", "duration_scored"))
+_OF_JOBS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("estimated", "scored", "run_scored"))
 
 
 def plan_inputs(view: StateView, policy: ScalingPolicy, now: datetime) -> Hashable:

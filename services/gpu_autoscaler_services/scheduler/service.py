@@ -27,7 +27,6 @@ from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
-    JobDurationScored,
     JobEstimated,
     JobEstimateScored,
     JobFinished,
@@ -89,7 +88,6 @@ class Scheduler:
         JobPreempted,
         JobEstimated,
         JobEstimateScored,
-        JobDurationScored,
         JobFinished,
         JobResynced,
     )

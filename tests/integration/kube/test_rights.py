@@ -167,7 +167,7 @@ async def test_each_role_has_its_rights_on_the_command_line_and_no_others(
             if has_right(member, right):
                 assert code == Exit.OK, (right, told.err)
             else:
-                assert code == Exit.FAILURE, right
+                assert code == Exit.NOT_ALLOWED, right
                 assert f"{user_of(member)} may not " in told.err
                 assert "grant it: kubectl create rolebinding" in told.err
 
@@ -192,7 +192,7 @@ async def test_a_dry_run_needs_the_right_to_submit(
                     assert problem["required"]["namespace"] == project
         words = (*call.command, "--dry-run", "--gateway", entry.url, "--token", tokens[member])
         code, told = await asyncio.to_thread(run, words), capsys.readouterr()
-        assert code == (Exit.OK if submits else Exit.FAILURE), told.err
+        assert code == (Exit.OK if submits else Exit.NOT_ALLOWED), told.err
         assert submits or f"{user_of(member)} may not " in told.err
         assert await entry.bus.last_sequence("JOB") == 0
 

@@ -485,7 +485,8 @@ async def test_voluntary_drain_awaits_checkpoint(bench: Bench) -> None:
 
 async def test_voluntary_drain_without_checkpoint_is_abandoned(bench: Bench) -> None:
     """At the deadline the node stays, and the pod was never evicted."""
-    await ready(bench.here, owned("slow", annotations={"gpu-autoscaler.io/checkpointed-at": ""}))
+    slow = {"gpu-autoscaler.io/checkpointed-at": "", "simcluster.gpu-autoscaler.io/save-seconds": "900"}
+    await ready(bench.here, owned("slow", annotations=slow))
     _, started = await bench.begin(drain(bench.here, UNDERUSED, seconds=120))
     assert isinstance(started, ScalingDrainStarted)
     *facts, last = await drain_to_end(bench, started)

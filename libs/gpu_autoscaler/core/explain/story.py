@@ -182,11 +182,11 @@ def _estimate_sentence(fact: Fact) -> str | None:
             return f"{start}{estimate.why}"
         case job.JobEstimateScored(start_error_seconds=float(error)):
             return f"It started {duration(abs(error))} {'later' if error >= 0 else 'earlier'} than expected."
-        case job.JobDurationScored():
-            error = fact.run_seconds - fact.predicted_seconds
-            by = "the request" if fact.source == "request" else "similar jobs"
+        case job.JobEstimateScored(run=job.RunScore() as score):
+            error = score.run_seconds - score.predicted_seconds
+            by = "the request" if score.source == "request" else "similar jobs"
             return (
-                f"It ran for {duration(fact.run_seconds)}, {duration(abs(error))} {'longer' if error >= 0 else 'less'}"
+                f"It ran for {duration(score.run_seconds)}, {duration(abs(error))} {'longer' if error >= 0 else 'less'}"
                 f" than predicted by {by}."
             )
         case _:

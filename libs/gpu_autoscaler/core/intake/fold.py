@@ -91,12 +91,12 @@ def apply_to_job(record: JobRecord, fact: catalog.OneJobFact, at: datetime) -> J
             return _apply_start(record, fact)
         case job.JobEstimated():
             return record if record.estimated else replace(record, estimated=fact)
-        case job.JobEstimateScored():
+        case job.JobEstimateScored(run=None):
             return record if record.scored else replace(record, scored=fact)
+        case job.JobEstimateScored():
+            return record if record.run_scored else replace(record, run_scored=fact)
         case job.JobFinished():
             return record if record.finished else replace(record, finished=fact)
-        case job.JobDurationScored():
-            return record if record.duration_scored else replace(record, duration_scored=fact)
         case _:
             assert_never(fact)
 

@@ -14,7 +14,7 @@ from gpu_autoscaler.core.queueing.estimates import Estimates
 from gpu_autoscaler.core.state.duration_history import run_seconds_of
 from gpu_autoscaler.core.state.queries import is_waiting
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.events.job import JobDurationScored, JobEstimated, JobEstimateScored
+from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, RunScore
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.money import cost_micro_usd, member_price
 
@@ -23,18 +23,18 @@ PUBLISHED_AT_ONCE_MAX = 500  # per tick; the rest follows in the next tick
 
 def estimates_due(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime
-) -> tuple[JobEstimated | JobEstimateScored | JobDurationScored, ...]:
+) -> tuple[JobEstimated | JobEstimateScored, ...]:
     """Return the first estimate of each waiting job, and the scores of started and completed jobs."""
     new = [job_id for job_id, job in state.jobs.items() if is_waiting(job) and job.estimated is None]
-    facts: list[JobEstimated | JobEstimateScored | JobDurationScored] = []
+    facts: list[JobEstimated | JobEstimateScored] = []
     if new and state.pods_synced is not None and state.nodes_synced is not None:
         estimates = Estimates(state, policy, as_of)
         for job_id in new[:PUBLISHED_AT_ONCE_MAX]:
             estimate = estimates.of(job_id)
             if estimate is not None:
                 facts.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
-    completed = [(job_id, job) for job_id, job in state.jobs.items() if job.finished and not job.duration_scored]
-    scores = (_duration_score(job_id, job, as_of) for job_id, job in completed)
+    completed = [(job_id, job) for job_id, job in state.jobs.items() if job.finished and not job.run_scored]
+    scores = (_run_score(job_id, job, as_of) for job_id, job in completed)
     facts += islice(filter(None, scores), PUBLISHED_AT_ONCE_MAX)
     started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
     views = {view.name: view for view in node_views(state, as_of)} if started else {}
@@ -46,20 +46,22 @@ def is_to_be_scored(job: JobRecord) -> bool:
     return job.estimated is not None and job.started is not None and job.scored is None
 
 
-def _duration_score(job_id: JobId, job: JobRecord, as_of: datetime) -> JobDurationScored | None:
+def _run_score(job_id: JobId, job: JobRecord, as_of: datetime) -> JobEstimateScored | None:
     """Return the score of the published prediction; None: there was none, or the run time is unknown."""
     seconds, expected = run_seconds_of(job), None if job.estimated is None else job.estimated.estimate
     if seconds is None or expected is None or expected.run_seconds is None or expected.run_source == "time_limit":
         return None
     low, high = expected.run_seconds_low or 0.0, expected.run_seconds_high or expected.run_seconds
-    return JobDurationScored(
-        job_id=job_id,
+    score = RunScore(
         source=expected.run_source,
         predicted_seconds=expected.run_seconds,
         run_seconds=seconds,
         was_within=low <= seconds <= high,
-        scored_at=as_of,
     )
+    return JobEstimateScored(
+        job_id=job_id, basis=expected.basis, start_error_seconds=None, was_within=None, cost_error_micro_usd=None,
+        scored_at=as_of, run=score,
+    )  # fmt: skip
 
 
 def _score(job_id: JobId, job: JobRecord, views: Mapping[str, NodeView], as_of: datetime) -> JobEstimateScored:

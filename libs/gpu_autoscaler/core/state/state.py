@@ -62,7 +62,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     estimated: job.JobEstimated | None = None  # the first one
     scored: job.JobEstimateScored | None = None  # the first one
     finished: job.JobFinished | None = None  # the first one
-    duration_scored: job.JobDurationScored | None = None  # the first one
+    run_scored: job.JobEstimateScored | None = None  # the first one
     unknown_since: Instant | None = None  # first time that neither a request nor an acceptance was known
 
 

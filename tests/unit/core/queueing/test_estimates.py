@@ -24,7 +24,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.queueing.estimates import START_SECONDS, Estimates
 from gpu_autoscaler.core.queueing.scoring import estimates_due
-from gpu_autoscaler.events.job import JobDurationScored, JobEstimated, JobEstimateScored, JobFinished, JobStarted
+from gpu_autoscaler.events.job import JobEstimated, JobEstimateScored, JobFinished, JobStarted, RunScore
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.model.estimates import Estimate
 from gpu_autoscaler.model.ids import JobId
@@ -166,10 +166,9 @@ def test_a_predicted_run_time_is_scored_when_the_job_has_completed() -> None:
     end = T0 + 30 * MINUTE
     over = (*ran, TimedFact(start, T0), *_ended("train", end))
     (score,) = estimates_due(given(over, as_of=end), policy(), end)
-    assert score == JobDurationScored(
-        job_id=JobId("train"), source="request", predicted_seconds=1200.0, run_seconds=1800.0, was_within=True,
-        scored_at=end,
-    )  # fmt: skip
+    assert isinstance(score, JobEstimateScored)
+    assert score.run == RunScore(source="request", predicted_seconds=1200.0, run_seconds=1800.0, was_within=True)
+    assert score.condition() != start.condition()
     assert estimates_due(given(over, (TimedFact(score, end),), as_of=end), policy(), end) == ()
     plain = (*job("train", placed_on=("n1",), is_running=True), *_ended("train", end))
     assert estimates_due(given(plain, as_of=end), policy(), end) == ()
