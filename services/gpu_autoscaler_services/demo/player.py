@@ -1,6 +1,7 @@
 """Plays a scenario to a running system: submits what users submit, through NATS and REST."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 import aiohttp
@@ -68,8 +69,9 @@ class Player:
     async def _wait_until_running(self, job_id: JobId) -> None:
         """Wait for the start of the job up to a limit, because nodes boot slowly."""
         for _ in range(_TRIES):
-            if msgspec.json.decode(await self._call("GET", f"jobs/{job_id}"))["status"] == "running":
-                return
+            with contextlib.suppress(TransientError):  # the gateway may be restarting
+                if msgspec.json.decode(await self._call("GET", f"jobs/{job_id}"))["status"] == "running":
+                    return
             await asyncio.sleep(_TRY_SECONDS)
 
     async def play_trace(self, pods: Sequence[TracePod], speed: float) -> None:
