@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -121,7 +122,8 @@ class Player:
                 if response.status >= 400:
                     problem = msgspec.json.decode(content)
                     reasons = [f"{item['field']}: {item['reason']}" for item in problem.get("violations", ())]
-                    raise PermanentError(f"{'; '.join(reasons) or problem['detail']} ({problem['type']})")
+                    error = TransientError if response.status == HTTPStatus.SERVICE_UNAVAILABLE else PermanentError
+                    raise error(f"{'; '.join(reasons) or problem['detail']} ({problem['type']})")
                 return content
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise TransientError(f"{method} {url}: {exc!r}; check that the gateway is running") from exc
