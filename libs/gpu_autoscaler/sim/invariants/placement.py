@@ -77,14 +77,20 @@ class PlacementInvariant:
         now = self._workloads.loop.time()
         if not is_calm or self._cluster.now() - job_placed.placed_at > PLACED_RECENTLY:
             return
+        held = self._nodes_of_members(job_placed.job_id)
         for name in job_placed.node_names:
-            closed_at = self._closed_at.get(name)
+            closed_at = None if name in held else self._closed_at.get(name)
             if closed_at is not None and now - closed_at > KNOWN_SECONDS:
                 self._report(
                     WORK_SERVED,
                     f"{job_placed.job_id} is placed on {name}, which has accepted no pods for {now - closed_at:.0f} s",
                 )
                 return
+
+    def _nodes_of_members(self, job_id: JobId) -> set[str | None]:
+        """Return the nodes of members that run or have completed: a cordoned node keeps these."""
+        pods = (pod for pod in self._cluster.all(PODS) if pod.metadata.labels.get(labels.JOB_ID) == job_id)
+        return {pod.spec.node_name for pod in pods if pod.status.phase != "Failed"}
 
     # ---- moved pods fit elsewhere
 
