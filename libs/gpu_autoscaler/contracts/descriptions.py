@@ -19,9 +19,7 @@ from gpu_autoscaler.contracts.glossary import GLOSSARY
 
 _Schemas = Mapping[str, Any]
 # First words of comments that add to the meaning of the name, which the glossary has.
-_QUALIFIERS = frozenset(
-    {"1", "10th", "90th", "besides", "empty:", "for", "from", "in", "negative:", "of", "per", "sum"}
-)
+_QUALIFIERS = frozenset({"1", "10th", "90th", "besides", "for", "from", "in", "negative:", "of", "per", "sum"})
 
 
 def described(components: _Schemas, declared: Sequence[type]) -> dict[str, Any]:
@@ -45,18 +43,24 @@ def field_comments(struct: type) -> Mapping[str, str]:
 def _described(schema: _Schemas, comments: Mapping[str, str]) -> dict[str, Any]:
     properties = {
         name: {"description": text, **shown}
-        if "description" not in shown and (text := _description(name, comments.get(name, "")))
+        if "description" not in shown and (text := _description(name, comments.get(name, ""), _is_nullable(shown)))
         else shown
         for name, shown in schema.get("properties", {}).items()
     }
     return {**schema, "properties": properties} if properties else dict(schema)
 
 
-def _description(name: str, comment: str) -> str:
+def _is_nullable(shown: _Schemas) -> bool:
+    return {"type": "null"} in shown.get("anyOf", ())
+
+
+def _description(name: str, comment: str, is_nullable: bool) -> str:  # noqa: FBT001
     meaning = GLOSSARY.get(name, "")
+    if not is_nullable and "; null:" in meaning:
+        meaning = f"{meaning.split('; null:')[0]}."
     if not comment or not meaning:
         return _sentence(comment) or meaning
-    if comment.startswith("null:"):
+    if comment.startswith(("null:", "empty:")):
         return _sentence(f"{meaning.split('; null:')[0].rstrip('.')}; {comment}")
     return f"{meaning} {_sentence(comment)}" if comment.split(maxsplit=1)[0] in _QUALIFIERS else _sentence(comment)
 

@@ -54,15 +54,15 @@ def _event(fact: type[Fact], data: Document) -> Document:
         "type": "object",
         "required": ["specversion", "id", "source", "type", "data"],
         "properties": {
-            "specversion": {"const": SPEC_VERSION},
+            "specversion": {"const": SPEC_VERSION, "description": "Version of CloudEvents."},
             "id": {"type": "string", "minLength": 1, "description": "Equal for redeliveries; also the Nats-Msg-Id."},
             "source": {"type": "string", "description": "Service and instance that published it."},
-            "type": {"const": fact.type_name()},
+            "type": {"const": fact.type_name(), "description": "Type of the fact with its version."},
             "time": {**_INSTANT, "description": "When it happened."},
-            "datacontenttype": {"const": "application/json"},
+            "datacontenttype": {"const": "application/json", "description": "Encoding of `data`."},
             "correlationid": {"type": "string", "description": "Id of the first fact of the chain."},
             "causationid": {"type": "string", "description": "Id of the fact that caused this one."},
-            "data": data,
+            "data": {"description": "The fact itself.", **data},
         },
     }
 

@@ -19,29 +19,29 @@ class CostShare(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     allocated_micro_usd: int
     used_micro_usd: int | None  # by utilization, at most the allocated cost; None: no telemetry
     job_id: JobId | None = None  # None: a pod without a job of ours
-    project_id: str | None = None
-    namespace: str | None = None
+    project_id: str | None = None  # None: none
+    namespace: str | None = None  # of its pods; None: unknown
 
 
 class CostAccrued(Fact, frozen=True, kw_only=True):
     """The cost of an instance for a span of time: all minutes since its last span."""
 
     provider_id: ProviderId
-    node_name: str | None
+    node_name: str | None  # None: the instance has no node
     instance_type: str
     capacity_type: CapacityType
     from_at: Instant
-    to_at: Instant
+    to_at: Instant  # when the span ends
     total_micro_usd: int  # allocated of all shares + idle
     idle_micro_usd: int
-    shares: tuple[CostShare, ...]
+    shares: tuple[CostShare, ...]  # one for each user; the rest is idle
     price_micro_usd_per_hour: int
     price_source: str  # where the price comes from
     price_at: Instant  # and when it was read
     # Whose budgets it counts against, from the purchase of the node; None if unknown or without.
     pool: str | None = None
-    zone: str | None = None
-    bought_for: str | None = None  # the project
+    zone: str | None = None  # None: unknown
+    bought_for: str | None = None  # the project; None: unknown, or none
     is_final: bool = False  # the instance has ended at `to_at`; False in records of 0.2, also of the last span
 
     def condition(self) -> str | None:
@@ -65,7 +65,7 @@ class ChargedUntil(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The time until which an instance is charged."""
 
     provider_id: ProviderId
-    until_at: Instant
+    until_at: Instant  # end of the last span
     is_final: bool = False  # the instance has ended then
 
 
@@ -83,7 +83,7 @@ class CostLedgerReported(Fact, frozen=True, kw_only=True):
     spent: tuple[Spent, ...]  # of this month and the previous one
     charged: tuple[ChargedUntil, ...]  # instances whose spans may repeat or continue
     jobs: tuple[SpentByJob, ...]  # running jobs, and those that ended recently
-    reported_at: Instant
+    reported_at: Instant  # when the sums were read
 
     def condition(self) -> str | None:
         """One fact per day."""
@@ -93,12 +93,12 @@ class CostLedgerReported(Fact, frozen=True, kw_only=True):
 class CostBudgetCrossed(Fact, frozen=True, kw_only=True):
     """Spend crossed a threshold of a budget."""
 
-    scope: Literal["job", "project", "cluster"]
-    scope_id: str
+    scope: Literal["job", "project", "cluster"]  # whose budget it is
+    scope_id: str  # id of the job, or name of the project
     mark_ratio: float  # 0.8 warns, 1.0 is the limit itself
     spent_micro_usd: int
     limit_micro_usd: int
-    crossed_at: Instant
+    crossed_at: Instant  # when it was noticed
 
     def condition(self) -> str | None:
         """One fact per threshold and limit."""

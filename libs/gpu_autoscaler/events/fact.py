@@ -70,5 +70,5 @@ class Versioned(Fact, frozen=True, kw_only=True):
     `version` is the source's count within the epoch (for Kubernetes: resourceVersion).
     """
 
-    epoch: int
-    version: int
+    epoch: int  # rises when the source starts over; `version` counts within it
+    version: int  # rises with each change at the source; of Kubernetes, the resourceVersion

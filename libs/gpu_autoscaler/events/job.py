@@ -42,23 +42,23 @@ class JobRequested(Fact, frozen=True, kw_only=True):
     within: str | None = (
         None  # label of nodes whose value all members share: topology.kubernetes.io/zone, nvidia.com/gpu.clique
     )
-    workload_type: str | None = None  # training, inference, batch, development ...
+    workload_type: str | None = None  # training, inference, batch, development ...; None: not named
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)  # besides our own
     # Checkpoint support (`gpu-autoscaler.io/checkpointed-at`, empty), its hook, keys of other projects.
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     # Since its last checkpoint. Auto: by the measured time of a save and the interruptions of its nodes.
-    checkpoint_interval_minutes: float | Literal["auto"] | None = None  # after which it is asked to save; 0: never
+    checkpoint_interval_minutes: float | Literal["auto"] | None = None  # between saves; 0: never; None: of the policy
     runtime: str = "job"  # the kind that creates its members: job, jobset, pytorchjob, rayjob, volcano
     job_id: JobId | None = None  # None: derived from the event's id
     expected_duration_seconds: float | None = None  # for estimates, within the time limit; None: by similar jobs
-    run_seconds: float | None = None  # for simulated clusters: how long the work takes
+    run_seconds: float | None = None  # for simulated clusters: how long the work takes; None: not named
     submitted_by: str = ""  # the gateway writes its caller's name; empty: unknown
     # Kubernetes' PodTemplateSpec of each member; None: the short form. Its GPUs are `gpu_requirements`.
     pod_template: dict[str, Any] | None = None
     # Whether the template may have fields that reach beyond its pod (hostPath, privileged ...). Set by the gateway for
     # callers with that right, and by trusted publishers.
     dangerous_fields_allowed: bool = False
-    pod_template_digest: str | None = None  # in records of open jobs, which leave the template out
+    pod_template_digest: str | None = None  # in records of open jobs, which leave out the template; None: it has none
 
     def without_template(self) -> Self:
         """Return the request with its template's digest instead of the template, as the state keeps it."""
@@ -89,7 +89,7 @@ class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
 
     IS_PUBLIC: ClassVar[bool] = True
 
-    requested_by: str = ""
+    requested_by: str = ""  # user or program; empty: unknown
     note: str = ""
     action_id: ActionId | None = None  # of the plan's decision; None: a user or a program requests it
 
@@ -101,8 +101,8 @@ class JobCancelRequested(_AboutJob, frozen=True, kw_only=True):
 class JobQueued(_AboutJob, frozen=True, kw_only=True):
     """The job is accepted: it is in the store and waits for capacity."""
 
-    spec: JobSpec
-    queued_at: Instant
+    spec: JobSpec  # the job with all defaults filled in
+    queued_at: Instant  # when it was accepted
 
     def condition(self) -> str | None:
         """One fact per job."""
@@ -113,8 +113,8 @@ class JobRejected(Fact, frozen=True, kw_only=True):
     """The request is rejected; nothing but this fact is kept of it."""
 
     request_id: str  # id of the requesting event
-    violations: tuple[Violation, ...]
-    job_id: JobId | None = None
+    violations: tuple[Violation, ...]  # each invalid field and broken rule
+    job_id: JobId | None = None  # None: the request names none
     job_name: str = ""
 
     def entity(self) -> str | None:
@@ -128,7 +128,7 @@ class JobPlaced(_AboutJob, frozen=True, kw_only=True):
     attempt: int  # 1 for the first placement
     node_uids: tuple[NodeUid, ...]  # one for each member, repeated where members share a node
     node_names: tuple[str, ...]
-    placed_at: Instant
+    placed_at: Instant  # when its members were released
     retries_used_count: int | None = None  # by losses of earlier attempts; None: of 0.2, where each loss used one
 
     @property
@@ -146,10 +146,8 @@ class JobPreempted(_AboutJob, frozen=True, kw_only=True):
 
     attempt: int  # the attempt that ended
     cause: str  # e.g. "node gpu-7 was drained: spot_reclaim"
-    preempted_at: Instant
-    # True: lost by our own choice (consolidation, drift, a spend budget ...), which uses up no retry. False: by the
-    # cloud, a fault, a user, or an unknown cause.
-    is_own_choice: bool = False
+    preempted_at: Instant  # when the attempt ended
+    is_own_choice: bool = False  # lost by our own choice (consolidation, drift ...), which uses up no retry
     retries_used_count: int | None = None  # by this and earlier losses; None: of 0.2, where each loss used one
     pod_uid: PodUid | None = None  # the lost member; None: of 0.2
     preemption: PreemptReason | None = None  # why it was preempted for another job; None: it lost a member
@@ -184,7 +182,7 @@ class JobListed(Versioned, frozen=True, kw_only=True):
     """A complete list of our Kubernetes Jobs, or of another kind, was read. A job of that kind that was queued before,
     has not ended and is not in the list has no Kubernetes Job, unless one was created since."""
 
-    job_ids: tuple[JobId, ...]
+    job_ids: tuple[JobId, ...]  # all that were in the list
     listed_at: Instant
     runtime: Runtime = Runtime.JOB  # the listed kind; empty list for a kind that is not installed
 
@@ -192,8 +190,8 @@ class JobListed(Versioned, frozen=True, kw_only=True):
 class JobEstimated(_AboutJob, frozen=True, kw_only=True):
     """The estimate of start and cost when the job entered the queue. Published once."""
 
-    estimate: Estimate
-    estimated_at: Instant
+    estimate: Estimate  # start and cost, as expected then
+    estimated_at: Instant  # when the estimate was made
 
     def condition(self) -> str | None:
         """One fact per job: the first estimate is scored."""
@@ -205,7 +203,7 @@ class RunScore(msgspec.Struct, frozen=True, kw_only=True):
 
     source: RunSource
     predicted_seconds: float  # the median of the estimate at the time of the request
-    run_seconds: float
+    run_seconds: float  # from its start to its end
     was_within: bool  # between the low and the high quantile
 
 
@@ -221,7 +219,7 @@ class JobEstimateScored(_AboutJob, frozen=True, kw_only=True):
     cost_error_micro_usd: (
         int | None
     )  # positive: more expensive, at the prices of its nodes for the same time; None if unknown
-    scored_at: Instant
+    scored_at: Instant  # when the estimate was compared with what happened
     run: RunScore | None = None  # the job has completed: the errors above are None
 
     def condition(self) -> str | None:
@@ -244,12 +242,12 @@ class JobFinished(_AboutJob, frozen=True, kw_only=True):
 class JobResynced(_AboutJob, frozen=True, kw_only=True):
     """A job that has not ended: its facts so far, before the stream discards the first. No service acts on it."""
 
-    requested: JobRequested | None = None
-    requested_at: Instant | None = None
-    queued: JobQueued | None = None
-    cancel_requested: JobCancelRequested | None = None
-    placed: JobPlaced | None = None
-    preempted: JobPreempted | None = None
-    started: JobStarted | None = None
-    estimated: JobEstimated | None = None
-    scored: JobEstimateScored | None = None
+    requested: JobRequested | None = None  # its request; None: unknown
+    requested_at: Instant | None = None  # time of the request; None: unknown
+    queued: JobQueued | None = None  # its acceptance; None: not accepted yet
+    cancel_requested: JobCancelRequested | None = None  # the request to end it; None: none
+    placed: JobPlaced | None = None  # its latest placement; None: not placed yet
+    preempted: JobPreempted | None = None  # its latest loss or preemption; None: none
+    started: JobStarted | None = None  # its latest start; None: not started yet
+    estimated: JobEstimated | None = None  # its estimate; None: none yet
+    scored: JobEstimateScored | None = None  # the score of its estimate; None: none yet

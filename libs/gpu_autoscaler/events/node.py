@@ -22,19 +22,19 @@ class NodeObserved(Versioned, frozen=True, kw_only=True):
     node_uid: NodeUid
     name: str
     is_ready: bool
-    allocatable: Resources
+    allocatable: Resources  # capacity for pods
     created_at: Instant
     provider_id: ProviderId | None = None
-    instance_type: str | None = None
-    zone: str | None = None
+    instance_type: str | None = None  # None: no label
+    zone: str | None = None  # None: no label
     capacity_type: CapacityType | None = None  # None: no label
     gpu_model: str | None = None
-    gpu_memory_bytes: int | None = None
-    is_cordoned: bool = False
-    ready_since: Instant | None = None
+    gpu_memory_bytes: int | None = None  # of one GPU; None: unknown
+    is_cordoned: bool = False  # spec.unschedulable is set: no new pods
+    ready_since: Instant | None = None  # when it became ready; None: it is not
     deleting_since: Instant | None = None
     has_finalizer: bool = False  # our finalizer holds the object until its instance is gone
-    internal_ip: str | None = None
+    internal_ip: str | None = None  # its address in the cluster; None: unknown
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     annotations: tuple[tuple[str, str], ...] = ()  # those that we use, sorted by key
     taints: tuple[Taint, ...] = ()
@@ -84,8 +84,8 @@ class InstanceChanges(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     since: Instant  # `listed_at` of the list that this one continues
-    appeared: tuple[ProviderId, ...] = ()
-    missing: tuple[ProviderId, ...] = ()
+    appeared: tuple[ProviderId, ...] = ()  # in this list alone
+    missing: tuple[ProviderId, ...] = ()  # in the previous list alone
 
 
 class NodeWatched(Versioned, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class NodeWatched(Versioned, frozen=True, kw_only=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
-    instances: InstanceChanges | None = None
+    instances: InstanceChanges | None = None  # changes of the cloud's list; None: it is about nodes
 
 
 class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
@@ -106,13 +106,13 @@ class NodeInstanceObserved(Versioned, frozen=True, kw_only=True):
 
     provider_id: ProviderId
     action_id: ActionId | None  # its tag; None: unreadable
-    state: InstanceState
+    state: InstanceState  # as the cloud reports it
     instance_type: str
     zone: str
     capacity_type: CapacityType
     price_micro_usd_per_hour: int | None
     launched_at: Instant  # billing starts
-    terminated_at: Instant | None = None  # billing ends
+    terminated_at: Instant | None = None  # billing ends; None: not yet
     is_reclaimed: bool = False  # of one that ends: the cloud reclaimed it, with its notice or without an action of ours
 
     def condition(self) -> str | None:
@@ -131,5 +131,5 @@ class NodeInstanceListed(Fact, frozen=True, kw_only=True):
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
-    provider_ids: tuple[ProviderId, ...]
+    provider_ids: tuple[ProviderId, ...]  # all that were in the list
     listed_at: Instant

@@ -20,12 +20,12 @@ class PodObserved(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str
     name: str
     phase: PodPhase
-    requests: Resources
+    requests: Resources  # resources that it requests
     created_at: Instant
-    node_name: str | None = None
+    node_name: str | None = None  # node that it is bound to; None: not bound
     is_ready: bool = False
-    unschedulable_since: Instant | None = None  # PodScheduled=False with reason Unschedulable
-    unschedulable_message: str = ""
+    unschedulable_since: Instant | None = None  # PodScheduled=False with reason Unschedulable; None: it is not
+    unschedulable_message: str = ""  # of the Kubernetes scheduler; empty: none
     is_gated: bool = False  # schedulingGates are set: it needs no node yet
     started_at: Instant | None = None
     finished_at: Instant | None = None
@@ -38,11 +38,11 @@ class PodObserved(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     gpu_memory_bytes_min: int | None = None  # of one GPU; None: no minimum
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     annotations: tuple[tuple[str, str], ...] = ()  # those that we use, sorted by key
-    owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...
-    owner_uid: str | None = None
+    owner_kind: str | None = None  # controller: Job, ReplicaSet, DaemonSet, Node (mirror pod) ...; None: it has none
+    owner_uid: str | None = None  # UID of its controller; None: it has none
     has_local_storage: bool = False  # files on emptyDir or hostPath that a move would lose
-    grace_seconds: float = 30.0
-    job_id: JobId | None = None
+    grace_seconds: float = 30.0  # time between SIGTERM and SIGKILL
+    job_id: JobId | None = None  # None: a pod without a job of ours
     volume_trouble: str = ""  # why no node helps before a volume is ready; empty: volumes are no obstacle
     device_trouble: str = ""  # why its device claims cannot be evaluated; empty: they can, or it has none
     group_count_min: int | None = None  # minimum of pods of its group that start together; None if unknown
@@ -62,8 +62,8 @@ class PodGone(Versioned, frozen=True, kw_only=True):
     pod_uid: PodUid
     namespace: str
     name: str
-    node_name: str | None = None
-    job_id: JobId | None = None
+    node_name: str | None = None  # node that it was bound to; None: not bound
+    job_id: JobId | None = None  # None: a pod without a job of ours
     phase: PodPhase | None = None  # its last phase: a pod that had ended loses nothing. None if unknown
 
     def condition(self) -> str | None:
@@ -79,7 +79,7 @@ class PodListed(Versioned, frozen=True, kw_only=True):
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
-    pod_uids: tuple[PodUid, ...]
+    pod_uids: tuple[PodUid, ...]  # all that were in the list
     listed_at: Instant
 
 
@@ -98,9 +98,9 @@ class PodBudgetObserved(Versioned, frozen=True, kw_only=True):
     namespace: str
     name: str
     match_labels: tuple[LabelRequirement, ...]  # its selector; all must hold; empty selects every pod
-    disruptions_allowed: int
-    pods_healthy_count: int = 0
-    pods_healthy_count_min: int = 0
+    disruptions_allowed: int  # evictions that it allows now
+    pods_healthy_count: int = 0  # ready pods that it selects
+    pods_healthy_count_min: int = 0  # ready pods that must stay
 
     def condition(self) -> str | None:
         """One fact per budget and version."""
@@ -124,7 +124,7 @@ class PodBudgetListed(Versioned, frozen=True, kw_only=True):
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
-    budget_uids: tuple[str, ...]
+    budget_uids: tuple[str, ...]  # all that were in the list
     listed_at: Instant
 
 
@@ -139,10 +139,10 @@ class PodQuotaObserved(Versioned, frozen=True, kw_only=True):
     namespace: str
     name: str
     # By key of the quota ("requests.nvidia.com/gpu", "pods"), sorted; in thousandths.
-    hard_milli: tuple[tuple[str, int], ...]
+    hard_milli: tuple[tuple[str, int], ...]  # (key, limit in thousandths)
     used_milli: tuple[tuple[str, int], ...]  # a key without an entry: unknown
     # Which pods count: all of these hold; empty: all pods. The key is the scope, such as PriorityClass or BestEffort.
-    scopes: tuple[LabelRequirement, ...] = ()
+    scopes: tuple[LabelRequirement, ...] = ()  # it counts only pods that satisfy all; empty: every pod
 
     def condition(self) -> str | None:
         """One fact per quota and version."""
@@ -166,7 +166,7 @@ class PodQuotaListed(Versioned, frozen=True, kw_only=True):
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
-    quota_uids: tuple[str, ...]
+    quota_uids: tuple[str, ...]  # all that were in the list
     listed_at: Instant
 
 
@@ -180,7 +180,7 @@ class PodProvisioningObserved(Versioned, frozen=True, kw_only=True, omit_default
     request_uid: str
     namespace: str
     name: str
-    class_name: ProvisioningClass
+    class_name: ProvisioningClass  # its provisioningClassName
     created_at: Instant
     members_count: int  # pods of all pod sets, also of those whose template is unknown
     pod_sets: tuple[PodSet, ...] = ()  # empty: see `trouble`
@@ -188,7 +188,7 @@ class PodProvisioningObserved(Versioned, frozen=True, kw_only=True, omit_default
     valid_seconds: float | None = None  # it fails so long after its creation; None: the default
     is_tried_once: bool = False  # a check without capacity fails at once
     trouble: str = ""  # why it cannot be served as it is, such as a template that does not exist
-    conditions: tuple[ProvisioningCondition, ...] = ()
+    conditions: tuple[ProvisioningCondition, ...] = ()  # of its status; empty: none yet
 
     def condition(self) -> str | None:
         """One fact per request and version."""
@@ -233,5 +233,5 @@ class PodProvisioningListed(Versioned, frozen=True, kw_only=True):
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
-    request_uids: tuple[str, ...]
+    request_uids: tuple[str, ...]  # all that were in the list
     listed_at: Instant

@@ -24,9 +24,9 @@ class PolicyDirectiveLifted(Fact, frozen=True, kw_only=True):
 
     key: str  # of the directive: freeze, pause/<pool>, override/<scope>; or brake
     lifted_by: str
-    lifted_at: Instant
+    lifted_at: Instant  # when it ended
     reason: str = ""
-    tripped_at: Instant | None = None  # of the brake: which trip is resumed, whatever the clocks
+    tripped_at: Instant | None = None  # of the brake: which trip is resumed, whatever the clocks; None: not the brake
 
     def entity(self) -> str | None:
         return f"directive/{self.key}"
@@ -36,8 +36,8 @@ class PolicyChanged(Fact, frozen=True, kw_only=True):
     """The scaler uses a changed, valid policy from now on."""
 
     policy_digest: str
-    before_digest: str
-    changed_at: Instant
+    before_digest: str  # of the policy before
+    changed_at: Instant  # when the scaler read it
     differences: tuple[str, ...]  # a line for each field that changed: `nodes_count_max: 100 -> 50`
     path: str  # of the file; of documents `autoscalingpolicy/<name>`, with commas
 
@@ -49,4 +49,4 @@ class PolicyDocumentsAccepted(Fact, frozen=True, kw_only=True):
     """
 
     documents: tuple[PolicyDocument, ...]  # the oldest first
-    accepted_at: Instant
+    accepted_at: Instant  # when they became active

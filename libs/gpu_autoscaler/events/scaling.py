@@ -39,9 +39,9 @@ class ScalingDecisionsRestored(Fact, frozen=True, kw_only=True):
     Published once, before the first plan, also without open decisions. Their execution continues under their tokens.
     """
 
-    past: tuple[PastDecision, ...]
-    restored_at: Instant
-    brake: BrakeTripped | None = None  # of the last plan
+    past: tuple[PastDecision, ...]  # the open decisions; may be empty
+    restored_at: Instant  # when they were restored
+    brake: BrakeTripped | None = None  # of the last plan; None: it had not tripped
 
 
 class _Step(Fact, frozen=True, kw_only=True):
@@ -70,8 +70,8 @@ class ScalingNodeOrdered(_Step, frozen=True, kw_only=True):
 
     pool: str
     offer: Offer
-    deadline_at: Instant
-    labels: tuple[tuple[str, str], ...] = ()
+    deadline_at: Instant  # not usable by then: released
+    labels: tuple[tuple[str, str], ...] = ()  # of the node, as the order requires them
     gang: str | None = None
     slices: Slices = ()  # what its GPUs are cut into; none: they stay whole
 
@@ -91,7 +91,7 @@ class ScalingNodeLaunched(_Step, frozen=True, kw_only=True):
     zone: str
     capacity_type: CapacityType
     price_micro_usd_per_hour: int | None  # from the response of the cloud; None if unknown
-    launched_at: Instant
+    launched_at: Instant  # billing starts
 
 
 class ScalingLaunchRefused(_Step, frozen=True, kw_only=True):
@@ -101,9 +101,9 @@ class ScalingLaunchRefused(_Step, frozen=True, kw_only=True):
 
     offer: Offer
     code: str  # the error code of the cloud, e.g. InsufficientInstanceCapacity
-    message: str
+    message: str  # error message of the cloud
     scope: Literal["offer", "zone", "region"]  # how far the refusal reaches
-    refused_at: Instant
+    refused_at: Instant  # when the cloud refused it
     retry_at: Instant  # end of the back-off
 
 
@@ -118,8 +118,8 @@ class ScalingDrainStarted(_Step, frozen=True, kw_only=True):
     node_uid: NodeUid
     node_name: str
     provider_id: ProviderId | None
-    is_voluntary: bool
-    deadline_at: Instant
+    is_voluntary: bool  # it stops at budgets and protections; else the deadline forces it
+    deadline_at: Instant  # pods that are left are deleted then; a voluntary drain is abandoned
     started_at: Instant
 
 
@@ -132,7 +132,7 @@ class ScalingCheckpointRequested(_Step, frozen=True, kw_only=True):
     node_name: str  # empty: the pods of a job, on any node
     pods: tuple[str, ...]  # namespace/name, sorted
     job_ids: tuple[JobId, ...]  # whose pods these are, sorted
-    deadline_at: Instant
+    deadline_at: Instant  # a later save is not waited for
     requested_at: Instant
 
 
@@ -145,7 +145,7 @@ class ScalingPodEvicted(Fact, frozen=True, kw_only=True):
     pod_uid: PodUid
     pod: str  # namespace/name
     is_forced: bool  # deleted at the deadline instead of evicted
-    evicted_at: Instant
+    evicted_at: Instant  # when Kubernetes accepted the eviction
 
     def condition(self) -> str | None:
         """One fact per action and pod; a forced deletion is another."""
@@ -163,7 +163,7 @@ class ScalingNodeDrained(_Step, frozen=True, kw_only=True):
     node_uid: NodeUid
     node_name: str
     provider_id: ProviderId | None
-    drained_at: Instant
+    drained_at: Instant  # when the last of them was gone
 
 
 class ScalingDrainCancelled(_Step, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class ScalingDrainCancelled(_Step, frozen=True, kw_only=True):
     drain_action_id: ActionId
     node_uid: NodeUid
     node_name: str
-    cancelled_at: Instant
+    cancelled_at: Instant  # when the node was uncordoned
     abandoned_because: str = ""  # what blocked the drain; empty: a plan canceled it
 
 
@@ -184,9 +184,9 @@ class ScalingNodeTerminated(_Step, frozen=True, kw_only=True):
     STEP: ClassVar[int] = 3
 
     provider_id: ProviderId | None  # None: the order never became an instance
-    order_action_id: ActionId | None  # the order that bought it, where known
+    order_action_id: ActionId | None  # the order that bought it; None: unknown
     node_name: str | None
-    terminated_at: Instant
+    terminated_at: Instant  # billing ended
 
 
 class ScalingNodeRemoved(Fact, frozen=True, kw_only=True):
@@ -217,11 +217,11 @@ class ScalingOrderResynced(Fact, frozen=True, kw_only=True):
 
     action_id: ActionId
     plan_id: PlanId
-    decision: BuyNode | None = None
+    decision: BuyNode | None = None  # the purchase; None: unknown
     planned_at: Instant | None = None
-    ordered: ScalingNodeOrdered | None = None
-    launched: ScalingNodeLaunched | None = None
-    terminated: ScalingNodeTerminated | None = None  # older releases never set it
+    ordered: ScalingNodeOrdered | None = None  # its order; None: not ordered yet
+    launched: ScalingNodeLaunched | None = None  # its launch; None: not launched yet
+    terminated: ScalingNodeTerminated | None = None  # None: not terminated, or an older release, which never set it
 
     def entity(self) -> str | None:
         return f"action/{self.action_id}"
@@ -235,13 +235,13 @@ class ScalingDrainResynced(Fact, frozen=True, kw_only=True):
 
     action_id: ActionId
     plan_id: PlanId
-    decision: DrainNode | ReleaseInstance | None = None
+    decision: DrainNode | ReleaseInstance | None = None  # the removal; None: unknown
     planned_at: Instant | None = None
-    started: ScalingDrainStarted | None = None
-    drained: ScalingNodeDrained | None = None
-    cancel: CancelDrain | None = None
-    cancelled: ScalingDrainCancelled | None = None
-    terminated: ScalingNodeTerminated | None = None
+    started: ScalingDrainStarted | None = None  # its start; None: not started yet
+    drained: ScalingNodeDrained | None = None  # its end; None: not drained yet
+    cancel: CancelDrain | None = None  # the decision that cancels it; None: none
+    cancelled: ScalingDrainCancelled | None = None  # its cancellation; None: it was not canceled
+    terminated: ScalingNodeTerminated | None = None  # termination of the instance; None: not terminated yet
 
     def entity(self) -> str | None:
         return f"action/{self.action_id}"
@@ -265,7 +265,7 @@ class ScalingForecastScored(Fact, frozen=True, kw_only=True):
     """Accuracy of the forecast for one hour and GPU model."""
 
     kind: str  # GPU model, or any
-    score: Score
+    score: Score  # forecast and demand compared
 
     def condition(self) -> str | None:
         """One fact per hour and model."""

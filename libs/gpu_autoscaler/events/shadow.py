@@ -14,10 +14,8 @@ class ShadowPlanMade(Fact, frozen=True, kw_only=True):
     """
 
     plan_id: PlanId
-    parent_sequence: (
-        int  # of the previous shadow plan in its stream; 0: none. `plan.parent_sequence` is that of a real plan
-    )
-    plan: Plan
+    parent_sequence: int  # of the previous shadow plan, in its stream; 0: none. `plan` has that of a real plan
+    plan: Plan  # of the shadow policy
     cut: Cut
     policy_digest: str  # of the shadow policy
     real_policy_digest: str  # of the active policy

@@ -24,7 +24,7 @@ class SpotNoticeReceived(Fact, frozen=True, kw_only=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("received_at",)
 
     provider_id: ProviderId
-    kind: NoticeKind
+    kind: NoticeKind  # what the cloud does to the instance
     provider_event: str  # the provider's event id, or its deadline where it has none
     reclaim_at: Instant | None  # None: the notice carried no deadline
     node_name: str | None = None
@@ -55,9 +55,9 @@ class SpotNoticeWithdrawn(Fact, frozen=True, kw_only=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("withdrawn_at",)
 
     provider_id: ProviderId
-    kind: NoticeKind
-    provider_event: str
-    withdrawn_at: Instant
+    kind: NoticeKind  # what the cloud was to do to the instance
+    provider_event: str  # of the withdrawn notice: the provider's event id, or its deadline where it has none
+    withdrawn_at: Instant  # when the cloud withdrew it
     received_at: Instant | None = None  # of the withdrawn notice; None if unknown
 
     @property
@@ -93,8 +93,8 @@ class SpotRebalanceRecommended(Fact, frozen=True, kw_only=True):
 class SpotOffersSampled(Versioned, frozen=True, kw_only=True):
     """All available offers with prices; a complete list. `version` is the Unix second of the sample."""
 
-    provider: str
-    offers: tuple[Offer, ...]
+    provider: str  # name of the cloud's adapter
+    offers: tuple[Offer, ...]  # all that are available
     sampled_at: Instant
 
     def condition(self) -> str | None:

@@ -52,13 +52,12 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     taints: tuple[Taint, ...]
     deadline_at: Instant  # not usable by then: released
     reason: BuyReason
-    gang: str | None = None  # purchases of one gang are completed or abandoned together
+    gang: str | None = None  # purchases of one gang are completed or abandoned together; None: of no gang
     slices: Slices = ()  # what the node's GPUs are to be cut into, all of them; none: they stay whole
     work_seconds_max: float | None = None  # how long the work it is for may take at most; None: unknown
     startup_taints: tuple[Taint, ...] = ()  # it registers with these as well; they are removed before it is usable
-    # The first of the purchases of one shape that are launched together where the cloud can: all of them or none.
-    # None: launched alone
-    transaction: ActionId | None = None
+    # All have one shape, and are launched together where the cloud can: all of them or none.
+    transaction: ActionId | None = None  # first of the purchases that are launched together; None: launched alone
 
     @property
     def promised(self) -> Resources:
@@ -86,7 +85,7 @@ class DrainNode(Decision, frozen=True, kw_only=True, tag="drain_node"):
     node_name: str
     provider_id: ProviderId | None  # None: not ours to terminate
     is_voluntary: bool  # voluntary drains stop at budgets and protections; others force at the deadline
-    deadline_at: Instant
+    deadline_at: Instant  # pods that are left are deleted then; a voluntary drain is abandoned
     reason: DrainReason
     forced: ForcedRemoval | None = None  # None: the brake does not count it
 
@@ -112,7 +111,7 @@ class ReleaseInstance(Decision, frozen=True, kw_only=True, tag="release_instance
     """Terminate an instance that never became a usable node, or that no decision accounts for."""
 
     provider_id: ProviderId | None  # None: find it by its order
-    order_action_id: ActionId
+    order_action_id: ActionId  # of its order, which its tag names
     reason: ReleaseReason
     forced: ForcedRemoval | None = None  # None: the brake does not count it
 
@@ -207,7 +206,7 @@ class RemoveFinalizer(_NodeUpkeep, frozen=True, kw_only=True, tag="remove_finali
 class RequestCheckpoints(_NodeUpkeep, frozen=True, kw_only=True, tag="request_checkpoints"):
     """Ask every pod on the node that has not been asked since `since` to save a checkpoint; evict none."""
 
-    since: Instant
+    since: Instant  # pods that were asked since then are not asked again
     reason: DeletedByKarpenter
 
     def sentence(self) -> str:
@@ -245,10 +244,10 @@ class RequestPreemptionCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag
     ends this attempt for another job. Evict none."""
 
     job_id: JobId
-    attempt: int
+    attempt: int  # the attempt that ends
     node_names: tuple[str, ...]  # sorted
     requested_at: Instant
-    deadline_at: Instant
+    deadline_at: Instant  # a later save is not waited for
     reason: PreemptReason
 
     @property
@@ -341,7 +340,7 @@ class EndIdleWorkload(_IdleWorkload, frozen=True, kw_only=True, tag="end_idle_wo
     """End the workload through the object that owns its pods; a pod without an owner is deleted."""
 
     owner_kind: OwnerKind | None  # None: no owner
-    owner_uid: str = ""
+    owner_uid: str = ""  # UID of the object that owns the pods; empty: no owner
 
     def sentence(self) -> str:
         return f"End {self._names} through its owner. {self.reason.sentence()}"
@@ -368,7 +367,7 @@ class AnswerProvisioningRequest(UpkeepDecision, frozen=True, kw_only=True, tag="
     request_uid: str
     namespace: str
     name: str
-    condition: ProvisioningConditionType
+    condition: ProvisioningConditionType  # name of the condition
     is_true: bool
     code: str  # the condition's reason, as cluster-autoscaler names it where it has a name for it
     at: Instant  # its transition; the booking counts from here
@@ -417,7 +416,7 @@ class Upkeep(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The acts of one plan that buy and remove no capacity, and those that it defers."""
 
     decisions: tuple[AnyUpkeep, ...] = ()
-    deferred: tuple[DeferredUpkeep, ...] = ()
+    deferred: tuple[DeferredUpkeep, ...] = ()  # acts that wait, each with its reason
 
 
 NO_UPKEEP = Upkeep()
@@ -426,11 +425,10 @@ NO_UPKEEP = Upkeep()
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of a plan that the stream no longer has."""
 
-    decision: AnyDecision
+    decision: AnyDecision  # as the plan had it
     plan_id: PlanId
     planned_at: Instant
-    # A purchase that may have become an instance or not: it counts until it shows or is late, and is not restarted.
-    is_only_counted: bool = False
+    is_only_counted: bool = False  # may be an instance or not: counts until it shows or is late; not restarted
 
 
 class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -448,7 +446,7 @@ class Deferred(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Rejection(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the plan check refused while the plan was made, and until when it is set aside: it is not decided again."""
 
-    violation: str
+    violation: str  # the violated rule, in words
     subjects: tuple[str, ...]  # as `rejection_subjects` names them
     retry_at: Instant
 
@@ -493,13 +491,12 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     parent_sequence: int  # stream sequence of the previous plan; 0: none
     decisions: tuple[AnyDecision, ...] = ()
     deferred: tuple[Deferred, ...] = ()  # as planned, and in plans of 0.2; a published plan has groups instead
-    deferred_groups: tuple[DeferredGroup, ...] = ()
+    deferred_groups: tuple[DeferredGroup, ...] = ()  # what the plan defers, grouped by step and reason
     deferred_unlisted: tuple[tuple[str, int], ...] = ()  # reason tag -> objects in no group, sorted
     rejected: tuple[Rejection, ...] = ()  # set aside by this plan; earlier rejections are in the state
     brake: BrakeTripped | None = None  # as long as it holds, in each plan; None: it has not tripped, or was resumed
-    # Apart from `decisions`: releases up to 0.2 refuse plans with kinds of decisions that they do not know. None: made
-    # by such a release, which acted without a record.
-    upkeep: Upkeep | None = None
+    # Apart from `decisions`: releases up to 0.2 refuse plans with kinds of decisions that they do not know.
+    upkeep: Upkeep | None = None  # acts that buy and remove nothing; None: of a release that recorded none
 
     @property
     def upkeep_decisions(self) -> tuple[AnyUpkeep, ...]:
@@ -525,8 +522,8 @@ class Difference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     subject: str  # job/<id>, pod/<uid>, node/<uid>, order/<action id>, or cluster
     name: str  # the same with the object's name, where it is known
-    made: Side
-    other: Side
+    made: Side  # what the first plan decides
+    other: Side  # what the second plan decides
 
     @property
     def is_decision(self) -> bool:
@@ -549,5 +546,4 @@ class Cut(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     last_sequences: tuple[tuple[str, int], ...] = ()  # (stream, sequence), sorted by stream
     set_aside: tuple[tuple[str, int], ...] = ()  # (stream, sequence) of dead letters
-    # Checksum of the snapshot of another version that the state continues; empty: one version folded all of it.
-    base: str = ""
+    base: str = ""  # checksum of the snapshot of another version that it continues; empty: one version folded all

@@ -45,7 +45,7 @@ class PodSet(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 class ProvisioningCondition(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A condition in the status of a ProvisioningRequest."""
 
-    type: ProvisioningConditionType
+    type: ProvisioningConditionType  # name of the condition
     is_true: bool
     since: Instant  # its lastTransitionTime
     reason: str = ""

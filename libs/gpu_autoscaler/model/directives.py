@@ -67,9 +67,9 @@ AnyDirective = Freeze | PausePool | Override
 class Attribution(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The directive that a reason stems from: who set it, why, and until when."""
 
-    key: str
-    by: str
-    why: str
+    key: str  # of the directive: freeze, pause/<pool>, override/<scope>
+    by: str  # who set it
+    why: str  # as they explained it
     until: Instant
 
     def text(self) -> str:

@@ -8,7 +8,7 @@ class Score(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     hour: int  # since 1970
     foreseen_count: int  # the rise in GPUs that the forecast allowed for
-    minutes_count: int
+    minutes_count: int  # minutes that were compared
     kept_count: int  # minutes whose rise was at most that
     missed_gpu_minutes: int  # of rises beyond the forecast
     unused_gpu_minutes: int  # of the forecast beyond rises

@@ -112,35 +112,33 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     member_count: int  # pods of the gang: all run or none, unless `member_count_min` is lower
     member_resources: Resources  # of each
     gpu_model: str | None  # the only acceptable one; None: any, or one of several
-    gpu_memory_bytes_min: int | None  # of one GPU
+    gpu_memory_bytes_min: int | None  # of one GPU; None: no minimum
     image: str
     command: tuple[str, ...]
     env: dict[str, str]
-    workload_type: str | None
+    workload_type: str | None  # training, inference, batch, development ...; None: not named
     is_preemptible: bool  # False: never on spot
-    budget_limit_micro_usd: int | None
-    duration_seconds_max: float
+    budget_limit_micro_usd: int | None  # of all attempts together, in millionths of a USD; None: no limit
+    duration_seconds_max: float  # time limit of an attempt, in seconds
     requested_at: Instant
-    run_seconds: float | None = None  # of jobs that an earlier release queued: `pod_annotations` have it now
+    run_seconds: float | None = None  # of jobs that earlier releases queued; None: in `pod_annotations`, or not named
     start_by_at: Instant | None = None  # at equal priority the earliest goes first; None: no deadline
     finish_by_at: Instant | None = None  # from which `start_by_at` follows; None: no deadline
     within: str | None = None  # label of nodes whose value all members must share; None: no constraint
     gpu_models: tuple[str, ...] = ()  # acceptable models, preferred first; empty: see gpu_model
-    runtime: Runtime = Runtime.JOB
+    runtime: Runtime = Runtime.JOB  # the kind that creates its members
     member_count_min: int | None = None  # minimum number of members to start and to keep running; None: all
     pod_labels: dict[str, str] = {}  # besides our own
     pod_annotations: dict[str, str] = {}
-    # Of the pod template in the store, from which the members are made; None: from image, command and env.
-    template_digest: str | None = None
+    template_digest: str | None = None  # of the pod template in the store; None: made from image, command and env
     demands: NodeDemands = NO_DEMANDS  # of the pod template and its volumes on a node
     submitted_by: str = ""  # empty: unknown
-    # Of its Kubernetes objects; empty: the namespace of all jobs.
-    namespace: str = ""
+    namespace: str = ""  # of its Kubernetes objects; empty: the namespace of all jobs
     tenant: str = ""  # label gpu-tenant, where its project has a namespace of its own
     cost_center: str = ""  # label gpu-cost-center
     priority_class: str = ""  # of its pods; empty: none of ours
-    # Time without a save after which it is asked to save; auto: computed; 0: never; None: the policy's.
-    checkpoint_interval_seconds: float | Literal["auto"] | None = None
+    # Auto: as for `JobRequested.checkpoint_interval_minutes`.
+    checkpoint_interval_seconds: float | Literal["auto"] | None = None  # between saves; 0: never; None: of the policy
     expected_duration_seconds: float | None = None  # by its request; None: not named
     service_account: str = ""  # of its pods, unless its template names one; empty: the default of the namespace
 

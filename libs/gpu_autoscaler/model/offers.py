@@ -30,7 +30,7 @@ class NodeMarks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Labels and taints that the node group of an offer gives its nodes in one pool; an order cannot change them."""
 
     pool: str
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # (key, value), sorted by key
     taints: tuple[Taint, ...] = ()  # without startup taints
 
 
@@ -42,15 +42,15 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     capacity_type: CapacityType
     resources: Resources  # allocatable to pods, after what the kubelet and DaemonSets take
     gpu_model: str | None = None  # None: no GPU
-    gpu_memory_bytes: int | None = None  # of one GPU
+    gpu_memory_bytes: int | None = None  # of one GPU; None: unknown
     price_micro_usd_per_hour: int | None = None  # None: unknown; such an offer is not bought
     price_source: str | None = None  # where the price comes from; None: unknown
     priced_at: Instant | None = None  # time of the price if it is hours older than the list; None: that of the list
     boot_seconds: float = 120.0  # expected, from order to GPUs allocatable
     paid_from: Instant | None = None  # paid for from then on, used or not (reservations); None: paid while it runs
-    paid_until: Instant | None = None  # every node of it must be terminated by then
+    paid_until: Instant | None = None  # every node of it must be terminated by then; None: no end
     unavailable_because: str | None = None  # why it is unavailable, as with a quota of zero; None: available
-    unavailable_by: UnavailabilityCause | None = None  # None for an unavailable offer: a quota
+    unavailable_by: UnavailabilityCause | None = None  # None: available, or a quota is the cause
     marks: tuple[NodeMarks, ...] = ()  # per pool, for node groups that set labels and taints
     interruption_ratio: float | None = None  # of spot: share interrupted, as the cloud publishes it; None: unknown
 

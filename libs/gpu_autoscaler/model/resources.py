@@ -18,11 +18,11 @@ Slices = tuple[tuple[str, int], ...]
 class Resources(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An amount of each resource; missing means none of it. Negative only as the result of a subtraction."""
 
-    cpu_milli: int = 0
-    memory_bytes: int = 0
+    cpu_milli: int = 0  # thousandths of a CPU
+    memory_bytes: int = 0  # memory in bytes
     gpu_count: int = 0
-    ephemeral_storage_bytes: int = 0
-    pod_count: int = 0
+    ephemeral_storage_bytes: int = 0  # local storage in bytes
+    pod_count: int = 0  # places for pods
     slices: Slices = ()  # parts of GPUs by the name of their resource, sorted: ("nvidia.com/mig-1g.5gb", 7)
 
     def __add__(self, other: "Resources") -> "Resources":

@@ -11,15 +11,15 @@ Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
 class LabelRequirement(msgspec.Struct, frozen=True, gc=False):
     """One condition on labels, with the operators of Kubernetes."""
 
-    key: str
-    operator: Operator
-    values: tuple[str, ...] = ()
+    key: str  # key of the label
+    operator: Operator  # how the value is compared
+    values: tuple[str, ...] = ()  # values to compare with; empty for Exists and DoesNotExist
 
 
 class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False):
     """Conditions that must all hold. The terms of a pod are alternatives."""
 
-    requirements: tuple[LabelRequirement, ...]
+    requirements: tuple[LabelRequirement, ...]  # conditions that all hold
 
 
 Terms = tuple[NodeSelectorTerm, ...]  # alternatives; empty: no condition
@@ -44,9 +44,9 @@ def all_terms(own: Terms, others: tuple[Terms, ...]) -> Terms:
 class Taint(msgspec.Struct, frozen=True, gc=False):
     """A taint of a node."""
 
-    key: str
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
-    value: str = ""
+    key: str  # key of the taint
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]  # what it does to pods without a toleration
+    value: str = ""  # value of the taint; may be empty
 
 
 # Taints that a node registers with and that the component making it ready removes: the cluster's own, those of network
@@ -82,10 +82,10 @@ def is_startup(taint: Taint) -> bool:
 class Toleration(msgspec.Struct, frozen=True, gc=False):
     """A toleration of a pod. An empty key with Exists tolerates all taints; an empty effect, every effect."""
 
-    key: str = ""
-    operator: Literal["Equal", "Exists"] = "Equal"
-    value: str = ""
-    effect: str = ""
+    key: str = ""  # key of the taint; empty: any
+    operator: Literal["Equal", "Exists"] = "Equal"  # Equal compares the value, Exists does not
+    value: str = ""  # value of the taint
+    effect: str = ""  # effect of the taint; empty: any
 
 
 class NodeDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -93,7 +93,7 @@ class NodeDemands(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     node_selector: tuple[tuple[str, str], ...] = ()  # sorted by key
     node_affinity: tuple[NodeSelectorTerm, ...] = ()  # alternatives; empty means no condition
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()  # of taints of the node
 
 
 NO_DEMANDS = NodeDemands()
@@ -125,7 +125,7 @@ class Spread(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class PodAffinitySpec(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Required pod affinity, anti-affinity and topology spread. Preferred rules are in `Preferences`."""
 
-    spreads: tuple[Spread, ...] = ()
+    spreads: tuple[Spread, ...] = ()  # topology spread constraints that must hold
     apart: tuple[AffinitySelector, ...] = ()  # anti-affinity: no such pod in the same domain
     together: tuple[AffinitySelector, ...] = ()  # affinity: a pod of each in the same domain, but for the first pod
 
@@ -134,20 +134,20 @@ class NodePreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A preferred node affinity of a pod."""
 
     weight: int  # 1..100, as in Kubernetes; the weights of matching terms add up
-    term: NodeSelectorTerm
+    term: NodeSelectorTerm  # conditions on the labels of the node
 
 
 class AffinityPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A preferred pod affinity or anti-affinity."""
 
     weight: int  # 1..100, as in Kubernetes
-    selector: AffinitySelector
+    selector: AffinitySelector  # the pods, and the domain that they share
 
 
 class Preferences(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Preferred node affinity, pod affinity and topology spread: used where they cost nothing."""
 
-    nodes: tuple[NodePreference, ...] = ()
+    nodes: tuple[NodePreference, ...] = ()  # preferred node affinity
     spreads: tuple[Spread, ...] = ()  # ScheduleAnyway
-    apart: tuple[AffinityPreference, ...] = ()
-    together: tuple[AffinityPreference, ...] = ()
+    apart: tuple[AffinityPreference, ...] = ()  # preferred pod anti-affinity
+    together: tuple[AffinityPreference, ...] = ()  # preferred pod affinity

@@ -51,15 +51,15 @@ class IdleRule(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The rule that sets how long an empty node is kept, with its figures."""
 
     name: Literal["idle_seconds", "idle_seconds_max", "break_even", "unneeded"]
-    boot_seconds: float | None = None  # of break_even: what a new boot takes
+    boot_seconds: float | None = None  # of break_even: what a new boot takes; None: other rules
     node_micro_usd_per_hour: int | None = None  # of break_even: what keeping the node costs; None: unknown
-    waiting_micro_usd_per_hour: int | None = None  # of break_even: the value of work that waits for the boot
+    waiting_micro_usd_per_hour: int | None = None  # of break_even: the value of work that waits; None: other rules
     # Of unneeded: the arrivals of the last two hours, replayed from this many instants, use the node so often within
     # the time that it would be kept otherwise.
-    starts_count: int | None = None
-    uses_count: int | None = None
-    use_ratio_min: float | None = None  # of the instants, from which keeping it pays
-    kept_seconds: float | None = None
+    starts_count: int | None = None  # of unneeded: instants of the recent past that were tried; None: other rules
+    uses_count: int | None = None  # of unneeded: those after which the node would have been used; None: other rules
+    use_ratio_min: float | None = None  # of the instants, from which keeping it pays; None: other rules
+    kept_seconds: float | None = None  # of unneeded: how long it would be kept otherwise; None: other rules
 
     @property
     def break_even_seconds(self) -> float | None:

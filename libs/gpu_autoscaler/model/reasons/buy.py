@@ -44,9 +44,9 @@ _REJECTION_CLAUSES = {
 class RejectedOffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The cheapest offer that fits the same work, and why it was not selected."""
 
-    offer: str
+    offer: str  # name of the offer
     price_micro_usd_per_hour: int
-    because: RejectionCause
+    because: RejectionCause  # why it was not selected
 
     def sentence(self) -> str:
         at = price(self.price_micro_usd_per_hour)
@@ -71,7 +71,7 @@ class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_dem
     """Work waits, and no running, booting or ordered node has capacity for it."""
 
     demand: tuple[str, ...]  # keys of the demand items that this node is for, e.g. job/<id>, pod/<uid>
-    offers_considered: int
+    offers_considered: int  # number of offers that were compared
     price_micro_usd_per_hour: int
     instead_of: RejectedOffer | None = None  # None: no offer that fits is cheaper
     dropped: tuple[DroppedPreference, ...] = ()  # preferences of the work that are not satisfied
@@ -90,7 +90,7 @@ class ReplacesAtRiskNode(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="re
     node_name: str
     reclaim_at: Instant | None
     demand: tuple[str, ...] = ()
-    instead_of: RejectedOffer | None = None  # as for unmet demand
+    instead_of: RejectedOffer | None = None  # as for unmet demand; None: no offer that fits is cheaper
     dropped: tuple[DroppedPreference, ...] = ()  # as for unmet demand
 
     def sentence(self) -> str:
@@ -102,7 +102,7 @@ class ReplacesAtRiskNode(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="re
 class BelowMinimum(Reason, frozen=True, kw_only=True, tag="below_minimum"):
     """There are fewer nodes than the policy's minimum."""
 
-    nodes_count: int
+    nodes_count: int  # nodes there, or on their way, that stay
     nodes_count_min: int
 
     def sentence(self) -> str:
@@ -131,7 +131,7 @@ class CapacityBuffer(Reason, frozen=True, kw_only=True, tag="capacity_buffer"):
 
     demand: tuple[str, ...]  # headroom/<name>, or forecast/<GPU model, or any>
     free_gpu_count: int  # free or on their way, after waiting work is served
-    wanted_gpu_count: int
+    wanted_gpu_count: int  # GPUs to keep free
 
     def sentence(self) -> str:
         wanted = counted(self.wanted_gpu_count, "GPU")
@@ -162,8 +162,8 @@ class BelowOverride(Reason, frozen=True, kw_only=True, tag="below_override"):
 class UtilizationHigh(Reason, frozen=True, kw_only=True, tag="utilization_high"):
     """GPU utilization is above the policy's threshold, and utilization_trigger is direct."""
 
-    utilization_ratio: float
-    utilization_ratio_max: float
+    utilization_ratio: float  # mean of all GPUs, 0 to 1
+    utilization_ratio_max: float  # threshold of the policy, 0 to 1
 
     def sentence(self) -> str:
         used, most = percent(self.utilization_ratio), percent(self.utilization_ratio_max)

@@ -39,7 +39,7 @@ class PodConstraintsViolated(Reason, frozen=True, kw_only=True, tag="pod_constra
     """Offers would fit, but every one of them violates a pod affinity, anti-affinity or spread constraint."""
 
     rules: tuple[str, ...]  # the first of the pod, in words: "even over topology.kubernetes.io/zone within 1"
-    rules_unlisted_count: int = 0
+    rules_unlisted_count: int = 0  # further rules that are not listed
 
     @classmethod
     def of(cls, rules: Iterable[str]) -> Self:
@@ -131,7 +131,7 @@ class ResourceQuotaExceeded(Reason, frozen=True, kw_only=True, tag="resource_quo
     resource: str  # key of the quota
     used_milli: int  # by pods that exist or are about to be created, in thousandths
     needed_milli: int  # by the pods that are to start together
-    hard_milli: int
+    hard_milli: int  # limit of the quota, in thousandths
 
     def sentence(self) -> str:
         return (
@@ -180,8 +180,8 @@ class GroupIncomplete(Reason, frozen=True, kw_only=True, tag="group_incomplete")
     """The pod group needs more pods to start than exist; nothing is bought for a part of it."""
 
     group: str  # group/<namespace>/<name>
-    members_present: int
-    members_count_min: int
+    members_present: int  # pods that exist
+    members_count_min: int  # pods that start together
 
     def sentence(self) -> str:
         there = f"{self.members_present} of the {counted(self.members_count_min, 'pod')}"
@@ -242,7 +242,7 @@ class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
     """Pods of the node fit on no other node."""
 
     pods: tuple[PodUid, ...]  # the first of them
-    pods_unlisted_count: int = 0
+    pods_unlisted_count: int = 0  # further pods that are not listed
 
     @classmethod
     def of(cls, pods: Iterable[PodUid]) -> Self:
@@ -266,8 +266,8 @@ class PodsFitNowhere(Reason, frozen=True, kw_only=True, tag="pods_fit_nowhere"):
 class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
     """Moving the pods would save less than the policy requires."""
 
-    saving_ratio: float
-    saving_ratio_min: float
+    saving_ratio: float  # share of the price that is saved
+    saving_ratio_min: float  # required share
 
     def sentence(self) -> str:
         least = percent(self.saving_ratio_min)
@@ -280,9 +280,9 @@ class SavingTooSmall(Reason, frozen=True, kw_only=True, tag="saving_too_small"):
 class TooManyUnhealthy(Reason, frozen=True, kw_only=True, tag="too_many_unhealthy"):
     """The share of unhealthy nodes suggests a fault of the monitoring or a common cause: none is removed."""
 
-    unhealthy_count: int
+    unhealthy_count: int  # nodes with a fault
     nodes_count: int
-    unhealthy_ratio_max: float
+    unhealthy_ratio_max: float  # limit of the policy, 0 to 1
 
     def sentence(self) -> str:
         unhealthy = f"{self.unhealthy_count} of {counted(self.nodes_count, 'node')}"
@@ -336,9 +336,9 @@ class WatchStale(Reason, frozen=True, kw_only=True, tag="watch_stale"):
 class TelemetryUnreliable(Reason, frozen=True, kw_only=True, tag="telemetry_unreliable"):
     """GPU utilization is unknown: nothing is decided by it."""
 
-    fault: TelemetryFault
+    fault: TelemetryFault  # what is wrong with it
     nodes_count: int  # with this fault
-    gpu_nodes_count: int
+    gpu_nodes_count: int  # all nodes with GPUs
 
     def sentence(self) -> str:
         nodes = f"{self.nodes_count} of {counted(self.gpu_nodes_count, 'node')} with GPUs"
@@ -359,8 +359,8 @@ _FAULTS: dict[TelemetryFault, str] = {
 class UtilizationUnconfirmed(Reason, frozen=True, kw_only=True, tag="utilization_unconfirmed"):
     """GPU utilization is high, but no work waits and no forecast confirms it: utilization alone buys no node."""
 
-    utilization_ratio: float
-    utilization_ratio_max: float
+    utilization_ratio: float  # mean of all GPUs, 0 to 1
+    utilization_ratio_max: float  # threshold of the policy, 0 to 1
 
     def sentence(self) -> str:
         used, most = percent(self.utilization_ratio), percent(self.utilization_ratio_max)
@@ -374,7 +374,7 @@ class ForecastUncertain(Reason, frozen=True, kw_only=True, tag="forecast_uncerta
     """The forecast expects more demand than there is capacity for, but its confidence is too low to act on."""
 
     confidence_ratio: float | None  # None: too few of its hours are scored
-    confidence_ratio_min: float
+    confidence_ratio_min: float  # threshold of the policy, 0 to 1
 
     def sentence(self) -> str:
         least = percent(self.confidence_ratio_min)

@@ -19,7 +19,7 @@ _SPEND_FIELDS = {"day": "day_micro_usd_max", "month": "month_micro_usd_max"}
 class NodesLimit(Reason, frozen=True, kw_only=True, tag="nodes_limit"):
     """The limit of nodes is reached, counting orders in flight."""
 
-    nodes_count: int
+    nodes_count: int  # nodes there and in flight
     nodes_count_max: int
     owner: str = "cluster"  # whose limit it is: cluster, pool/<name>, zone/<name> or project/<name>
 
@@ -66,7 +66,7 @@ class HourlyPriceLimit(Reason, frozen=True, kw_only=True, tag="hourly_price_limi
     """The purchase would exceed the limit of the fleet's price per hour."""
 
     price_micro_usd_per_hour: int
-    price_micro_usd_per_hour_max: int
+    price_micro_usd_per_hour_max: int  # limit of the policy
 
     def sentence(self) -> str:
         limit = price(self.price_micro_usd_per_hour_max)
@@ -84,10 +84,10 @@ class SpendLimit(Reason, frozen=True, kw_only=True, tag="spend_limit"):
     """With all that is spent and reserved, the purchase could exceed a spend budget before its period ends."""
 
     owner: str  # whose budget it is: cluster, pool/<name>, zone/<name> or project/<name>
-    period: SpendPeriod
+    period: SpendPeriod  # of the budget
     spent_micro_usd: int  # charged, and elapsed but not charged yet
     reserved_micro_usd: int  # for what runs, is ordered, or is bought by this plan
-    needed_micro_usd: int
+    needed_micro_usd: int  # for the purchase, until the period's end
     limit_micro_usd: int
     until: Instant  # the period's end
 
@@ -108,8 +108,8 @@ class SpendEnforcementBlocked(Reason, frozen=True, kw_only=True, tag="spend_enfo
     """The node will exceed a hard spend budget, and stays because its work is protected."""
 
     owner: str  # as for `SpendLimit`
-    period: SpendPeriod
-    left_micro_usd: int
+    period: SpendPeriod  # of the budget
+    left_micro_usd: int  # what is left of the limit
     limit_micro_usd: int
     until: Instant
     protection: str  # in words: "pod ml/train-0: annotation ..."
@@ -143,11 +143,11 @@ class QuotaReached(Reason, frozen=True, kw_only=True, tag="quota_reached"):
     """With the job, a user or project would use more than its quota."""
 
     owner: str  # whose quota it is: project/<name> or user/<name>
-    quota: QuotaName
+    quota: QuotaName  # GPUs at once, or GPU-hours a month
     used: float  # by running jobs, and by queued jobs ahead of this one; of a month also by ended jobs
-    needed: float
-    limit: float
-    until: Instant | None = None  # of a monthly quota: the end of the month
+    needed: float  # by the job, in the unit of the quota
+    limit: float  # in the unit of the quota
+    until: Instant | None = None  # of a monthly quota: the end of the month; None: of another
 
     def sentence(self) -> str:
         left = max(0.0, self.limit - self.used)
@@ -165,11 +165,11 @@ class QuotaReached(Reason, frozen=True, kw_only=True, tag="quota_reached"):
 class CohortQuotaReached(Reason, frozen=True, kw_only=True, tag="cohort_quota_reached"):
     """The job needs more GPUs than are left of its project's nominal quota and of what the cohort lends."""
 
-    project: str
+    project: str  # project of the job
     cohort: str  # empty: none
-    needed_gpu_count: int
+    needed_gpu_count: int  # by the job
     used_gpu_count: int  # by running jobs of the project, and by its queued jobs ahead of this one
-    nominal_gpu_count: int
+    nominal_gpu_count: int  # quota of the project
     available_gpu_count: int  # of its own quota and what it may still borrow
     borrowing_gpu_count_max: int | None = None  # None: no limit
     borrowed_by: tuple[str, ...] = ()  # projects that use its nominal quota, the first of them
@@ -217,7 +217,7 @@ def _owner_name(owner: str) -> str:
 class Cooldown(Reason, frozen=True, kw_only=True, tag="cooldown"):
     """Too soon after the last action of this direction."""
 
-    remaining_seconds: float
+    remaining_seconds: float  # time until it is over
 
     def sentence(self) -> str:
         return f"The cool-down after the last change of this kind lasts another {duration(self.remaining_seconds)}."
@@ -288,8 +288,8 @@ class KeptByOverride(Reason, frozen=True, kw_only=True, tag="kept_by_override"):
 class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption_budget_reached"):
     """As many nodes as the disruption budgets allow are being removed already."""
 
-    disrupting_count: int
-    disrupting_count_max: int
+    disrupting_count: int  # nodes that are being removed
+    disrupting_count_max: int  # nodes that may be at once
 
     def sentence(self) -> str:
         most = self.disrupting_count_max
@@ -303,12 +303,12 @@ class DisruptionBudgetReached(Reason, frozen=True, kw_only=True, tag="disruption
 class BrakeTripped(Reason, frozen=True, kw_only=True, tag="brake_tripped"):
     """The brake holds every removal by force: without it, more would have gone in an hour than the policy allows."""
 
-    tripped_at: Instant
+    tripped_at: Instant  # when the plan that tripped it was made
     node: str  # name of the first node that it held, else its order or instance
     nodes_count: int  # removed by force within the hour before
     nodes_count_max: int
     price_micro_usd_per_hour: int | None  # of these and of the held node; None: unknown
-    price_micro_usd_per_hour_max: int
+    price_micro_usd_per_hour_max: int  # limit of the policy for one hour
     is_of_price: bool  # False: the limit of nodes tripped it
 
     def sentence(self) -> str:
@@ -336,7 +336,7 @@ class BrakeTripped(Reason, frozen=True, kw_only=True, tag="brake_tripped"):
 class ProvisioningRequestsLimit(Reason, frozen=True, kw_only=True, tag="provisioning_requests_limit"):
     """Older ProvisioningRequests wait for capacity, as many as are served at once."""
 
-    open_count_max: int
+    open_count_max: int  # requests that are served at once
 
     def sentence(self) -> str:
         return f"{self.open_count_max} older ProvisioningRequests wait for capacity; more are not served at once."

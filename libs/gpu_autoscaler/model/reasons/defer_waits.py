@@ -10,7 +10,7 @@ class CapacityExpected(Reason, frozen=True, kw_only=True, tag="capacity_expected
     """A node that is ordered or booting, or capacity about to be free, will take this."""
 
     node: str  # node name, or action id of the order
-    expected_at: Instant | None
+    expected_at: Instant | None  # when it will be usable; None: unknown
 
     def sentence(self) -> str:
         when = "soon" if self.expected_at is None else f"about {instant(self.expected_at)}"
@@ -43,7 +43,7 @@ class GangIncomplete(Reason, frozen=True, kw_only=True, tag="gang_incomplete"):
     """Not every member of the gang has capacity; part of a gang is never bought."""
 
     job_id: JobId
-    members_placed: int
+    members_placed: int  # members with capacity
     members_count: int
 
     def sentence(self) -> str:
@@ -73,7 +73,7 @@ class GangTimedOut(Reason, frozen=True, kw_only=True, tag="gang_timed_out"):
 
     gang: str  # job/<id> or group/<namespace>/<name>
     bought_seconds: float  # since the first of them was bought
-    complete_seconds_max: float
+    complete_seconds_max: float  # limit of the policy
 
     def sentence(self) -> str:
         since, limit = duration(self.bought_seconds), duration(self.complete_seconds_max)
@@ -129,7 +129,7 @@ class SpotExcluded(Reason, frozen=True, kw_only=True, tag="spot_excluded"):
     """The job was interrupted as often as the policy allows on spot; it waits for its pods to stop, then for other
     capacity."""
 
-    interruptions_count: int
+    interruptions_count: int  # on spot so far
     pods_remaining_count: int  # pods of the job that still exist and must stop first
     until: Instant  # spot is allowed again from then on
 
@@ -165,7 +165,7 @@ class PlanFull(Reason, frozen=True, kw_only=True, tag="plan_full"):
 class QueueHeadWaits(Reason, frozen=True, kw_only=True, tag="queue_head_waits"):
     """The job waits behind another one in a queue in which no job passes another."""
 
-    queue: str
+    queue: str  # name of the queue
     job_id: JobId  # the first one that does not start
 
     def sentence(self) -> str:

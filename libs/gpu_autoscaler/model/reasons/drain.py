@@ -47,7 +47,7 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
 
     pods: tuple[PodUid, ...]
     saving_micro_usd_per_hour: int | None  # None: its price is unknown, and low utilization alone is the cause
-    utilization_ratio: float | None = None  # where low GPU utilization is the cause
+    utilization_ratio: float | None = None  # if low GPU utilization is the cause; None: it is not
 
     def sentence(self) -> str:
         ratio, saving = self.utilization_ratio, self.saving_micro_usd_per_hour
@@ -62,7 +62,7 @@ class NodeUnderused(Reason, frozen=True, kw_only=True, tag="node_underused"):
 class NodeExpired(Reason, frozen=True, kw_only=True, tag="node_expired"):
     """The node is older than the policy allows."""
 
-    age_seconds: float
+    age_seconds: float  # age of the node, in seconds
     age_seconds_max: float
 
     def sentence(self) -> str:
@@ -88,8 +88,8 @@ class NodeUnhealthy(Reason, frozen=True, kw_only=True, tag="node_unhealthy"):
     """The node has shown a fault for longer than the policy allows."""
 
     evidence: str  # in words: "GPU 3 reported XID 79"
-    unhealthy_seconds: float
-    unhealthy_seconds_max: float
+    unhealthy_seconds: float  # time since the fault appeared
+    unhealthy_seconds_max: float  # limit of the policy
     is_fatal: bool = True  # False: it still works, and is drained when its pods may be disrupted
 
     def sentence(self) -> str:
@@ -107,7 +107,7 @@ class SpotReclaim(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="spot_recl
     """The cloud reclaims the instance."""
 
     notice_id: str
-    kind: str
+    kind: str  # what the cloud does to the instance: terminate, stop, hibernate, ...
     reclaim_at: Instant | None  # None: the notice carried no deadline
 
     def sentence(self) -> str:
@@ -156,7 +156,7 @@ class SpendExhausted(Reason, frozen=True, kw_only=True, tag="spend_exhausted"):
     """The running nodes would exceed a hard spend budget; this one costs least to lose."""
 
     owner: str  # whose budget it is: cluster, pool/<name>, zone/<name> or project/<name>
-    period: SpendPeriod
+    period: SpendPeriod  # of the budget
     spent_micro_usd: int
     limit_micro_usd: int
     until: Instant  # the period's end
@@ -174,8 +174,8 @@ class SpendExhausted(Reason, frozen=True, kw_only=True, tag="spend_exhausted"):
 class BootTimedOut(Reason, frozen=True, kw_only=True, tag="boot_timed_out"):
     """Bought, but not usable by its deadline."""
 
-    booting_seconds: float
-    boot_seconds_max: float
+    booting_seconds: float  # time since the order
+    boot_seconds_max: float  # limit of the policy
     missing_step: BootStep = "unknown"  # the first step that was not reached
     detail: str = ""  # of that step: what is there instead
 
@@ -223,7 +223,7 @@ class NodeLost(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="node_lost"):
 class NodeOrphaned(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="node_orphaned"):
     """An instance carries our tag, and no recorded decision accounts for it."""
 
-    seen_seconds: float
+    seen_seconds: float  # time since it was first listed
 
     def sentence(self) -> str:
         seen = duration(self.seen_seconds)

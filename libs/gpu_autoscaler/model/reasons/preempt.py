@@ -9,9 +9,9 @@ class QuotaReclaimed(Reason, frozen=True, kw_only=True, tag="quota_reclaimed"):
     """The project borrowed GPUs that another project of its cohort has in its nominal quota and needs now."""
 
     for_job: JobId
-    for_project: str
+    for_project: str  # project of that job
     project: str  # of the preempted job
-    cohort: str
+    cohort: str  # of both projects
     borrowed_gpu_count: int  # by its project before the preemption
     nominal_gpu_count: int  # of the project that reclaims
 
@@ -33,7 +33,7 @@ class PriorityPreempted(Reason, frozen=True, kw_only=True, tag="priority_preempt
     """A job of higher priority needs its GPUs, and no node can be bought for it."""
 
     for_job: JobId
-    for_priority: int
+    for_priority: int  # priority of that job
     priority: int  # of the preempted job
     barred_by: str  # tag of the reason why no node is bought
 

@@ -32,7 +32,7 @@ class FinalizerMissing(Reason, frozen=True, kw_only=True, tag="finalizer_missing
 class FinalizerUnneeded(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="finalizer_unneeded"):
     """The node has our finalizer, and must not keep it."""
 
-    cause: Literal["instance_ended", "policy", "karpenter"]
+    cause: Literal["instance_ended", "policy", "karpenter"]  # why it must not
 
     def sentence(self) -> str:
         return {
@@ -94,9 +94,9 @@ class CheckpointDue(Reason, frozen=True, kw_only=True, tag="checkpoint_due"):
     """The job has not saved a checkpoint for an interval."""
 
     last_saved_at: Instant | None  # None: not since its attempt began
-    interval_seconds: float
+    interval_seconds: float  # time between two saves
     save_seconds: float | None = None  # measured; None: the interval is not computed
-    interruption_seconds: float | None = None  # measured mean time until its nodes are interrupted
+    interruption_seconds: float | None = None  # measured mean time until its nodes are interrupted; None: not computed
 
     def sentence(self) -> str:
         saved = "has not saved" if self.last_saved_at is None else f"last saved at {instant(self.last_saved_at)}"
@@ -113,8 +113,8 @@ class CheckpointDue(Reason, frozen=True, kw_only=True, tag="checkpoint_due"):
 class ReservationEnding(Reason, frozen=True, kw_only=True, tag="reservation_ending"):
     """The paid reservation of the instance ends soon, so that its work has to move."""
 
-    paid_until: Instant
-    drain_seconds: float
+    paid_until: Instant  # end of the reservation
+    drain_seconds: float  # how long before it the drain starts
 
     def sentence(self) -> str:
         ahead = duration(self.drain_seconds)
@@ -153,7 +153,7 @@ class RequestInvalid(Reason, frozen=True, kw_only=True, tag="request_invalid"):
 class RequestExpired(Reason, frozen=True, kw_only=True, tag="request_expired"):
     """The request got no capacity for as long as it is valid."""
 
-    valid_seconds: float
+    valid_seconds: float  # time since its creation
 
     def sentence(self) -> str:
         return f"The request got no capacity within {duration(self.valid_seconds)} of its creation."
@@ -265,7 +265,7 @@ class CheckpointsUnsupported(Reason, frozen=True, kw_only=True, tag="checkpoints
 class SaveInProgress(Reason, frozen=True, kw_only=True, tag="save_in_progress"):
     """The pods of the job were asked to save for another cause, and have not answered."""
 
-    deadline_at: Instant
+    deadline_at: Instant  # a later save is not waited for
 
     def sentence(self) -> str:
         return f"Its pods were asked to save by {instant(self.deadline_at)}, and have not answered."
@@ -277,7 +277,7 @@ class SaveInProgress(Reason, frozen=True, kw_only=True, tag="save_in_progress"):
 class SavesConcurrentLimit(Reason, frozen=True, kw_only=True, tag="saves_concurrent_limit"):
     """As many jobs as allowed save at the same time."""
 
-    saves_count_max: int
+    saves_count_max: int  # limit of the policy
 
     def sentence(self) -> str:
         return f"{counted(self.saves_count_max, 'job')} may save at the same time, and do."
@@ -289,7 +289,7 @@ class SavesConcurrentLimit(Reason, frozen=True, kw_only=True, tag="saves_concurr
 class OwnerUnsupported(Reason, frozen=True, kw_only=True, tag="owner_unsupported"):
     """The workload is idle, but its pods belong to a kind of object that is not ended for its users."""
 
-    owner_kind: str
+    owner_kind: str  # kind of the object that owns the pods
 
     def sentence(self) -> str:
         return f"The workload is idle, but its pods belong to a {self.owner_kind}, which would create them again."
