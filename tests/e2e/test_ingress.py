@@ -182,6 +182,11 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "absurd-count": ("job.requested", bare(request_body(members=10**30)), "gpu_requirements.gpu_count: times 10000"),
     "negative": ("job.requested", bare(request_body(members=-1)), "members: is -1"),
     "fraction": ("job.requested", bare(gpus(gpu_count=1.5)), "gpu_requirements.gpu_count: Expected `int`, got `float`"),
+    "unknown-field": (
+        "job.requested",
+        event("unknown-field", {**BODY, "novel": "x" * 2 * MEBIBYTE}),
+        "novel: unknown key 'novel'",
+    ),
     "unknown-gpu": (
         "job.requested",
         bare(gpus(gpu_type="T1000")),
@@ -206,11 +211,7 @@ async def test_invalid_messages_become_dead_letters_and_the_next_job_is_accepted
     refused_before = await set_aside_count(cluster)
     for name, (subject, payload, _) in WRONG.items():
         await publish(cluster, subject, payload, name)
-    await publish(cluster, "job.requested", event("unknown-field", {**BODY, "novel": "x" * 2 * MEBIBYTE}))
     await until_answered(cluster, "after-bad-input")
-    await cluster.until(
-        lambda record: queued(record, "unknown-field") == 1, "an unknown field is ignored, however large"
-    )
 
     letters = await letters_by_message(cluster, set(WRONG))
 

@@ -69,6 +69,11 @@ JOBS: Mapping[str, Case] = {
          "gpu_requirements": {"gpu_count": 1.5, "gpu_kind": "A100"}},
         "project_id", "preemptable", "members", "gpu_requirements.gpu_count", "gpu_requirements.gpu_kind",
     ),
+    # Valid otherwise: what is misspelled would be lost.
+    "unknown": _case(
+        "invalid-request", {**BODY, "max_duration_hour": 1, "gpu_requirements": {**_GPUS, "gpu_kind": "A100"}},
+        "max_duration_hour", "gpu_requirements.gpu_kind",
+    ),
     "rules": _case(
         "rule-violated",
         {**BODY, "job_name": " ", "members": 0, "priority": "urgent", "resources": {"cpu": "lots"},

@@ -18,6 +18,7 @@ from gpu_autoscaler.model.observed import Instant
 SPEC_VERSION = "1.0"
 # A publisher's clock may be this far ahead of the broker's: more than clocks kept by NTP differ. Source: our own.
 AHEAD_MAX = timedelta(seconds=60)
+OWN_SOURCES = "/gpu-autoscaler/"  # begins the source of every fact that our services publish
 # The id goes into headers, log lines and every following fact; our own are below a quarter of this.
 EVENT_ID_LENGTH_MAX = 512
 # What decoding foreign JSON raises; RecursionError for nesting that is too deep.
@@ -33,6 +34,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     fact: Fact
     correlation_id: str | None = None  # id of the first fact of the story
     causation_id: FactId | None = None  # id of the fact that this one follows from
+    unknown_fields: tuple[str, ...] = ()  # the errors of a foreign job request; admission refuses it for them
 
     @property
     def type(self) -> str:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from datetime import datetime
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
 from gpu_autoscaler.events.catalog import FACT_CATALOG, FactCatalog
 from gpu_autoscaler.events.demand import DemandReported
-from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, UNREADABLE, Envelope
+from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, OWN_SOURCES, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
-from gpu_autoscaler.model.document_errors import all_errors, validation_errors
+from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, all_errors, unknown_keys, validation_errors
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
@@ -62,14 +63,25 @@ def read(
     if root not in catalog.subject_roots:
         raise UnknownType(_unknown_subject(subject, catalog))
     if subject in _BARE and _is_bare(payload):
-        return _derived_envelope(subject, payload, message_id, arrived_at())
+        return _with_unknown_fields(_derived_envelope(subject, payload, message_id, arrived_at()), payload)
     envelope = catalog.decode_on(root, payload, arrived_at=arrived_at)
     if envelope.fact.subject() != subject:
         raise InvalidFact(
             f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
             f"its subject is {envelope.fact.subject()!r}"
         )
-    return envelope
+    return _with_unknown_fields(envelope, payload)
+
+
+def _with_unknown_fields(envelope: Envelope, payload: bytes) -> Envelope:
+    """Name the unknown fields of a job request that a program published: a misspelled one would be lost.
+
+    The request stays readable. A gateway checks requests itself, and a newer one may know more fields.
+    """
+    if not isinstance(envelope.fact, JobRequested) or envelope.source.startswith(OWN_SOURCES):
+        return envelope
+    errors = tuple(islice(unknown_keys(_body(payload), JobRequested), ERRORS_COUNT_MAX))
+    return msgspec.structs.replace(envelope, unknown_fields=errors) if errors else envelope
 
 
 @lru_cache(maxsize=4096)  # few subjects carry nearly all messages
@@ -84,11 +96,16 @@ def field_errors(fact: type[Fact], payload: bytes) -> list[str]:
     Readers of the stream ignore unknown fields, which a newer publisher may send. Empty: none, or no JSON.
     """
     try:
-        document = msgspec.json.decode(payload)
+        return validation_errors(_body(payload), fact)
     except UNREADABLE:
         return []
+
+
+def _body(payload: bytes) -> object:
+    """Return the data of an event, or a bare body. Raises UNREADABLE."""
+    document = msgspec.json.decode(payload)
     is_event = isinstance(document, dict) and not document.keys().isdisjoint({"specversion", "data"})
-    return validation_errors(document.get("data", {}) if is_event else document, fact)
+    return document.get("data", {}) if is_event else document
 
 
 def is_request(subject: str) -> bool:

@@ -4,13 +4,15 @@ msgspec stops at the first error; this module walks the structs.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
 ERRORS_COUNT_MAX = 50  # named in one message. Project default.
+_NAME_LENGTH_MAX = 100  # of an unknown key, as errors quote it. Project default.
 
 
 def all_errors(payload: bytes, schema: type[msgspec.Struct], first: Exception) -> str:
@@ -35,6 +37,25 @@ def validation_errors(document: object, schema: type[msgspec.Struct], at: str = 
         elif field.required:
             errors.append(f"{_path(at, name)}: missing; add it")
     return errors
+
+
+def unknown_keys(document: object, schema: type[msgspec.Struct], at: str = "") -> Iterator[str]:
+    """Yield the errors of unknown keys alone, as `validation_errors` has them, in a fraction of its time.
+
+    Without those in lists and unions of structs.
+    """
+    known = _parts(schema)
+    for key, value in document.items() if isinstance(document, Mapping) else ():
+        if key not in known:
+            name = key if len(key) <= _NAME_LENGTH_MAX else f"{key[:_NAME_LENGTH_MAX]}..."
+            yield unknown_name(_path(at, name), name, known)
+        elif (part := known[key]) is not None:
+            yield from unknown_keys(value, part, _path(at, key))
+
+
+@cache  # few types are checked so
+def _parts(schema: type[msgspec.Struct]) -> Mapping[str, type[msgspec.Struct] | None]:
+    return {field.encode_name: struct_of(field.type) for field in msgspec.structs.fields(schema)}
 
 
 def unknown_name(path: str, name: str, known: Iterable[str], kind: str = "key") -> str:

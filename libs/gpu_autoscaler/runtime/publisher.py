@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.bus.protocol import Ack, Bus, Publication, StreamSpan
-from gpu_autoscaler.events.envelope import Envelope, encode
+from gpu_autoscaler.events.envelope import OWN_SOURCES, Envelope, encode
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.model.errors import StalePlan
 from gpu_autoscaler.model.ids import FactId, derive_id
@@ -52,7 +52,7 @@ class Publisher:
         self._clock = clock
         self._metrics = metrics
         self._service = service
-        self._source = f"/gpu-autoscaler/{service}/{instance}"
+        self._source = f"{OWN_SOURCES}{service}/{instance}"
         self._publishes = frozenset(publishes)
 
     def prepare(

@@ -23,7 +23,7 @@ from gpu_autoscaler.core.state.queries import is_waiting, queue
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
-from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
@@ -47,6 +47,7 @@ from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Runtime, Violation, template_digest
 from gpu_autoscaler.model.scheduling import all_terms
 from gpu_autoscaler.runtime.digests import request_digest
+from gpu_autoscaler.runtime.metrics import package_version
 from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler.store.protocol import Store
@@ -224,9 +225,12 @@ class Scheduler:
             policy=self._policy,
             supply=supply(self._view.state, self._policy),
         )
+        unknown = _unknown_fields(envelope)
         if not isinstance(admitted, Admitted):
-            return _refused(request, envelope.id, admitted)
+            return _refused(request, envelope.id, (*unknown, *admitted))
         row = await self._store.job(admitted.spec.job_id)
+        if row is None and unknown:
+            return _refused(request, envelope.id, unknown)
         spec = await self._with_volumes(admitted)
         if row is None and not isinstance(spec, JobSpec):
             return _refused(request, envelope.id, (spec,))
@@ -392,6 +396,12 @@ def _checked(report: DemandReported, recorded: Recorded) -> Outputs:
     violations = violations_of(report, recorded.envelope.time)
     reason = "; ".join(f"{violation.field}: {violation.reason}" for violation in violations)
     return Outcome(set_aside_reason=f"demand report of {report.source!r} refused: {reason}") if violations else ()
+
+
+def _unknown_fields(envelope: Envelope) -> tuple[Violation, ...]:
+    """Return a violation for each unknown field, with the version of this scheduler: later ones may know it."""
+    named = (text.partition(": ") for text in envelope.unknown_fields)
+    return tuple(Violation(field, f"{reason} (this scheduler is {package_version()})") for field, _, reason in named)
 
 
 def _refused(request: JobRequested, event_id: str, violations: tuple[Violation, ...]) -> Outcome:

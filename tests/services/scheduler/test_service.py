@@ -71,10 +71,11 @@ class Bench:
         """Set the state to these stories."""
         self.view.advance(given(*stories), {})
 
-    async def handle(self, fact: Fact, at: datetime = T0) -> Outcome:
+    async def handle(self, fact: Fact, at: datetime = T0, unknown_fields: tuple[str, ...] = ()) -> Outcome:
         """Pass the fact to the scheduler."""
         (recorded,) = record([TimedFact(fact, at)])
-        outcome = await self.scheduler.on_fact(recorded)
+        envelope = msgspec.structs.replace(recorded.envelope, unknown_fields=unknown_fields)
+        outcome = await self.scheduler.on_fact(msgspec.structs.replace(recorded, envelope=envelope))
         return outcome if isinstance(outcome, Outcome) else Outcome(facts=tuple(outcome))
 
     async def accepted(self) -> JobQueued:
@@ -122,6 +123,20 @@ async def test_taken_id_is_rejected_without_job_id(bench: Bench) -> None:
     assert [violation.field for violation in rejected.violations] == ["job_id"]
     assert outcome.set_aside_reason is not None
     assert "taken by a request with another body" in outcome.set_aside_reason
+
+
+async def test_unknown_fields_are_rejected_unless_the_job_is_accepted(bench: Bench) -> None:
+    """Beside every other violation; a redelivery to another release takes nothing back."""
+    unknown = ("gpu_cuont: unknown key 'gpu_cuont'; known: members",)
+    for wrong, fields in ((request("train"), ["gpu_cuont"]), (request("train", members=0), ["gpu_cuont", "members"])):
+        (rejected,) = (await bench.handle(wrong, unknown_fields=unknown)).facts
+        assert isinstance(rejected, JobRejected)
+        assert [violation.field for violation in rejected.violations] == fields
+        assert rejected.violations[0].reason.startswith("unknown key 'gpu_cuont'; known: members (this scheduler is ")
+    assert await bench.store.job(TRAIN) is None
+
+    queued = await bench.accepted()
+    assert (await bench.handle(request("train"), unknown_fields=unknown)).facts == (queued,)
 
 
 async def test_full_queue_rejects_new_jobs(bench: Bench) -> None:

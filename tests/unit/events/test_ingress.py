@@ -64,6 +64,37 @@ def test_a_broken_request_names_what_is_wrong(payload: bytes, told: str) -> None
         opened(payload)
 
 
+_LONG = b'"%b":1,' % (b"x" * 200)
+MISSPELLED = b"{" + _LONG + BODY[1:].replace(b'"gpu_count":1', b'"gpu_count":1,"gpu_kind":"A100"')
+
+
+def _event(source: str) -> bytes:
+    head = f'"specversion":"1.0","id":"e","source":"{source}","type":"job.requested.v1","time":"2026-01-01T00:00:00Z"'
+    return b"{" + head.encode() + b',"data":' + MISSPELLED + b"}"
+
+
+@pytest.mark.parametrize("payload", [MISSPELLED, _event("/pipeline")])
+def test_unknown_fields_of_a_request_are_named_and_it_stays_readable(payload: bytes) -> None:
+    """For the queue's admission, with long names cut; the fact is the same as without them."""
+    envelope = opened(payload)
+    assert envelope.fact == opened(BODY).fact
+    assert [error.partition(": ")[0] for error in envelope.unknown_fields] == [
+        f"{'x' * 100}...", "gpu_requirements.gpu_kind",
+    ]  # fmt: skip
+    assert opened(BODY).unknown_fields == ()
+
+
+def test_unknown_fields_of_our_own_services_are_of_a_newer_release() -> None:
+    """A newer gateway has accepted the request; an older scheduler does not refuse it."""
+    assert opened(_event("/gpu-autoscaler/gateway/gateway-0")).unknown_fields == ()
+
+
+def test_the_named_unknown_fields_are_limited() -> None:
+    """A request can have any number of them."""
+    many = b"".join(b'"k%d":1,' % number for number in range(1_000))
+    assert len(opened(b"{" + many + BODY[1:]).unknown_fields) == 50
+
+
 def test_other_subjects_need_an_envelope() -> None:
     """Only the public door is open to bare bodies."""
     with pytest.raises(InvalidFact, match="not a CloudEvent"):
