@@ -99,8 +99,8 @@ def test_provisioning_requests_are_served_on_request(is_served: bool) -> None:  
     (container,) = pods(found)[f"{RELEASE}-pod-watcher"]["containers"]
     variables = {entry["name"] for entry in container["env"]}
     assert ("GPU_AUTOSCALER_KUBE_ARE_PROVISIONING_REQUESTS_SERVED" in variables) is is_served
-    for service, account in (("pod_watcher", "pod-watcher"), ("scaler", "controller")):
+    for service, account, count in (("pod_watcher", "pod-watcher", 3), ("scaler", "controller", 2)):
         wanted = spec_of(service).provisioning_rules()
-        assert len(wanted) == 2
+        assert len(wanted) == count
         given = [rule for rule in rules(found, f"{RELEASE}-{account}") if rule in wanted]
         assert given == (wanted if is_served else [])

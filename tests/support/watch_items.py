@@ -16,6 +16,7 @@ from gpu_autoscaler.kube.protocol import (
     DEVICE_TEMPLATES,
     GROUPS,
     PODS,
+    PRIORITY_CLASSES,
     VOLUMES,
     Changed,
     Cluster,
@@ -28,7 +29,7 @@ from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 T0 = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PODS_PER_GROUP = 10
 
-_CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES)
+_CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES, PRIORITY_CLASSES)
 
 
 def new_watcher(*, are_quotas_watched: bool = False, are_provisioning_requests_served: bool = False) -> PodWatcher:

@@ -93,6 +93,7 @@ POLICIES = Kind(
     plural=policy.PLURAL, api=f"/apis/{policy.GROUP}/{policy.VERSION}", type=policy.Policy, is_optional=True
 )
 POD_TEMPLATES = Kind(plural="podtemplates", api="/api/v1", type=provisioning.PodTemplate)
+PRIORITY_CLASSES = Kind(plural="priorityclasses", api="/apis/scheduling.k8s.io/v1", type=provisioning.PriorityClass)
 PROVISIONING_REQUESTS = Kind(
     plural="provisioningrequests",
     api="/apis/autoscaling.x-k8s.io/v1beta1",  # the version that all releases of its definition serve

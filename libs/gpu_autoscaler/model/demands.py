@@ -38,8 +38,11 @@ class PodSet(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     demands: NodeDemands = NO_DEMANDS
     pod_affinity: PodAffinitySpec | None = None  # None: no required rules
     gpu_models: tuple[str, ...] = ()  # acceptable models; empty: any
+    gpu_memory_bytes_min: int | None = None  # of one GPU; None: no minimum
     labels: tuple[tuple[str, str], ...] = ()  # of the pods, sorted by key
     preferences: Preferences | None = None  # None: no preferences
+    volume_trouble: str = ""  # why no node helps before a volume is ready; empty: volumes are no obstacle
+    device_trouble: str = ""  # why its device claims cannot be evaluated; empty: they can, or it has none
 
 
 class ProvisioningCondition(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -1,4 +1,4 @@
-"""Volume and device claims, volumes, classes and pod groups that affect pods.
+"""Volume and device claims, volumes, classes and pod groups that affect pods, and pods of ProvisioningRequests.
 
 Facts of such a pod carry the version up to which its related objects were seen: a change of them is a new version.
 Pods are indexed by the objects that were read for them, so that an event looks only at the pods that it may change.
@@ -32,6 +32,7 @@ from gpu_autoscaler.kube.translate.related_objects import (
     RelatedObjects,
     Storage,
     claims_of,
+    has_claims,
     related_objects,
 )
 from gpu_autoscaler.kube.wire import core, devices, storage
@@ -67,6 +68,7 @@ class RelatedObjectsCache:
         }
         self._listed: set[str] = set()  # kinds that were observed
         self._pods: dict[str, core.Pod] = {}  # by uid: pods with a claim or a group
+        self._to_come: dict[str, Sequence[core.Pod]] = {}  # by uid of a request: its pods, if any has a claim
         self._order: dict[str, int] = {}  # pod uid -> position among them: facts keep it
         self._positions = count()
         self._published: dict[str, int] = {}  # pod uid -> version of its last fact
@@ -81,10 +83,10 @@ class RelatedObjectsCache:
         """Return True for an item of these kinds."""
         return item.kind in RELATED_KINDS
 
-    def take(self, item: WatchItem) -> Sequence[core.Pod]:
-        """Apply the item; return the pods that it may change, those known longest first."""
+    def take(self, item: WatchItem) -> tuple[Sequence[core.Pod], Sequence[str]]:
+        """Apply the item; return the pods, those known longest first, and the uids of requests that it may change."""
         if isinstance(item, Bookmark):
-            return ()
+            return (), ()
         kind, known = item.kind, self._objects[item.kind.path()]
         is_first = kind.path() not in self._listed
         self._listed.add(kind.path())
@@ -102,7 +104,8 @@ class RelatedObjectsCache:
         uids = self._apply(kind, changes)
         if is_first:
             uids |= {uid for uid, pod in self._pods.items() if kind in _kinds_of(pod)}
-        return self._in_order(uids)
+            uids |= {uid for uid, pods in self._to_come.items() if any(kind in _kinds_of(pod) for pod in pods)}
+        return self._in_order(uids), sorted(self._to_come.keys() & uids)
 
     def _apply(self, kind: Kind[Any], changes: Iterable[tuple[Any, Any, Any]]) -> set[str]:
         """Replace objects, given as key, old and new; return the uids of the pods that depend on what changed."""
@@ -186,8 +189,25 @@ class RelatedObjectsCache:
         self._published[uid] = max(self._version, pod.version)
         return related
 
+    def of_request(self, uid: str, pods: Sequence[core.Pod]) -> Sequence[RelatedObjects] | None:
+        """Return the related objects of each pod of a request, none of which exists; None while they are not all
+        listed. As first users of shared device claims such pods do not count."""
+        self._to_come.pop(uid, None)
+        if any(map(_kinds_of, pods)):
+            self._to_come[uid] = pods
+        if any(kind.path() not in self._listed for pod in pods for kind in _kinds_of(pod)):
+            return None
+        self._index(uid, tuple(dict.fromkeys(needed for pod in pods for needed in self._dependencies_of(pod))))
+        return [
+            related_objects(pod, self._storage, self._devices, version=self._version, group_count_min=None)
+            if _kinds_of(pod)
+            else NO_RELATED_OBJECTS
+            for pod in pods
+        ]
+
     def gone(self, uid: str) -> int:
-        """Forget the pod; return the version of its last fact, 0 if there is none."""
+        """Forget the pod, or the pods of the request; return the version of its last fact, 0 if there is none."""
+        self._to_come.pop(uid, None)
         pod = self._pods.pop(uid, None)
         self._order.pop(uid, None)
         self._index(uid, ())
@@ -250,9 +270,8 @@ class RelatedObjectsCache:
         namespace = pod.metadata.namespace
         if name := group_name(pod.metadata):
             yield GROUPS.plural, (namespace, name)
-        for key in claims_of(pod):
+        for key, volume_claim in claims_of(pod, self._storage):
             yield CLAIMS.plural, key
-            volume_claim = self._storage.claims.get(key)
             if volume_claim is None:
                 continue
             if volume_claim.spec.volume_name:
@@ -287,7 +306,7 @@ class RelatedObjectsCache:
 
 def _kinds_of(pod: core.Pod) -> tuple[Kind[Any], ...]:
     """Return the kinds that must be listed before the pod can be published."""
-    return (*(STORAGE_KINDS if any(claims_of(pod)) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
+    return (*(STORAGE_KINDS if has_claims(pod) else ()), *(DEVICE_KINDS if pod.spec.resource_claims else ()))
 
 
 def _is_equal(old: core.Object | None, new: core.Object | None) -> bool:

@@ -30,7 +30,6 @@ from gpu_autoscaler.kube.protocol import (
     BUDGETS,
     DEVICE_SLICES,
     NODES,
-    POD_TEMPLATES,
     PODS,
     PROVISIONING_REQUESTS,
     QUOTAS,
@@ -61,7 +60,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import PermanentError
 from gpu_autoscaler.model.ids import NodeUid, PodUid
 from gpu_autoscaler_services.pod_watcher.device_slices import DeviceSlices
-from gpu_autoscaler_services.pod_watcher.provisioning_requests import ProvisioningRequests
+from gpu_autoscaler_services.pod_watcher.provisioning_requests import TEMPLATE_KINDS, ProvisioningRequests
 from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, RelatedObjectsCache
 
 # Cluster time between two heartbeats of a watch: more often than any staleness limit, rarely enough for the stream.
@@ -202,7 +201,8 @@ class PodWatcher:
                 watched=_quota_listed,
                 watched_seconds=BUDGETS_WATCHED_SECONDS,
             )
-        self._requests = ProvisioningRequests()
+        self._related = RelatedObjectsCache()
+        self._requests = ProvisioningRequests(self._related)
         if are_provisioning_requests_served:
             self._kinds[PROVISIONING_REQUESTS.plural] = _WatchedKind(
                 observed=self._requests.observed,
@@ -211,7 +211,6 @@ class PodWatcher:
                 watched=_provisioning_listed,
                 watched_seconds=BUDGETS_WATCHED_SECONDS,
             )
-        self._related = RelatedObjectsCache()
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind: the runner repeats an item that the broker did not take, or that took too long.
         self._last: dict[str, _ItemWork] = {}
@@ -226,7 +225,7 @@ class PodWatcher:
     def sources(self) -> Sequence[AsyncIterator[WatchItem]]:
         """Return one watch per kind; of job kinds only the objects that the binder created."""
         quotas = (QUOTAS,) if QUOTAS.plural in self._kinds else ()
-        requests = (POD_TEMPLATES, PROVISIONING_REQUESTS) if PROVISIONING_REQUESTS.plural in self._kinds else ()
+        requests = (*TEMPLATE_KINDS, PROVISIONING_REQUESTS) if PROVISIONING_REQUESTS.plural in self._kinds else ()
         kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *quotas, *requests, *RELATED_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
@@ -257,8 +256,10 @@ class PodWatcher:
             yield from self._facts_of(kind, item)
             yield from self._claim_sharers(kind, item)
         elif self._related.is_about(item):
-            pods = self._kinds[PODS.plural]
-            yield from (self._observe(pods, pod) for pod in self._related.take(item))
+            pods, uids = self._related.take(item)
+            yield from (self._observe(self._kinds[PODS.plural], pod) for pod in pods)
+            for request in self._requests.named(uids):
+                yield self._observe(self._kinds[PROVISIONING_REQUESTS.plural], request)
         elif self._slices.is_about(item):
             nodes = self._kinds[NODES.plural]
             yield from (self._observe(nodes, node) for node in self._slices.take(item))

@@ -42,6 +42,7 @@ SPEC = ServiceSpec(
     rights_with_quotas=(Right(verbs=LIST_WATCH, resource="resourcequotas"),),
     rights_with_provisioning=(
         Right(verbs=LIST_WATCH, resource="podtemplates"),
+        Right(verbs=LIST_WATCH, resource="priorityclasses", group="scheduling.k8s.io"),
         Right(verbs=LIST_WATCH, resource="provisioningrequests", group="autoscaling.x-k8s.io"),
     ),
 )

@@ -36,7 +36,7 @@ from gpu_autoscaler.events.node import NodeInstanceListed
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.client import KubeClient
 from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, BuyNode, Cut, Plan
-from gpu_autoscaler.model.demands import BEST_EFFORT_ATOMIC, CHECK_CAPACITY
+from gpu_autoscaler.model.demands import BEST_EFFORT_ATOMIC, CHECK_CAPACITY, PodSet
 from gpu_autoscaler.model.ids import ActionId, PlanId
 from gpu_autoscaler.model.reasons.upkeep import RequestExpired
 from gpu_autoscaler.runtime.clock import Clock
@@ -97,6 +97,11 @@ class Autoscaler:
             for task in running:
                 task.cancel()
 
+    @property
+    def pod_sets(self) -> list[PodSet]:
+        """The pod sets of all requests."""
+        return [pods for request in self._state.provisioning.values() for pods in request.pod_sets]
+
     async def _follow(self, watcher: PodWatcher, source: AsyncIterator[Any]) -> None:
         async for item in source:
             facts = await watcher.on_item(item)
@@ -137,7 +142,8 @@ class Autoscaler:
         """Make the ordered nodes that do not exist yet."""
         for decision in self.ordered:
             if decision.action_id not in {known.action_id for known in self._state.nodes.values()}:
-                await _add_node(self._user, f"{self._namespace}-{decision.action_id[:8]}", dict(decision.labels))
+                carried = dict(decision.labels) | {"topology.kubernetes.io/zone": decision.offer.zone}
+                await _add_node(self._user, f"{self._namespace}-{decision.action_id[:8]}", carried)
 
 
 async def _add_node(user: KubeHttp, name: str, labels: Json) -> None:
@@ -177,9 +183,9 @@ def _object(kind: str, name: str, **spec: object) -> Json:
     return {"apiVersion": _KUEUE, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def _submit(plane: ControlPlane, namespace: str) -> None:
-    """Submit a Job of two pods with 8 GPUs each to the queue."""
-    body = job("train", gpus=8, parallelism=2, completions=2, suspend=True)
+def _submit(plane: ControlPlane, namespace: str, **template: object) -> None:
+    """Submit a Job of two pods with 8 GPUs each to the queue; `template` adds to their spec."""
+    body = job("train", gpus=8, template=template, parallelism=2, completions=2, suspend=True)
     metadata = {"name": "train", "namespace": namespace, "labels": {"kueue.x-k8s.io/queue-name": "queue"}}
     _made(plane, {**body, "metadata": metadata})
 
@@ -259,6 +265,47 @@ async def test_a_check_admits_what_fits_and_buys_nothing(plane: ControlPlane, us
         await until(lambda: _run_all(user, "check"))
         assert (await _conditions(user, "check"))["Provisioned"] == ("True", "CapacityIsFound")
         assert autoscaler.ordered == []
+
+
+async def test_pods_to_come_have_their_volume_and_priority(
+    plane: ControlPlane, user: KubeHttp, kube: KubeClient
+) -> None:
+    """Without the claim nothing is bought and the workload says why; then both nodes are bought in its zone."""
+    _queue(plane, "volumes", BEST_EFFORT_ATOMIC)
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
+    _made(plane, {**urgent, "value": 1000})
+    async with Autoscaler(kube, user, "volumes").running() as autoscaler:
+        data = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+        _submit(plane, "volumes", volumes=[data], priorityClassName="urgent")
+
+        async def is_missing() -> bool:
+            _, message = await _check_state(user, "volumes")
+            return "claim volumes/data does not exist" in message
+
+        await until(is_missing)
+        assert (await _conditions(user, "volumes"))["Provisioned"] == ("False", "CapacityIsNotFound")
+        assert autoscaler.ordered == []
+        assert [pods.priority for pods in autoscaler.pod_sets] == [1000]
+        size = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        amount = {"storage": "1Gi"}
+        zone = offer(gpus=8).zone
+        affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
+        ]}]}}  # fmt: skip
+        source = {"csi": {"driver": "disk.example.com", "volumeHandle": "data"}}
+        _made(
+            plane,
+            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "volumes-data"},
+             "spec": {**size, **source, "capacity": amount, "nodeAffinity": affinity}},
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "volumes"},
+             "spec": {**size, "resources": {"requests": amount}, "volumeName": "volumes-data"}},
+        )  # fmt: skip
+
+        async def is_provisioned() -> bool:
+            return (await _conditions(user, "volumes")).get("Provisioned") == ("True", "CapacityIsProvisioned")
+
+        await until(is_provisioned)
+        assert [decision.offer.zone for decision in autoscaler.ordered] == [zone, zone]
 
 
 async def test_kueue_tries_again_after_a_request_fails(plane: ControlPlane, user: KubeHttp, kube: KubeClient) -> None:

@@ -91,7 +91,7 @@ def test_an_event_looks_only_at_pods_that_it_may_change(name: str) -> None:
     for each in claiming_pods(100):
         assert cache.of(each) is not None  # type: ignore[arg-type]  # it is a pod
     make, expected = EVENTS[name]
-    assert len(cache.take(make())) == expected
+    assert len(cache.take(make())[0]) == expected
 
 
 async def calls_for_list(count: int) -> int:

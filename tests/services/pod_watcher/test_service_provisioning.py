@@ -1,26 +1,52 @@
 """ProvisioningRequests become facts with their PodTemplates, where the setting asks for it."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.support.kube_objects import Json, pod
-from tests.support.watch_items import T0, changed, decoded, listed, new_watcher
+from tests.support.watch_items import T0, changed, decoded, device_spec, listed, new_watcher, thing, volume_spec
 
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.pod import PodProvisioningGone, PodProvisioningListed, PodProvisioningObserved
-from gpu_autoscaler.kube.protocol import POD_TEMPLATES, PROVISIONING_REQUESTS, Bookmark, Deleted
+from gpu_autoscaler.kube.protocol import (
+    CLAIMS,
+    CLASSES,
+    DEVICE_CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_TEMPLATES,
+    POD_TEMPLATES,
+    PRIORITY_CLASSES,
+    PROVISIONING_REQUESTS,
+    VOLUMES,
+    Bookmark,
+    Deleted,
+    Kind,
+)
 from gpu_autoscaler.kube.wire.core import Object
 from gpu_autoscaler.model.demands import BEST_EFFORT_ATOMIC, CHECK_CAPACITY, PodSet, ProvisioningCondition
 from gpu_autoscaler.model.resources import Resources
+from gpu_autoscaler.model.scheduling import LabelRequirement
+from gpu_autoscaler_services.pod_watcher.related_objects import DEVICE_KINDS, STORAGE_KINDS
 from gpu_autoscaler_services.pod_watcher.service import BUDGETS_WATCHED_SECONDS, PodWatcher
 
 EIGHT_GPUS = Resources(cpu_milli=100, memory_bytes=64 * 2**20, gpu_count=8, pod_count=1)
 
 
+async def serving(*classes: Object) -> PodWatcher:
+    """A watcher with the setting on that knows these PriorityClasses, and that there are no claims."""
+    watcher = new_watcher(are_provisioning_requests_served=True)
+    await watcher.on_item(listed(PRIORITY_CLASSES, *classes, version=1))
+    for kind in (*STORAGE_KINDS, *DEVICE_KINDS):
+        assert await watcher.on_item(listed(kind, version=1)) == []
+    return watcher
+
+
 @pytest.fixture
-def watcher() -> PodWatcher:
+async def watcher() -> PodWatcher:
     """A watcher with the setting on."""
-    return new_watcher(are_provisioning_requests_served=True)
+    return await serving()
 
 
 def template(version: int = 4, gpus: int = 8, annotations: Json | None = None, **spec: Any) -> Object:  # noqa: ANN401 - fields of a pod's spec
@@ -31,13 +57,17 @@ def template(version: int = 4, gpus: int = 8, annotations: Json | None = None, *
 
 
 def request(
-    version: int = 5, class_name: str = BEST_EFFORT_ATOMIC, conditions: tuple[Json, ...] = (), **parameters: str
+    version: int = 5,
+    class_name: str = BEST_EFFORT_ATOMIC,
+    conditions: tuple[Json, ...] = (),
+    count: int = 2,
+    **parameters: str,
 ) -> Object:
-    """A request for two pods of the template, as the API server sends it."""
+    """A request for pods of the template, as the API server sends it."""
     spec = {
         "provisioningClassName": class_name,
         "parameters": parameters,
-        "podSets": [{"podTemplateRef": {"name": "t"}, "count": 2}],
+        "podSets": [{"podTemplateRef": {"name": "t"}, "count": count}],
     }
     body = {"metadata": {"name": "r"}, "spec": spec, "status": {"conditions": list(conditions)}}
     return decoded(PROVISIONING_REQUESTS, body, version, namespace="research")
@@ -91,7 +121,7 @@ async def test_parameters_are_read(watcher: PodWatcher) -> None:
     assert isinstance(fact, PodProvisioningObserved)
     assert (fact.valid_seconds, fact.is_tried_once) == (90.0, True)
     for nonsense in ("soon", "-1", "inf", "0"):
-        other = new_watcher(are_provisioning_requests_served=True)
+        other = await serving()
         await other.on_item(listed(POD_TEMPLATES, template(), version=50))
         (fact, _) = await other.on_item(listed(PROVISIONING_REQUESTS, request(ValidUntilSeconds=nonsense)))
         assert isinstance(fact, PodProvisioningObserved)
@@ -109,6 +139,127 @@ async def test_conditions_and_topology_are_read(watcher: PodWatcher) -> None:
     assert isinstance(fact, PodProvisioningObserved)
     since = T0 - timedelta(minutes=30)
     assert fact.conditions == (ProvisioningCondition(type="Accepted", is_true=True, since=since, reason="Accepted"),)
+
+
+# ---- priority, volumes and device claims of the pods to come
+
+DATA: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+GPUS: Json = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]}
+SHARED: Json = {"resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}]}
+SLOW = thing(CLASSES, "slow", 2, provisioner="ebs.csi.aws.com", volumeBindingMode="Immediate")
+
+
+def only(facts: Sequence[Fact]) -> tuple[PodProvisioningObserved, PodSet]:
+    """The only fact, and its only pod set."""
+    (fact,) = facts
+    assert isinstance(fact, PodProvisioningObserved)
+    (pod_set,) = fact.pod_sets
+    return fact, pod_set
+
+
+def in_research(kind: Kind[Any], spec: Json, *, name: str = "gpus", version: int = 120) -> Object:
+    """An object in the namespace of the request."""
+    return decoded(kind, {"metadata": {"name": name}, "spec": spec}, version, namespace="research")
+
+
+def priority_class(name: str, value: int, version: int = 1, **fields: Any) -> Object:  # noqa: ANN401 - fields of the kind
+    """A PriorityClass."""
+    return thing(PRIORITY_CLASSES, name, version, value=value, **fields)
+
+
+async def test_pods_get_the_priority_of_their_class() -> None:
+    """Of the class that the template names, otherwise of the default one, whatever the template has as priority."""
+    watcher = await serving(priority_class("urgent", 1000), priority_class("usual", -5, globalDefault=True))
+    fact = await published(watcher, template(priorityClassName="urgent"))
+    assert fact.pod_sets[0].priority == 1000
+    _, pod_set = only(await watcher.on_item(changed(POD_TEMPLATES, template(120, priority=7))))
+    assert pod_set.priority == -5
+
+
+async def test_a_missing_priority_class_is_a_trouble(watcher: PodWatcher) -> None:
+    """As the API server would refuse the pods, until the class exists."""
+    fact = await published(watcher, template(priorityClassName="urgent"))
+    assert (fact.trouble, fact.pod_sets) == ("PriorityClass urgent does not exist", ())
+    urgent = priority_class("urgent", 1000, 120)
+    fact, pod_set = only(await watcher.on_item(changed(PRIORITY_CLASSES, urgent)))
+    assert (fact.trouble, fact.version, pod_set.priority) == ("", 120, 1000)
+
+
+async def test_pods_go_where_their_volume_is(watcher: PodWatcher) -> None:
+    """A claim is missing, then has no volume yet, then one in zone b: the same words and terms as of a pod."""
+    (pod_set,) = (await published(watcher, template(**DATA))).pod_sets
+    assert (pod_set.volume_trouble, pod_set.requests) == ("claim research/data does not exist", EIGHT_GPUS)
+    assert await watcher.on_item(changed(CLASSES, SLOW)) == []
+    claim = in_research(CLAIMS, {"storageClassName": "slow"}, name="data")
+    fact, pod_set = only(await watcher.on_item(changed(CLAIMS, claim)))
+    assert "storage class slow provisions it before the pod is scheduled" in pod_set.volume_trouble
+    assert fact.version == 120
+    assert await watcher.on_item(changed(VOLUMES, thing(VOLUMES, "v", 121, spec=volume_spec("b")))) == []
+    claim = in_research(CLAIMS, {"storageClassName": "slow", "volumeName": "v"}, name="data", version=122)
+    _, pod_set = only(await watcher.on_item(changed(CLAIMS, claim)))
+    assert pod_set.volume_trouble == ""
+    assert [term.requirements for term in pod_set.demands.node_affinity] == [
+        (LabelRequirement("topology.kubernetes.io/zone", "In", ("b",)),)
+    ]
+
+
+async def test_an_ephemeral_volume_counts_by_its_template(watcher: PodWatcher) -> None:
+    """Its claim comes with the pod: with such a class anywhere, with one that provisions early nowhere."""
+    await watcher.on_item(changed(CLASSES, SLOW))
+    late = thing(CLASSES, "late", 3, provisioner="ebs.csi.aws.com", volumeBindingMode="WaitForFirstConsumer")
+    await watcher.on_item(changed(CLASSES, late))
+
+    def scratch(version: int, class_name: str) -> Object:
+        claim = {"spec": {"storageClassName": class_name}}
+        return template(version, volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": claim}}])
+
+    (pod_set,) = (await published(watcher, scratch(4, "late"))).pod_sets
+    assert pod_set.volume_trouble == ""
+    _, pod_set = only(await watcher.on_item(changed(POD_TEMPLATES, scratch(120, "slow"))))
+    assert "provisions it before the pod is scheduled" in pod_set.volume_trouble
+
+
+async def test_claimed_devices_are_requested(watcher: PodWatcher) -> None:
+    """Four GPUs by a claim template that comes late; each pod has a claim of its own."""
+    (pod_set,) = (await published(watcher, template(gpus=0, **GPUS))).pod_sets
+    assert pod_set.device_trouble == "ResourceClaimTemplate research/gpus does not exist"
+    await watcher.on_item(changed(DEVICE_CLASSES, thing(DEVICE_CLASSES, "gpu.nvidia.com", 110)))
+    spec = {"spec": device_spec("gpu.nvidia.com", 4)}
+    _, pod_set = only(await watcher.on_item(changed(DEVICE_TEMPLATES, in_research(DEVICE_TEMPLATES, spec))))
+    assert (pod_set.device_trouble, pod_set.requests.gpu_count) == ("", 4)
+
+
+@pytest.mark.parametrize(("count", "trouble"), [(1, ""), (2, "is shared by 2 pods of the request")])
+async def test_a_device_claim_serves_one_pod(watcher: PodWatcher, count: int, trouble: str) -> None:
+    """Pods that share one run on one node, which is not known before."""
+    await watcher.on_item(changed(DEVICE_CLASSES, thing(DEVICE_CLASSES, "gpu.nvidia.com", 2)))
+    claim = in_research(DEVICE_CLAIMS, device_spec("gpu.nvidia.com", 4))
+    await watcher.on_item(changed(DEVICE_CLAIMS, claim))
+    await watcher.on_item(listed(POD_TEMPLATES, template(gpus=0, **SHARED), version=50))
+    _, pod_set = only((await watcher.on_item(listed(PROVISIONING_REQUESTS, request(count=count))))[:1])
+    assert pod_set.requests.gpu_count == 4
+    assert trouble in pod_set.device_trouble
+    assert bool(trouble) == bool(pod_set.device_trouble)
+
+
+async def test_a_request_waits_for_the_lists_of_what_its_pods_name() -> None:
+    """Before, a claim would seem to be missing; a request without claims does not wait."""
+    watcher = new_watcher(are_provisioning_requests_served=True)
+    await watcher.on_item(listed(PRIORITY_CLASSES, version=1))
+    await watcher.on_item(listed(POD_TEMPLATES, template(**DATA), version=50))
+    assert len(await watcher.on_item(listed(PROVISIONING_REQUESTS, request()))) == 1
+    for kind in STORAGE_KINDS[:-1]:
+        assert await watcher.on_item(listed(kind, version=1)) == []
+    _, pod_set = only(await watcher.on_item(listed(STORAGE_KINDS[-1], version=1)))
+    assert pod_set.volume_trouble == "claim research/data does not exist"
+
+
+async def test_an_ended_request_is_published_no_more(watcher: PodWatcher) -> None:
+    """A change of a claim that its pods named says nothing then."""
+    await published(watcher, template(**DATA))
+    await watcher.on_item(Deleted(kind=PROVISIONING_REQUESTS, object=request(150), seen_at=T0))
+    claim = in_research(CLAIMS, {"storageClassName": "slow"}, name="data")
+    assert await watcher.on_item(changed(CLAIMS, claim)) == []
 
 
 async def test_an_invalid_template_is_a_trouble(watcher: PodWatcher) -> None:
@@ -133,7 +284,7 @@ async def test_a_request_ends(watcher: PodWatcher) -> None:
     await watcher.on_item(changed(POD_TEMPLATES, template(180, gpus=4)))
     (gone,) = await watcher.on_item(Deleted(kind=PROVISIONING_REQUESTS, object=request(150), seen_at=T0))
     assert gone == PodProvisioningGone(epoch=7, version=180, request_uid="r", namespace="research", name="r")
-    other = new_watcher(are_provisioning_requests_served=True)
+    other = await serving()
     await published(other)
     await other.on_item(changed(POD_TEMPLATES, template(180, gpus=4)))
     facts = await other.on_item(listed(PROVISIONING_REQUESTS, version=160))
@@ -151,4 +302,4 @@ async def test_a_cluster_without_the_kind_has_no_requests(watcher: PodWatcher) -
 def test_without_the_setting_requests_are_not_watched() -> None:
     """Releases up to 0.2 would set these facts aside."""
     kinds = (len(new_watcher().sources()), len(new_watcher(are_provisioning_requests_served=True).sources()))
-    assert kinds[1] == kinds[0] + 2
+    assert kinds[1] == kinds[0] + 3

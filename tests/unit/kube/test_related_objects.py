@@ -19,7 +19,7 @@ ZONE_B = NodeSelectorTerm((LabelRequirement(labels.ZONE, "In", ("zone-b",)),))
 
 def read(kind: Any, name: str, *, annotations: dict[str, str] | None = None, **fields: Any) -> Any:  # noqa: ANN401 - any object
     """The object as it is decoded from the wire."""
-    metadata = {"name": name, "namespace": "default", "annotations": annotations or {}}
+    metadata = {"name": name, "namespace": "default", "uid": name, "annotations": annotations or {}}
     return msgspec.json.decode(msgspec.json.encode({"metadata": metadata, **fields}), type=kind)
 
 

@@ -49,7 +49,7 @@ def _unwanted(uid: str, as_of: datetime, state: ClusterState) -> str | None:
         return "it only checks capacity"
     if request.members_count > _MEMBERS_MAX or request.trouble or as_of >= request.created_at + _valid(request):
         return "it is invalid, or too old"
-    return None
+    return next(filter(None, (pods.volume_trouble or pods.device_trouble for pods in request.pod_sets)), None)
 
 
 def unjustified_answer(decision: AnswerProvisioningRequest, as_of: datetime, state: ClusterState) -> str | None:
@@ -70,8 +70,8 @@ def unjustified_answer(decision: AnswerProvisioningRequest, as_of: datetime, sta
         case "Failed":
             return _may_be_served(decision, request, as_of)
         case "Provisioned" if decision.is_true:
-            fitting = _members_that_fit(request, state, frozenset())
-            short = [pods.count for pods, count in zip(request.pod_sets, fitting, strict=True) if count < pods.count]
+            fitting = zip(request.pod_sets, _members_that_fit(request, state, frozenset()), strict=True)
+            short = [pods for pods, fit in fitting if fit < pods.count or pods.volume_trouble or pods.device_trouble]
             return "ready nodes do not have the capacity" if short or request.trouble else None
         case _:
             return None

@@ -219,7 +219,11 @@ def _request_items(state: ClusterState, rules: Rules, as_of: datetime) -> Iterat
     for position, request in enumerate(open_requests(state, as_of)):
         source = DemandSource.CAPACITY_CHECK if is_check(request) else DemandSource.PROVISIONING
         counts = [pods.count for pods in request.pod_sets]
-        blocked = ProvisioningRequestsLimit(open_count_max=OPEN_COUNT_MAX) if position >= OPEN_COUNT_MAX else None
+        blocked: DeferReason | None = next(
+            (reason for pod in _pods_to_come(request) if (reason := _blocked(pod)) is not None), None
+        )
+        if position >= OPEN_COUNT_MAX:
+            blocked = ProvisioningRequestsLimit(open_count_max=OPEN_COUNT_MAX)
         for item in _members_of(request, counts, source, rules):
             yield msgspec.structs.replace(item, blocked=blocked)
     for request in booked_requests(state, as_of):
@@ -262,7 +266,10 @@ def _pods_to_come(request: PodProvisioningObserved) -> tuple[PodObserved, ...]:
             demands=pods.demands,
             pod_affinity=pods.pod_affinity,
             gpu_models=pods.gpu_models,
+            gpu_memory_bytes_min=pods.gpu_memory_bytes_min,
             labels=pods.labels,
+            volume_trouble=pods.volume_trouble,
+            device_trouble=pods.device_trouble,
             preferences=pods.preferences,
         )
         for number, pods in enumerate(request.pod_sets)

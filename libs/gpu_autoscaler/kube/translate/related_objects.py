@@ -77,13 +77,23 @@ class RelatedObjects(msgspec.Struct, frozen=True, kw_only=True):
 NO_RELATED_OBJECTS = RelatedObjects()
 
 
-def claims_of(pod: core.Pod) -> Iterator[Key]:
-    """Yield the claims of the pod's volumes, ephemeral ones included."""
+def has_claims(pod: core.Pod) -> bool:
+    """True if a volume of the pod has a claim."""
+    return any(volume.persistent_volume_claim or volume.ephemeral for volume in pod.spec.volumes)
+
+
+def claims_of(pod: core.Pod, storage: Storage) -> Iterator[tuple[Key, wire_storage.Claim | None]]:
+    """Yield the claims of the pod's volumes; None: missing. A pod without a uid does not exist yet: the claims of its
+    ephemeral volumes are those that it will get."""
     for volume in pod.spec.volumes:
+        key = pod.metadata.namespace, f"{pod.metadata.name}-{volume.name}"
         if volume.persistent_volume_claim is not None:
-            yield pod.metadata.namespace, volume.persistent_volume_claim.claim_name
+            key = pod.metadata.namespace, volume.persistent_volume_claim.claim_name
+            yield key, storage.claims.get(key)
+        elif volume.ephemeral is not None and pod.metadata.uid:
+            yield key, storage.claims.get(key)
         elif volume.ephemeral is not None:
-            yield pod.metadata.namespace, f"{pod.metadata.name}-{volume.name}"
+            yield key, wire_storage.Claim(metadata=core.Metadata(), spec=volume.ephemeral.volume_claim_template.spec)
 
 
 def related_objects(
@@ -92,8 +102,8 @@ def related_objects(
     """Return the demands of these objects on the pod's node."""
     devices = claimed(pod, known)
     alternatives: list[Terms] = [*devices.alternatives]
-    for key in claims_of(pod):
-        terms = _reachable_nodes(key, storage)
+    for key, claim in claims_of(pod, storage):
+        terms = _reachable_nodes(key, claim, storage)
         if isinstance(terms, str):
             return RelatedObjects(problem=terms, devices=devices, version=version, group_count_min=group_count_min)
         if terms:
@@ -103,10 +113,9 @@ def related_objects(
     )
 
 
-def _reachable_nodes(key: Key, storage: Storage) -> Terms | str:
+def _reachable_nodes(key: Key, claim: wire_storage.Claim | None, storage: Storage) -> Terms | str:
     """Return the nodes that can reach the claim's volume, existing or to be created; otherwise why there are none."""
     name = f"claim {key[0]}/{key[1]}"
-    claim = storage.claims.get(key)
     if claim is None:
         return f"{name} does not exist"
     if claim.status.phase == "Lost":

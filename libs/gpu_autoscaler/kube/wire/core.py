@@ -199,6 +199,25 @@ class ClaimSource(Wire, frozen=True, kw_only=True):
     claim_name: str
 
 
+class ClaimSpec(Wire, frozen=True, kw_only=True):
+    """The spec of a PersistentVolumeClaim."""
+
+    storage_class_name: str | None = None  # None: the cluster's default class; empty: none
+    volume_name: str = ""
+
+
+class ClaimTemplate(Wire, frozen=True, kw_only=True):
+    """The claim that is created for a pod."""
+
+    spec: ClaimSpec = ClaimSpec()
+
+
+class EphemeralVolume(Wire, frozen=True, kw_only=True):
+    """A volume with a claim of the pod's own, which is named after pod and volume."""
+
+    volume_claim_template: ClaimTemplate = ClaimTemplate()
+
+
 class Volume(Wire, frozen=True, kw_only=True):
     """A volume: the types that are lost with the node, and those with a claim."""
 
@@ -206,7 +225,7 @@ class Volume(Wire, frozen=True, kw_only=True):
     empty_dir: EmptyDir | None = None
     host_path: Marker | None = None
     persistent_volume_claim: ClaimSource | None = None
-    ephemeral: Marker | None = None  # its claim is named after pod and volume
+    ephemeral: EphemeralVolume | None = None
 
 
 class PodSpec(Wire, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
-"""ProvisioningRequests, and the PodTemplates that they name.
+"""ProvisioningRequests, the PodTemplates that they name, and the PriorityClasses of these.
 
 Source: kubernetes/autoscaler, cluster-autoscaler/apis (autoscaling.x-k8s.io/v1beta1), and the Kubernetes API reference,
-"PodTemplate" (read 2026-11-27). The tests apply this very definition to a real API server.
+"PodTemplate" (read 2026-11-27) and "PriorityClass" (read 2026-11-28). The tests apply the definition of requests to a
+real API server.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,13 @@ class PodTemplate(Object, frozen=True, kw_only=True):
     """A PodTemplate."""
 
     template: PodTemplateSpec = PodTemplateSpec()
+
+
+class PriorityClass(Object, frozen=True, kw_only=True):
+    """A PriorityClass."""
+
+    value: int = 0
+    global_default: bool = False  # for pods that name none
 
 
 class Reference(Wire, frozen=True, kw_only=True):

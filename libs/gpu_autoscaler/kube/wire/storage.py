@@ -7,14 +7,7 @@ scheduler-plugins (scheduling.x-k8s.io/v1alpha1) and of Volcano (scheduling.volc
 
 from typing import Literal
 
-from gpu_autoscaler.kube.wire.core import NodeSelector, Object, Wire
-
-
-class ClaimSpec(Wire, frozen=True, kw_only=True):
-    """The spec of a claim."""
-
-    storage_class_name: str | None = None  # None: the cluster's default class; empty: none
-    volume_name: str = ""
+from gpu_autoscaler.kube.wire.core import ClaimSpec, NodeSelector, Object, Wire
 
 
 class ClaimStatus(Wire, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ class VolumeController:
         return True
 
     def _claim(self, name: str, class_name: str) -> None:
-        spec = storage.ClaimSpec(storage_class_name=class_name)
+        spec = core.ClaimSpec(storage_class_name=class_name)
         self._cluster.put(CLAIMS, storage.Claim(metadata=self._cluster.metadata(NAMESPACE, name), spec=spec))
         if class_name == IMMEDIATE:
             make = partial(self._make, name, self._rng.choice(ZONES))

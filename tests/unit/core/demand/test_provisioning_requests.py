@@ -1,6 +1,7 @@
 """ProvisioningRequests are gangs: bought whole or not at all, answered by conditions, booked until their pods come."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from tests.support.provisioning import (
 from tests.support.purchases import bought as ordered
 from tests.support.purchases import provider_id, purchase
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, node, offer, on_sale, pod, policy
-from tests.support.timed_facts import TimedFact, record
+from tests.support.timed_facts import TimedFact, record, resources
 
 from gpu_autoscaler.core.demand.provisioning_requests import (
     MEMBERS_COUNT_MAX,
@@ -31,8 +32,9 @@ from gpu_autoscaler.core.explain.story import why_request
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade
 from gpu_autoscaler.model.decisions import AnswerProvisioningRequest, Cut, DrainNode
-from gpu_autoscaler.model.demands import CHECK_CAPACITY, ProvisioningCondition
+from gpu_autoscaler.model.demands import CHECK_CAPACITY, PodSet, ProvisioningCondition
 from gpu_autoscaler.model.ids import ActionId, PlanId
+from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, NodeSelectorTerm
 
 BOOKED = 10 * MINUTE
 ACCEPTED = condition("Accepted")
@@ -110,6 +112,55 @@ def test_nothing_is_bought_for_the_pods_of_a_check() -> None:
     assert bought(made) == []
     assert deferrals(made) == {"pod/uid-p": "capacity_not_free"}
     assert len(bought(planned_at(T0, consumer("p", gpus=8), on_sale(offer(gpus=8))))) == 1
+
+
+# ---- volumes, devices and priority of the pods
+
+MISSING = "claim research/data does not exist"
+
+
+def with_pods(**fields: Any) -> Story:  # noqa: ANN401 - fields of PodSet
+    """A request for two pods of 8 GPUs that are so."""
+    pods = PodSet(count=2, requests=resources(gpus=8, pods=1), **fields)
+    return request("r", 2, pod_sets=(pods,), conditions=[ACCEPTED])
+
+
+@pytest.mark.parametrize("field", ["volume_trouble", "device_trouble"])
+def test_no_node_is_bought_before_volumes_and_devices_are_known(field: str) -> None:
+    """Nor do free nodes count as capacity; the condition names what is missing, and it is tried again."""
+    made = planned_at(T0, with_pods(**{field: MISSING}), node("n1"), node("n2"), on_sale(offer(gpus=8)))
+    assert (bought(made), answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
+    (act,) = (act for act in made.upkeep_decisions if isinstance(act, AnswerProvisioningRequest))
+    assert MISSING in act.reason.sentence()
+    assert "It is tried again." in act.reason.sentence()
+    tag = deferrals(made)["provisioning/uid-r/0"]
+    assert tag == {"volume_trouble": "volume_not_ready", "device_trouble": "device_claims_unsupported"}[field]
+
+
+def test_nodes_are_bought_in_the_zone_of_a_volume() -> None:
+    """Although another zone costs less; without an offer in the zone nothing is bought."""
+    zone = NodeSelectorTerm((LabelRequirement("topology.kubernetes.io/zone", "In", ("b",)),))
+    waiting = with_pods(demands=NodeDemands(node_affinity=(zone,)))
+    cheap, other = offer(gpus=8, zone="a"), offer(gpus=8, zone="b", usd_per_hour=99.0)
+    assert [decision.offer.zone for decision in bought(planned_at(T0, waiting, on_sale(cheap, other)))] == ["b", "b"]
+    made = planned_at(T0, waiting, on_sale(cheap))
+    assert (bought(made), answers(made)) == ([], [("Provisioned", False, "CapacityIsNotFound")])
+
+
+def test_a_request_of_higher_priority_is_served_first() -> None:
+    """By the sign of the priority of its pods' class, as pods are, although it is younger."""
+    pods = PodSet(count=1, requests=resources(gpus=8, pods=1), priority=1000)
+    urgent = request("urgent", 1, pod_sets=(pods,), at=T0 + SECOND)
+    made = planned_at(T0 + HOUR, request("r", 1), urgent, on_sale(offer(gpus=8)), rules=policy(nodes_count_max=1))
+    assert [decision.gang for decision in bought(made)] == ["provisioning/uid-urgent"]
+
+
+def test_booked_capacity_stays_booked_when_a_volume_is_lost() -> None:
+    """The pods may still come."""
+    pods = PodSet(count=2, requests=resources(gpus=8, pods=1), volume_trouble=MISSING)
+    booked = request("r", 2, pod_sets=(pods,), conditions=provisioned())
+    made = planned_at(T0, node("n1"), node("n2"), booked, pod("p", gpus=8), on_sale(offer(gpus=8)))
+    assert (len(bought(made)), answers(made)) == (1, [])
 
 
 # ---- booking
@@ -285,6 +336,16 @@ def test_the_check_refuses_capacity_that_is_not_there() -> None:
     made = planned_at(T0, known, node("n1"), node("n2"))
     state = given(known, node("n1"))
     assert any("do not have the capacity" in found for found in refusals(state, made))
+
+
+def test_the_check_refuses_nodes_for_a_missing_volume() -> None:
+    """A purchase, and the promise of capacity, that were decided while the volume was there."""
+    stuck = with_pods(volume_trouble=MISSING)
+    made = planned_at(T0, with_pods(), on_sale(offer(gpus=8)))
+    assert any(MISSING in found for found in refusals(given(stuck, on_sale(offer(gpus=8))), made))
+    nodes = (node("n1"), node("n2"))
+    made = planned_at(T0, with_pods(), *nodes)
+    assert any("do not have the capacity" in found for found in refusals(given(stuck, *nodes), made))
 
 
 def test_the_check_refuses_the_removal_of_a_booked_node() -> None:
