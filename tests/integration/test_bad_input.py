@@ -30,6 +30,7 @@ from gpu_autoscaler.events import ingress
 from gpu_autoscaler.events.envelope import recorded
 from gpu_autoscaler.events.job import JobRejected
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX
 from gpu_autoscaler.model.errors import ConfigError, InvalidFact
 from gpu_autoscaler.runtime.config import load_settings
 from gpu_autoscaler.runtime.policies import load_policy
@@ -298,6 +299,14 @@ async def test_bad_input_is_refused_with_every_violation(here: Here, entry_point
         bus, store = here.gate.model.bus, here.gate.model.store
         assert [await bus.last_sequence(stream) for stream in ("JOB", "DEMAND", "POLICY")] == [0, 0, 0], cell
         assert not await store.unfinished_jobs(), cell
+
+
+async def test_of_any_number_of_violations_the_first_are_listed(here: Here) -> None:
+    """And the sender reads that there are more."""
+    refusal = await over_rest("gpu/jobs")(here, json.dumps(dict.fromkeys(map(str, range(10_000)), 1)).encode(), WRITER)
+    assert refusal.type == "invalid-request"
+    assert len(refusal.reasons) == ERRORS_COUNT_MAX
+    assert "(more are not listed)" in refusal.text
 
 
 # ---- files, manifests, settings: read before anything runs

@@ -16,7 +16,7 @@ from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import EVENT_ID_LENGTH_MAX, OWN_SOURCES, UNREADABLE, Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
-from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, all_errors, unknown_keys, validation_errors
+from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, all_errors, first_errors, unknown_keys
 from gpu_autoscaler.model.errors import InvalidFact, UnknownType
 from gpu_autoscaler.model.ids import FactId, derive_id
 
@@ -91,12 +91,12 @@ def _root(subject: str) -> str:
 
 
 def field_errors(fact: type[Fact], payload: bytes) -> list[str]:
-    """Return every error in the fields of a request, unknown ones too: in an event's data, or in a bare body.
+    """Return the first errors in the fields of a request, unknown ones too: in an event's data, or in a bare body.
 
     Readers of the stream ignore unknown fields, which a newer publisher may send. Empty: none, or no JSON.
     """
     try:
-        return validation_errors(_body(payload), fact)
+        return first_errors(_body(payload), fact)
     except UNREADABLE:
         return []
 

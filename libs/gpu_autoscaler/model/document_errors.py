@@ -6,6 +6,7 @@ msgspec stops at the first error; this module walks the structs.
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -18,25 +19,32 @@ _NAME_LENGTH_MAX = 100  # of an unknown key, as errors quote it. Project default
 def all_errors(payload: bytes, schema: type[msgspec.Struct], first: Exception) -> str:
     """Return every error of encoded JSON that did not decode; only the `first`, where it is not JSON."""
     try:
-        errors = validation_errors(msgspec.json.decode(payload), schema)
+        errors = first_errors(msgspec.json.decode(payload), schema)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return str(first)
-    more_count = len(errors) - ERRORS_COUNT_MAX
-    return "; ".join((*errors[:ERRORS_COUNT_MAX], *((f"{more_count} more",) if more_count > 0 else ()))) or str(first)
+    is_all = len(errors) <= ERRORS_COUNT_MAX
+    return "; ".join((*errors[:ERRORS_COUNT_MAX], *(() if is_all else ("more are not listed",)))) or str(first)
 
 
-def validation_errors(document: object, schema: type[msgspec.Struct], at: str = "") -> list[str]:
-    """Return one sentence per error: unknown keys with the nearest known one, wrong types, missing keys."""
+def first_errors(document: object, schema: type[msgspec.Struct]) -> list[str]:
+    """Return the first errors, one more than are to be listed: a document from outside may have a million."""
+    return list(islice(validation_errors(document, schema), ERRORS_COUNT_MAX + 1))
+
+
+def validation_errors(document: object, schema: type[msgspec.Struct], at: str = "") -> Iterator[str]:
+    """Yield one sentence per error: unknown keys with the nearest known one, wrong types, missing keys."""
     if not isinstance(document, Mapping):
-        return [f"{at or 'document'}: must be a table, got {type(document).__name__}"]
+        yield f"{at or 'document'}: must be a table, got {type(document).__name__}"
+        return
     fields = {field.encode_name: field for field in msgspec.structs.fields(schema)}
-    errors = [unknown_name(_path(at, key), key, fields) for key in document if key not in fields]
+    for key in document:
+        if key not in fields:
+            yield unknown_name(_path(at, key), key, fields)
     for name, field in fields.items():
         if name in document:
-            errors += _value_errors(document[name], field.type, _path(at, name))
+            yield from _value_errors(document[name], field.type, _path(at, name))
         elif field.required:
-            errors.append(f"{_path(at, name)}: missing; add it")
-    return errors
+            yield f"{_path(at, name)}: missing; add it"
 
 
 def unknown_keys(document: object, schema: type[msgspec.Struct], at: str = "") -> Iterator[str]:
@@ -73,31 +81,42 @@ def struct_of(annotation: Any) -> type[msgspec.Struct] | None:  # noqa: ANN401 -
     return bare if isinstance(bare, type) and issubclass(bare, msgspec.Struct) else None
 
 
-def _value_errors(value: object, annotation: Any, path: str) -> list[str]:  # noqa: ANN401 - as struct_of
-    """Return the errors of a value and of all structs in it."""
+def _value_errors(value: object, annotation: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - as struct_of
+    """Yield the errors of a value and of all structs in it."""
     bare = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     schemas = [schema for part in _alternatives(bare) if (schema := struct_of(part)) is not None]
     if len(schemas) == 1 and (value is not None or struct_of(bare) is not None):
-        return validation_errors(value, schemas[0], path)
+        yield from validation_errors(value, schemas[0], path)
+        return
     if len(schemas) > 1 and isinstance(value, Mapping):
         tags = {config.tag: schema for schema in schemas if (config := schema.__struct_config__).tag is not None}
         field = schemas[0].__struct_config__.tag_field
         tag = value.get(field)
         if isinstance(tag, str) and (chosen := tags.get(tag)) is not None:
-            return validation_errors({key: part for key, part in value.items() if key != field}, chosen, path)
-    errors: list[str] = []
-    arguments = get_args(bare)
-    if get_origin(bare) is tuple and isinstance(value, list) and len(arguments) == 2 and arguments[1] is Ellipsis:
-        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-        errors = [error for at, item in parts for error in _value_errors(item, arguments[0], at)]
-    elif get_origin(bare) is dict and isinstance(value, Mapping):
-        errors = [error for key, part in value.items() for error in _value_errors(part, arguments[1], _path(path, key))]
-    if not errors:
+            yield from validation_errors({key: part for key, part in value.items() if key != field}, chosen, path)
+            return
+    limits = [part.max_length for part in get_args(annotation) if isinstance(part, msgspec.Meta)]
+    is_too_long = isinstance(value, list) and any(limit is not None and len(value) > limit for limit in limits)
+    is_valid = True
+    for error in () if is_too_long else _part_errors(value, bare, path):
+        is_valid = False
+        yield error
+    if is_valid:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as exc:
-            errors.append(f"{path}: {exc}; correct the value")
-    return errors
+            yield f"{path}: {exc}; correct the value"
+
+
+def _part_errors(value: object, bare: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - as struct_of
+    """Yield the errors of the items of a list or table."""
+    arguments = get_args(bare)
+    if get_origin(bare) is tuple and isinstance(value, list) and len(arguments) == 2 and arguments[1] is Ellipsis:
+        for index, item in enumerate(value):
+            yield from _value_errors(item, arguments[0], f"{path}[{index}]")
+    elif get_origin(bare) is dict and isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _value_errors(part, arguments[1], _path(path, key))
 
 
 def _alternatives(bare: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as struct_of

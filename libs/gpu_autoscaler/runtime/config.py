@@ -216,7 +216,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
     """Return the settings of file and environment combined. Raises ConfigError listing every error of both."""
     document = {} if path is None else load_toml(path)
-    errors = validation_errors(document, Settings)
+    errors = list(validation_errors(document, Settings))
     from_environment, environment_errors = _read_environment(environment)
     errors += environment_errors
     source = "environment" if path is None else f"{path} and environment"

@@ -41,6 +41,6 @@ def load_documents(path: Path) -> list[Any]:
 
 def read_struct(document: Mapping[str, Any], schema: type[S], source: str) -> S:
     """Return the struct that the document describes. Raises ConfigError listing every error."""
-    if errors := validation_errors(document, schema):
+    if errors := list(validation_errors(document, schema)):
         raise ConfigError(source, errors)
     return msgspec.convert(document, schema)

@@ -112,7 +112,7 @@ def _read(manifest: Mapping[str, Any], name: object) -> tuple[list[str], PolicyD
     if not isinstance(name, str) or not name:
         errors.append("metadata.name: missing; add it")
     spec = manifest.get("spec", {})
-    if wrong := validation_errors(spec, PolicySpec, "spec"):
+    if wrong := list(validation_errors(spec, PolicySpec, "spec")):
         return errors + wrong, None
     body = {"metadata": {"name": str(name)}, "spec": spec}
     found = msgspec.json.decode(json.dumps(body), type=Policy)

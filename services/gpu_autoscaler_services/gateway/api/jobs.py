@@ -23,7 +23,7 @@ from gpu_autoscaler.core.state.queries import job_state, queue
 from gpu_autoscaler.events.job import JobCancelRequested, JobRequested
 from gpu_autoscaler.kube.pod_templates.admission import Admitted, admit
 from gpu_autoscaler.kube.pod_templates.security import dangerous_fields
-from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, validation_errors
+from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, first_errors
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import FINAL_STATES, JobSpec, JobState, Violation
 from gpu_autoscaler.runtime.decode import decode_message
@@ -119,7 +119,7 @@ async def read_body(request: web.Request, kind: type[F]) -> F:
         document = _decoder.decode(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
-    require_fields(validation_errors(document, kind))
+    require_fields(first_errors(document, kind))
     return msgspec.convert(document, kind)
 
 
@@ -127,7 +127,7 @@ def require_fields(errors: Sequence[str]) -> None:
     """Raise a 422 that lists the errors, which begin with the path of their field, if there are any."""
     if errors:
         named = (text.partition(": ") for text in errors[:ERRORS_COUNT_MAX])
-        left = f" ({len(errors) - ERRORS_COUNT_MAX} more are not listed)" if len(errors) > ERRORS_COUNT_MAX else ""
+        left = " (more are not listed)" if len(errors) > ERRORS_COUNT_MAX else ""
         detail = f"invalid request body: correct the fields listed in violations{left}"
         raise invalid(detail, *(Violation(field, _of_version(reason)) for field, _, reason in named))
 
