@@ -111,7 +111,7 @@ def scaler(adapters: AdapterBundle) -> Service:
                 adapters.clock.now,
             ),
         ),
-        DecisionRecovery(adapters.store, adapters.policy),
+        DecisionRecovery(adapters.store, adapters.policy, adapters.seed),
         InstanceWatch(adapters.provider, installation, adapters.clock),
         digests=Digests(policy=policy_digest(adapters.policy), core=_core_digest),
         metrics=_Figures(adapters.on_refused_plan),

@@ -5,10 +5,11 @@ publishers, and of the scaler one process is active.
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from gpu_autoscaler.core.state.forced_removals import is_recent
 from gpu_autoscaler.core.state.queries import listed_instances
-from gpu_autoscaler.core.state.retention import drain_ended_at, order_ended_at
+from gpu_autoscaler.core.state.retention import drain_ended_at, is_past_retention, order_ended_at
 from gpu_autoscaler.core.state.state import ClusterState, DrainRecord, OrderRecord
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceObserved
@@ -50,6 +51,27 @@ def living(state: ClusterState) -> Iterator[Fact]:
         yield state.brake_releases.get(trip) or state.brake_releases[max(state.brake_releases)]
     if state.policy_documents is not None:
         yield state.policy_documents
+
+
+def uncharged_ends(lost: ClusterState, state: ClusterState, now: datetime) -> Iterator[Fact]:
+    """Yield the ends that lost streams had, the ledger may lack and the state does not know: with the streams the
+    cloud's answers are gone, and an hour after an end the cloud does not list the instance any more.
+    """
+    for key, instance in lost.instances.items():
+        if key not in state.instances and _is_due(instance, lost, state, now):
+            yield instance
+    for order in lost.orders.values():
+        if order.action_id not in state.orders and _is_due(order.terminated, lost, state, now):
+            yield _order(order)
+
+
+def _is_due(
+    ended: NodeInstanceObserved | ScalingNodeTerminated | None, lost: ClusterState, state: ClusterState, now: datetime
+) -> bool:
+    """True for an uncharged end that the state keeps when it is published."""
+    if ended is None or ended.terminated_at is None or is_past_retention(ended.terminated_at, now):
+        return False
+    return _is_uncharged(ended, lost) and _is_uncharged(ended, state)
 
 
 def _is_uncharged(ended: NodeInstanceObserved | ScalingNodeTerminated | None, state: ClusterState) -> bool:

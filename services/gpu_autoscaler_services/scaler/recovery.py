@@ -1,18 +1,22 @@
-"""Restores open decisions from the store after the loss of a stream, once, before the first plan."""
+"""Restores open decisions from the store after the loss of a stream, once, before the first plan, and from the last
+snapshot what the ledger still needs."""
 
 from datetime import datetime, timedelta
+from itertools import islice
 
 import structlog
 
 from gpu_autoscaler.core.limits.order_recovery import open_decisions
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
 from gpu_autoscaler.runtime.service import Outcome
 from gpu_autoscaler.store.protocol import Store
+from gpu_autoscaler_services.scaler.living import uncharged_ends
 
 PLANS_COUNT_MAX = 5000  # more than one plan per tick for an hour
+ENDS_COUNT_MAX = 500  # per tick
 _PAGE_COUNT = 200
 
 log = structlog.get_logger()
@@ -21,9 +25,11 @@ log = structlog.get_logger()
 class DecisionRecovery:
     """Restores the decisions of a lost stream."""
 
-    def __init__(self, store: Store, policy: ScalingPolicy) -> None:
+    def __init__(self, store: Store, policy: ScalingPolicy, lost_state: ClusterState = EMPTY_STATE) -> None:
+        """`lost_state`: the last snapshot of streams that are lost."""
         self._store = store
         self._policy = policy
+        self._lost_state = lost_state
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         """Use this policy from now on."""
@@ -44,6 +50,9 @@ class DecisionRecovery:
         if stale is not None:
             log.info("planning deferred until resources are listed on the new stream", missing=stale.source)
             return Outcome()
+        if ends := tuple(islice(uncharged_ends(self._lost_state, state, now), ENDS_COUNT_MAX)):
+            return Outcome(facts=ends)  # with the next tick the state has them
+        self._lost_state = EMPTY_STATE
         past = open_decisions(await self._plans(newest[0].fact.plan.as_of), state, self._policy, now)
         log.warning("decisions restored after stream loss", decisions_count=len(past))
         restored = ScalingDecisionsRestored(past=past, restored_at=now, brake=newest[0].fact.plan.brake)

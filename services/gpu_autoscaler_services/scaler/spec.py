@@ -53,7 +53,7 @@ async def compose(context: ProcessContext) -> Composed:
         context.view,
         policies.now,
         executor,
-        DecisionRecovery(store, policies.now),
+        DecisionRecovery(store, policies.now, snapshots.lost_state),
         InstanceWatch(provider, installation, context.clock),
         digests=Digests(policy=policy_digest(policies.now), core=core_digest()),
         metrics=context.metrics,

@@ -13,6 +13,8 @@ from tests.support.stories import (
     given,
     instance,
     notice,
+    planned,
+    policy,
     provider_id,
     purchase,
     record,
@@ -20,17 +22,25 @@ from tests.support.stories import (
 )
 
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.node import NodeInstanceListed, NodeInstanceObserved
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDocumentsAccepted
-from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingOrderResynced
+from gpu_autoscaler.events.scaling import (
+    ScalingDecisionsRestored,
+    ScalingNodeTerminated,
+    ScalingOrderResynced,
+    ScalingPlanMade,
+)
 from gpu_autoscaler.model.directives import Freeze
 from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.policy_documents import PolicyDocument
+from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler.sim.invariants.readability import living_differences
 from gpu_autoscaler_services.scaler.living import living
+from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
 LATER = T0 + timedelta(days=3)
 FROZEN = PolicyDirectiveGiven(
@@ -124,3 +134,31 @@ def test_an_instance_that_no_list_had_is_published_again_until_it_is_charged() -
     assert (order.launched is not None, order.terminated) == (True, TERMINATED)
     refused = bought(purchase("buy-b"), is_refused=True)
     assert list(living(given(refused, is_synced=False))) == []
+
+
+async def test_ends_of_lost_streams_are_published_before_the_first_plan() -> None:
+    """The cost tracker was away when the instance ended, and when all streams were lost: only the last snapshot of the
+    scaler has the end. Repeated until the state has it; not once it is charged, or too old to be kept.
+    """
+    lost, now, tables = given(ENDED, is_synced=False), ENDED_AT + HOUR, Tables()
+    decided = planned(BUY, plan_id="plan-buy-a")[0].fact
+    assert isinstance(decided, ScalingPlanMade)
+    await MemoryStore(tables).record_plan(decided, made_at=T0)
+
+    async def published(state: ClusterState, at: datetime = now) -> list[type[Fact]]:
+        outcome = await DecisionRecovery(MemoryStore(tables), policy(), lost).before_first_plan(state, at)
+        assert outcome is not None
+        facts.extend(outcome.facts)
+        return [type(fact) for fact in outcome.facts]
+
+    facts: list[Fact] = []
+    new = given(as_of=now)
+    assert await published(new) == [NodeInstanceObserved, ScalingOrderResynced]
+    known = fold(new, record([TimedFact(fact, now) for fact in facts]))
+    assert (known.orders, known.instances) == (lost.orders, lost.instances)
+    assert await published(known) == [ScalingDecisionsRestored]
+
+    charge = record([charged(ENDED_AT, is_final=True)])
+    assert await published(fold(new, charge)) == [ScalingDecisionsRestored]
+    late = now + timedelta(days=1)
+    assert await published(given(as_of=late), late) == [ScalingDecisionsRestored]

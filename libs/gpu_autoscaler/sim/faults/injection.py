@@ -33,6 +33,7 @@ PROCESS = "process"  # the process that it strikes
 SNAPSHOT_FAULTS = ("snapshot_corrupt", "snapshot_of_old_version", "snapshot_of_other_stream")
 BROKER, KUBERNETES, CLOUD, STORE = "broker", "kubernetes", "cloud", "store"
 RECORD = "record"  # everything in the broker
+COST_TRACKER = "cost_tracker"
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -60,7 +61,7 @@ KINDS: Mapping[str, Kind] = {
         # The clock of a node, or of the pod watcher's host, is hours ahead (a hardware clock in local time).
         Kind("clock_far_ahead", ratio=0.5, is_newer=True, share_max=0.25),
         # The ledger falls behind by minutes or hours, while the cloud charges on.
-        Kind("cost_tracker_away", per_hour=0.2, place="cost_tracker", is_newer=True, share_max=0.1),
+        Kind("cost_tracker_away", per_hour=0.2, place=COST_TRACKER, is_newer=True, share_max=0.1),
         # Kubernetes
         Kind("list_stale", ratio=0.2, place=PROCESS),
         Kind("watch_broken", per_hour=0.3, place=KUBERNETES),

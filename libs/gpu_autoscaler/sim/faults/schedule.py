@@ -21,7 +21,7 @@ from gpu_autoscaler.sim.adapters.kube_api import WatchFaults
 from gpu_autoscaler.sim.adapters.provider import StoreFaults
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine, Quota, Telemetry
 from gpu_autoscaler.sim.cluster.controllers import GARBAGE_COLLECTED_SECONDS, Workloads, is_ready
-from gpu_autoscaler.sim.faults.injection import BROKER, CLOUD, KUBERNETES, RECORD, STORE, Faults
+from gpu_autoscaler.sim.faults.injection import BROKER, CLOUD, COST_TRACKER, KUBERNETES, RECORD, STORE, Faults
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.process_pool import ProcessPool
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
@@ -32,7 +32,6 @@ AWAY_SECONDS = (20.0, 300.0)
 QUIET = timedelta(seconds=120)  # without a plan, before the stream discards all of them
 LAG_SECONDS = (5.0, 120.0)
 SECOND_SCALER_SECONDS = (60.0, 1800.0)
-COST_TRACKER = "cost_tracker"
 LEDGER_BEHIND_SECONDS = (1200.0, 30000.0)  # some longer than the state keeps what has ended
 # Where streams discard within the run: what has ended is published again for as long (docs/designs/005-resync.md).
 DISCARDED_BEHIND_SECONDS_MAX = TOMBSTONE_HOURS * 3600.0

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.events.cost import CostAccrued
+from gpu_autoscaler.events.cost import CostAccrued, CostLedgerReported
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.scaling import ScalingPlanMade
 from gpu_autoscaler.kube.protocol import PODS
@@ -20,7 +20,7 @@ from gpu_autoscaler.sim.adapters.store import Tables
 from gpu_autoscaler.sim.cluster.cloud import Cloud
 from gpu_autoscaler.sim.cluster.objects import Entry, Kubernetes
 from gpu_autoscaler.sim.cluster.scheduler import FINISHED
-from gpu_autoscaler.sim.faults.injection import BROKER, RECORD, STORE
+from gpu_autoscaler.sim.faults.injection import BROKER, COST_TRACKER, RECORD, STORE
 from gpu_autoscaler.sim.invariants import LEDGER_EXACT, SPEND_LIMITED, STORE_BOUNDED
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
@@ -67,6 +67,7 @@ class BookkeepingInvariant:
         self._holdings: dict[str, _Holding] = {}  # by uid of the pod
         self._held: list[tuple[_Holding, datetime]] = []  # of ended pods, with the end
         self._lost_at: list[datetime] = []
+        self._is_reported = True  # the sums of the ledger are in the streams, or have never been there
         cluster.listen(self._on_change)
 
     def begin(self) -> None:
@@ -74,14 +75,17 @@ class BookkeepingInvariant:
         self._loop.call_later(CHECK_SECONDS, self._look)
 
     def streams_lost(self) -> None:
-        """What the cost tracker knew of pods is lost, until they are published again."""
+        """What is known of pods and charges is lost until it is published again."""
         self._lost_at.append(self._loop.now())
+        self._is_reported = False
 
     # ---- the scaler knows up to when each instance is charged
 
     def _look(self) -> None:
         state, tables = self._scaler_state(), self._tables
-        is_calm = self._loop.time() - self._calm_since(BROKER, RECORD, STORE, "scaler", "scaler-2") > CALM_SECONDS
+        away = () if self._is_reported else (COST_TRACKER,)
+        calm_since = self._calm_since(BROKER, RECORD, STORE, "scaler", "scaler-2", *away)
+        is_calm = self._loop.time() - calm_since > CALM_SECONDS
         for machine in self._cloud.alive() if state is not None and is_calm else ():
             charge = tables.charges.get(machine.provider_id)
             if charge is None or state is None or (machine.provider_id, charge.last.from_at) in tables.unconfirmed:
@@ -97,6 +101,7 @@ class BookkeepingInvariant:
 
     def on_fact(self, recorded: Recorded) -> None:
         """A fact was stored."""
+        self._is_reported |= isinstance(recorded.fact, CostLedgerReported)
         state = self._scaler_state()
         if not isinstance(recorded.fact, ScalingPlanMade) or state is None:
             return
