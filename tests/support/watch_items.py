@@ -15,6 +15,7 @@ from gpu_autoscaler.kube.protocol import (
     DEVICE_CLASSES,
     DEVICE_TEMPLATES,
     GROUPS,
+    NAMESPACES,
     PODS,
     PRIORITY_CLASSES,
     VOLUMES,
@@ -29,10 +30,15 @@ from gpu_autoscaler_services.pod_watcher.service import PodWatcher
 T0 = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PODS_PER_GROUP = 10
 
-_CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES, PRIORITY_CLASSES)
+_CLUSTER_KINDS = (VOLUMES, CLASSES, DEVICE_CLASSES, PRIORITY_CLASSES, NAMESPACES)
 
 
-def new_watcher(*, are_quotas_watched: bool = False, are_provisioning_requests_served: bool = False) -> PodWatcher:
+def new_watcher(
+    *,
+    are_quotas_watched: bool = False,
+    are_provisioning_requests_served: bool = False,
+    are_namespaces_watched: bool = False,
+) -> PodWatcher:
     """A watcher that is given its items; it never calls its client."""
     kube = KubeClient(Connection(base_url="http://127.0.0.1:9"), now=lambda: T0)
     return PodWatcher(
@@ -40,6 +46,7 @@ def new_watcher(*, are_quotas_watched: bool = False, are_provisioning_requests_s
         Cluster(installation="uid", epoch=7),
         are_quotas_watched=are_quotas_watched,
         are_provisioning_requests_served=are_provisioning_requests_served,
+        are_namespaces_watched=are_namespaces_watched,
     )
 
 

@@ -74,21 +74,24 @@ class PodGone(Versioned, frozen=True, kw_only=True):
         return f"pod/{self.pod_uid}"
 
 
-class PodListed(Versioned, frozen=True, kw_only=True):
+class PodListed(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     """A complete list was read: older pods missing in it are gone. Also a heartbeat of the watch."""
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("listed_at",)
 
     pod_uids: tuple[PodUid, ...]  # all that were in the list
     listed_at: Instant
+    # Namespaces whose label ends idle workloads, sorted; None: unknown, which counts as none.
+    opted_in_namespaces: tuple[str, ...] | None = None
 
 
-class PodWatched(Versioned, frozen=True, kw_only=True):
+class PodWatched(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     """The watch was complete up to this version at this time (a bookmark)."""
 
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
+    opted_in_namespaces: tuple[str, ...] | None = None  # as in `PodListed`
 
 
 class PodBudgetObserved(Versioned, frozen=True, kw_only=True):

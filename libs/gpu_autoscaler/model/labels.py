@@ -32,6 +32,8 @@ CHECKPOINTED_AT = f"{PREFIX}/checkpointed-at"  # on pods: RFC 3339 time of the l
 IDLE_ANNOUNCED_AT = f"{PREFIX}/idle-announced-at"
 IDLE_ENDS_AT = f"{PREFIX}/idle-ends-at"  # on pods: RFC 3339 time at which it ends if it stays idle
 IDLE_ALLOWED = f"{PREFIX}/idle-allowed"  # on pods: "true" keeps their workload, however idle its GPUs are
+# On namespaces: "true" ends their workloads with GPUs that are idle, as `idle_jobs.namespaces` of the policy does.
+END_IDLE_WORKLOADS = f"{PREFIX}/end-idle-workloads"
 EXPECTED_END = f"{PREFIX}/expected-end"  # on pods: RFC 3339 time at which their work is expected to end
 # On nodes, to test an interruption: only with the policy's `spot.is_test_annotation_on`.
 SPOT_INTERRUPTION_WARNING = f"{PREFIX}/spot-interruption-warning"  # "true"

@@ -29,7 +29,7 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 # The stream that each field of the state is folded from. `newest` has an entry for each stream.
 STREAM_OF_FIELD: Mapping[str, str] = {
-    **dict.fromkeys(("pods", "pods_gone", "pods_synced", "busy_until"), "POD"),
+    **dict.fromkeys(("pods", "pods_gone", "pods_synced", "opted_in_namespaces", "busy_until"), "POD"),
     **dict.fromkeys(("budgets", "budgets_gone", "budgets_synced"), "POD"),
     **dict.fromkeys(("quotas", "quotas_gone", "quotas_synced"), "POD"),
     **dict.fromkeys(("provisioning", "provisioning_gone", "provisioning_synced"), "POD"),

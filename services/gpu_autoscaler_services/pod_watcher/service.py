@@ -29,6 +29,7 @@ from gpu_autoscaler.events.pod import (
 from gpu_autoscaler.kube.protocol import (
     BUDGETS,
     DEVICE_SLICES,
+    NAMESPACES,
     NODES,
     PODS,
     PROVISIONING_REQUESTS,
@@ -67,6 +68,8 @@ from gpu_autoscaler_services.pod_watcher.related_objects import RELATED_KINDS, R
 WATCHED_SECONDS = 10.0
 # No decision depends on the age of the lists of budgets and quotas, and each of their heartbeats is a list.
 BUDGETS_WATCHED_SECONDS = 300.0
+# Each heartbeat of the pods names those that opt in.
+OPTED_IN_COUNT_MAX = 256
 # A list of 10,000 pods takes seconds: other tasks (probes, connections) run after this many objects, some milliseconds.
 OBJECTS_PER_TURN = 50
 
@@ -94,12 +97,8 @@ class _ItemWork(msgspec.Struct):
     facts: list[Fact] = []
 
 
-def _pod_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
-    return PodListed(epoch=epoch, version=version, pod_uids=tuple(map(PodUid, uids)), listed_at=at)
-
-
-def _pod_watched(_: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
-    return PodWatched(epoch=epoch, version=version, watched_at=at)
+def _opts_in(namespace: core.Object) -> bool:
+    return namespace.metadata.labels.get(labels.END_IDLE_WORKLOADS) == "true"
 
 
 def _node_listed(uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
@@ -172,6 +171,7 @@ class PodWatcher:
         *,
         are_quotas_watched: bool = False,
         are_provisioning_requests_served: bool = False,
+        are_namespaces_watched: bool = False,
     ) -> None:
         """`cluster`: gives the epoch of all versions."""
         self._kube = kube
@@ -179,7 +179,7 @@ class PodWatcher:
         self._slices = DeviceSlices()
         self._kinds = {
             PODS.plural: _WatchedKind(
-                observed=self._pod_observed, gone=pod_gone, listed=_pod_listed, watched=_pod_watched
+                observed=self._pod_observed, gone=pod_gone, listed=self._pod_listed, watched=self._pod_watched
             ),
             NODES.plural: _WatchedKind(
                 observed=self._slices.observed, gone=node_gone, listed=_node_listed, watched=_node_watched
@@ -211,6 +211,8 @@ class PodWatcher:
                 watched=_provisioning_listed,
                 watched_seconds=BUDGETS_WATCHED_SECONDS,
             )
+        self._are_namespaces_watched = are_namespaces_watched
+        self._opted_in: frozenset[str] | None = None  # namespaces by label; None: not listed
         self._running: dict[str, set[str]] = {}  # by kind: uids of Jobs whose members all run, as last published
         # The last item of each kind: the runner repeats an item that the broker did not take, or that took too long.
         self._last: dict[str, _ItemWork] = {}
@@ -228,6 +230,8 @@ class PodWatcher:
         requests = (*TEMPLATE_KINDS, PROVISIONING_REQUESTS) if PROVISIONING_REQUESTS.plural in self._kinds else ()
         kinds: tuple[Kind[Any], ...] = (PODS, NODES, BUDGETS, *quotas, *requests, *RELATED_KINDS, DEVICE_SLICES)
         watched = [self._kube.watch(kind) for kind in kinds]
+        if self._are_namespaces_watched:
+            watched.append(self._kube.watch(NAMESPACES, label_selector=labels.END_IDLE_WORKLOADS))
         return [*watched, *(self._kube.watch(kind, label_selector=labels.JOB_ID) for kind in KINDS.values())]
 
     async def on_item(self, item: WatchItem) -> Sequence[Fact]:
@@ -255,6 +259,8 @@ class PodWatcher:
         if kind is not None:
             yield from self._facts_of(kind, item)
             yield from self._claim_sharers(kind, item)
+        elif item.kind is NAMESPACES:
+            self._take_namespaces(item)
         elif self._related.is_about(item):
             pods, uids = self._related.take(item)
             yield from (self._observe(self._kinds[PODS.plural], pod) for pod in pods)
@@ -332,6 +338,36 @@ class PodWatcher:
         """Return the pod; None while it is unknown where it may run."""
         related = self._related.of(pod)
         return None if related is None else pod_observed(pod, epoch=epoch, related=related)
+
+    def _pod_listed(self, uids: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+        pod_uids = tuple(map(PodUid, uids))
+        return PodListed(
+            epoch=epoch, version=version, pod_uids=pod_uids, listed_at=at, opted_in_namespaces=self._namespaces()
+        )
+
+    def _pod_watched(self, _: tuple[str, ...], epoch: int, version: int, at: datetime) -> Versioned:
+        return PodWatched(epoch=epoch, version=version, watched_at=at, opted_in_namespaces=self._namespaces())
+
+    def _namespaces(self) -> tuple[str, ...] | None:
+        """Return the first namespaces that opt in, by name; None: unknown."""
+        return None if self._opted_in is None else tuple(sorted(self._opted_in)[:OPTED_IN_COUNT_MAX])
+
+    def _take_namespaces(self, item: WatchItem) -> None:
+        """Apply a change of the namespaces with the label; the next event of a pod publishes them."""
+        before = self._opted_in
+        match item:
+            case Listed():
+                self._opted_in = frozenset(found.metadata.name for found in item.objects if _opts_in(found))
+            case Changed(object=found) if _opts_in(found):
+                self._opted_in = (before or frozenset()) | {found.metadata.name}
+            case Changed(object=found) | Deleted(object=found):
+                self._opted_in = (before or frozenset()) - {found.metadata.name}
+        if self._opted_in == before:
+            return
+        self._kinds[PODS.plural].watched_at = None
+        if len(self._opted_in or ()) > OPTED_IN_COUNT_MAX:
+            count = len(self._opted_in or ()) - OPTED_IN_COUNT_MAX
+            log.warning("namespaces ignored, too many opted in", label=labels.END_IDLE_WORKLOADS, count=count)
 
     def _observe(self, kind: _WatchedKind, obj: core.Object) -> list[Fact]:
         """Return the object as a fact, unless only fields changed that no fact has (heartbeats, managed fields)."""

@@ -17,6 +17,7 @@ async def compose(context: ProcessContext) -> Composed:
         cluster,
         are_quotas_watched=settings.are_quotas_watched,
         are_provisioning_requests_served=settings.are_provisioning_requests_served,
+        are_namespaces_watched=True,
     )
     return watcher, await open_bus(context, PodWatcher)
 
@@ -29,6 +30,7 @@ SPEC = ServiceSpec(
         CLUSTER_IDENTITY,
         Right(verbs=LIST_WATCH, resource="pods"),
         Right(verbs=LIST_WATCH, resource="nodes"),
+        Right(verbs=LIST_WATCH, resource="namespaces"),  # those that opt in to the end of idle workloads
         Right(verbs=LIST_WATCH, resource="persistentvolumeclaims"),
         Right(verbs=LIST_WATCH, resource="persistentvolumes"),
         Right(verbs=LIST_WATCH, resource="storageclasses", group="storage.k8s.io"),

@@ -78,7 +78,7 @@ SPEC = ServiceSpec(
         Right(verbs=("get", "list", "patch", "delete"), resource="pods"),
         Right(verbs=("create",), resource="pods/eviction"),
         Right(verbs=("patch",), resource="pods/status"),  # the disruption condition of pods deleted at a deadline
-        # Idle workloads of opted-in namespaces (`idle_jobs.namespaces`), ended through their owner.
+        # Idle workloads of opted-in namespaces, ended through their owner.
         Right(verbs=("get", "patch"), resource="deployments", group="apps"),
         Right(verbs=("get", "patch"), resource="replicasets", group="apps"),
         Right(verbs=("get", "patch"), resource="statefulsets", group="apps"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.kube_objects import budget, job, node, pod
-from tests.support.watch_items import T0, changed, decoded, listed, new_watcher
+from tests.support.watch_items import T0, changed, decoded, listed, new_watcher, thing
 
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobFinished, JobListed, JobStarted
@@ -17,6 +17,7 @@ from gpu_autoscaler.kube.protocol import (
     CLASSES,
     GROUPS,
     JOBS,
+    NAMESPACES,
     NODES,
     PODS,
     VOLCANO_GROUPS,
@@ -26,7 +27,8 @@ from gpu_autoscaler.kube.protocol import (
 )
 from gpu_autoscaler.kube.wire.core import Object
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler_services.pod_watcher.service import PodWatcher
+from gpu_autoscaler.model.labels import END_IDLE_WORKLOADS
+from gpu_autoscaler_services.pod_watcher.service import OPTED_IN_COUNT_MAX, PodWatcher
 
 JOB_LABELS = {"gpu-autoscaler.io/job-id": "train"}
 
@@ -90,6 +92,51 @@ async def test_quiet_watch_publishes_heartbeats(watcher: PodWatcher) -> None:
         PodObserved,
         PodWatched,
     ]
+
+
+def namespace(name: str, version: int, value: str = "true") -> Object:
+    """A namespace with the label that ends idle workloads."""
+    return thing(NAMESPACES, name, version, metadata={"labels": {END_IDLE_WORKLOADS: value}})
+
+
+async def opted_in(watcher: PodWatcher, version: int) -> tuple[str, ...] | None:
+    """Return which namespaces the next event of a pod publishes as opted in."""
+    *_, fact = await watcher.on_item(changed(PODS, decoded(PODS, pod("a"), version)))
+    assert isinstance(fact, PodWatched)
+    return fact.opted_in_namespaces
+
+
+async def test_namespaces_that_opt_in_are_published_with_the_next_pod(watcher: PodWatcher) -> None:
+    """With every list and heartbeat of the pods; unknown until they are listed. Only the value true opts in."""
+    (first,) = await watcher.on_item(listed(PODS))
+    assert isinstance(first, PodListed)
+    assert first.opted_in_namespaces is None
+    assert await watcher.on_item(listed(NAMESPACES, namespace("b", 3), namespace("off", 4, "false"))) == []
+    assert await opted_in(watcher, 110) == ("b",)
+    await watcher.on_item(changed(NAMESPACES, namespace("a", 120)))
+    assert await opted_in(watcher, 121) == ("a", "b")
+    await watcher.on_item(changed(NAMESPACES, namespace("a", 130, "false")))
+    assert await opted_in(watcher, 131) == ("b",)
+    await watcher.on_item(Deleted(kind=NAMESPACES, object=namespace("b", 140), seen_at=T0))
+    (fact,) = await watcher.on_item(listed(PODS, version=150))
+    assert isinstance(fact, PodListed)
+    assert fact.opted_in_namespaces == ()
+
+
+async def test_so_many_namespaces_may_opt_in(watcher: PodWatcher) -> None:
+    """The first by name; one that leaves makes place for the next."""
+    await watcher.on_item(listed(PODS))
+    names = [f"n{number:04}" for number in range(OPTED_IN_COUNT_MAX + 1)]
+    await watcher.on_item(listed(NAMESPACES, *(namespace(name, 1) for name in names)))
+    assert await opted_in(watcher, 110) == tuple(names[:-1])
+    await watcher.on_item(Deleted(kind=NAMESPACES, object=namespace(names[0], 140), seen_at=T0))
+    assert await opted_in(watcher, 141) == tuple(names[1:])
+
+
+def test_only_labeled_namespaces_are_watched() -> None:
+    """One more watch, where the setting of the composition asks for it."""
+    kinds = (len(new_watcher().sources()), len(new_watcher(are_namespaces_watched=True).sources()))
+    assert kinds[1] == kinds[0] + 1
 
 
 async def test_budget_list_is_repeated_as_heartbeat(watcher: PodWatcher) -> None:

@@ -367,7 +367,8 @@ def _workload_may_work(
     decision: AnnounceIdleWorkload | EndIdleWorkload, as_of: datetime, state: ClusterState, policy: ScalingPolicy
 ) -> str | None:
     rules = policy.idle_jobs
-    if decision.namespace not in rules.namespaces or _is_frozen(state, policy, as_of):
+    is_opted_in = decision.namespace in rules.namespaces or decision.namespace in state.opted_in_namespaces
+    if not is_opted_in or _is_frozen(state, policy, as_of):
         return "its namespace did not opt in, or a freeze forbids it"
     named = [state.pods.get(pod.pod_uid) for pod in decision.pods]
     pods = [pod for pod in named if pod is not None and pod.namespace == decision.namespace]

@@ -59,13 +59,14 @@ def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tu
 def idle_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleWorkload, ...]:
     """Return each workload of the opted-in namespaces that was idle for too long; empty if telemetry is unreliable."""
     rules = policy.idle_jobs
-    if not rules.namespaces:
+    opted_in = {*rules.namespaces, *state.opted_in_namespaces}
+    if not opted_in:
         return ()
     held_gpus = _held_gpus(state, policy, as_of)
     by_owner: dict[str, list[PodObserved]] = {}
     for pod in state.pods.values():
         is_workload = pod.job_id is None and pod.requests.has_gpus and counts_for_idleness(pod)
-        if pod.namespace in rules.namespaces and is_workload:
+        if pod.namespace in opted_in and is_workload:
             by_owner.setdefault(_workload_of(pod), []).append(pod)
     due: list[IdleWorkload] = []
     for pods in by_owner.values():

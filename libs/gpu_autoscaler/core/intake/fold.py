@@ -347,14 +347,22 @@ class _Folding:
                     prune_pod(self._batch, fact.pod_uid, at)
                     self._pod_left(known, fact.node_name, at)
             case pod.PodListed():
+                self._opt_in(fact.opted_in_namespaces, fact.listed_at)
                 for uid, absent in pods.list(fact.pod_uids, version_of(fact), fact.listed_at):
                     pods.end(uid, Tombstone(version_of(fact), fact.listed_at))
                     prune_pod(self._batch, uid, fact.listed_at)
                     self._pod_left(absent, absent.node_name, fact.listed_at)
             case pod.PodWatched():
+                self._opt_in(fact.opted_in_namespaces, fact.watched_at)
                 pods.watch(version_of(fact), fact.watched_at)
             case _:
                 self._beside_pods(fact, at)
+
+    def _opt_in(self, namespaces: tuple[str, ...] | None, at: datetime) -> None:
+        synced = self._batch.pods.synced
+        is_newest = synced is None or at >= synced.seen_at
+        if is_newest and self._batch.opted_in_namespaces != (namespaces or ()):
+            self._batch.opted_in_namespaces = namespaces or ()
 
     def _beside_pods(self, fact: _BesidePods, at: datetime) -> None:
         """Fold a fact about a kind of object that is listed and watched beside the pods."""

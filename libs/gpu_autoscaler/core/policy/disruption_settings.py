@@ -78,7 +78,9 @@ class IdleJobsPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     namespaces: Annotated[
         tuple[str, ...],
         about(
-            "Namespaces whose workloads with GPUs end as well, whoever created them; empty: none.", "#idle-workloads"
+            "Namespaces whose workloads with GPUs end as well, whoever created them, beside those with the label "
+            "gpu-autoscaler.io/end-idle-workloads=true.",
+            "#idle-workloads",
         ),
     ] = ()
 

@@ -193,6 +193,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pods: Mapping[PodUid, pod.PodObserved] = {}
     pods_gone: Mapping[int, Mapping[PodUid, Tombstone]] = {}  # by hour since 1970; `core/state/tables.py` reads it
     pods_synced: Synced | None = None
+    opted_in_namespaces: tuple[str, ...] = ()  # by label, to the end of idle workloads; as last listed or watched
     budgets: Mapping[str, pod.PodBudgetObserved] = {}
     budgets_gone: Mapping[int, Mapping[str, Tombstone]] = {}  # by hour since 1970
     budgets_synced: Synced | None = None

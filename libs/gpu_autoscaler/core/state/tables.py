@@ -237,6 +237,7 @@ class Batch:
     brake_releases: Table[str, PolicyDirectiveLifted]
     policy_changed: PolicyChanged | None
     policy_documents: PolicyDocumentsAccepted | None
+    opted_in_namespaces: tuple[str, ...]
     orders: Table[ActionId, records.OrderRecord]
     drains: Table[ActionId, records.DrainRecord]
     gangs: Table[str, records.GangRecord]

@@ -87,7 +87,10 @@ class WorkloadIdle(Reason, frozen=True, kw_only=True, tag="workload_idle"):
         return f"The workload holds GPUs and leaves them idle: {used} (limit: {limit}).{announced}"
 
     def remedy(self) -> str:
-        return f"To keep a workload, annotate its pods {labels.IDLE_ALLOWED}=true, or change idle_jobs.namespaces."
+        return (
+            f"To keep a workload, annotate its pods {labels.IDLE_ALLOWED}=true. Its namespace opted in by "
+            f"idle_jobs.namespaces or by the label {labels.END_IDLE_WORKLOADS}."
+        )
 
 
 class CheckpointDue(Reason, frozen=True, kw_only=True, tag="checkpoint_due"):

@@ -3,17 +3,23 @@
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.support.stories import HOUR, MINUTE, SECOND, T0, Story, given, node, pod, policy
 from tests.support.telemetry import minutes
+from tests.unit.core.disruption.test_idle_jobs import HELD as HELD_BY_JOB
+from tests.unit.core.disruption.test_idle_jobs import ON as JOBS_ON
+from tests.unit.core.disruption.test_idle_jobs import holder
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.disruption_settings import IdleJobsPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.model.decisions import AnnounceIdleWorkload, EndIdleWorkload, Plan, Upkeep
+from gpu_autoscaler.events.scaling import ScalingPlanMade
+from gpu_autoscaler.model.decisions import AnnounceIdleWorkload, Cut, EndIdleWorkload, Plan, Upkeep
+from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.labels import DO_NOT_DISRUPT, IDLE_ALLOWED, IDLE_ANNOUNCED_AT, IDLE_ENDS_AT, JOBSET_NAME
 
 NOW = T0 + HOUR
@@ -55,6 +61,19 @@ def test_an_idle_workload_is_announced_first() -> None:
     assert of(made, EndIdleWorkload) == []
 
 
+@pytest.mark.parametrize("kind", ["announce_idle_workload", "announce_idle_job"])
+def test_subscribers_of_plans_read_what_is_announced(kind: str) -> None:
+    """In the fact that is published, for a workload and for a job of the queue: the pods, the end and the reason."""
+    made = acts(notebooks())
+    if kind == "announce_idle_job":
+        made = acts(holder(minutes("n1", 60, busy=0.03, pods=HELD_BY_JOB, sick=WORKS), annotations={}), JOBS_ON)
+    fact = ScalingPlanMade(plan_id=PlanId("p"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
+    data = msgspec.json.decode(msgspec.json.encode(fact))
+    (act,) = [act for act in data["plan"]["upkeep"]["decisions"] if act["decision"] == kind]
+    assert (act["namespace"], act["pods"][0]["name"], act["ends_at"]) == ("default", "a", "2026-11-21T13:10:00Z")
+    assert act["reason"]["idle_seconds"] == 3600.0
+
+
 def test_it_ends_after_the_grace_through_its_owner() -> None:
     """Not a second before, and only what was announced since it is idle."""
     state = notebooks(annotations=announced(NOW - 10 * MINUTE))
@@ -83,6 +102,32 @@ def test_it_ends_after_the_grace_through_its_owner() -> None:
 def test_no_other_workload_is_announced(of_pod: dict[str, Any], rules: ScalingPolicy) -> None:
     """Who wants it opts in; who needs an idle GPU opts out."""
     assert of(acts(notebooks(**of_pod), rules), AnnounceIdleWorkload) == []
+
+
+def labeled(state: ClusterState, *namespaces: str) -> ClusterState:
+    """Return the state in which these namespaces have the label."""
+    return replace(state, opted_in_namespaces=namespaces)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "rules", "count"),
+    [(("default",), policy(), 1), (("other",), policy(), 0), (("other",), ON, 1), ((), ON, 1), ((), policy(), 0)],
+    ids=["by label", "another namespace", "by policy beside a label", "by policy", "by nothing"],
+)
+def test_a_namespace_opts_in_by_its_label_or_the_policy(
+    namespaces: tuple[str, ...], rules: ScalingPolicy, count: int
+) -> None:
+    """Each is enough."""
+    assert len(of(acts(labeled(notebooks(), *namespaces), rules), AnnounceIdleWorkload)) == count
+
+
+def test_the_end_needs_the_label_as_well() -> None:
+    """It was announced; the label was removed since, and the check refuses an end decided before."""
+    without = notebooks(annotations=announced(NOW - 10 * MINUTE))
+    made = acts(labeled(without, "default"), policy())
+    assert len(of(made, EndIdleWorkload)) == 1
+    assert of(acts(without, policy()), EndIdleWorkload) == []
+    assert any("did not opt in" in str(violation) for violation in check(made, without, policy()))
 
 
 def test_one_busy_pod_keeps_its_workload_and_no_other() -> None:

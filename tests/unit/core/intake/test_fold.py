@@ -130,6 +130,20 @@ def test_a_bookmark_before_the_first_list_has_no_effect() -> None:
     assert (after.version, after.seen_at) == ((EPOCH, 10), T0 + HOUR)
 
 
+def test_the_newest_heartbeat_says_which_namespaces_opted_in() -> None:
+    """An older one, repeated for the stream, changes nothing; unknown counts as none."""
+
+    def heartbeat(at: timedelta, *names: str, is_known: bool = True) -> Story:
+        fact = PodWatched(epoch=EPOCH, version=20, watched_at=T0 + at, opted_in_namespaces=names if is_known else None)
+        return (TimedFact(fact, T0 + at),)
+
+    story = (pods_listed(version=10), heartbeat(HOUR, "a", "b"))
+    assert folded(*story).opted_in_namespaces == ("a", "b")
+    assert folded(*story, heartbeat(30 * MINUTE, "c")).opted_in_namespaces == ("a", "b")
+    assert folded(*story, pods_listed(version=30, at=2 * HOUR)).opted_in_namespaces == ()
+    assert folded(*story, heartbeat(2 * HOUR, is_known=False)).opted_in_namespaces == ()
+
+
 def test_a_list_of_the_same_version_refreshes_the_watch() -> None:
     """Nothing changed, but the list is fresh."""
     after = folded(pods_listed("a", version=10), pods_listed("a", version=10, at=HOUR)).pods_synced
