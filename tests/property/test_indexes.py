@@ -1,5 +1,6 @@
 """What is updated from changed keys equals what is built from nothing, after any facts in any batches."""
 
+import heapq
 import sys
 from datetime import datetime, timedelta
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
 from tests.support.stories import policy
 
+from gpu_autoscaler.core.disruption.spare_nodes import arrivals_of
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.nodes.correlation import RecordIndex, index_of
 from gpu_autoscaler.core.nodes.views import Table, node_views
@@ -18,11 +20,13 @@ from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.placement.resources import FIRST_SLICE
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.plan import plan
-from gpu_autoscaler.core.state.lineage import Derivation, part_of
+from gpu_autoscaler.core.state.lineage import Derivation, Newest, newest_of, part_of
 from gpu_autoscaler.core.state.queries import pod_index
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
+from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.resources import Resources
 
 _SETTINGS = settings(
@@ -44,6 +48,7 @@ _VALUES = {
     for value in vars(module).values()
 }.values()
 _TABLES = (*(value for value in _VALUES if Table in type(value).__mro__), low_requests(0.5))
+_NEWEST: Derivation[Newest[PodUid, PodObserved]] = newest_of("pods", lambda pod: pod.created_at, 2)
 _PARTS = tuple(value for value in _VALUES if isinstance(value, Derivation) and part_of.__name__ in repr(value.build))
 
 
@@ -81,6 +86,8 @@ def _derived(state: ClusterState, as_of: datetime) -> dict[str, object]:
         "records": _contents(index),
         "tables": [_comparable(views.table(table)) for table in _TABLES],
         "parts": [part.of(state) for part in _PARTS],
+        "newest": heapq.nlargest(2, _NEWEST.of(state).entries.items(), key=lambda item: (item[1][0], item[0])),
+        "arrivals": arrivals_of(state),
         "plan": plan(state, _POLICY, as_of),
     }
 

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.next_change import note_whole, plain
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.placement.pod_affinity import NO_RULES
+from gpu_autoscaler.core.state.lineage import Derivation, Newest, newest_of
 from gpu_autoscaler.core.state.queries import is_workload
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.events.pod import PodObserved
@@ -55,7 +56,7 @@ class ExpectedUse(NamedTuple):
         return self.uses_count >= self.use_ratio_min * self.starts_count
 
 
-class _Arrival(NamedTuple):
+class Arrival(NamedTuple):
     """Members or pods that arrived at one instant."""
 
     at: datetime
@@ -81,11 +82,10 @@ class _Free(NamedTuple):
 def expected_uses(empty: Sequence[Spare], draft: Draft, state: ClusterState) -> Mapping[str, ExpectedUse]:
     """Return the expected use of these empty nodes by name. Without those that have no whole GPUs, and empty while too
     little history is known."""
-    arrivals = _arrivals(state.jobs, state.pods)
     names = {spare.view.name for spare in empty}
     by_price = sorted(empty, key=lambda spare: (spare.view.price_micro_usd_per_hour or 0, spare.view.name))
     spares = [(spare, free) for spare in by_price if (free := _free(spare.view, draft, spare.kept_seconds)) is not None]
-    if not arrivals or not spares:
+    if not spares or not (arrivals := arrivals_of(state)):
         return {}
     busy = [_free(view, draft, 0.0) for view in draft.views if view.name not in names]
     nodes = sorted(filter(None, busy), key=lambda node: node.free_count)[:_BUSY_NODES_COUNT_MAX]
@@ -116,7 +116,7 @@ def _free(view: NodeView, draft: Draft, kept_seconds: float) -> _Free | None:
     return _Free(view.gpu_model or "", view.capacity_type, free_count, kept_seconds) if free_count > 0 else None
 
 
-def _starts(arrivals: Sequence[_Arrival], as_of: datetime) -> Iterator[tuple[datetime, datetime]]:
+def _starts(arrivals: Sequence[Arrival], as_of: datetime) -> Iterator[tuple[datetime, datetime]]:
     """Yield the instants of the last two hours from which arrivals are replayed, and the end of what is known; none
     before the first known arrival."""
     until = datetime.fromtimestamp(int(as_of.timestamp()) // _STEP_SECONDS * _STEP_SECONDS, UTC)
@@ -127,7 +127,7 @@ def _starts(arrivals: Sequence[_Arrival], as_of: datetime) -> Iterator[tuple[dat
         yield start, until
 
 
-def _replay(arrivals: Sequence[_Arrival], start: datetime, nodes: Sequence[_Free]) -> Mapping[int, float]:
+def _replay(arrivals: Sequence[Arrival], start: datetime, nodes: Sequence[_Free]) -> Mapping[int, float]:
     """Return after how many seconds each node is used first, by its place."""
     free = [node.free_count for node in nodes]
     used_after: dict[int, float] = {}
@@ -148,26 +148,39 @@ def _replay(arrivals: Sequence[_Arrival], start: datetime, nodes: Sequence[_Free
     return used_after
 
 
-@cached_by_identity(4)
-def _arrivals(jobs: Mapping[JobId, JobRecord], pods: Mapping[PodUid, PodObserved]) -> tuple[_Arrival, ...]:
+def _queued_at(job: JobRecord) -> datetime | None:
+    spec = None if job.queued is None else job.queued.spec
+    return spec.requested_at if spec is not None and spec.member_resources.gpu_count else None
+
+
+def _created_at(pod: PodObserved) -> datetime | None:
+    return pod.created_at if pod.job_id is None and pod.requests.gpu_count and is_workload(pod) else None
+
+
+_JOBS: Derivation[Newest[JobId, JobRecord]] = newest_of("jobs", _queued_at, _ARRIVALS_COUNT_MAX)
+_PODS: Derivation[Newest[PodUid, PodObserved]] = newest_of("pods", _created_at, _ARRIVALS_COUNT_MAX)
+
+
+def arrivals_of(state: ClusterState) -> tuple[Arrival, ...]:
     """Return the last jobs and pods that request whole GPUs, oldest first. Deleted pods of other owners are unknown."""
+    return _arrivals(_JOBS.of(state).entries, _PODS.of(state).entries)
+
+
+@cached_by_identity(4)
+def _arrivals(
+    jobs: Mapping[JobId, tuple[datetime, JobRecord]], pods: Mapping[PodUid, tuple[datetime, PodObserved]]
+) -> tuple[Arrival, ...]:
     found: list[tuple[datetime, str, JobSpec | PodObserved]] = [
-        (job.queued.spec.requested_at, job_id, job.queued.spec)
-        for job_id, job in jobs.items()
-        if job.queued is not None and job.queued.spec.member_resources.gpu_count
+        (at, job_id, job.queued.spec) for job_id, (at, job) in jobs.items() if job.queued is not None
     ]
-    found += (
-        (pod.created_at, uid, pod)
-        for uid, pod in pods.items()
-        if pod.job_id is None and pod.requests.gpu_count and is_workload(pod)
-    )
+    found += ((at, uid, pod) for uid, (at, pod) in pods.items())
     last = heapq.nlargest(_ARRIVALS_COUNT_MAX, found, key=lambda arrival: arrival[:2])
     return tuple(_arrival(at, work) for at, _, work in reversed(last))
 
 
-def _arrival(at: datetime, work: JobSpec | PodObserved) -> _Arrival:
+def _arrival(at: datetime, work: JobSpec | PodObserved) -> Arrival:
     if isinstance(work, JobSpec):
         shape, member_count = job_shape(work), work.member_count
     else:
         shape, member_count = pod_shape(work, None, NO_RULES), 1
-    return _Arrival(at, member_count, shape.resources.gpu_count, shape.gpu_models, shape.is_spot_allowed)
+    return Arrival(at, member_count, shape.resources.gpu_count, shape.gpu_models, shape.is_spot_allowed)

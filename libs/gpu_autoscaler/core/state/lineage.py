@@ -7,7 +7,9 @@ ways give equal values. What is derived is no field of the state: it is neither 
 A state may be read by several threads: a plan is computed beside the event loop. Two threads may derive the same value.
 """
 
+import heapq
 from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from gpu_autoscaler.core.state.state import ClusterState
@@ -70,6 +72,44 @@ def part_of(field: str, is_in: Callable[[V], bool]) -> Derivation[Mapping[K, V]]
         if not added and before.keys().isdisjoint(keys):
             return before
         return {**{key: entry for key, entry in before.items() if key not in keys}, **added}
+
+    return Derivation((field,), build, update)
+
+
+class Newest(NamedTuple, Generic[K, V]):
+    """The newest entries of a table, at least as many as asked for; with the instant of each."""
+
+    entries: Mapping[K, tuple[datetime, V]]
+    after: tuple[datetime, K] | None  # every entry after this instant and key is among them; None: every entry is
+
+
+def newest_of(field: str, at: Callable[[V], datetime | None], count: int) -> Derivation[Newest[K, V]]:
+    """Derive the newest entries of a table by the instant that `at` reads from an entry; None: it does not count."""
+
+    def cut(entries: Mapping[K, tuple[datetime, V]], after: tuple[datetime, K] | None) -> Newest[K, V]:
+        if len(entries) <= 4 * count:
+            return Newest(entries, after)
+        keys = heapq.nlargest(2 * count + 1, entries, key=lambda key: (entries[key][0], key))
+        last = keys.pop()
+        return Newest({key: entries[key] for key in keys}, (entries[last][0], last))
+
+    def build(state: ClusterState) -> Newest[K, V]:
+        table = getattr(state, field).items()
+        return cut({key: (instant, entry) for key, entry in table if (instant := at(entry)) is not None}, None)
+
+    def update(before: Newest[K, V], state: ClusterState, changes: Changes) -> Newest[K, V] | None:
+        table, keys, after = getattr(state, field), changes[field], before.after
+        added = {
+            key: (instant, entry)
+            for key in keys
+            if (entry := table.get(key)) is not None
+            and (instant := at(entry)) is not None
+            and (after is None or (instant, key) > after)
+        }
+        if not added and before.entries.keys().isdisjoint(keys):
+            return before
+        entries = {**{key: entry for key, entry in before.entries.items() if key not in keys}, **added}
+        return None if after is not None and len(entries) < count else cut(entries, after)
 
     return Derivation((field,), build, update)
 
