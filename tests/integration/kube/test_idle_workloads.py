@@ -53,6 +53,8 @@ async def test_a_namespace_opts_in_by_its_label(outside: KubeHttp, kube: KubeCli
         await outside.patched("/api/v1/namespaces/notebooks", {"metadata": {"labels": {END_IDLE_WORKLOADS: None}}})
         assert await opted_in() == ()
     assert items == ["Listed", "Changed", "Deleted"]
+    await kube.close()
+    await asyncio.sleep(0.5)  # connections under TLS close a moment later (aiohttp, "Graceful Shutdown")
 
 
 @pytest.mark.parametrize("kind", KINDS)
