@@ -3,6 +3,7 @@
 from datetime import datetime
 
 import msgspec
+import pytest
 from tests.support.stories import HOUR, MINUTE, T0, Story, TimedFact, given, node, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -13,7 +14,7 @@ from gpu_autoscaler.core.policy.validation import policy_violations
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
-from gpu_autoscaler.model.directives import AnyDirective, Override
+from gpu_autoscaler.model.directives import AnyDirective, Override, PausePool
 from gpu_autoscaler.model.reasons.buy import BelowOverride
 from gpu_autoscaler.model.reasons.defer_limits import KeptByOverride, PoolPaused
 
@@ -79,6 +80,22 @@ def test_a_paused_pool_is_unchanged() -> None:
     line = pod_line("a", StatusView.of(state, pools(is_paused=True), NOW, result))
     assert "paused by the policy (" in line
     assert "9999" not in line
+
+
+@pytest.mark.parametrize(
+    ("directive", "reason"),
+    [(PausePool(pool="default"), PoolPaused), (Override(pool="default", nodes_count_min=2), KeptByOverride)],
+)
+def test_a_directive_keeps_a_node_that_misses_its_gpus_and_has_pods(
+    directive: AnyDirective, reason: type[PoolPaused | KeptByOverride]
+) -> None:
+    """As every other node of the pool that runs work; without the directive it is drained."""
+    late = (node("n1", gpus_allocatable=0), pod("web-0", on="n1", gpus=0), node("n2"), pod("full", on="n2", gpus=8))
+    result, _ = plan_of(*late, given_directive(directive), under=pools())
+    assert [each.subject for each in result.deferred if isinstance(each.reason, reason)] == ["node/uid-n1"]
+    assert result.decisions == ()
+    drained, _ = plan_of(*late, under=pools())
+    assert [type(each) for each in drained.decisions] == [DrainNode]
 
 
 def test_the_plan_check_reads_pools_itself() -> None:

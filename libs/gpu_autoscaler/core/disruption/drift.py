@@ -18,6 +18,7 @@ from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
+from gpu_autoscaler.core.limits.override_bounds import protecting_directive
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
@@ -311,7 +312,9 @@ def _remove(due: _Due, draft: Draft, state: ClusterState, policy: ScalingPolicy)
     tripped = brake.held_by(view, draft, state, policy) if due.is_forced and reason is None else None
     if tripped is not None:  # before a replacement is bought
         return brake.held(draft, _STEP, subject, tripped)
-    if not isinstance(due.reason, drain.BootTimedOut):  # limits never counted such a node
+    if isinstance(due.reason, drain.BootTimedOut):  # budgets never counted such a node, but it has pods
+        reason = reason or protecting_directive(view, draft)
+    else:
         pause = None if due.is_forced else removal_cooldown(view.pool, due.cause, state, policy, draft.as_of)
         reason = reason or pause or removal_limit(view, due.cause, draft, policy)
     if reason is not None:
