@@ -149,16 +149,7 @@ class Purchases:
         """Return the fact. An order that was released during the launch terminates its instance here."""
         if release_of(self._view.state, action_id) is not None:
             await self._provider.terminate(instance.provider_id, now=self._now())
-        return ScalingNodeLaunched(
-            action_id=action_id,
-            plan_id=plan_id,
-            provider_id=instance.provider_id,
-            instance_type=instance.instance_type,
-            zone=instance.zone,
-            capacity_type=instance.capacity_type,
-            price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
-            launched_at=instance.launched_at,
-        )
+        return _launch_of(action_id, plan_id, instance)
 
     def _refused(self, decision: BuyNode, plan_id: PlanId, refused: LaunchRefused) -> ScalingLaunchRefused:
         now = self._now()
@@ -256,6 +247,29 @@ class Purchases:
 def is_settled(record: OrderRecord) -> bool:
     """Return True for an order that was launched, refused or terminated."""
     return record.launched is not None or record.refused is not None or record.terminated is not None
+
+
+def late_launch(instance: Instance, state: ClusterState, now: datetime) -> ScalingNodeLaunched | None:
+    """Return the launch of an instance that appears past the deadline of its order, after which the cloud is not asked
+    again; None for every other one.
+    """
+    record = None if instance.action_id is None else state.orders.get(instance.action_id)
+    if record is None or record.ordered is None or is_settled(record) or now < record.ordered.deadline_at:
+        return None
+    return _launch_of(record.action_id, record.plan_id, instance)
+
+
+def _launch_of(action_id: ActionId, plan_id: PlanId, instance: Instance) -> ScalingNodeLaunched:
+    return ScalingNodeLaunched(
+        action_id=action_id,
+        plan_id=plan_id,
+        provider_id=instance.provider_id,
+        instance_type=instance.instance_type,
+        zone=instance.zone,
+        capacity_type=instance.capacity_type,
+        price_micro_usd_per_hour=instance.price_micro_usd_per_hour,
+        launched_at=instance.launched_at,
+    )
 
 
 def members_of(state: ClusterState, transaction: ActionId) -> list[tuple[OrderRecord, BuyNode]]:

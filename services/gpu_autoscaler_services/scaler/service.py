@@ -73,6 +73,7 @@ from gpu_autoscaler.runtime.service import Outcome, Outputs
 from gpu_autoscaler_services.scaler.executor import Executor
 from gpu_autoscaler_services.scaler.inventory import InstanceLists, InstancesListed
 from gpu_autoscaler_services.scaler.living import RESYNCED, living
+from gpu_autoscaler_services.scaler.purchases import late_launch
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
 # Instance states are versioned by the cloud, so they never restart with a new cluster.
@@ -379,7 +380,9 @@ class Scaler:
         return [aiter(self._instances)]
 
     async def on_item(self, item: InstancesListed) -> Outputs:
-        """Return each instance whose state is newer than the recorded one, then the list of all."""
+        """Return each instance whose state is newer than the recorded one, with the launch of a late one; then the list
+        of all.
+        """
         known = self._view.state.instances
         facts: list[Fact] = []
         for instance in item.instances:
@@ -403,4 +406,6 @@ class Scaler:
                     is_reclaimed=is_reclaimed(self._view.state, instance.provider_id, instance.state),
                 )
             )
+            if (launched := late_launch(instance, self._view.state, item.listed_at)) is not None:
+                facts.append(launched)
         return [*facts, self._instance_lists.fact(self._view.state, item)]

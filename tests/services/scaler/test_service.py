@@ -19,17 +19,20 @@ from tests.support.stories import (
     planned,
     policy,
     purchase,
+    record,
 )
 
 from gpu_autoscaler.core.check.plan_check import check
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy
 from gpu_autoscaler.core.provisioning.batching import PLAN_INTERVAL_MAX
+from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested
 from gpu_autoscaler.events.node import InstanceChanges, NodeInstanceListed, NodeInstanceObserved, NodeWatched
 from gpu_autoscaler.events.policy import PolicyChanged
-from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingPlanMade
+from gpu_autoscaler.events.scaling import ScalingDecisionsRestored, ScalingNodeLaunched, ScalingPlanMade
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.decisions import AnnounceReservationEnd, CancelIdleJob
 from gpu_autoscaler.model.ids import ActionId, JobId, PlanId, ProviderId
@@ -193,6 +196,26 @@ async def test_instance_is_published_on_state_change() -> None:
     assert again == [NodeWatched(epoch=0, version=0, watched_at=T0 + SECOND, instances=InstanceChanges(since=T0))]
     ended = await service.on_item(InstancesListed(instances=(instance("terminated"),), listed_at=T0 + SECOND))
     assert [type(fact) for fact in ended] == [NodeInstanceObserved, NodeWatched]  # type: ignore[union-attr]
+
+
+async def test_the_launch_of_a_late_instance_is_published_once() -> None:
+    """The executor stops asking the cloud at the deadline of the order; before that the launch is its answer."""
+    decision = purchase("a")
+    view = view_of(bought(decision, is_launched=False))
+    service = scaler(view)
+
+    async def published(listed_at: datetime) -> list[Fact]:
+        facts = await service.on_item(InstancesListed(instances=(instance("running"),), listed_at=listed_at))
+        assert isinstance(facts, list)
+        return facts
+
+    assert not any(isinstance(fact, ScalingNodeLaunched) for fact in await published(decision.deadline_at - SECOND))
+    facts = await published(decision.deadline_at)
+    (launched,) = (fact for fact in facts if isinstance(fact, ScalingNodeLaunched))
+    assert (launched.action_id, launched.plan_id, launched.provider_id) == ("a", "plan-a", "sim:///a/i-1")
+
+    view.advance(fold(view.state, record([TimedFact(launched, decision.deadline_at)])), {"SCALING": 3})
+    assert not any(isinstance(fact, ScalingNodeLaunched) for fact in await published(decision.deadline_at + SECOND))
 
 
 async def test_new_stream_defers_planning_until_resources_are_listed() -> None:
