@@ -186,7 +186,7 @@ def replace_drifted(draft: Draft, state: ClusterState, policy: ScalingPolicy) ->
         return draft.deferring(_STEP, "cluster", stale)
     for candidate in due:  # a node to be replaced takes no other work
         if bin_key(candidate.view) in draft.free_capacity:
-            draft.free_capacity.remove(bin_key(candidate.view))
+            draft.free_capacity.close(bin_key(candidate.view))
     due.sort(key=lambda entry: (entry.cause is not RemovalCause.UNHEALTHY, not entry.is_forced, entry.view.name))
     for candidate in due:
         draft = _remove(candidate, draft, state, policy)

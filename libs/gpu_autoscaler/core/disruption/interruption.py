@@ -47,7 +47,7 @@ def avoid_rebalance_candidates(draft: Draft, state: ClusterState, policy: Scalin
     """Plan no more work on nodes with a rebalance recommendation."""
     for view in draft.views if state.rebalance_recommended_at else ():
         if bin_key(view) in draft.free_capacity and rebalance_recommended(view, state, policy, draft.as_of) is not None:
-            draft.free_capacity.remove(bin_key(view))
+            draft.free_capacity.close(bin_key(view))
     return draft
 
 

@@ -55,8 +55,7 @@ def place_elsewhere(
     """Place all pods on the free capacity without these nodes; the caller rolls back."""
     free_capacity = draft.free_capacity
     for view in group:
-        if bin_key(view) in free_capacity:
-            free_capacity.remove(bin_key(view))
+        free_capacity.remove(bin_key(view))
     hosts: set[str] = set()
     coming: list[Bin] = []
     unplaced: list[PodObserved] = []

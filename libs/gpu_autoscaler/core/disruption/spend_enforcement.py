@@ -184,8 +184,7 @@ def _remove(
         limit_micro_usd=cap.micro_usd_max,
         until=snapshot.end(cap),
     )
-    if bin_key(view) in draft.free_capacity:
-        draft.free_capacity.remove(bin_key(view))
+    draft.free_capacity.remove(bin_key(view))
     if view.node_uid is not None:
         deadline_at = draft.as_of + timedelta(seconds=policy.drain_seconds_max)
         drain = draft.drain(view, reason, deadline_at=deadline_at, is_voluntary=False)

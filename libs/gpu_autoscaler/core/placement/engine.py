@@ -50,6 +50,7 @@ class FreeCapacity:
         self._has_gpus = np.empty(0, dtype=np.bool_)
         self._is_on_demand = np.empty(0, dtype=np.bool_)
         self._is_there = np.empty(0, dtype=np.bool_)
+        self._is_open = np.empty(0, dtype=np.bool_)  # takes more members
         self._ranks: Ints | None = None  # of the keys; None: a bin was added since
         self._matchers: list[NodeMatcher] = []  # one for each batch of bins added
         self._topology = PodTopology()
@@ -64,7 +65,7 @@ class FreeCapacity:
 
     def __getitem__(self, key: str) -> Bin:
         place = self._places[key]
-        if not self._is_there[place]:
+        if not (self._is_there[place] and self._is_open[place]):
             raise KeyError(key)
         return msgspec.structs.replace(self._bins[place], free=resources(self._free[place], self._kinds))
 
@@ -74,7 +75,7 @@ class FreeCapacity:
 
     def __contains__(self, key: str) -> bool:
         place = self._places.get(key)
-        return place is not None and bool(self._is_there[place])
+        return place is not None and bool(self._is_there[place] and self._is_open[place])
 
     def put(self, entry: Bin) -> None:
         """Add a bin whose key was never here before."""
@@ -97,6 +98,7 @@ class FreeCapacity:
         self._has_gpus = np.concatenate((self._has_gpus, columns.has_gpus))
         self._is_on_demand = np.concatenate((self._is_on_demand, columns.is_on_demand))
         self._is_there = np.append(self._is_there, np.ones(len(added), dtype=np.bool_))
+        self._is_open = np.append(self._is_open, np.ones(len(added), dtype=np.bool_))
         self._matchers.append(columns.matcher)
         self._topology.set_bins(self._bins)
         self._ranks = None
@@ -116,11 +118,18 @@ class FreeCapacity:
             free[:, FIRST_SLICE + self._kinds.index(kind)] = added.free[:, number]
         return free
 
-    def remove(self, key: str) -> None:
-        """Remove a bin; the caller places again what was placed on it."""
+    def close(self, key: str) -> None:
+        """Place nothing more on a bin. Pod constraints still count the pods on it."""
         place = self._places[key]
-        self._is_there[place] = False
-        self._changed(partial(self._restore, place))
+        self._is_open[place] = False
+        self._changed(partial(self._reopen, place))
+
+    def remove(self, key: str) -> None:
+        """Remove a bin, if it is there, also a closed one; the caller places again what was placed on it."""
+        place = self._places.get(key)
+        if place is not None and self._is_there[place]:
+            self._is_there[place] = False
+            self._changed(partial(self._restore, place))
 
     def mark(self) -> int:
         """Return a point to come back to with `rollback`."""
@@ -188,7 +197,7 @@ class FreeCapacity:
         """
         stays = self._topology.bins_kept(
             shape.pod_constraints,
-            self._accepted(shape),
+            self._suitable(shape),
             self._is_there,
             lambda key: self._elsewhere(shape, key),
             open_counts,
@@ -247,12 +256,12 @@ class FreeCapacity:
     def open_zones(self, shape: Shape, zones: Sequence[str | None]) -> Bools:
         """Return for nodes that do not exist yet, by zone, whether pod constraints allow a member there."""
         return self._topology.open_new_nodes(
-            shape.pod_constraints, self._accepted(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
+            shape.pod_constraints, self._suitable(shape), self._is_there, lambda key: self._elsewhere(shape, key), zones
         )
 
     def domains_of(self, shape: Shape, key: str) -> frozenset[str]:
         """Return the values of a label on bins that satisfy the shape except for amounts and pod constraints."""
-        values = (self._bins[place].labels.get(key) for place in np.flatnonzero(self._accepted(shape)))
+        values = (self._bins[place].labels.get(key) for place in np.flatnonzero(self._suitable(shape)))
         return frozenset(value for value in values if value is not None)
 
     def counts_by_domain(self, key: str, tally: Tally) -> dict[str, int]:
@@ -271,12 +280,15 @@ class FreeCapacity:
             self._fitting[shape] = (self._version, members.copy())
             return members
         is_open = self._topology.open_bins(
-            shape.pod_constraints, accepted, self._is_there, lambda key: self._elsewhere(shape, key)
+            shape.pod_constraints, self._suitable(shape), self._is_there, lambda key: self._elsewhere(shape, key)
         )
         return np.where(is_open, members, 0)
 
-    def _accepted(self, shape: Shape) -> Bools:
+    def _suitable(self, shape: Shape) -> Bools:
         return np.concatenate([part.by(shape) for part in self._matchers]) & self._is_there
+
+    def _accepted(self, shape: Shape) -> Bools:
+        return self._suitable(shape) & self._is_open
 
     def _best_first(self, shape: Shape, members: Ints) -> list[int]:
         """Return the bins that take a member, the best first.
@@ -330,6 +342,9 @@ class FreeCapacity:
     def _restore(self, place: int) -> None:
         self._is_there[place] = True
 
+    def _reopen(self, place: int) -> None:
+        self._is_open[place] = True
+
     def _forget(self, first: int) -> None:
         """Remove the bins from this position on, which were added last."""
         for entry in self._bins[first:]:
@@ -337,6 +352,7 @@ class FreeCapacity:
         del self._bins[first:]
         self._free, self._readiness = self._free[:first].copy(), self._readiness[:first].copy()
         self._has_gpus, self._is_there = self._has_gpus[:first].copy(), self._is_there[:first].copy()
+        self._is_open = self._is_open[:first].copy()
         self._is_on_demand = self._is_on_demand[:first].copy()
         self._matchers.pop()
         self._topology.set_bins(self._bins)

@@ -108,7 +108,7 @@ class _Serving:
         self._given: list[Release] = []  # capacity of placed jobs without pods on nodes, and of jobs that start
         for key, view in self._nodes.items() if state.rebalance_recommended_at else ():
             if key in self._free_capacity and rebalance_recommended(view, state, policy, as_of) is not None:
-                self._free_capacity.remove(key)
+                self._free_capacity.close(key)
 
     def serve(self) -> None:
         """Place the demand in its order, and record the outcome of each queued job."""

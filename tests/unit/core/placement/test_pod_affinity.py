@@ -4,11 +4,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy
-from tests.support.timed_facts import Story
+from tests.support.stories import HOUR, MINUTE, T0, given, node, offer, on_sale, pod, policy, provider_id
+from tests.support.timed_facts import Story, TimedFact
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.events.spot import SpotRebalanceRecommended
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.reasons.defer import PodConstraintsViolated
@@ -73,6 +74,21 @@ def test_running_pods_count_in_a_spread() -> None:
     here = node("n1", offer(zone="z-a"))
     made = planned(
         in_zones("z-a", "z-b"), here, *(web(f"r{n}", EVEN, on="n1") for n in range(2)), web("w0", EVEN), web("w1", EVEN)
+    )
+
+    assert zones_bought(made) == {"z-b": 1}
+
+
+def test_pods_on_a_node_that_takes_no_more_work_count_in_a_spread() -> None:
+    """The cloud recommends to leave the node, but its pods stay: the cheaper zone has two already."""
+    here = node("n1", offer(zone="z-a"))
+    advice = SpotRebalanceRecommended(provider_id=provider_id("buy-n1"), noticed_at=NOON)
+    made = planned(
+        on_sale(offer(zone="z-a"), offer(zone="z-b", usd_per_hour=30.0), at=NOON),
+        here,
+        (TimedFact(advice, NOON),),
+        *(web(f"r{n}", EVEN, on="n1") for n in range(2)),
+        web("w0", EVEN),
     )
 
     assert zones_bought(made) == {"z-b": 1}
