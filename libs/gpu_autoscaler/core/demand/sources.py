@@ -398,7 +398,12 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
             continue
         spec, is_queued = job.queued.spec, queries.is_waiting(job)
         count = spec.gang_count if is_queued or job.placed is None else len(job.placed.node_uids)
-        missing_count = count - pods_per_job.get(job_id, 0)
+        present_count = pods_per_job.get(job_id, 0)
+        missing_count = count - present_count
+        # Enough members have completed, but the job waits: it goes on with another one, which needs a place and quota.
+        is_rest = is_queued and missing_count <= 0 and present_count < spec.member_count
+        is_rest = is_rest and all(map(queries.is_finished, queries.job_pods(state, job_id)))
+        missing_count = 1 if is_rest else missing_count
         if missing_count > 0:
             yield DemandItem(
                 key=f"job/{job_id}",
@@ -417,7 +422,7 @@ def _job_items(state: ClusterState, pods_per_job: Mapping[JobId, int]) -> Iterat
                 prefers=() if is_queued else _placed_on(job),
             )
         placed_count = 0 if is_queued or job.placed is None else len(job.placed.node_uids)
-        present_count = max(placed_count, pods_per_job.get(job_id, 0))
+        present_count = max(placed_count, present_count + is_rest)
         yield from elastic_members(spec, job_shape(spec), job.queued.queued_at, present_count)
 
 

@@ -44,6 +44,7 @@ from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import NodesLimit
 from gpu_autoscaler.model.reasons.defer_waits import CapacityExpected, GangPending
 from gpu_autoscaler.model.reasons.drain import GangAbandoned
+from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 from gpu_autoscaler_services.cli.jobs import Request
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.manifest import job_manifest
@@ -82,9 +83,9 @@ def reasons_for_members(state: ClusterState, under: ScalingPolicy) -> dict[str, 
     return {key: reason for key, reason in held.items() if key.startswith("member/")}
 
 
-def member(number: int, *, on: str | None = None) -> Story:
+def member(number: int, *, on: str | None = None, **more: Any) -> Story:  # noqa: ANN401 - of `pod`
     """A pod of job `a`."""
-    return pod(f"a-{number}", gpus=8, on=on, job_id="a", owner_kind="Job", labels={labels.JOB_ID: "a"})
+    return pod(f"a-{number}", gpus=8, on=on, job_id="a", owner_kind="Job", labels={labels.JOB_ID: "a"}, **more)
 
 
 def deleted(number: int, at_seconds: float) -> Story:
@@ -281,6 +282,26 @@ def test_the_next_attempt_starts_with_the_minimum_bound() -> None:
     state = given(*story, *back, (TimedFact(_preempted(), T0 + 91 * SECOND),), as_of=T0 + HOUR)
     (again,) = schedule(state, policy(), T0 + HOUR).placements
     assert (again.attempt, again.node_names) == (2, ("n0", "n9"))
+
+
+@pytest.mark.parametrize(("nominal", "starts"), [(8, [("n3", "n3")]), (4, [])])
+def test_the_rest_waits_for_quota_though_the_minimum_has_completed(nominal: int, starts: list[tuple[str, ...]]) -> None:
+    """Three of five members have completed. The others were preempted for another job, and do not exist."""
+    done = [member(number, on=f"n{number}", phase="succeeded") for number in range(3)]
+    queued = job("a", members=5, member_count_min=2, gpus=1, project_id="vision", placed_on=("n0", "n1", "n2"))
+    reason = QuotaReclaimed(
+        for_job=JobId("b"),
+        for_project="speech",
+        project="vision",
+        cohort="all",
+        borrowed_gpu_count=1,
+        nominal_gpu_count=8,
+    )
+    preempted = (TimedFact(msgspec.structs.replace(_preempted(), preemption=reason), T0 + 90 * SECOND),)
+    state = given(node("n3"), queued, *done, preempted, as_of=T0 + HOUR)
+    rules = policy(quotas={"projects": [{"name": "vision", "nominal_gpu_count": nominal}]})
+
+    assert [each.node_names for each in schedule(state, rules, T0 + HOUR).placements] == starts
 
 
 def _preempted() -> JobPreempted:
