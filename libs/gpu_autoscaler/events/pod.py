@@ -81,8 +81,7 @@ class PodListed(Versioned, frozen=True, kw_only=True, omit_defaults=True):
 
     pod_uids: tuple[PodUid, ...]  # all that were in the list
     listed_at: Instant
-    # Namespaces whose label ends idle workloads, sorted; None: unknown, which counts as none.
-    opted_in_namespaces: tuple[str, ...] | None = None
+    opted_in_namespaces: tuple[str, ...] | None = None  # by label, where idle workloads end; None: unknown, so none
 
 
 class PodWatched(Versioned, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +90,7 @@ class PodWatched(Versioned, frozen=True, kw_only=True, omit_defaults=True):
     CLOCK_FIELDS: ClassVar[tuple[str, ...]] = ("watched_at",)
 
     watched_at: Instant
-    opted_in_namespaces: tuple[str, ...] | None = None  # as in `PodListed`
+    opted_in_namespaces: tuple[str, ...] | None = None  # as in `PodListed`; None: unknown, so none
 
 
 class PodBudgetObserved(Versioned, frozen=True, kw_only=True):
