@@ -157,6 +157,7 @@ def _reclaims(
     if not waiting:
         return ()
     usage, lenders = _usage(state, policy, as_of, scheduled.granted), lenders_of(policy.quotas)
+    running = _usage(state, policy, as_of, ())
     candidates = _candidates(state, as_of)
     chosen: list[Preemption] = []
     for spec in waiting:
@@ -164,8 +165,9 @@ def _reclaims(
         if not usage.is_nominal(spec):
             continue
         borrowed = {name: usage.borrowed(lender) for name, lender in lenders.items()}
-        for victim in _borrowers_for(spec, usage, candidates, lenders):
+        for victim in _borrowers_for(spec, usage, running, candidates, lenders):
             candidates.remove(victim)
+            running.remove(victim.spec)
             reason = QuotaReclaimed(
                 for_job=spec.job_id,
                 for_project=spec.project_id,
@@ -191,10 +193,14 @@ def _usage(state: ClusterState, policy: ScalingPolicy, as_of: datetime, granted:
 
 
 def _borrowers_for(
-    spec: JobSpec, usage: QuotaUsage, candidates: Iterable["_Candidate"], lenders: Mapping[str, Lender]
+    spec: JobSpec,
+    usage: QuotaUsage,
+    running: QuotaUsage,
+    candidates: Iterable["_Candidate"],
+    lenders: Mapping[str, Lender],
 ) -> list["_Candidate"]:
     """Return the borrowers that end so that the job has its nominal quota, and take them out of the usage; none if all
-    of them together do not suffice."""
+    of them together do not suffice. A project borrows if what is running does, without queued jobs that have quota."""
     cohort, victims = lenders[spec.project_id].cohort, list[_Candidate]()
     for candidate in candidates:
         if usage.excess_of_cohort(spec) is None:
@@ -202,7 +208,8 @@ def _borrowers_for(
         other = lenders.get(candidate.spec.project_id)
         if other is None or other.cohort != cohort or other.project == spec.project_id:
             continue
-        if gpus_of(candidate.spec) and usage.borrowed(other):
+        taken = sum(gpus_of(victim.spec) for victim in victims if victim.spec.project_id == other.project)
+        if gpus_of(candidate.spec) and usage.borrowed(other) and running.borrowed(other) > taken:
             usage.remove(candidate.spec)
             victims.append(candidate)
     if usage.excess_of_cohort(spec) is not None:
