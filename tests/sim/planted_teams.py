@@ -29,8 +29,8 @@ TEAMS: Mapping[str, Planted] = {
         "quota is reclaimed from projects that borrow none",
         2,
         f"{_CORE}/queueing/preemption.py",
-        "        if gpus_of(candidate.spec) and usage.borrowed(other):\n",
-        "        if gpus_of(candidate.spec) and not usage.borrowed(other):\n",
+        "if gpus_of(candidate.spec) and usage.borrowed(other) and running.borrowed(other) > taken:\n",
+        "if gpus_of(candidate.spec) and not usage.borrowed(other):\n",
     ),
     f"{_PREEMPTION}::test_the_victim_keeps_its_quota_until_its_pods_are_gone": Planted(
         "a preempted job returns its quota before its pods are gone",
