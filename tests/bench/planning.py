@@ -1,7 +1,8 @@
 """PLAN: one plan for one new gang, on 1,000 nodes with 10,000 running pods, beside folding 1,000 facts.
 
 Each plan adds a different new gang to the same state: once with nodes unchanged since the last plan, once right after
-a pod on one of them ended, which changes the view of its node. PLAN quiet has nothing to decide: as most plans.
+a pod on one of them ended, which changes the view of its node. PLAN quiet has nothing to decide: as most plans. After
+a pod ended, with and without empty nodes, a plan decides as little.
 """
 
 import gc
@@ -26,6 +27,7 @@ NODES_COUNT = 1_000
 PODS_PER_NODE_COUNT = 10
 GPUS_PER_NODE_COUNT = 8
 MEMBERS_COUNT = 4
+EMPTY_COUNT = 3
 PLANS_COUNT = 25
 FACTS_COUNT = 1_000
 PLAN_MS_MAX = 10.0
@@ -50,12 +52,15 @@ def measure() -> list[Line]:
     quiet_ms = [
         _cpu_ms(partial(plan, ground, _POLICY, T0 + timedelta(seconds=number))) for number in range(PLANS_COUNT)
     ]
+    after_ms, empty_ms = _after_ends_ms(ground), _after_ends_ms(_with_empty_nodes(ground))
     fleet = f"{NODES_COUNT:,} nodes, {NODES_COUNT * PODS_PER_NODE_COUNT:,} pods"
     gang = f"{fleet}, one new gang of {MEMBERS_COUNT}"
     cases = (
         ("PLAN", still_ms, True, gang),
         ("PLAN moved", moved_ms, False, f"{gang}; a pod just ended"),
         ("PLAN quiet", quiet_ms, False, f"{fleet}, nothing to decide"),
+        ("PLAN quiet moved", after_ms, False, f"{fleet}, nothing to decide; a pod just ended"),
+        ("PLAN empty moved", empty_ms, False, f"{fleet}, {EMPTY_COUNT} empty nodes; a pod just ended"),
     )
     lines = []
     for case, ms, is_held, told in cases:
@@ -72,6 +77,22 @@ def measure() -> list[Line]:
             ),
         ]  # fmt: skip
     return lines
+
+
+def _after_ends_ms(ground: ClusterState) -> list[float]:
+    """How long each plan takes right after one more pod ended."""
+    state, milliseconds = ground, list[float]()
+    plan(state, _POLICY, T0)
+    for number in range(PLANS_COUNT):
+        state = fold(state, record(pod(_name(number, 0), on=f"n{number}", phase="succeeded", version=2 + number)))
+        milliseconds.append(_cpu_ms(partial(plan, state, _POLICY, T0 + timedelta(seconds=number))))
+    return milliseconds
+
+
+def _with_empty_nodes(ground: ClusterState) -> ClusterState:
+    whole = offer(gpus=GPUS_PER_NODE_COUNT)
+    empty = [told for number in range(EMPTY_COUNT) for told in node(f"e{number}", whole, has_finalizer=True)]
+    return fold(ground, record(empty))
 
 
 def _plan_ms(ground: ClusterState, number: int) -> float:

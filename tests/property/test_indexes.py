@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.histories import histories, retellings
-from tests.support.stories import policy
+from tests.support.stories import EPOCH, T0, Story, TimedFact, pod, policy, record
 
 from gpu_autoscaler.core.disruption.spare_nodes import arrivals_of
 from gpu_autoscaler.core.intake.fold import fold
@@ -24,7 +24,7 @@ from gpu_autoscaler.core.state.lineage import Derivation, Newest, newest_of, par
 from gpu_autoscaler.core.state.queries import pod_index
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.events.pod import PodGone, PodObserved
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import PodUid
 from gpu_autoscaler.model.resources import Resources
@@ -67,6 +67,27 @@ def _compare(state: ClusterState, batches: list[list[Recorded]], is_read: list[b
             at = _last_at(batch)
             for as_of in (at, at + timedelta(hours=1), at):
                 assert _derived(state, as_of) == _derived(_without_lineage(state), as_of)
+
+
+def test_the_newest_entries_are_exact_beyond_the_number_that_is_kept() -> None:
+    """Two are asked for and at most eight kept; after each removal of the newest, the next ones follow."""
+    names = [f"p{number:02}" for number in range(30)]
+    state = fold(EMPTY_STATE, record([told for number, name in enumerate(names) for told in _created(name, number)]))
+    for count in range(30, 0, -1):
+        newest = _NEWEST.of(state).entries
+        assert len(newest) <= 8
+        assert [known.name for _, known in sorted(newest.values(), key=lambda entry: entry[0])[-2:]] == names[:count][
+            -2:
+        ]
+        gone = PodGone(
+            epoch=EPOCH, version=2, pod_uid=PodUid(f"uid-{names[count - 1]}"), namespace="default",
+            name=names[count - 1], node_name=None, job_id=None, phase="succeeded",
+        )  # fmt: skip
+        state = fold(state, record([TimedFact(gone, T0 + timedelta(hours=1))]))
+
+
+def _created(name: str, number: int) -> Story:
+    return pod(name, at=T0 + timedelta(minutes=number))
 
 
 def test_all_tables_are_compared() -> None:

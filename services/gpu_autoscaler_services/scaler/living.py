@@ -54,8 +54,8 @@ def living(state: ClusterState) -> Iterator[Fact]:
 
 
 def uncharged_ends(lost: ClusterState, state: ClusterState, now: datetime) -> Iterator[Fact]:
-    """Yield the ends that lost streams had, the ledger may lack and the state does not know: with the streams the
-    cloud's answers are gone, and an hour after an end the cloud does not list the instance any more.
+    """Yield the ends that lost streams had, the ledger may lack and the state does not know: the
+    cloud does not list an instance any more an hour after its end.
     """
     for key, instance in lost.instances.items():
         if key not in state.instances and _is_due(instance, lost, state, now):

@@ -39,6 +39,7 @@ from gpu_autoscaler.model.ids import PlanId
 from gpu_autoscaler.model.policy_documents import PolicyDocument
 from gpu_autoscaler.sim.adapters.store import MemoryStore, Tables
 from gpu_autoscaler.sim.invariants.readability import living_differences
+from gpu_autoscaler_services.scaler import recovery
 from gpu_autoscaler_services.scaler.living import living
 from gpu_autoscaler_services.scaler.recovery import DecisionRecovery
 
@@ -136,9 +137,9 @@ def test_an_instance_that_no_list_had_is_published_again_until_it_is_charged() -
     assert list(living(given(refused, is_synced=False))) == []
 
 
-async def test_ends_of_lost_streams_are_published_before_the_first_plan() -> None:
+async def test_ends_of_lost_streams_are_published_before_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost tracker was away when the instance ended, and when all streams were lost: only the last snapshot of the
-    scaler has the end. Repeated until the state has it; not once it is charged, or too old to be kept.
+    scaler has the end. Repeated until the state has it, some in each tick; not once it is charged or too old.
     """
     lost, now, tables = given(ENDED, is_synced=False), ENDED_AT + HOUR, Tables()
     decided = planned(BUY, plan_id="plan-buy-a")[0].fact
@@ -157,6 +158,11 @@ async def test_ends_of_lost_streams_are_published_before_the_first_plan() -> Non
     known = fold(new, record([TimedFact(fact, now) for fact in facts]))
     assert (known.orders, known.instances) == (lost.orders, lost.instances)
     assert await published(known) == [ScalingDecisionsRestored]
+
+    monkeypatch.setattr(recovery, "ENDS_COUNT_MAX", 1)
+    assert await published(new) == [NodeInstanceObserved]
+    seen = fold(new, record([TimedFact(facts[0], now)]))
+    assert await published(seen) == [ScalingOrderResynced]
 
     charge = record([charged(ENDED_AT, is_final=True)])
     assert await published(fold(new, charge)) == [ScalingDecisionsRestored]

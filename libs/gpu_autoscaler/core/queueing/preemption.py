@@ -164,7 +164,7 @@ def _reclaims(
         mine = lenders[spec.project_id]
         if not usage.is_nominal(spec):
             continue
-        borrowed = {name: usage.borrowed(lender) for name, lender in lenders.items()}
+        borrowed = {name: running.borrowed(lender) for name, lender in lenders.items()}
         for victim in _borrowers_for(spec, usage, running, candidates, lenders):
             candidates.remove(victim)
             running.remove(victim.spec)
