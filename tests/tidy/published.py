@@ -86,7 +86,7 @@ def _commands() -> Iterator[str]:
             command = group[name]
             yield f"command {prefix}{name}"
             if command.default_command is not None:
-                for argument in command.assemble_argument_collection():
+                for argument in command.assemble_argument_collection(default_parameter=app.default_parameter):
                     yield from (
                         f"command {prefix}{name} {option}" for option in argument.names if option.startswith("--")
                     )

@@ -137,7 +137,7 @@ class DeadLetters:
         """
         page = await self.page(after_sequence=sequence - 1, count_max=1)
         if not page or page[0].sequence != sequence:
-            raise PermanentError(f"dead letter {sequence} not found; list them with `gpu-autoscaler dead-letters`")
+            raise PermanentError(f"dead letter {sequence} not found; list them with: gpu-autoscaler dead-letters list")
         if page[0].is_empty:
             raise PermanentError(f"dead letter {sequence} has no message to resubmit: {page[0].reason}")
         return await self._resubmit(page[0], at)

@@ -5,10 +5,11 @@ msgspec stops at the first error; this module walks the structs.
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -105,7 +106,23 @@ def _value_errors(value: object, annotation: Any, path: str) -> Iterator[str]:  
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as exc:
-            yield f"{path}: {exc}; correct the value"
+            yield f"{path}: {exc}; {remedy(exc, annotation)}"
+
+
+def remedy(error: msgspec.ValidationError, annotation: Any) -> str:  # noqa: ANN401 - as struct_of
+    """Return the next step after a value that its type refuses: the valid names, an example, or a general one."""
+    if str(error).startswith("Invalid enum value") and (names := _names(annotation)):
+        return f"use one of {', '.join(names)}"
+    return "example: 2026-11-21T08:00:00Z" if "RFC3339" in str(error) else "correct the value"
+
+
+def _names(annotation: Any) -> list[str]:  # noqa: ANN401 - as struct_of
+    """Return the names of the enum or literal in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [str(member.value) for member in annotation]
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [name for part in get_args(annotation) for name in _names(part)]
 
 
 def _part_errors(value: object, bare: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - as struct_of

@@ -115,7 +115,8 @@ def _head(line: bytes, path: Path) -> Head:
     try:
         head = msgspec.json.decode(line, type=Head)
     except msgspec.MsgspecError as exc:
-        raise ConfigError(str(path), [f"line 1 is not the head of a history: {exc}"]) from exc
+        error = f"line 1 is not the head of a history ({exc}); create one with: gpu-autoscaler replay --save"
+        raise ConfigError(str(path), [error]) from exc
     if head.format_version != FORMAT_VERSION:
         error = f"it has format {head.format_version}, but this version reads format {FORMAT_VERSION}"
         raise ConfigError(str(path), [error])

@@ -6,28 +6,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler.model.audit import AuditRow, ChainCheck, Link, canonical
 from gpu_autoscaler_services.cli.client import Document, Gateway
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.options import CommandGroup
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
 
 HERE = Gateway()
 PAGE_COUNT = 1000
 READINGS_MAX = 3  # retention may remove entries while they are read: then again from the beginning
 
-audit = App(
-    name="audit",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler audit list --who anna --after 2026-11-01T00:00:00Z
-  gpu-autoscaler audit list --outcome refused
-  gpu-autoscaler audit verify
-  gpu-autoscaler audit verify --expect-head 812:6f1c...
-  gpu-autoscaler audit export > audit.jsonl
-  gpu-autoscaler audit verify --file audit.jsonl""",
+_GROUP = CommandGroup(
+    "audit",
+    "audit list --who anna --after 2026-11-01T00:00:00Z",
+    "audit list --outcome refused",
+    "audit verify",
+    "audit verify --expect-head 812:6f1c...",
+    "audit export > audit.jsonl",
+    "audit verify --file audit.jsonl",
 )
+audit = _GROUP.app
 
 
 class _Header(msgspec.Struct):
@@ -64,7 +64,7 @@ class _Chain(_Header):
 
 _COLUMNS: Columns = (
     ("NUMBER", lambda row: row["number"]),
-    ("TIME", lambda row: str(row["entry"].get("at", ""))[:19] + "Z"),
+    ("TIME", lambda row: utc(row["entry"].get("at"))),
     ("WHO", lambda row: row["entry"].get("who")),
     ("KNOWN BY", lambda row: row["entry"].get("authentication")),
     ("THROUGH", lambda row: row["entry"].get("entry_point")),
@@ -75,8 +75,10 @@ _COLUMNS: Columns = (
     ("REASON", lambda row: row["entry"].get("reason")),
 )
 
+_WIDE = ("KNOWN BY", "THROUGH", "PROJECT")
 
-@audit.command(name="list")
+
+@_GROUP.command
 def list_(  # noqa: PLR0913 - one for each option
     *,
     who: Annotated[str | None, Parameter(help="Only acts of this name.")] = None,
@@ -97,12 +99,12 @@ def list_(  # noqa: PLR0913 - one for each option
         "audit", who=who, verb=verb, object=object, project_id=project, entry_point=entry_point, outcome=outcome,
         after=after, before=before, limit=limit, cursor=cursor,
     )  # fmt: skip
-    show(document, document["items"], _COLUMNS, lambda row: str(row["number"]), output)
-    if output == "table" and document["next_cursor"] is not None:
+    show(document, document["items"], _COLUMNS, lambda row: str(row["number"]), output, wide=_WIDE)
+    if is_table(output) and document["next_cursor"] is not None:
         print_message(f"more: --cursor {document['next_cursor']}")
 
 
-@audit.command
+@_GROUP.command
 def verify(
     *,
     file: Annotated[str | None, Parameter(help="Check an export; - reads stdin. Default: the trail itself.")] = None,
@@ -129,7 +131,7 @@ def verify(
     return Exit.OK
 
 
-@audit.command
+@_GROUP.command
 def export(
     *,
     after: Annotated[int, Parameter(help="Only entries after this number: those that no earlier export has.")] = 0,

@@ -4,21 +4,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.karpenter.v1beta_kinds import convert_documents
 from gpu_autoscaler_services.cli.exits import Exit
+from gpu_autoscaler_services.cli.options import CommandGroup
 from gpu_autoscaler_services.cli.output import print_message
 
-convert = App(
-    name="convert",
-    help_format="plaintext",
-    help_epilogue="Examples:\n  gpu-autoscaler convert karpenter provisioners.yaml > nodepools.yaml",
-)
+_GROUP = CommandGroup("convert", "convert karpenter provisioners.yaml > nodepools.yaml")
+convert = _GROUP.app
 
 
-@convert.command
+@_GROUP.command
 def karpenter(
     file: Path,
     /,

@@ -4,29 +4,29 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.options import CommandGroup, DurationOrSeconds
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
 
 HERE = Gateway()
 HOUR_SECONDS = 3600.0
 
-demand = App(
-    name="demand",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler demand report nightly-eval --count 4 --gpus 1 --seconds 7200
-  gpu-autoscaler demand report nightly-eval --count 0 --gpus 1
-  gpu-autoscaler demand list""",
+_GROUP = CommandGroup(
+    "demand",
+    "demand report nightly-eval --count 4 --gpus 1 --for 2h",
+    "demand report nightly-eval --count 0 --gpus 1",
+    "demand list",
 )
+demand = _GROUP.app
 
 _COLUMNS: Columns = (
     ("SOURCE", lambda row: row["source"]),
     ("COUNT", lambda row: "unknown" if row["count"] is None else str(row["count"])),
     ("GPUS EACH", lambda row: f"{row['shape']['gpu_count']} {row['shape']['gpu_type'] or ''}".strip()),
     ("PRIORITY", lambda row: row["priority"]),
-    ("UNTIL", lambda row: row["until"][:19] + "Z"),
+    ("UNTIL", lambda row: utc(row["until"])),
     ("MESSAGE", lambda row: row["message"] or row["note"]),
 )
 
@@ -41,7 +41,10 @@ class ReportedDemand:
     gpu_type: Annotated[str | None, Parameter(help="GPU model, e.g. A100. Default: any.")] = None
     cpu: Annotated[str, Parameter(help="CPU per member, as a Kubernetes quantity.")] = "1"
     memory: Annotated[str, Parameter(help="Memory per member, as a Kubernetes quantity.")] = "4Gi"
-    seconds: Annotated[float, Parameter(help="Validity in cluster time; report again to extend.")] = HOUR_SECONDS
+    seconds: Annotated[
+        DurationOrSeconds,
+        Parameter(name=["--for", "--seconds"], help="Validity in cluster time: 90m, 2h; report again to extend."),
+    ] = HOUR_SECONDS
     priority: Annotated[str, Parameter(help="low, medium, high, or 0..1000; orders reports among each other.")] = (
         "medium"
     )
@@ -59,7 +62,7 @@ class ReportedDemand:
         }
 
 
-@demand.command
+@_GROUP.command
 def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Report demand of a source. A new report replaces the source's previous one.
 
@@ -72,12 +75,12 @@ def report(source: str, /, *, reported: ReportedDemand, gateway: Gateway = HERE,
     """
     client = gateway.client
     accepted = plain(client.report_demand(reported.body(source, client.status().as_of)))
-    if output == "table":
+    if is_table(output):
         print_message("accepted; list active reports with: gpu-autoscaler demand list")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["source"]), output)
 
 
-@demand.command(name="list")
+@_GROUP.command
 def list_(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active reports and why capacity for one is still missing."""
     document = gateway.read_all("demand")

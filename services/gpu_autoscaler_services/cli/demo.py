@@ -43,7 +43,7 @@ def demo(
     gateway_port: Annotated[int, Parameter(help="Port of dashboard and API; 0 picks a free one.")] = 8000,
     folder: Annotated[Path, Parameter(help="Folder of logs, stores and report; emptied first.")] = Path("out/demo"),
     cloud: Annotated[CloudName, Parameter(help="Cloud API to buy nodes from; all except sim are fakes.")] = "sim",
-    keep: Annotated[bool, Parameter(help="Keep running after the report, until Ctrl-C.")] = False,
+    keep: Annotated[bool, Parameter(negative="--no-keep", help="Keep running after the report, until Ctrl-C.")] = False,
 ) -> int:
     """Run the demo."""
     from gpu_autoscaler_services.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - imports the whole system

@@ -1,7 +1,6 @@
 """Commands that override the policy temporarily: freeze, pause, override, resume, directives."""
 
 import getpass
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,21 +11,20 @@ from cyclopts import Parameter
 from gpu_autoscaler.model.directives import BRAKE
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
+from gpu_autoscaler_services.cli.options import Duration
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
 from gpu_manager_sdk.models import Freeze, Override, PausePool
 
 HERE = Gateway()
 AnyDirective = Freeze | PausePool | Override
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(?:\d+[smhd])+")
 
 Reason = Annotated[str, Parameter(help="Why; shown to others while it is active.")]
-For = Annotated[str, Parameter(name="--for", help="Duration in cluster time: 90m, 2h, 1h30m, 3d.")]
+For = Annotated[Duration, Parameter(name="--for", help="Duration in cluster time: 90m, 2h, 1h30m, 3d.")]
 
 
 def until(row: Mapping[str, Any]) -> str:
     """Return when the directive ends: the brake holds until somebody resumes."""
-    return "resumed" if row["key"] == BRAKE else f"{row['until'][:19]}Z"
+    return "resumed" if row["key"] == BRAKE else utc(row["until"])
 
 
 _COLUMNS: Columns = (
@@ -62,12 +60,12 @@ class Bounds:
         return Override(pool=self.pool, gpu_model=self.gpu_type, gpu_count_min=least, gpu_count_max=most)
 
 
-def freeze(*, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
+def freeze(*, reason: Reason, seconds: For, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Suspend purchases and voluntary removals."""
-    _send(Freeze(), reason, duration, gateway, output)
+    _send(Freeze(), reason, seconds, gateway, output)
 
 
-def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table") -> None:
+def pause(pool: str, /, *, reason: Reason, seconds: For, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Suspend purchases and voluntary removals of one pool.
 
     Parameters
@@ -75,14 +73,14 @@ def pause(pool: str, /, *, reason: Reason, duration: For, gateway: Gateway = HER
     pool: str
         Name of the pool in the policy.
     """
-    _send(PausePool(pool=pool), reason, duration, gateway, output)
+    _send(PausePool(pool=pool), reason, seconds, gateway, output)
 
 
 def override(
-    *, bounds: Bounds = Bounds(), reason: Reason, duration: For, gateway: Gateway = HERE, output: Output = "table"
+    *, bounds: Bounds = Bounds(), reason: Reason, seconds: For, gateway: Gateway = HERE, output: Output = "table"
 ) -> None:
     """Set a temporary minimum or maximum of nodes or GPUs."""
-    _send(bounds.directive(), reason, duration, gateway, output)
+    _send(bounds.directive(), reason, seconds, gateway, output)
 
 
 def resume(
@@ -97,7 +95,7 @@ def resume(
 ) -> None:
     """End a directive early, or resume removals by force after the brake has tripped."""
     document = plain(gateway.client.lift(key, reason=reason, lifted_by=_who()))
-    if output == "table":
+    if is_table(output):
         again = "removals by force count anew" if document["key"] == BRAKE else "the policy applies again"
         print_message(f"{document['key']} ended; {again}")
     else:
@@ -107,10 +105,8 @@ def resume(
 def directives(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """List active directives."""
     document = gateway.read_all("directives")
-    if output == "table" and not document["items"]:
-        print_message("no active freeze, pause or override, and the brake holds nothing")
-        return
-    show(document, document["items"], _COLUMNS, lambda row: str(row["key"]), output)
+    none = "no active freeze, pause or override, and the brake holds nothing"
+    show(document, document["items"], _COLUMNS, lambda row: str(row["key"]), output, none=none)
 
 
 def describe(directive: Document) -> str:
@@ -136,20 +132,13 @@ def _bound(unit: str, least: int | None, most: int | None) -> str:
     )
 
 
-def _send(directive: AnyDirective, reason: str, duration: str, gateway: Gateway, output: Output) -> None:
+def _send(directive: AnyDirective, reason: str, seconds: float, gateway: Gateway, output: Output) -> None:
     client = gateway.client
-    until = client.status().as_of + timedelta(seconds=seconds_of(duration))
+    until = client.status().as_of + timedelta(seconds=seconds)
     accepted = plain(client.direct(directive, reason=reason, until=until, given_by=_who()))
-    if output == "table":
+    if is_table(output):
         print_message(f"accepted; end it early with: gpu-autoscaler resume {accepted['key']}")
     show(accepted, [accepted], _COLUMNS, lambda row: str(row["key"]), output)
-
-
-def seconds_of(text: str) -> float:
-    """Return `1h30m` as seconds. Raises Stop for anything else than a duration."""
-    if not _DURATION.fullmatch(text):
-        raise Stop(f"--for {text!r} is not a duration; examples: 90m, 2h, 1h30m, 3d", Exit.USAGE)
-    return float(sum(int(count) * _UNIT_SECONDS[unit] for count, unit in re.findall(r"(\d+)([smhd])", text)))
 
 
 def _who() -> str:

@@ -34,14 +34,13 @@ class LivePurchase:
     """The options of `--live`."""
 
     live: Annotated[
-        bool,
-        Parameter(negative="", help="Also buy ONE instance, test the driver with it and terminate it; requires --yes."),
+        bool, Parameter(help="Also buy ONE instance, test the driver with it and terminate it; requires --yes.")
     ] = False
     offer: Annotated[
         str | None, Parameter(help="With --live: offer as TYPE/ZONE/CAPACITY-TYPE. Default: the cheapest.")
     ] = None
     pool: Annotated[str, Parameter(help="With --live: pool to buy for, if settings map pools to groups.")] = "default"
-    yes: Annotated[bool, Parameter(negative="", help="With --live: confirm the purchase. It costs money.")] = False
+    yes: Annotated[bool, Parameter(help="With --live: confirm the purchase. It costs money.")] = False
 
 
 NO_PURCHASE = LivePurchase()
@@ -54,7 +53,7 @@ def doctor(
         str, Parameter(help="UID of the namespace kube-system; selects the instances that belong to this cluster.")
     ] = "*",
     policy: Annotated[
-        bool, Parameter(negative="", help="Print the permissions that these settings need, without calling the cloud.")
+        bool, Parameter(help="Print the permissions that these settings need, without calling the cloud.")
     ] = False,
     purchase: LivePurchase = NO_PURCHASE,
     gateway: Annotated[

@@ -17,11 +17,11 @@ def events(
         list[str] | None, Parameter(help="Subject filter with NATS wildcards, e.g. scaling.>; repeatable.")
     ] = None,
     follow: Annotated[
-        bool, Parameter(name=["--follow", "-f"], negative=(), help="Print facts as they arrive, until Ctrl-C.")
+        bool, Parameter(name=["--follow", "-f"], help="Print facts as they arrive, until Ctrl-C.")
     ] = False,
     limit: Annotated[int, Parameter(help="Number of newest facts, without --follow.")] = 50,
     env: Annotated[
-        bool, Parameter(negative=(), help="Show the values of environment variables, without --follow; needs a right.")
+        bool, Parameter(help="Show the values of environment variables, without --follow; needs a right.")
     ] = False,
     gateway: Gateway = HERE,
     output: Output = "table",

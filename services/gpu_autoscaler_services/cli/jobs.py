@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
-from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show, usd
+from gpu_autoscaler_services.cli.options import CommandGroup, DurationOrSeconds
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, usd, utc
 from gpu_manager_sdk.calls import FINAL_STATES
 from gpu_manager_sdk.errors import NotFound
 
@@ -19,34 +20,35 @@ HERE = Gateway()
 WAIT_TARGETS = Literal["final", "running", "completed"]
 JobName = Annotated[str, Parameter(help="Id, or name where one active job, or else one job, has it.")]
 
-jobs = App(
-    name="jobs",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler jobs submit --name train --project p1 --image IMAGE --gpus 8
-  gpu-autoscaler jobs submit --file job.yaml --priority high -- python train.py
-  gpu-autoscaler jobs list --state running --mine
-  gpu-autoscaler jobs describe train
-  gpu-autoscaler jobs logs train -f --tail 100
-  gpu-autoscaler jobs wait JOB_ID --for completed""",
+_GROUP = CommandGroup(
+    "jobs",
+    "jobs submit --name train --project p1 --image IMAGE --gpus 8",
+    "jobs submit --file job.yaml --priority high -- python train.py",
+    "jobs list --state running --mine",
+    "jobs show train -o wide",
+    "jobs describe train",
+    "jobs logs train -f --tail 100",
+    "jobs wait train --for completed --timeout 2h",
+    "jobs cancel train",
 )
+jobs = _GROUP.app
 
 _COLUMNS: Columns = (
     ("JOB ID", lambda row: row["job_id"]),
     ("NAME", lambda row: row["job_name"]),
     ("PROJECT", lambda row: row["project_id"]),
     ("STATUS", lambda row: row["status"]),
-    ("QUEUE", lambda row: row.get("queue") or "-"),
-    ("QUEUE POSITION", lambda row: row["queue_position"]),
     ("GPUS", lambda row: f"{_members(row)}x{row['gpu_count']} {row['gpu_type'] or ''}".strip()),
+    ("START", lambda row: f"{row['estimated_start_time'][:16]}Z" if row["estimated_start_time"] else "unknown"),
+    ("QUEUE", lambda row: row["queue"]),
+    ("QUEUE POSITION", lambda row: row["queue_position"]),
     ("NODES", lambda row: row["node_names"]),
-    ("ESTIMATED START", lambda row: (row["estimated_start_time"] or "unknown")[:19]),
     ("ESTIMATED COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
-    ("CREATED", lambda row: row["created_at"][:19] + "Z"),
-    ("SUBMITTED BY", lambda row: row.get("submitted_by") or "-"),
+    ("CREATED", lambda row: utc(row["created_at"])),
+    ("SUBMITTED BY", lambda row: row["submitted_by"]),
     ("MESSAGE", lambda row: row["message"]),
 )
-
+_WIDE = ("QUEUE", "QUEUE POSITION", "NODES", "ESTIMATED COST", "CREATED", "SUBMITTED BY", "MESSAGE")
 
 _PURCHASE_COLUMNS: Columns = (
     ("NODES", lambda row: row["count"]),
@@ -64,7 +66,7 @@ def _members(row: Mapping[str, Any]) -> str:
 
 
 def _show(document: Document, rows: list[Document], output: Output) -> None:
-    show(document, rows, _COLUMNS, lambda row: str(row["job_id"]), output)
+    show(document, rows, _COLUMNS, lambda row: str(row["job_id"]), output, wide=_WIDE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,9 @@ class Request:
     ] = None
     gpu_memory_gb: Annotated[float | None, Parameter(help="Minimum memory per GPU in GiB.")] = None
     gpu_fraction: Annotated[float | None, Parameter(help="Share of one GPU's memory, instead of whole GPUs.")] = None
-    shared: Annotated[bool | None, Parameter(help="Accept a part of one GPU with --gpu-memory-gb of memory.")] = None
+    shared: Annotated[
+        bool | None, Parameter(negative="--no-shared", help="Accept a part of one GPU with --gpu-memory-gb of memory.")
+    ] = None
     members: Annotated[int | None, Parameter(help="Gang size: pods that start together or not at all.")] = None
     min_members: Annotated[
         int | None,
@@ -109,7 +113,7 @@ class Request:
     budget_limit_usd: Annotated[
         float | None, Parameter(help="Job budget: the job is terminated when its cost reaches it.")
     ] = None
-    preemptible: Annotated[bool | None, Parameter(help="May run on spot capacity.")] = None
+    preemptible: Annotated[bool | None, Parameter(negative="--no-preemptible", help="May run on spot capacity.")] = None
     checkpoint_interval_minutes: Annotated[
         Literal["auto"] | float | None,
         Parameter(
@@ -189,7 +193,7 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
 NO_OPTIONS = Request()
 
 
-@jobs.command
+@_GROUP.command
 def submit(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     file: Annotated[
@@ -201,7 +205,7 @@ def submit(
         str | None, Parameter(help="Repeating a request with the same key submits one job.")
     ] = None,
     dry_run: Annotated[
-        bool, Parameter(negative="", help="Check the request and show what would be bought; submit nothing.")
+        bool, Parameter(help="Check the request and show what would be bought; submit nothing.")
     ] = False,
     gateway: Gateway = HERE,
     output: Output = "table",
@@ -210,19 +214,23 @@ def submit(
 
     Arguments after -- are the container's command.
     """
+    if file is None and (
+        missing := [f"--{name}" for name in ("name", "project", "gpus") if getattr(request, name) is None]
+    ):
+        raise Stop(f"missing: {', '.join(missing)}; give them, or a request with --file", Exit.USAGE)
     body = request.body({} if file is None else _read(file), command)
     if dry_run:
         _show_simulated(plain(gateway.client.simulate(body)), output)
         return
     accepted = plain(gateway.client.submit(body, idempotency_key=idempotency_key))
-    if output == "table":
+    if is_table(output):
         print_message(f"accepted; wait for it with: gpu-autoscaler jobs wait {accepted['job_id']}")
     _show(accepted, [accepted], output)
 
 
 def _show_simulated(plan: Document, output: Output) -> None:
     (job,) = plan["jobs"]
-    if output == "table":
+    if is_table(output):
         print_message(f"valid; nothing was submitted. {job['message']}")
         if not job["purchases"]:
             return
@@ -233,13 +241,15 @@ def _read(path: str) -> Document:
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Stop(f"request file {path} cannot be read: {error}", Exit.USAGE) from error
+        reason = getattr(error, "strerror", None) or error
+        raise Stop(f"request file {path} cannot be read: {reason}; pass a readable file", Exit.USAGE) from error
     import yaml  # noqa: PLC0415 - only with --file
 
     try:
         document = yaml.safe_load(text)  # YAML holds JSON
     except yaml.YAMLError as error:
-        raise Stop(f"request file {path} is neither JSON nor YAML: {error}", Exit.USAGE) from error
+        reason = " ".join(str(error).split())
+        raise Stop(f"request file {path} is neither JSON nor YAML: {reason}", Exit.USAGE) from error
     if not isinstance(document, dict):
         raise Stop(
             f"request file {path} is not an object; expected fields such as job_name, project_id, container", Exit.USAGE
@@ -247,7 +257,7 @@ def _read(path: str) -> Document:
     return document
 
 
-@jobs.command(name="list")
+@_GROUP.command
 def list_(  # noqa: PLR0913 - one for each option
     *,
     state: Annotated[list[str] | None, Parameter(help="Only jobs in this state; repeatable.")] = None,
@@ -255,9 +265,7 @@ def list_(  # noqa: PLR0913 - one for each option
     name: Annotated[str | None, Parameter(help="Only jobs of this name.")] = None,
     created_after: Annotated[datetime | None, Parameter(help="Only jobs created at this time or later (UTC).")] = None,
     created_before: Annotated[datetime | None, Parameter(help="Only jobs created before this time (UTC).")] = None,
-    mine: Annotated[
-        bool, Parameter(negative="", help="Only jobs that you submitted, by the name of your token.")
-    ] = False,
+    mine: Annotated[bool, Parameter(help="Only jobs that you submitted, by the name of your token.")] = False,
     submitted_by: Annotated[str | None, Parameter(help="Only jobs that this user submitted.")] = None,
     queue: Annotated[str | None, Parameter(help="Only jobs of this queue.")] = None,
     limit: Annotated[int, Parameter(help="Number of jobs, newest first.")] = 100,
@@ -284,14 +292,14 @@ def _utc(at: datetime | None) -> datetime | None:
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 
-@jobs.command(name="show")
+@_GROUP.command
 def show_(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show one job."""
     shown = plain(gateway.client.get(job))
     _show(shown, [shown], output)
 
 
-@jobs.command
+@_GROUP.command
 def describe(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show every field of a job, what it waits for, and its history."""
     client = gateway.client
@@ -300,7 +308,7 @@ def describe(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "tabl
         why = plain(client.why("job", shown["job_id"]))
     except NotFound:  # it ended so long ago that its facts have expired; the store still has the job
         why = {"now": "", "sentences": []}
-    if output != "table":
+    if not is_table(output):
         show({"job": shown, "why": why}, [shown], (), lambda row: str(row["job_id"]), output)
         return
     fields = [{"name": name.replace("_", " "), "value": value} for name, value in shown.items()]
@@ -308,16 +316,16 @@ def describe(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "tabl
     print("\n".join(("", *filter(None, (why["now"],)), *why["sentences"])))
 
 
-@jobs.command
+@_GROUP.command
 def cancel(job: JobName, /, *, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Cancel a job."""
     cancelled = plain(gateway.client.cancel(job))
-    if output == "table":
+    if is_table(output):
         print_message("cancellation requested; the job ends within seconds")
     _show(cancelled, [cancelled], output)
 
 
-@jobs.command
+@_GROUP.command
 def logs(
     job: JobName,
     /,
@@ -325,11 +333,11 @@ def logs(
     member: Annotated[int, Parameter(help="Member of the job, from 0.")] = 0,
     container: Annotated[str | None, Parameter(help="Container of the pod. Default: its first.")] = None,
     follow: Annotated[
-        bool, Parameter(name=["--follow", "-f"], negative=(), help="Print new lines until the container ends.")
+        bool, Parameter(name=["--follow", "-f"], help="Print new lines until the container ends.")
     ] = False,
     tail: Annotated[int | None, Parameter(help="Only this many of the last lines.")] = None,
-    previous: Annotated[bool, Parameter(negative=(), help="Of the container before its last restart.")] = False,
-    timestamps: Annotated[bool, Parameter(negative=(), help="Begin each line with its time.")] = False,
+    previous: Annotated[bool, Parameter(help="Of the container before its last restart.")] = False,
+    timestamps: Annotated[bool, Parameter(help="Begin each line with its time.")] = False,
     gateway: Gateway = HERE,
 ) -> None:
     """Print what a member of a job has written."""
@@ -346,14 +354,15 @@ def logs(
         print(line, flush=follow)
 
 
-@jobs.command
+@_GROUP.command
 def wait(
     job: JobName,
     /,
     *,
     until: Annotated[WAIT_TARGETS, Parameter(name="--for", help="State to wait for.")] = "final",
     timeout_seconds: Annotated[
-        float, Parameter(name=["--timeout", "--timeout-seconds"], help="Maximum wait in seconds of wall time.")
+        DurationOrSeconds,
+        Parameter(name=["--timeout", "--timeout-seconds"], help="Maximum wait in wall time: 45m, 2h."),
     ] = 3600.0,
     gateway: Gateway = HERE,
     output: Output = "table",

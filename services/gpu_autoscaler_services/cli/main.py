@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from gpu_autoscaler.model.errors import AutoscalerError, ConfigError, TransientError
 from gpu_autoscaler_services.cli.exits import Exit, Stop, exit_of
+from gpu_autoscaler_services.cli.options import epilogue
 from gpu_manager_sdk.errors import GPUManagerError
 
 _HERE = "gpu_autoscaler_services.cli"
@@ -20,6 +21,11 @@ def _version() -> str:
     from importlib.metadata import version  # noqa: PLC0415 - reads files; only --version needs it
 
     return version("gpu-autoscaler")
+
+
+def _shown_default(value: object) -> str | None:
+    """Return the default for the help; a switch that is off needs no mention."""
+    return None if value is None or value is False or value == "" else str(value)
 
 
 class _Section:
@@ -34,9 +40,10 @@ class _Section:
 
     def add(self, target: str, text: str, *examples: str) -> None:
         """Add a function. `text` is a summary line, then optionally a blank line and details."""
-        epilogue = "\n".join(("Examples:", *(f"  gpu-autoscaler {example}" for example in examples)))
         paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-        app.command(f"{_HERE}.{target}", group=self._group, help="\n\n".join(paragraphs), help_epilogue=epilogue)
+        app.command(
+            f"{_HERE}.{target}", group=self._group, help="\n\n".join(paragraphs), help_epilogue=epilogue(examples)
+        )
 
 
 _CLUSTER, _JOBS, _DECISIONS = map(_Section, ("See the cluster", "Run jobs", "Understand decisions"))
@@ -49,6 +56,7 @@ app = App(
     version=_version,
     help_format="plaintext",
     help_epilogue="Help for one command: gpu-autoscaler COMMAND --help",
+    default_parameter=Parameter(negative_bool=(), show_default=_shown_default),
 )
 app["--help"].group = app["--version"].group = Group.create_ordered("Help")
 
@@ -121,7 +129,7 @@ _OPERATE.add(
 Nodes with running work are not removed. The limits of the policy still apply. A new override replaces the previous one
 of the same scope (cluster, pool, GPU model, or pool and GPU model).""",
     "override --at-least 4 --pool training --for 3d --reason release",
-    "override --at-most 16 --unit gpus --for 12h --reason 'spend review'",
+    "override --at-most 16 --unit gpus --for 12h --reason review",
 )
 _OPERATE.add(
     "directives:resume",
@@ -194,7 +202,7 @@ _SETUP.add(
 
 Needs get, list and watch on nodes and pods. Every write is refused on this machine, whatever the credentials allow.
 NATS, watchers and dashboard run locally; nothing is decided or changed in the cluster.""",
-    "observe --offers offers.json --for 3600",
+    "observe --offers offers.json --for 1h",
 )
 _DEVELOP.add(
     "demo:demo",

@@ -17,7 +17,7 @@ from gpu_autoscaler_services.migration import migrate as migrate_release
 def migrate(
     broker: Broker = HERE,
     *,
-    apply: Annotated[bool, Parameter(negative="", help="Apply the changes; without it they are only listed.")] = False,
+    apply: Annotated[bool, Parameter(help="Apply the changes; without it they are only listed.")] = False,
     only: Annotated[
         Part, Parameter(help="store: the schema of the store; required: also what services refuse to start with.")
     ] = "all",
@@ -25,8 +25,7 @@ def migrate(
         str | None, Parameter(help="Earlier release to prepare the broker for, before a rollback to it: 0.2.")
     ] = None,
     discard_history: Annotated[
-        bool,
-        Parameter(negative="", help="Allow limits below what a stream stores, which discards its oldest messages."),
+        bool, Parameter(help="Allow limits below what a stream stores, which discards its oldest messages.")
     ] = False,
     output: Output = "table",
 ) -> int:

@@ -27,6 +27,7 @@ from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
+from gpu_autoscaler_services.cli.options import DurationOrSeconds
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 from gpu_autoscaler_services.cli.running import interrupted, silence_logs
 
@@ -46,7 +47,9 @@ class Span:
     """Options for duration, report interval and memory."""
 
     report_seconds: Annotated[float, Parameter(help="Seconds between reports.")] = 600.0
-    for_seconds: Annotated[float | None, Parameter(name="--for", help="Seconds to run. Default: until Ctrl-C.")] = None
+    for_seconds: Annotated[
+        DurationOrSeconds | None, Parameter(name="--for", help="Time to run: 45m, 1h. Default: until Ctrl-C.")
+    ] = None
     facts_max: Annotated[int, Parameter(help="Facts kept to compare; older ones are dropped.")] = FACTS_COUNT_MAX
 
 

@@ -1,26 +1,44 @@
-"""Show results: a table for people, JSON and YAML for programs, names for shells.
-
-Data goes to stdout, messages to stderr. Colors only on a terminal, and never when NO_COLOR is set (no-color.org).
-"""
+"""Show results on stdout: a table for people, JSON and YAML for programs, names for shells. Messages go to stderr."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-Format = Literal["table", "json", "yaml", "name"]
-Output = Annotated[Format, Parameter(name=["--output", "-o"], help="Output format.")]
+Output = Annotated[
+    Literal["table", "wide", "json", "yaml", "name"],
+    Parameter(name=["--output", "-o"], help="Output format; wide: a table with all columns."),
+]
 Row = Mapping[str, Any]
 Columns = Sequence[tuple[str, Callable[[Row], object]]]
 
-PIPE_WIDTH = 500  # columns of a table that is not on a terminal: nothing is truncated
+LAST_COLUMN_WIDTH_MIN = 24  # a narrower last column is not wrapped: its lines run on, as those of kubectl
 
 
-def show(document: Any, rows: Sequence[Row], columns: Columns, name: Callable[[Row], str], output: Format) -> None:  # noqa: ANN401 - any answer of the gateway
-    """Write the result: the whole document as JSON or YAML, or its rows as names or as a table."""
+def is_table(output: Output) -> bool:
+    """Return True for output that a person reads."""
+    return output in {"table", "wide"}
+
+
+def show(
+    document: Any,  # noqa: ANN401 - any answer of the gateway
+    rows: Sequence[Row],
+    columns: Columns,
+    name: Callable[[Row], str],
+    output: Output,
+    *,
+    wide: Sequence[str] = (),
+    none: str = "no resources found",
+) -> None:
+    """Write the result: the whole document as JSON or YAML, or its rows as names or as a table.
+
+    `wide`: headers of columns that only `-o wide` shows. `none`: the message on stderr for a table without rows.
+    """
     if output == "json":
         print(json.dumps(document, indent=2, ensure_ascii=False))
     elif output == "yaml":
@@ -30,27 +48,31 @@ def show(document: Any, rows: Sequence[Row], columns: Columns, name: Callable[[R
     elif output == "name":
         for row in rows:
             print(name(row))
+    elif rows:
+        _print_table(rows, [column for column in columns if output == "wide" or column[0] not in wide])
     else:
-        _table(rows, columns)
+        print_message(none)
 
 
-def _table(rows: Sequence[Row], columns: Columns) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow import, 0.1 s
-    from rich.table import Table  # noqa: PLC0415 - slow import
-    from rich.text import Text  # noqa: PLC0415 - slow import
-
-    table = Table(box=None, pad_edge=False, header_style="dim", show_header=any(header for header, _ in columns))
-    for header, _ in columns:
-        table.add_column(header)
-    for row in rows:
-        table.add_row(*(Text(_cell(value(row))) for _, value in columns))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+def _print_table(rows: Sequence[Row], columns: Columns) -> None:
+    """Print aligned columns. On a terminal, the last one is wrapped into the rest of the line; nothing is truncated."""
+    headers = [header for header, _ in columns]
+    lines = [headers] if any(headers) else []
+    lines += [[_cell(value(row)) for _, value in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)][:-1]
+    indent = sum(widths) + 2 * len(widths)
+    rest = shutil.get_terminal_size().columns - indent if sys.stdout.isatty() else 0
+    for *cells, last in lines:
+        parts = textwrap.wrap(last, rest) if rest >= LAST_COLUMN_WIDTH_MIN else [last]
+        head = "".join(f"{cell:{width + 2}}" for cell, width in zip(cells, widths, strict=True))
+        print(head + f"\n{'':{indent}}".join(parts))
 
 
 def _cell(value: object) -> str:
     if value is None or value in ("", [], ()):
         return "-"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text.replace("\n", " ")
 
 
 def print_message(text: str) -> None:
@@ -59,8 +81,15 @@ def print_message(text: str) -> None:
 
 
 def usd(micro_usd: int | None) -> str:
-    """Return micro-dollars as dollars; a dash for unknown."""
-    return "-" if micro_usd is None else f"${micro_usd / 1_000_000:,.4f}"
+    """Return micro-dollars as dollars, with four digits below a dollar; a dash for unknown."""
+    if micro_usd is None:
+        return "-"
+    return f"${micro_usd / 1_000_000:,.{4 if 0 < abs(micro_usd) < 1_000_000 else 2}f}"
+
+
+def utc(instant: str | None) -> str:
+    """Return an instant in UTC to the second: `2026-11-28T06:07:48Z`; a dash for unknown."""
+    return "-" if instant is None else f"{instant[:19]}Z"
 
 
 def age(instant: str | None, now: str) -> str:

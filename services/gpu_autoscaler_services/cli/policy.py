@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler.core.policy.documents import document_violations, merge_documents
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, NodePool
@@ -17,35 +17,35 @@ from gpu_autoscaler.kube.translate.policy_rules import rule_violations
 from gpu_autoscaler.kube.wire.policy import GROUP, KIND, VERSION, Policy, PolicySpec
 from gpu_autoscaler.model.document_errors import validation_errors
 from gpu_autoscaler.model.errors import ConfigError
+from gpu_autoscaler.model.format import counted
 from gpu_autoscaler.model.offers import Offer
 from gpu_autoscaler.model.policy_documents import DocumentPool, PolicyDocument
 from gpu_autoscaler.runtime.documents import load_documents
 from gpu_autoscaler.runtime.policies import policy_of
 from gpu_autoscaler_services.cli.client import Gateway
 from gpu_autoscaler_services.cli.exits import Exit, Stop
+from gpu_autoscaler_services.cli.options import CommandGroup
 from gpu_autoscaler_services.cli.output import print_message
 
 HERE = Gateway()
 # The limits of the installation's policy file are unknown here.
 _NO_LIMITS = msgspec.structs.replace(DEFAULT_POLICY, nodes_count_max=10**9)
-policy = App(
-    name="policy",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler policy check policy.toml
-  gpu-autoscaler policy check autoscaling-policy.yaml
-  gpu-autoscaler policy check policy.toml --check-offers""",
+_GROUP = CommandGroup(
+    "policy",
+    "policy check policy.toml",
+    "policy check autoscaling-policy.yaml",
+    "policy check policy.toml --check-offers",
 )
+policy = _GROUP.app
 
 
-@policy.command
+@_GROUP.command
 def check(
     file: Path,
     /,
     *,
     check_offers: Annotated[
-        bool,
-        Parameter(negative="", help="Also ask the gateway for current offers, and report pools that no offer matches."),
+        bool, Parameter(help="Also ask the gateway for current offers, and report pools that no offer matches.")
     ] = False,
     gateway: Gateway = HERE,
 ) -> int:
@@ -129,7 +129,7 @@ def _unmatched(read: PolicyDocument, offers: tuple[Offer, ...]) -> Iterator[str]
 
 def _print_valid(subject: str, pools: Sequence[NodePool | DocumentPool], offers: tuple[Offer, ...] | None) -> None:
     matched = "" if offers is None else f"; each pool matches at least one of {len(offers)} offers"
-    print(f"{subject}: valid ({len(pools)} pools: {', '.join(pool.name for pool in pools)}){matched}")
+    print(f"{subject}: valid ({counted(len(pools), 'pool')}: {', '.join(pool.name for pool in pools)}){matched}")
 
 
 def _offers(gateway: Gateway) -> tuple[Offer, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import Offer
@@ -16,22 +16,18 @@ from gpu_autoscaler.providers.karpenter.catalog import rows_of
 from gpu_autoscaler.providers.registry import ProviderOptions, open_provider
 from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler_services.cli.exits import Exit, Stop
+from gpu_autoscaler_services.cli.options import CommandGroup
 from gpu_autoscaler_services.cli.output import print_message
 from gpu_autoscaler_services.wiring import connection_of
 
-prices = App(
-    name="prices",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler prices snapshot prices.json
-  gpu-autoscaler prices catalog offers.json --config aws.toml""",
-)
+_GROUP = CommandGroup("prices", "prices snapshot prices.json", "prices catalog offers.json --config aws.toml")
+prices = _GROUP.app
 Config = Annotated[
     Path | None, Parameter(env_var="GPU_AUTOSCALER_CONFIG", help="Settings file (TOML); the environment overrides it.")
 ]
 
 
-@prices.command
+@_GROUP.command
 def snapshot(file: Path, /, *, config: Config = None) -> int:
     """Save the price of every offer that the settings allow: US dollars per hour by TYPE/ZONE/CAPACITY-TYPE.
 
@@ -53,7 +49,7 @@ def snapshot(file: Path, /, *, config: Config = None) -> int:
     return Exit.OK
 
 
-@prices.command
+@_GROUP.command
 def catalog(file: Path, /, *, config: Config = None) -> int:
     """Save every offer that the settings allow, with sizes and prices, for the setting karpenter.offers_path.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from gpu_autoscaler.bus.dead_letters import DeadLetter, DeadLetters, Resubmitted
 from gpu_autoscaler.bus.protocol import Bus
@@ -19,6 +19,7 @@ from gpu_autoscaler.runtime.config import Settings, load_settings
 from gpu_autoscaler.runtime.policies import load_policy
 from gpu_autoscaler.store.protocol import Store
 from gpu_autoscaler_services.cli.exits import Exit, Stop
+from gpu_autoscaler_services.cli.options import CommandGroup
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
 from gpu_autoscaler_services.cli.running import silence_logs
 from gpu_autoscaler_services.wiring import command_bus, command_store
@@ -97,14 +98,10 @@ def recompute(
     return result.verdict
 
 
-dead_letters = App(
-    name="dead-letters",
-    help_format="plaintext",
-    help_epilogue="""Examples:
-  gpu-autoscaler dead-letters list
-  gpu-autoscaler dead-letters resubmit 17
-  gpu-autoscaler dead-letters resubmit --all --service scheduler""",
+_GROUP = CommandGroup(
+    "dead-letters", "dead-letters list", "dead-letters resubmit 17", "dead-letters resubmit --all --service scheduler"
 )
+dead_letters = _GROUP.app
 
 _COLUMNS: Columns = (
     ("LETTER", lambda row: row["sequence"]),
@@ -117,7 +114,7 @@ _COLUMNS: Columns = (
 )
 
 
-@dead_letters.command(name="list")
+@_GROUP.command
 def list_(
     *,
     after: Annotated[int, Parameter(help="Only letters with a larger number.")] = 0,
@@ -136,14 +133,12 @@ def _row(letter: DeadLetter) -> dict[str, object]:
     return {**row, "payload": letter.payload.decode(errors="backslashreplace")}
 
 
-@dead_letters.command
+@_GROUP.command
 def resubmit(
     letter: Annotated[int | None, Parameter(help="Number of the letter; see `dead-letters list`.")] = None,
     /,
     *,
-    all_: Annotated[
-        bool, Parameter(name="--all", negative=(), help="All letters that were not resubmitted yet.")
-    ] = False,
+    all_: Annotated[bool, Parameter(name="--all", help="All letters that were not resubmitted yet.")] = False,
     service: Annotated[str | None, Parameter(help="With --all: only letters of this service.")] = None,
     broker: Broker = HERE,
 ) -> None:

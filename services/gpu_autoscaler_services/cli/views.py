@@ -1,6 +1,5 @@
 """Commands that show the gateway's view: status, nodes, plans, shadow, cost, budget, settings, offers, why."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -8,7 +7,7 @@ from cyclopts import Parameter
 from gpu_autoscaler.model.format import counted
 from gpu_autoscaler_services.cli.client import Gateway, plain
 from gpu_autoscaler_services.cli.directives import describe, until
-from gpu_autoscaler_services.cli.output import Output, Row, age, print_message, show, usd
+from gpu_autoscaler_services.cli.output import Output, Row, age, is_table, print_message, show, usd, utc
 
 HERE = Gateway()
 
@@ -78,13 +77,13 @@ def nodes(  # noqa: PLR0913 - one for each option
         ("PHASE", lambda row: row["phase"]),
         ("TYPE", lambda row: row["instance_type"]),
         ("ZONE", lambda row: row["zone"]),
-        ("CAPACITY TYPE", lambda row: row["capacity_type"]),
+        ("CAPACITY", lambda row: row["capacity_type"]),
         ("GPUS", lambda row: f"{row['gpu_busy_count']}/{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
         ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
         ("AGE", lambda row: age(row["since"], document["as_of"])),
         ("NOTICE", lambda row: row["notice"] and (row["notice"]["reclaim_at"] or row["notice"]["kind"])),
     )
-    show(document, document["items"], columns, lambda row: str(row["name"]), output)
+    show(document, document["items"], columns, lambda row: str(row["name"]), output, wide=("ZONE",))
 
 
 def plans(
@@ -98,11 +97,11 @@ def plans(
     """List plans, newest first, old ones from the store."""
     document = gateway.read_all("plans", limit, after=after, before=before)
     rows = [row for plan in document["items"] for row in _plan_rows(plan)]
-    node_items = gateway.read_all("nodes")["items"] if output == "table" else []
+    node_items = gateway.read_all("nodes")["items"] if is_table(output) else []
     names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in node_items}
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
-        ("AT", lambda row: row["as_of"][:19] + "Z"),
+        ("AT", lambda row: utc(row["as_of"])),
         ("ACTION", lambda row: row["action"].replace("_", " ")),
         ("SUBJECT", lambda row: names.get(row["subject"], row["subject"])),
         ("REASON", lambda row: row["sentence"]),
@@ -139,17 +138,17 @@ def shadow(
 ) -> None:
     """Show where the shadow policy differs from the active one."""
     document = gateway.read("shadow", limit=limit)
-    if output == "table":
+    if is_table(output):
         print_message(_shadow_summary(document))
     rows = [*document["now"], *document["earlier"]]
     columns = (
-        ("SINCE", lambda row: row["since_at"][:19] + "Z"),
-        ("UNTIL", lambda row: "now" if row["until_at"] is None else row["until_at"][:19] + "Z"),
+        ("SINCE", lambda row: utc(row["since_at"])),
+        ("UNTIL", lambda row: "now" if row["until_at"] is None else utc(row["until_at"])),
         ("SUBJECT", lambda row: row["name"]),
         ("ACTIVE POLICY", lambda row: _outcome(row["real"])),
         ("SHADOW POLICY", lambda row: _outcome(row["shadow"])),
     )
-    if rows or output != "table":
+    if rows or not is_table(output):
         show(document, rows, columns, lambda row: str(row["subject"]), output)
 
 
@@ -195,9 +194,7 @@ def cost(
 def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
     """Show each spend budget."""
     document = gateway.read_all("budget")
-    if output == "table" and not document["items"]:
-        print_message("the policy has no spend budget; set limits.spend, or spend of a pool, in the policy file")
-        return
+    none = "the policy has no spend budget; set limits.spend, or spend of a pool, in the policy file"
     columns = (
         ("OWNER", lambda row: row["owner"]),
         ("PERIOD", lambda row: row["period"]),
@@ -205,32 +202,30 @@ def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
         ("SPENT", lambda row: usd(row["spent_micro_usd"])),
         ("RESERVED", lambda row: usd(row["reserved_micro_usd"])),
         ("LEFT", lambda row: usd(row["left_micro_usd"])),
-        ("PERIOD ENDS", lambda row: row["until"]),
+        ("PERIOD ENDS", lambda row: utc(row["until"])),
         ("UNKNOWN BECAUSE", lambda row: row["unknown_reason"]),
     )
-    show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output)
+    show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output, none=none)
 
 
 def settings(
     *,
-    all_settings: Annotated[bool, Parameter(name="--all", negative="", help="Also those at their default.")] = False,
+    all_settings: Annotated[bool, Parameter(name="--all", help="Also those at their default.")] = False,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
     """Show the gateway's settings and, as json, the policy in force."""
     document = gateway.read("settings")
     rows = [row for row in document["items"] if all_settings or not row["is_default"]]
-    if output == "table" and not rows:
-        print_message("every setting has its default; list them with --all")
-        return
     columns = (("KEY", lambda row: row["key"]), ("VALUE", lambda row: row["value"]))
-    show(document, rows, columns, lambda row: str(row["key"]), output)
-
-
-def _priced(row: Mapping[str, Any]) -> str:
-    """Return time and source of the price; a stale price is marked."""
-    text = " ".join(str(part) for part in (row["priced_at"], row["price_source"]) if part)
-    return f"{text} STALE".strip() if row["is_price_stale"] else text
+    show(
+        document,
+        rows,
+        columns,
+        lambda row: str(row["key"]),
+        output,
+        none="every setting has its default; list them with --all",
+    )
 
 
 def offers(
@@ -239,7 +234,9 @@ def offers(
     instance_type: Annotated[str | None, Parameter(help="Only offers of this instance type.")] = None,
     capacity_type: Annotated[str | None, Parameter(help="Only offers of this capacity type.")] = None,
     gpu_model: Annotated[str | None, Parameter(help="Only offers with this GPU model.")] = None,
-    available: Annotated[bool | None, Parameter(help="Only offers that are available now, or that are not.")] = None,
+    available: Annotated[
+        bool | None, Parameter(negative="--no-available", help="Only offers that are available now, or that are not.")
+    ] = None,
     gateway: Gateway = HERE,
     output: Output = "table",
 ) -> None:
@@ -251,12 +248,13 @@ def offers(
     columns = (
         ("OFFER", lambda row: row["name"]),
         ("GPUS", lambda row: f"{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
-        ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"])),
-        ("PRICED", _priced),
-        ("UNAVAILABLE UNTIL", lambda row: row["unavailable_until"]),
+        ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"]) + (" STALE" if row["is_price_stale"] else "")),
+        ("PRICED", lambda row: utc(row["priced_at"])),
+        ("SOURCE", lambda row: row["price_source"]),
+        ("UNAVAILABLE UNTIL", lambda row: utc(row["unavailable_until"])),
         ("REASON", lambda row: row["unavailable_reason"]),
     )
-    show(document, document["items"], columns, lambda row: str(row["name"]), output)
+    show(document, document["items"], columns, lambda row: str(row["name"]), output, wide=("PRICED", "SOURCE"))
 
 
 def why(
@@ -269,7 +267,7 @@ def why(
 ) -> None:
     """Explain a node, pod, job or ProvisioningRequest."""
     document = plain(gateway.client.why(kind, name))
-    if output == "table":
+    if is_table(output):
         if document["now"]:
             print(document["now"], end="\n\n")
         print("\n".join(document["sentences"]))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 from aiohttp import web
 
+from gpu_autoscaler.model.document_errors import remedy
 from gpu_autoscaler.model.ids import derive_id
 from gpu_autoscaler.model.jobs import Violation
 from gpu_autoscaler_services.api_rights import ApiRight
@@ -95,7 +96,8 @@ def read_query(request: web.Request, query: type[T]) -> T:
             texts = request.query.getall(name)
             values[name] = _converted(texts if _is_repeatable(field.type) else texts[-1], field.type)
         except msgspec.ValidationError as error:
-            violations.append(Violation(name, str(error).partition(" - at ")[0]))
+            what = str(error).partition(" - at ")[0]
+            violations.append(Violation(name, f"{what}; {remedy(error, field.type)}"))
     if violations:
         raise invalid("invalid query: correct the parameters listed in violations", *violations)
     return query(**values)

@@ -41,7 +41,7 @@ async def test_acts_of_commands_are_listed(gate: Front, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert await _run("audit", "list", "--verb", "freeze", "--limit", "5", "-o", "name") == Exit.OK
     assert capsys.readouterr().out.split() == ["8", "7", "6", "5", "4"]
-    assert await _run("audit", "list", "--limit", "5") == Exit.OK
+    assert await _run("audit", "list", "--limit", "5", "-o", "wide") == Exit.OK
     told = capsys.readouterr()
     assert "upkeep 7" in told.out
     assert "cli" in told.out

@@ -34,7 +34,7 @@ def test_a_valid_policy_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("nodes_count_max = 5\n")
     assert run(("policy", "check", str(path))) == Exit.OK
     captured = capsys.readouterr()
-    assert "valid (1 pools: default)" in captured.out
+    assert "valid (1 pool: default)" in captured.out
     assert "--check-offers" in captured.err
 
 
@@ -93,7 +93,7 @@ def test_a_valid_manifest_is_reported(suffix: str, tmp_path: Path, capsys: pytes
     toml = 'apiVersion = "gpu-autoscaler.io/v1alpha1"\nkind = "AutoscalingPolicy"\nmetadata.name = "vision"\n'
     path.write_text(f'{toml}[[spec.nodePools]]\nname = "vision"\n' if suffix == ".toml" else json.dumps(body))
     assert run(("policy", "check", str(path))) == Exit.OK
-    assert "AutoscalingPolicy vision: valid (1 pools: vision)" in capsys.readouterr().out
+    assert "AutoscalingPolicy vision: valid (1 pool: vision)" in capsys.readouterr().out
 
 
 def test_a_policy_file_may_be_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_policy_file_may_be_yaml(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "policy.yaml"
     path.write_text("idle_seconds: 300\npools: [{name: a, gpu_models: [nvidia-tesla-v100]}]\n")
     assert run(("policy", "check", str(path))) == Exit.OK
-    assert "valid (1 pools: a)" in capsys.readouterr().out
+    assert "valid (1 pool: a)" in capsys.readouterr().out
     loaded = load_policy(path)
     assert (loaded.idle_seconds, loaded.pools[0].gpu_models) == (300.0, ("V100",))
     path.write_text("idle_secnds: 300\n")
@@ -127,7 +127,7 @@ def test_the_policy_of_the_autoscaling_guide_is_valid(tmp_path: Path, capsys: py
     path = tmp_path / "guide.yaml"
     path.write_text(yaml.safe_dump(autoscaling_policy()))
     assert run(("policy", "check", str(path))) == Exit.OK
-    assert "AutoscalingPolicy production-autoscaling: valid (1 pools: spot-pool)" in capsys.readouterr().out
+    assert "AutoscalingPolicy production-autoscaling: valid (1 pool: spot-pool)" in capsys.readouterr().out
 
 
 async def test_pools_are_checked_against_offers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """Errors of a document: all of a small one, the first of one with any number, in a limited time."""
 
 import time
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal
 
 import msgspec
 
 from gpu_autoscaler.model.document_errors import ERRORS_COUNT_MAX, all_errors, first_errors, validation_errors
+from gpu_autoscaler.model.jobs import JobState
 
 
 class Part(msgspec.Struct):
@@ -28,6 +30,24 @@ def test_every_error_of_a_small_document_is_named() -> None:
         "parts[0].size: Expected `int`, got `str`; correct the value",
         "parts[1].sizes: unknown key 'sizes'; did you mean 'size'?",
         "parts[2].size: missing; add it",
+    ]
+
+
+class Filter(msgspec.Struct):
+    """A document with a fixed set of values, and an instant."""
+
+    states: tuple[JobState, ...] | None = None
+    unit: Literal["nodes", "gpus"] = "nodes"
+    after: datetime | None = None
+
+
+def test_an_error_of_a_fixed_set_lists_what_is_valid() -> None:
+    """Of an enum in a list and of a literal; a date has an example."""
+    states = ", ".join(state.value for state in JobState)
+    assert list(validation_errors({"states": ["dreaming"], "unit": "racks", "after": "yesterday"}, Filter)) == [
+        f"states: Invalid enum value 'dreaming' - at `$[0]`; use one of {states}",
+        "unit: Invalid enum value 'racks'; use one of nodes, gpus",
+        "after: Invalid RFC3339 encoded datetime; example: 2026-11-21T08:00:00Z",
     ]
 
 

@@ -296,7 +296,10 @@ async def find_job(model: ReadModel, job_id: JobId) -> tuple[JobRow, JobState]:
     if row is None:
         record = model.view.state.jobs.get(job_id)
         if record is None or record.queued is None:
-            raise Problem(HTTPStatus.NOT_FOUND, f"job {job_id!r} not found; list jobs with `GET {_JOBS}`")
+            raise Problem(
+                HTTPStatus.NOT_FOUND,
+                f"job {job_id!r} not found; list jobs with: gpu-autoscaler jobs list, or GET {_JOBS}",
+            )
         row = JobRow(spec=record.queued.spec, request_digest="", accepted_at=record.queued.queued_at)
     stored = JobState.PENDING if row.outcome is None else JobState(row.outcome)
     return row, stored if state is None else state

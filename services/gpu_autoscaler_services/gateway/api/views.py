@@ -205,7 +205,9 @@ async def explain_handler(request: web.Request) -> web.Response:
         sentences = await asyncio.to_thread(explain_kind, recorded, name)
     if not sentences:
         raise Problem(
-            HTTPStatus.NOT_FOUND, f"no {kind} with name or id {name!r} in the recorded facts; they may have expired"
+            HTTPStatus.NOT_FOUND,
+            f"no {kind} with name or id {name!r} in the recorded facts, which may have expired; list them with: "
+            f"{_LISTS[kind]}",
         )
     now = await asyncio.to_thread(_LINE[kind], name, model.status_view())
     return answer(request, schema.Why(kind=kind, name=name, now=now, sentences=sentences))
@@ -226,6 +228,12 @@ _LINE: Mapping[str, Callable[[str, StatusView], str]] = {
     "pod": pod_line,
     "job": job_line,
     "request": request_line,
+}
+_LISTS = {
+    "node": "gpu-autoscaler nodes",
+    "pod": "kubectl get pods -A, and name one as NAMESPACE/NAME",
+    "job": "gpu-autoscaler jobs list",
+    "request": "kubectl get provisioningrequests -A, and name one as NAMESPACE/NAME",
 }
 _EXPLAIN: Mapping[str, Callable[[Sequence[Recorded], str], tuple[str, ...]]] = {
     "node": story.why_node,
