@@ -93,6 +93,8 @@ DEMAND: Mapping[str, Case] = {
     "unreadable": Case(b"[", "malformed-request"),
     "fields": _case("invalid-request", {"source": "kafka", "shape": {"gpus": 1, "gpu_count": "one"}, "count": 0.5},
                     "until", "shape.gpus", "shape.gpu_count", "count"),
+    "unknown": _case("invalid-request", {**_REPORT, "nodes": 1, "shape": {"gpu_count": 1, "gpu_kind": "A100"}},
+                     "nodes", "shape.gpu_kind"),
     "rules": _case(
         "rule-violated",
         {"source": "", "shape": {"gpu_count": -1, "cpu": "lots"}, "count": -1, "until": "2020-01-01T00:00:00Z"},
@@ -275,7 +277,7 @@ ENTRY_POINTS: Mapping[str, tuple[Send, Mapping[str, Case], tuple[str, ...]]] = {
     "CLI jobs submit": (by_command("jobs", "submit"), JOBS, ()),
     "CLI jobs submit --dry-run": (by_command("jobs", "submit", "--dry-run"), JOBS, ()),
     # Options are the form.
-    "CLI demand report": (by_command(*REPORT), DEMAND, ("unreadable", "fields")),
+    "CLI demand report": (by_command(*REPORT), DEMAND, ("unreadable", "fields", "unknown")),
     "CLI override": (by_command(*OVERRIDE), DIRECTIVES, ("unreadable", "fields")),
 }
 # The valid form, or the next step.

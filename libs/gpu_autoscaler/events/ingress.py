@@ -51,8 +51,8 @@ def read(
 ) -> Envelope:
     """Return the fact of a message with its envelope. `arrived_at` (cluster time) dates a message without a time.
 
-    Raises UnknownType for an unknown type or subject; InvalidFact, naming the field, for an invalid fact and for one
-    that was published on another fact's subject.
+    Raises UnknownType for an unknown type or subject; InvalidFact, naming the field, for an invalid fact, for one that
+    was published on another fact's subject, and for a program's demand report with unknown fields.
     """
     plain = catalog.plain.get(subject)
     if plain is not None and subject not in _BARE:  # nearly all messages
@@ -74,13 +74,17 @@ def read(
 
 
 def _with_unknown_fields(envelope: Envelope, payload: bytes) -> Envelope:
-    """Name the unknown fields of a job request that a program published: a misspelled one would be lost.
+    """Name the unknown fields of a request that a program published: a misspelled one would be lost.
 
-    The request stays readable. A gateway checks requests itself, and a newer one may know more fields.
+    A job request stays readable, for the queue's admission. Demand reports have no admission: what is read counts, so
+    that reading refuses them. A gateway checks requests itself, and a newer one may know more fields.
     """
-    if not isinstance(envelope.fact, JobRequested) or envelope.source.startswith(OWN_SOURCES):
+    fact = envelope.fact
+    if not isinstance(fact, PUBLIC) or envelope.source.startswith(OWN_SOURCES):
         return envelope
-    errors = tuple(islice(unknown_keys(_body(payload), JobRequested), ERRORS_COUNT_MAX))
+    errors = tuple(islice(unknown_keys(_body(payload), type(fact)), ERRORS_COUNT_MAX))
+    if errors and isinstance(fact, DemandReported):
+        raise InvalidFact(f"demand report {envelope.id!r} of {fact.source!r} refused: {'; '.join(errors)}")
     return msgspec.structs.replace(envelope, unknown_fields=errors) if errors else envelope
 
 

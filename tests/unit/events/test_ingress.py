@@ -89,6 +89,27 @@ def test_unknown_fields_of_our_own_services_are_of_a_newer_release() -> None:
     assert opened(_event("/gpu-autoscaler/gateway/gateway-0")).unknown_fields == ()
 
 
+REPORT = (
+    b'{"source":"kafka","shape":{"gpu_count":1,"gpu_kind":"A100"},"count":1,"until":"2026-11-21T13:00:00Z","nodes":1}'
+)
+_REPORTED = (
+    b'{"specversion":"1.0","id":"e","source":"%b","type":"demand.reported.v1","time":"2026-11-21T12:00:00Z","data":%b}'
+)
+
+
+def reported(payload: bytes) -> Envelope:
+    """Return what a reader makes of a demand report."""
+    return read("demand.reported", payload, message_id=None, arrived_at=lambda: T0)
+
+
+@pytest.mark.parametrize("payload", [REPORT, _REPORTED % (b"/pipeline", REPORT)])
+def test_a_demand_report_with_unknown_fields_is_refused_by_every_reader(payload: bytes) -> None:
+    """Reports have no admission: what a reader takes counts. One of a newer gateway stays readable."""
+    with pytest.raises(InvalidFact, match=r"'kafka' refused: shape\.gpu_kind: unknown .*; nodes: unknown"):
+        reported(payload)
+    assert reported(_REPORTED % (b"/gpu-autoscaler/gateway/gateway-0", REPORT)).unknown_fields == ()
+
+
 def test_the_named_unknown_fields_are_limited() -> None:
     """A request can have any number of them."""
     many = b"".join(b'"k%d":1,' % number for number in range(1_000))
