@@ -19,6 +19,7 @@ from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, node_views
 from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.measured_use import measured_use
 from gpu_autoscaler.core.policy.policy import DEFAULT_POLICY, ScalingPolicy
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
 from gpu_autoscaler.core.state.rejections import set_aside_now
@@ -190,7 +191,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             views=views,
             pods=views.pods,
             demand=wanted,
-            free_capacity=FreeCapacity(bins, policy.placement, [item.shape for item in wanted]),
+            free_capacity=FreeCapacity(
+                bins, policy.placement, [item.shape for item in wanted], measured_use(state, views, policy, as_of)
+            ),
             rejected=set_aside,
             brake=tripped_brake(state) if policy.removal.brake.is_on else None,
             directives=with_pool_directives(active_directives(state.directives, as_of), policy),

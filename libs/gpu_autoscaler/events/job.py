@@ -130,6 +130,7 @@ class JobPlaced(_AboutJob, frozen=True, kw_only=True):
     node_names: tuple[str, ...]
     placed_at: Instant  # when its members were released
     retries_used_count: int | None = None  # by losses of earlier attempts; None: of 0.2, where each loss used one
+    gpu_use_ratios: tuple[float | None, ...] = ()  # measured use of each node, if that chose it; null in it: unknown
 
     @property
     def retries_used(self) -> int:

@@ -13,12 +13,13 @@ from operator import is_
 from typing import ClassVar, Self
 
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
-from gpu_autoscaler.core.disruption.utilization import fleet_utilization
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.spend import spend_caps
 from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
+from gpu_autoscaler.core.nodes.fleet_utilization import fleet_utilization
 from gpu_autoscaler.core.nodes.views import node_views
+from gpu_autoscaler.core.placement.measured_use import measured_use
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.forecast_step import forecast_targets
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
@@ -191,6 +192,7 @@ class _PlanInputs(_Inputs):
                 if since and has_lasted(since, rules.low_seconds, now) and utilization.trusted[uid].busy_ratio
             },
             {uid: gpu_evidence(trail, health, now) for uid, trail in suspects.items()},
+            measured_use(state, node_views(state, now), policy, now),
         )
 
 

@@ -25,6 +25,7 @@ from gpu_autoscaler.events.catalog import FACTS
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.events.fact import Fact
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.job import (
     JobCancelRequested,
     JobEstimated,
@@ -81,7 +82,10 @@ class Scheduler:
         JobListed,
         DemandReported,
     )
-    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
+    folds: ClassVar[tuple[type[Fact], ...]] = (
+        *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
+        GpuNodeSummarized,
+    )
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
         JobRejected,
@@ -163,6 +167,7 @@ class Scheduler:
                 node_uids=placement.node_uids,
                 node_names=placement.node_names,
                 placed_at=now,
+                gpu_use_ratios=placement.gpu_use_ratios,
             )
             for placement in scheduled.placements
         ]

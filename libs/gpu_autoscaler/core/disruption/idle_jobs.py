@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from gpu_autoscaler.core.disruption.protection import annotated_instant
-from gpu_autoscaler.core.disruption.utilization import fleet_utilization
 from gpu_autoscaler.core.next_change import has_lasted
+from gpu_autoscaler.core.nodes.fleet_utilization import fleet_utilization
 from gpu_autoscaler.core.nodes.views import node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, pods_by_node

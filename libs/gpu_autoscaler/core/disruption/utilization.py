@@ -1,103 +1,32 @@
-"""GPU utilization, as far as telemetry is reliable; and step `react_to_utilization`: what high utilization may cause.
+"""Nodes with low utilization; and step `react_to_utilization`: what high utilization may cause.
 
-By default utilization alone moves no node. Missing, unchanged or impossible samples and a fleet that reads all zero are
-telemetry faults: they pause these steps, with a reason.
+By default utilization alone moves no node. Faults of telemetry pause these steps, with a reason.
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
-
-import msgspec
+from datetime import datetime
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
-from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer, plain
-from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
+from gpu_autoscaler.core.next_change import has_lasted, plain
+from gpu_autoscaler.core.nodes.fleet_utilization import fleet_utilization
 from gpu_autoscaler.core.placement.shapes import Shape
-from gpu_autoscaler.core.policy.disruption_settings import UtilizationPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.basket import Basket
 from gpu_autoscaler.core.provisioning.offers import OfferCatalog
 from gpu_autoscaler.core.state.freshness import stale_watch
-from gpu_autoscaler.core.state.queries import counts_for_idleness
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory, since_at_most
-from gpu_autoscaler.events.pod import PodObserved
+from gpu_autoscaler.core.state.telemetry_history import since_at_most
 from gpu_autoscaler.model.decisions import DrainNode
 from gpu_autoscaler.model.ids import NodeUid
 from gpu_autoscaler.model.reasons.buy import UtilizationHigh
-from gpu_autoscaler.model.reasons.defer import DeferReason, TelemetryFault, TelemetryUnreliable, UtilizationUnconfirmed
+from gpu_autoscaler.model.reasons.defer import DeferReason, UtilizationUnconfirmed
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 from gpu_autoscaler.model.reasons.drain import NodeUnderused
 from gpu_autoscaler.model.resources import Resources
 from gpu_autoscaler.model.scheduling import NodeDemands, Toleration
 
 _STEP = "react_to_utilization"
-
-
-class FleetUtilization(msgspec.Struct, frozen=True, kw_only=True):
-    """Utilization of all GPUs together."""
-
-    busy_ratio: float | None  # mean of nodes with reliable telemetry; None: there are none
-    trusted: Mapping[NodeUid, NodeTelemetryHistory]
-    busiest_model: str | None  # with the highest mean; None: unknown
-    fault: TelemetryUnreliable | None  # why the telemetry as a whole is unreliable
-
-
-def fleet_utilization(
-    views: tuple[NodeView, ...],
-    pods: Mapping[str, tuple[PodObserved, ...]],
-    state: ClusterState,
-    rules: UtilizationPolicy,
-    as_of: datetime,
-) -> FleetUtilization:
-    """Return the GPU utilization of managed ready nodes, without nodes whose telemetry is unreliable."""
-    faults: dict[TelemetryFault, int] = {}
-    trusted: dict[NodeUid, NodeTelemetryHistory] = {}
-    by_model: dict[str, list[float]] = {}
-    nodes_count = 0
-    for view in views:
-        if view.phase is not NodePhase.READY or view.node_uid is None or not view.allocatable.has_gpus:
-            continue
-        if not view.is_ours or view.usable_since is None:
-            continue
-        if not has_lasted(view.usable_since, rules.telemetry_age_seconds_max, as_of):
-            continue  # foreign nodes, and nodes too young to have telemetry
-        nodes_count += 1
-        history = state.telemetry_history.get(view.node_uid)
-        fault = _fault_of(history, rules, as_of)
-        if fault is not None:
-            faults[fault] = faults.get(fault, 0) + 1
-        elif history is not None and history.busy_ratio is not None:
-            trusted[view.node_uid] = history
-            by_model.setdefault(view.gpu_model or "", []).append(history.busy_ratio)
-    ratios = [ratio for of_model in by_model.values() for ratio in of_model]
-    worst = max(faults, key=lambda fault: (faults[fault], fault), default=None)
-    unreliable: TelemetryUnreliable | None = None
-    if worst is not None and len(trusted) < rules.telemetry_coverage_ratio_min * nodes_count:
-        unreliable = TelemetryUnreliable(fault=worst, nodes_count=faults[worst], gpu_nodes_count=nodes_count)
-    elif ratios and not any(ratios) and any(_holds_gpus(view, pods) for view in views if view.node_uid in trusted):
-        unreliable = TelemetryUnreliable(fault="all_zero", nodes_count=len(trusted), gpu_nodes_count=nodes_count)
-    busiest = max(by_model, key=lambda model: (sum(by_model[model]) / len(by_model[model]), model), default=None)
-    return FleetUtilization(
-        busy_ratio=sum(ratios) / len(ratios) if ratios else None,
-        trusted=trusted,
-        busiest_model=busiest or None,
-        fault=unreliable,
-    )
-
-
-def _fault_of(history: NodeTelemetryHistory | None, rules: UtilizationPolicy, as_of: datetime) -> TelemetryFault | None:
-    if history is None or has_lasted_longer(history.seen_until, rules.telemetry_age_seconds_max, as_of):
-        return "silent"
-    if history.seen_until - history.changed_at >= timedelta(seconds=rules.unchanged_seconds_max):
-        return "frozen"
-    return "corrupt" if history.busy_ratio is None else None
-
-
-def _holds_gpus(view: NodeView, pods: Mapping[str, tuple[PodObserved, ...]]) -> bool:
-    return any(counts_for_idleness(pod) and pod.requests.has_gpus for pod in pods.get(view.name, ()))
 
 
 # ---- low utilization

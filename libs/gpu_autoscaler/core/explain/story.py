@@ -29,7 +29,7 @@ from gpu_autoscaler.model.decisions import (
     ReleaseInstance,
     UpkeepDecision,
 )
-from gpu_autoscaler.model.format import counted, duration, instant, listed, money, price
+from gpu_autoscaler.model.format import counted, duration, instant, listed, money, percent, price
 from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, ReplacesNodes, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import DemandReturned
@@ -150,7 +150,7 @@ def _job_sentence(fact: Fact) -> str | None:
             return f"Cancellation of job {fact.job_id} was requested{by}{why}."
         case job.JobPlaced():
             nodes = listed(sorted(set(fact.node_names)))
-            return f"Job {fact.job_id} was placed on {nodes} (attempt {fact.attempt})."
+            return f"Job {fact.job_id} was placed on {nodes} (attempt {fact.attempt}){_measured(fact)}."
         case job.JobPreempted():
             return _preempted_sentence(fact)
         case job.JobStarted():
@@ -166,6 +166,15 @@ def _job_sentence(fact: Fact) -> str | None:
             return f"Source {fact.source} reported demand for {demand}."
         case _:
             return None
+
+
+def _measured(fact: job.JobPlaced) -> str:
+    """Return the figures by which the nodes were chosen; empty under policies that do not measure."""
+    if not fact.gpu_use_ratios:
+        return ""
+    of_nodes = dict(zip(fact.node_names, fact.gpu_use_ratios, strict=True))
+    figures = (f"{name} {'unknown' if ratio is None else percent(ratio)}" for name, ratio in sorted(of_nodes.items()))
+    return f" by the measured use of GPUs: {listed(list(figures))}"
 
 
 def _preempted_sentence(fact: job.JobPreempted) -> str:

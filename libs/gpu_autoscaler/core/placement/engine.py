@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu_autoscaler.core.placement.bin_columns import Bins, Columns
 from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_that_fit
+from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse
 from gpu_autoscaler.core.placement.pod_affinity import Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
@@ -40,8 +41,15 @@ class FreeCapacity:
     ties are broken by the smallest key.
     """
 
-    def __init__(self, bins: Iterable[Bin], placement: str = DEFAULT_PLACEMENT, waiting: Iterable[Shape] = ()) -> None:
-        """Start with these bins. `placement` names the packing policy, `waiting` are shapes that will need capacity."""
+    def __init__(
+        self,
+        bins: Iterable[Bin],
+        placement: str = DEFAULT_PLACEMENT,
+        waiting: Iterable[Shape] = (),
+        used: Mapping[str, MeasuredUse] = UNKNOWN_USE,
+    ) -> None:
+        """Start with these bins. `placement` names the packing policy, `waiting` are shapes that will need capacity,
+        `used` is the measured use of bins."""
         self._bins: list[Bin] = []  # as they were added, by position
         self._places: dict[str, int] = {}
         self._kinds: Kinds = ()  # of slices, in column order
@@ -60,7 +68,7 @@ class FreeCapacity:
         self._versions_count = 0
         self._fitting: dict[Shape, tuple[int, Ints]] = {}  # of shapes without pod constraints, at this version
         there = bins if isinstance(bins, Bins) else Bins(bins)
-        self._ranking = Ranking(placement, there, waiting)
+        self._ranking = Ranking(placement, there, waiting, used)
         self._put(there, there.columns)
 
     def __getitem__(self, key: str) -> Bin:

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.placement.gpu_packing import (
     least_loaded_scores,
     packing_scores,
 )
+from gpu_autoscaler.core.placement.measured_use import LEAST_UTILIZED, UNKNOWN_USE, MeasuredUse
 from gpu_autoscaler.core.placement.resources import CPU, FIRST_SLICE, GPU, MEMORY, Ints
 from gpu_autoscaler.core.placement.shapes import Shape
 
@@ -30,6 +31,7 @@ BY_NAME: Mapping[str, PackingPolicy] = {
     "packing": PackingPolicy.PACKING,
     "spreading": PackingPolicy.SPREADING,
     "least-loaded": PackingPolicy.LEAST_LOADED,
+    LEAST_UTILIZED: PackingPolicy.LEAST_LOADED,  # less what held GPUs leave unused
     "round-robin": PackingPolicy.ROUND_ROBIN,
     "random": PackingPolicy.RANDOM,
 }
@@ -43,11 +45,17 @@ _POPULAR_RATIO = 0.95
 class Ranking:
     """One packing policy over the work of one cluster."""
 
-    def __init__(self, name: str, bins: Bins, waiting: Iterable[Shape] = ()) -> None:
-        """`bins` hold the running work, `waiting` are the shapes that need capacity: both measure fragmentation."""
+    def __init__(
+        self, name: str, bins: Bins, waiting: Iterable[Shape] = (), used: Mapping[str, MeasuredUse] = UNKNOWN_USE
+    ) -> None:
+        """`bins` hold the running work, `waiting` are the shapes that need capacity: both measure fragmentation.
+
+        `used`: what telemetry shows of held GPUs, by bin; those without an entry count as used.
+        """
         self.policy = BY_NAME[name]
         self._bins = bins
         self._waiting = tuple(waiting)
+        self._used = used
         self._taken_count = 0  # where random and round-robin continue
 
     @property
@@ -86,6 +94,9 @@ class Ranking:
             case PackingPolicy.SPREADING:
                 return -cpu, -after_milli
             case PackingPolicy.LEAST_LOADED:
+                if self._used:
+                    uses = (self._used.get(name) for name in names())
+                    after_milli += np.array([0 if use is None else use.idle_milli for use in uses], dtype=np.int64)
                 return -cpu, -least_loaded_scores(after_milli, gpus_count())
             case PackingPolicy.ROUND_ROBIN:
                 order = np.argsort(np.argsort(np.array(names())))

@@ -26,7 +26,14 @@ from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.scheduling import Taint
 
 PlacementName = Literal[
-    "fragmentation-gradient", "best-fit", "packing", "spreading", "least-loaded", "round-robin", "random"
+    "fragmentation-gradient",
+    "best-fit",
+    "packing",
+    "spreading",
+    "least-loaded",
+    "least-utilized",
+    "round-robin",
+    "random",
 ]
 
 

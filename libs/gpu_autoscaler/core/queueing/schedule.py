@@ -17,8 +17,9 @@ from gpu_autoscaler.core.demand.quotas import remaining_count, with_quota
 from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.placement.bins import CURRENT_BINS
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS, bin_key
 from gpu_autoscaler.core.placement.engine import FreeCapacity
+from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse, measured_use
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import queue_of
@@ -47,6 +48,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     retries_used_count: int  # by losses of earlier attempts
     node_uids: tuple[NodeUid, ...]  # one per member
     node_names: tuple[str, ...]
+    gpu_use_ratios: tuple[float | None, ...] = ()  # as in `JobPlaced`
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,8 @@ def schedule(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> Sch
     for job_id, job in waiting.items():
         outcome = outcomes.get(job_id)
         if isinstance(outcome, tuple):
-            placements.append(_placement(job_id, job, outcome, retries_used(state, job)))
+            used = UNKNOWN_USE if job_id in released else serving.used  # others were bound without it
+            placements.append(_placement(job_id, job, outcome, retries_used(state, job), used))
         elif outcome is not None:
             deferred.append(_deferred(job_id, outcome))
     return Schedule(placements=tuple(placements), deferred=tuple(deferred), granted=serving.granted)
@@ -97,7 +100,9 @@ class _Serving:
         wanted = exclude_interrupted_from_spot(wanted, state, policy, as_of)
         self._items, self.granted = with_quota(wanted, state, policy, as_of)
         bins = self.views.table(CURRENT_BINS)
-        self._free_capacity = FreeCapacity(bins, policy.placement, [item.shape for item in self._items])
+        self.used = measured_use(state, self.views, policy, as_of)
+        shapes = [item.shape for item in self._items]
+        self._free_capacity = FreeCapacity(bins, policy.placement, shapes, self.used)
         self._nodes = {f"node/{view.node_uid}": view for view in self.views}
         self._keys = tuple(entry.key for entry in bins)
         self.outcomes: dict[JobId, tuple[NodeView, ...] | DeferReason] = {}
@@ -368,14 +373,22 @@ def _preempted_for_others(
     }
 
 
-def _placement(job_id: JobId, job: JobRecord, members: tuple[NodeView, ...], retries_used_count: int) -> Placement:
+def _placement(
+    job_id: JobId,
+    job: JobRecord,
+    members: tuple[NodeView, ...],
+    retries_used_count: int,
+    used: Mapping[str, MeasuredUse],
+) -> Placement:
     attempts = (fact.attempt for fact in (job.placed, job.preempted) if fact is not None)
+    uses = [used.get(bin_key(view)) for view in members]
     return Placement(
         job_id=job_id,
         attempt=max(attempts, default=0) + 1,
         retries_used_count=retries_used_count,
         node_uids=tuple(view.node_uid for view in members if view.node_uid is not None),
         node_names=tuple(view.name for view in members),
+        gpu_use_ratios=tuple(None if use is None else use.ratio for use in uses) if any(uses) else (),
     )
 
 

@@ -27,7 +27,7 @@ from tests.support.stories import (
 from gpu_autoscaler.core.explain.story import why_job, why_node, why_pod
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.job import JobFinished, JobPreempted
+from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.scaling import ScalingNodeTerminated, ScalingPlanMade, ScalingPodEvicted
 from gpu_autoscaler.model.decisions import Cut, Deferred, Plan
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid
@@ -174,6 +174,16 @@ def test_a_job_is_explained_with_decisions_and_deferrals() -> None:
     )
     assert sum("Deferred for" in line for line in story) == 1
     assert not any("other" in line for line in story)
+
+
+def test_a_placement_by_measured_use_names_the_figures() -> None:
+    """An unknown one as unknown."""
+    placed = JobPlaced(
+        job_id=JobId("train"), attempt=1, node_uids=(NodeUid("uid-n1"), NodeUid("uid-n2")), node_names=("n1", "n2"),
+        placed_at=T0, gpu_use_ratios=(0.025, None),
+    )  # fmt: skip
+    (line,) = [line for line in why_job(record([*job("train"), TimedFact(placed, T0)]), "train") if "placed" in line]
+    assert "on n1 and n2 (attempt 1) by the measured use of GPUs: n1 2 % and n2 unknown." in line
 
 
 @pytest.mark.parametrize("is_own_choice", [True, False])
