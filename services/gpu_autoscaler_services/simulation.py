@@ -44,7 +44,7 @@ from gpu_autoscaler_services.scaler.service import Digests, Scaler
 from gpu_autoscaler_services.scaler.upkeep import UpkeepSteps
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
-from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.scheduler.service import Scheduler, scheduler_for
 from gpu_autoscaler_services.spot_watcher.interruption_queue import InterruptionQueue
 from gpu_autoscaler_services.spot_watcher.metadata_poller import ManagedNodesPoller
 from gpu_autoscaler_services.spot_watcher.offers import OffersPoller
@@ -120,7 +120,7 @@ def scaler(adapters: AdapterBundle) -> Service:
 
 def scheduler(adapters: AdapterBundle) -> Service:
     """Queues, places and releases jobs."""
-    return Scheduler(
+    return scheduler_for(adapters.policy)(
         adapters.view,
         adapters.policy,
         adapters.store,

@@ -12,6 +12,7 @@ from gpu_autoscaler.core.demand.resource_quotas import quota_violation
 from gpu_autoscaler.core.intake.admission import supply
 from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.core.next_change import TrackedInstant
+from gpu_autoscaler.core.placement.measured_use import LEAST_UTILIZED
 from gpu_autoscaler.core.policy.documents import effective_policy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import must_leave_spot
@@ -82,10 +83,7 @@ class Scheduler:
         JobListed,
         DemandReported,
     )
-    folds: ClassVar[tuple[type[Fact], ...]] = (
-        *(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS),
-        GpuNodeSummarized,
-    )
+    folds: ClassVar[tuple[type[Fact], ...]] = tuple(fact for fact in FACTS if fact.domain() in _FOLDED_DOMAINS)
     publishes: ClassVar[tuple[type[Fact], ...]] = (
         JobQueued,
         JobRejected,
@@ -125,6 +123,8 @@ class Scheduler:
 
     def use_policy(self, policy: ScalingPolicy) -> None:
         """Use this policy file from now on."""
+        if not issubclass(type(self), scheduler_for(policy)):
+            log.warning("gpu use not measured before a restart", placement=policy.placement)
         self._file = policy
 
     def living(self) -> Iterator[Fact]:
@@ -394,6 +394,17 @@ class Scheduler:
         """Return True for a job that is finished or to be cancelled: nothing more is created for it."""
         job = self._view.state.jobs.get(job_id)
         return job is not None and (job.finished is not None or job.cancel_requested is not None)
+
+
+class MeasuringScheduler(Scheduler):
+    """Reads the use of GPUs, too, which other placement policies do not need."""
+
+    folds: ClassVar[tuple[type[Fact], ...]] = (*Scheduler.folds, GpuNodeSummarized)
+
+
+def scheduler_for(policy: ScalingPolicy) -> type[Scheduler]:
+    """Return the scheduler that reads what the policy needs."""
+    return MeasuringScheduler if policy.placement == LEAST_UTILIZED else Scheduler
 
 
 def _checked(report: DemandReported, recorded: Recorded) -> Outputs:

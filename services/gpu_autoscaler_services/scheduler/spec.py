@@ -6,18 +6,19 @@ from gpu_autoscaler.runtime.process import Composed, ProcessContext
 from gpu_autoscaler_services import wiring
 from gpu_autoscaler_services.scheduler.binder import Binder
 from gpu_autoscaler_services.scheduler.recovery import ends_of
-from gpu_autoscaler_services.scheduler.service import Scheduler
+from gpu_autoscaler_services.scheduler.service import MeasuringScheduler, scheduler_for
 from gpu_autoscaler_services.service_spec import CLUSTER_IDENTITY, JOB_KINDS, Process, Right, ServiceSpec
 
 
 async def compose(context: ProcessContext) -> Composed:
     """Compose the service."""
     policies = wiring.policy_file(context)
+    kind = scheduler_for(policies.now)
     kube, _ = await wiring.open_kube(context)
     binder = Binder(kube, context.settings.kube.namespace, wiring.open_hooks(context))
-    bus, store = await wiring.open_bus(context, Scheduler), await wiring.open_process_store(context)
-    snapshots = await wiring.resumed_snapshots(context, Scheduler, store, bus)
-    service = Scheduler(
+    bus, store = await wiring.open_bus(context, kind), await wiring.open_process_store(context)
+    snapshots = await wiring.resumed_snapshots(context, kind, store, bus)
+    service = kind(
         context.view,
         policies.now,
         store,
@@ -31,7 +32,7 @@ async def compose(context: ProcessContext) -> Composed:
 
 
 SPEC = ServiceSpec(
-    service=Scheduler,
+    service=MeasuringScheduler,
     compose=compose,
     processes=(Process(name="scheduler", uses=("store", "policy", "kube")),),
     rights=(

@@ -24,6 +24,7 @@ from tests.support.stories import (
     request,
     synced,
 )
+from tests.support.telemetry import minutes
 
 from gpu_autoscaler.core.state.tables import tombstone_of
 from gpu_autoscaler.events.demand import DemandReported
@@ -51,7 +52,7 @@ from gpu_autoscaler.simcluster.kinds import JOBS
 from gpu_autoscaler.store.sqlite import SqliteStore
 from gpu_autoscaler_services.scheduler.attempts import losses
 from gpu_autoscaler_services.scheduler.binder import Binder
-from gpu_autoscaler_services.scheduler.service import ACCEPTANCE_SECONDS, Scheduler
+from gpu_autoscaler_services.scheduler.service import ACCEPTANCE_SECONDS, Scheduler, scheduler_for
 
 TRAIN = JobId("train")
 
@@ -430,6 +431,25 @@ def test_last_retry_ends_job() -> None:
     assert isinstance(end, JobFinished)
     assert (end.outcome, end.finished_at) == ("failed", LOST_AT)
     assert "lost 2 attempts, job_retries_count_max is 1" in end.message
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+async def test_a_job_goes_where_gpus_are_used_least(bench: Bench, *, is_measured: bool) -> None:
+    """By a scheduler that has started with the policy: it alone reads telemetry. The figure is published."""
+    measuring = policy(placement="least-utilized")
+    kind = scheduler_for(measuring if is_measured else policy())
+    began = T0 - HOUR
+    stories = (
+        node("n1", at=began), pod("a", on="n1", gpus=4), node("n2", at=began), pod("b", on="n2", gpus=2),
+        minutes("n1", 60, start=began, busy=0.05, pods=dict.fromkeys(range(4), "default/a")),
+        minutes("n2", 60, start=began, busy=0.9, pods=dict.fromkeys(range(2), "default/b")),
+        job("train", gpus=1),
+    )  # fmt: skip
+    bench.record_story(*(tuple(told for told in story if type(told.fact) in kind.folds) for story in stories))
+    scheduler = kind(bench.view, policy(), bench.store, Binder(bench.here.kube, "default"), lambda: T0)
+    scheduler.use_policy(measuring)
+    (placed,) = [fact for fact in as_outcome(await scheduler.on_tick(T0)).facts if isinstance(fact, JobPlaced)]
+    assert (placed.node_names, placed.gpu_use_ratios) == ((("n1",), (0.025,)) if is_measured else (("n2",), (None,)))
 
 
 async def test_invalid_demand_report_is_set_aside_with_all_violations(bench: Bench) -> None:
