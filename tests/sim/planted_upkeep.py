@@ -37,8 +37,8 @@ UPKEEP = (
         "checkpoints are requested on nodes that Karpenter does not delete",
         3,
         f"{_DISRUPTION}/deleted_nodes.py",
-        "or node.action_id is None or not is_karpenter_managed(node):",
-        "or node.action_id is None:",
+        " and node.action_id is not None and is_karpenter_managed(node)",
+        " and node.action_id is not None",
         profile="deleted nodes",
     ),
     Planted(

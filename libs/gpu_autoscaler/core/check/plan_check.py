@@ -388,10 +388,8 @@ def _gangs(plan: Plan, state: ClusterState, _: ScalingPolicy) -> Iterator[str]:
             continue
         spec = job.queued.spec
         members_count = sum(1 for pod in state.pods.values() if pod.job_id == spec.job_id and pod.phase != "failed")
-        capacities = [decision.promised for decision in bought]
-        capacities += _capacities_there(plan, state)
-        places = members_count + sum(_places(spec.member_resources, capacity) for capacity in capacities)
         least = spec.member_count if spec.member_count_min is None else spec.member_count_min
+        places = members_count + _all_places(spec.member_resources, least - members_count, plan, state)
         if places < least:
             yield Violation(
                 f"gang {key} of {least} would have capacity for {places}: part of a gang is never bought", demand=(key,)
@@ -425,12 +423,19 @@ def _group(gang: str, state: ClusterState, held: Mapping[str, DeferReason]) -> I
 def _request(gang: str, plan: Plan, state: ClusterState) -> Iterator[str]:
     """Yield pod sets of a ProvisioningRequest with purchases that would not have capacity for all their pods."""
     request = state.provisioning.get(gang.removeprefix("provisioning/"))
-    capacities = [*(decision.promised for decision in _bought(plan)), *_capacities_there(plan, state)]
     for pods in () if request is None else request.pod_sets:
-        places = sum(_places(pods.requests, capacity) for capacity in capacities)
+        places = _all_places(pods.requests, pods.count, plan, state)
         if places < pods.count:
             sentence = f"gang {gang} of {pods.count} would have capacity for {places}: part of a gang is never bought"
             yield Violation(sentence, demand=(gang,))
+
+
+def _all_places(member: Resources, wanted_count: int, plan: Plan, state: ClusterState) -> int:
+    """Return for how many members there is capacity; other nodes count if the bought ones do not have enough."""
+    places = sum(_places(member, decision.promised) for decision in _bought(plan))
+    if places < wanted_count:
+        places += sum(_places(member, capacity) for capacity in _capacities_there(plan, state))
+    return places
 
 
 def _capacities_there(plan: Plan, state: ClusterState) -> Iterator[Resources]:

@@ -13,6 +13,7 @@ from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.correlation import INSTANCE_MISSING_SECONDS_MAX
 from gpu_autoscaler.core.nodes.views import NodeView, Selected, node_views
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
+from gpu_autoscaler.core.state.lineage import Derivation, part_of
 from gpu_autoscaler.core.state.queries import counts_for_idleness, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeObserved
@@ -117,6 +118,13 @@ def _has_ended(view: NodeView, state: ClusterState) -> bool:
 # v1.12.1; read 2026-11-22). Only pods that save on request have to be notified: step `upkeep` decides it.
 
 
+def _is_deleted_by_karpenter(node: NodeObserved) -> bool:
+    return node.deleting_since is not None and node.action_id is not None and is_karpenter_managed(node)
+
+
+_DELETED_BY_KARPENTER: Derivation[Mapping[NodeUid, NodeObserved]] = part_of("nodes", _is_deleted_by_karpenter)
+
+
 class UnannouncedDeletion(NamedTuple):
     """A node that Karpenter deletes, and since when."""
 
@@ -128,8 +136,8 @@ class UnannouncedDeletion(NamedTuple):
 def unannounced_deletions(state: ClusterState) -> tuple[UnannouncedDeletion, ...]:
     """Return the nodes with a pod that was not notified since, by name."""
     deletions = []
-    for node in state.nodes.values():
-        if (since := node.deleting_since) is None or node.action_id is None or not is_karpenter_managed(node):
+    for node in _DELETED_BY_KARPENTER.of(state).values():
+        if (since := node.deleting_since) is None:
             continue
         here = filter(counts_for_idleness, pods_by_node(state).get(node.name, ()))
         if not all(is_announced(dict(pod.annotations), since) for pod in here):

@@ -19,6 +19,7 @@ from gpu_autoscaler.core.next_change import note_whole, plain
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.placement.bins import bin_key
 from gpu_autoscaler.core.placement.pod_affinity import NO_RULES
+from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.state.lineage import Derivation, Newest, newest_of
 from gpu_autoscaler.core.state.queries import is_workload
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
@@ -33,7 +34,6 @@ _STARTS_COUNT_MIN = 6  # with less history the break-even rule decides alone
 # These bound the time of a plan. What is not counted is the capacity with most free GPUs, and the most expensive nodes.
 _ARRIVALS_COUNT_MAX = 256
 _BUSY_NODES_COUNT_MAX = 128
-_SPARES_COUNT_MAX = 64
 
 
 class Spare(NamedTuple):
@@ -82,15 +82,18 @@ class _Free(NamedTuple):
 def expected_uses(empty: Sequence[Spare], draft: Draft, state: ClusterState) -> Mapping[str, ExpectedUse]:
     """Return the expected use of these empty nodes by name. Without those that have no whole GPUs, and empty while too
     little history is known."""
-    names = {spare.view.name for spare in empty}
-    by_price = sorted(empty, key=lambda spare: (spare.view.price_micro_usd_per_hour or 0, spare.view.name))
-    spares = [(spare, free) for spare in by_price if (free := _free(spare.view, draft, spare.kept_seconds)) is not None]
-    if not spares or not (arrivals := arrivals_of(state)):
+    if not empty or not (arrivals := arrivals_of(state)):
         return {}
-    busy = [_free(view, draft, 0.0) for view in draft.views if view.name not in names]
-    nodes = sorted(filter(None, busy), key=lambda node: node.free_count)[:_BUSY_NODES_COUNT_MAX]
+    free = {entry.key: (count, entry) for entry, count in draft.free_capacity.with_free_gpus() if _is_node(entry)}
+    by_price = sorted(empty, key=lambda spare: (spare.view.price_micro_usd_per_hour or 0, spare.view.name))
+    spares = [spare for spare in by_price if bin_key(spare.view) in free]
+    if not spares:
+        return {}
+    names = {spare.view.name for spare in empty}
+    busy = ((count, entry.name, key) for key, (count, entry) in free.items() if entry.name not in names)
+    nodes = [_free(*free[key], 0.0) for _, _, key in sorted(busy)[:_BUSY_NODES_COUNT_MAX]]
     first = len(nodes)
-    nodes += (free for _, free in spares)
+    nodes += (_free(*free[bin_key(spare.view)], spare.kept_seconds) for spare in spares)
     note_whole(draft.as_of, _STEP_SECONDS)
     uses, starts = [0] * len(nodes), [0] * len(nodes)
     for start, until in _starts(arrivals, plain(draft.as_of)):
@@ -104,16 +107,18 @@ def expected_uses(empty: Sequence[Spare], draft: Draft, state: ClusterState) -> 
         spare.view.name: ExpectedUse(
             uses[place], starts[place], 1.0 - math.exp(-spare.kept_seconds / spare.break_even_seconds)
         )
-        for place, (spare, _) in enumerate(spares, first)
+        for place, spare in enumerate(spares, first)
         if starts[place] >= _STARTS_COUNT_MIN
     }
 
 
-def _free(view: NodeView, draft: Draft, kept_seconds: float) -> _Free | None:
-    """Return the GPUs that waiting work leaves free on a node that takes work; None: there are none."""
-    key = bin_key(view)
-    free_count = draft.free_capacity[key].free.gpu_count if view.gpu_model and key in draft.free_capacity else 0
-    return _Free(view.gpu_model or "", view.capacity_type, free_count, kept_seconds) if free_count > 0 else None
+def _is_node(entry: Bin) -> bool:
+    """Return True for a node with GPUs of a known model that this plan does not buy."""
+    return bool(entry.gpu_model) and entry.readiness is not BinReadiness.BOUGHT
+
+
+def _free(free_count: int, entry: Bin, kept_seconds: float) -> _Free:
+    return _Free(entry.gpu_model or "", entry.capacity_type, free_count, kept_seconds)
 
 
 def _starts(arrivals: Sequence[Arrival], as_of: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -187,7 +187,7 @@ def trim(draft: Draft, policy: ScalingPolicy) -> Draft:
     """Drop whole transactions that exceed a limit, lowest priority first. Drains of nodes that the cloud takes back and
     canceled drains are kept."""
     frozen = frozen_by(draft.directives, policy)
-    kept, dropped = _within_limits(draft, limit_usage_of(draft, policy), frozen)
+    kept, dropped = _within_limits(draft, policy, frozen)
     reasons = [(subject, reason) for purchase, reason in dropped for subject in subjects(purchase.decision)]
     kept, withdrawn = _without_lost_gangs(kept, dict(reasons), draft.demand)
     # A gang of several nodes has one entry, with its first reason.
@@ -331,12 +331,15 @@ def _owner_of(item: DemandItem) -> str:
 
 
 def _within_limits(
-    draft: Draft, usage: LimitUsage, frozen: Frozen | None
+    draft: Draft, policy: ScalingPolicy, frozen: Frozen | None
 ) -> tuple[tuple[Purchase, ...], list[tuple[Purchase, DeferReason]]]:
     """Split purchases, ordered by priority, into those within the limits and the others, with the exceeded limit.
 
     What is set aside for a violation is dropped as well, with all of its transaction.
     """
+    if not draft.purchases:
+        return (), []
+    usage = limit_usage_of(draft, policy)
     kept: list[Purchase] = []
     dropped: list[tuple[Purchase, DeferReason]] = []
     dropped_transactions: dict[str, DeferReason] = {}

@@ -3,7 +3,7 @@
 Pods of equal shape fit equally, so each query is about one shape and a count, never about single pods.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,7 +15,7 @@ from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse
 from gpu_autoscaler.core.placement.pod_affinity import Tally
 from gpu_autoscaler.core.placement.preference_scores import bin_keys, has_no_preference
 from gpu_autoscaler.core.placement.ranking import DEFAULT_PLACEMENT, Ranking
-from gpu_autoscaler.core.placement.resources import FIRST_SLICE, Bools, Ints, Kinds, resources, row
+from gpu_autoscaler.core.placement.resources import FIRST_SLICE, GPU, Bools, Ints, Kinds, resources, row
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.placement.topology import PodTopology
 
@@ -80,6 +80,12 @@ class FreeCapacity:
     def original_bin(self, key: str) -> Bin:
         """Return the bin as it was added, with the free amounts of then."""
         return self._bins[self._places[key]]
+
+    def with_free_gpus(self) -> Iterator[tuple[Bin, int]]:
+        """Yield the bins that take members and have whole GPUs free, and how many."""
+        counts = np.where(self._is_there & self._is_open, self._free[:, GPU], 0)
+        for place in np.flatnonzero(counts > 0).tolist():
+            yield self._bins[place], int(counts[place])
 
     def __contains__(self, key: str) -> bool:
         place = self._places.get(key)

@@ -6,6 +6,7 @@ when the work began to wait (docs/decisions.md#waiting-before-scale-up).
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import cached_property
 
 import msgspec
 
@@ -32,7 +33,10 @@ class ExpectedCapacity:
         self._as_of = draft.as_of
         longest = max(policy.pending_pod_timeout_seconds, policy.queued_timeout_seconds)
         self._bins = tuple(_ending(draft, state, timedelta(seconds=longest)))
-        self._free_capacity = FreeCapacity(self._bins)
+
+    @cached_property
+    def _free_capacity(self) -> FreeCapacity:
+        return FreeCapacity(self._bins)
 
     def takes(self, item: DemandItem, shape: Shape, count: int) -> CapacityExpected | None:
         """Reserve capacity for these members and return when they have it; None: not within their allowed wait."""

@@ -15,7 +15,7 @@ from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import note
 from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Table
 from gpu_autoscaler.core.placement.bins import allocatable_for_work, offered_bin
-from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_by_amounts, members_that_fit
+from gpu_autoscaler.core.placement.constraints import NodeMatcher, members_by_amounts
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, gpu_parts, kinds_of, rows
 from gpu_autoscaler.core.placement.shapes import Bin, Shape
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
@@ -209,13 +209,19 @@ class OfferCatalog:
         is_buyable = self._is_buyable
         if self._reservations.any and not shape.is_spot_allowed:
             is_buyable = is_buyable & ~self._reservations.has_end  # non-interruptible work may outlive the period
-        members = self._by_amounts.get(shape.resources)  # many shapes share few amounts
+        return np.where(is_buyable & self._accepted_by(shape), self._members_by_amounts(shape.resources), 0)
+
+    def members_if_available(self, shape: Shape) -> Ints:
+        """Return how many members a new node of each offering would take, whether or not it is available now."""
+        return np.where(self._accepted_by(shape), self._members_by_amounts(shape.resources), 0)
+
+    def _members_by_amounts(self, asked: Resources) -> Ints:
+        members = self._by_amounts.get(asked)  # many shapes share few amounts
         if members is None:
             if len(self._by_amounts) >= _AMOUNTS_COUNT_MAX:
                 self._by_amounts.clear()
-            members = members_by_amounts(shape.resources, self.capacity, self.kinds)
-            self._by_amounts[shape.resources] = members
-        return np.where(is_buyable & self._accepted_by(shape), members, 0)
+            members = self._by_amounts[asked] = members_by_amounts(asked, self.capacity, self.kinds)
+        return members
 
     @property
     def has_taints_to_avoid(self) -> bool:
@@ -273,10 +279,6 @@ class OfferCatalog:
         if fitting:
             return PriceUnknown.of(sorted({offer.key for offer in fitting}))
         return NoOfferFits(detail=self._missing_property(shape))
-
-    def members_if_available(self, shape: Shape) -> Ints:
-        """Return how many members a new node of each offering would take, whether or not it is available now."""
-        return members_that_fit(shape, self.capacity, self._accepted_by(shape), self.kinds)
 
     def _accepted_by(self, shape: Shape) -> Bools:
         accepted = self._promised_matcher.by(shape)

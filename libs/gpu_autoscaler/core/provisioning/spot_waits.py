@@ -74,15 +74,15 @@ def spot_wait(
     until = item.since + timedelta(seconds=_wait_seconds(item, policy))
     if not shape.is_spot_allowed or item.priority >= PRIORITY_NAMES["high"] or as_of >= until:
         return None
-    members = catalog.members_if_available(shape)
-    has_price = catalog.prices_micro_usd_per_hour > 0
     now = catalog.members(shape) > 0
-    spot = (members > 0) & catalog.is_spot & has_price & ~now
-    if not now.any() or (now & catalog.is_reserved).any() or not spot.any():
+    if not now.any() or (now & catalog.is_reserved).any():
         return None
-    each = catalog.prices_micro_usd_per_hour * _PRECISION // np.maximum(members, 1)
+    members, prices = catalog.members_if_available(shape), catalog.prices_micro_usd_per_hour
+    each = prices * _PRECISION // np.maximum(members, 1)
     cheapest = int(each[now].min())
-    if not catalog.is_on_demand[now & (each == cheapest)].all():  # available spot is as good
+    spot = (members > 0) & catalog.is_spot & (prices > 0) & ~now
+    # Where available spot is as good, nothing is gained.
+    if not spot.any() or not catalog.is_on_demand[now & (each == cheapest)].all():
         return None
     if item.gang is not None and any(
         order.decision is not None and order.decision.gang == item.gang and is_in_flight(state, order)

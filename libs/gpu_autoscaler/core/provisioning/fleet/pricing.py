@@ -72,7 +72,8 @@ def shadow_prices(problem: FleetProblem, usable: Bools) -> ShadowPrices:
     requests, barred = problem.requests.astype(np.float64), np.where(usable, 0.0, np.inf)
     looked_at = np.arange(problem.cost.size)
     best, best_floor = ShadowPrices(np.zeros(problem.counts.size), split * per_share), 0.0
-    for number in range(_rounds(*usable.shape) + 1):
+    rounds_count = _rounds(*usable.shape)
+    for number in range(rounds_count + 1):
         is_full = number % _FULL_EVERY_ROUNDS == 0
         if is_full:
             looked_at = np.arange(problem.cost.size)
@@ -84,6 +85,8 @@ def shadow_prices(problem: FleetProblem, usable: Bools) -> ShadowPrices:
             floor = candidate.floor(problem.counts)
             if floor > best_floor:
                 best, best_floor = candidate, floor
+            if number == rounds_count:
+                break
             looked_at = np.flatnonzero((costs <= by_class[:, None] * _NEAR_RATIO).any(axis=0))
             cheapest = np.searchsorted(looked_at, cheapest)
         _move(split, looked_at[cheapest], demand, per_share, number)

@@ -46,11 +46,12 @@ def distinct_rows(rows: Ints | Bools) -> tuple[Ints, Ints]:
 
     `numpy.unique` sorts whole rows, which takes a hundred times as long on rows of thousands of offers.
     """
-    numbers: dict[bytes, int] = {}
-    number_of = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows], dtype=np.int64)
-    first = np.full(len(numbers), rows.shape[0], dtype=np.int64)
-    np.minimum.at(first, number_of, np.arange(rows.shape[0]))
-    return first, number_of
+    keys = [row.tobytes() for row in rows]
+    first: dict[bytes, int] = {}
+    for place, key in enumerate(keys):
+        first.setdefault(key, place)
+    number_of = {key: number for number, key in enumerate(first)}
+    return np.array(list(first.values()), dtype=np.int64), np.array([number_of[key] for key in keys], dtype=np.int64)
 
 
 def usable_offers(problem: FleetProblem) -> Bools:

@@ -1,8 +1,9 @@
 """The fleet solver: the load worth most for its cost is bought as often as pods last, then the next best."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -45,6 +46,8 @@ def _with_second_pass(problem: FleetProblem, nodes: list[FleetNode], by_class: F
     cost = np.cumsum([problem.cost[node.offer] for node in reversed(ranked)])
     kept_count = len(nodes) - int((cost <= _SECOND_PASS_RATIO * cost[-1]).sum()) if nodes else 0
     kept, apart = ranked[:kept_count], ranked[kept_count:]
+    if not apart:
+        return tuple(kept)
     pods = np.array([pod for node in apart for pod in node.pods], dtype=np.int64)
     counts = np.bincount(pods, minlength=problem.counts.size).astype(np.int64)
     again, _ = _choose(replace(problem, counts=counts), np.flatnonzero(counts))
@@ -60,6 +63,8 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
     if not waiting.size:
         return [], np.zeros(problem.counts.size)
     reduced = ReducedProblem.of(problem, waiting)
+    if len(reduced.members) == 1:
+        return _choose_for_one_class(reduced)
     kept = undominated_offers(reduced.problem)
     reduced_class = replace(
         reduced.problem,
@@ -73,6 +78,40 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
         NodePacker(reduced_class, prices, offer, np.flatnonzero(usable[:, offer]), reduced.is_grouped)
         for offer in range(kept.size)
     ]
+    loads = partial(_loads, packers)
+    return _assigned(reduced, loads, kept), reduced.expanded(prices.by_class)
+
+
+def _choose_for_one_class(reduced: ReducedProblem) -> tuple[list[FleetNode], Floats]:
+    """Return the same for equal pods: each offer takes as many as fit, so nothing has to be tried."""
+    offers = np.lexsort((np.arange(reduced.problem.cost.size), reduced.problem.cost))
+    offers = offers[usable_offers(reduced.problem)[0, offers]]
+    problem = replace(
+        reduced.problem,
+        accepts=reduced.problem.accepts[:, offers],
+        capacity=reduced.problem.capacity[offers],
+        cost=reduced.problem.cost[offers],
+    )
+    by_class = shadow_prices(problem, problem.accepts).by_class
+    asked = problem.requests[0] > 0
+    fitting = (problem.capacity[:, asked] // problem.requests[0, asked]).min(axis=1)
+
+    def loads(left: Ints, grouped_max: int) -> Iterator[tuple[int, Load]]:
+        most = np.minimum(fitting, grouped_max) if reduced.is_grouped[0] else fitting
+        while (count := int(left[0])) > 0:
+            counts = np.minimum(most, count)
+            offer = int((by_class[0] * counts / problem.cost).argmax())
+            nodes_count = count // int(counts[offer])
+            left[0] -= nodes_count * counts[offer]
+            yield from [(offer, ((0, int(counts[offer])),))] * nodes_count
+
+    return _assigned(reduced, loads, offers), reduced.expanded(by_class)
+
+
+def _assigned(
+    reduced: ReducedProblem, loads: Callable[[Ints, int], Iterator[tuple[int, Load]]], offers: Ints
+) -> list[FleetNode]:
+    """Return nodes of these offers for all pods, with the original classes of the pods."""
     assigner, nodes = ClassAssigner(reduced), []
     # Pods whose groups conflict are left for the next round, in which fewer groups are left. In the last round each
     # node takes one pod with a group, which is always possible.
@@ -80,11 +119,11 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
         left = assigner.left()
         if not left.any():
             break
-        for offer, load in _loads(packers, left, assigner.groups_count() if rounds_left else 1):
+        for offer, load in loads(left, assigner.groups_count() if rounds_left else 1):
             pods = assigner.fill(load)
             if pods:
-                nodes.append(FleetNode(int(kept[offer]), pods))
-    return nodes, reduced.expanded(prices.by_class)
+                nodes.append(FleetNode(int(offers[offer]), pods))
+    return nodes
 
 
 def _loads(packers: list[NodePacker], left: Ints, grouped_max: int) -> Iterator[tuple[int, Load]]:
