@@ -162,7 +162,8 @@ def _running(case: Case, nodes: list[Node]) -> ClusterState:
     stories = []
     for number, (of, offer, pods) in enumerate(nodes):
         name = f"n{number:04d}"
-        stories.append(node(name, by_key[f"{of['name']}/{offer['zone']}/{offer['capacity_type']}"]))
+        bought = by_key[f"{of['name']}/{offer['zone']}/{offer['capacity_type']}"]
+        stories.append(node(name, bought, has_finalizer=True))
         stories += [pod_story(told, on=name) for told in pods]
     return given(*stories, on_sale(*sold.offers))
 

@@ -103,8 +103,8 @@ TESTED: Mapping[str, Planted] = {
         "the plan check counts nodes without orders for the cluster alone",
         2,
         f"{_CORE}/check/plan_check.py",
-        "            self._count(_orphan_owners(seen.zone, node), ",
-        '            self._count(("",), ',
+        "            self._nodes[_orphan_owners(seen.zone, node), ",
+        "            self._nodes[(), ",
     ),
     "tests/services/scaler/test_living.py::test_ends_of_lost_streams_are_published_before_the_first_plan": Planted(
         "ends that the ledger needs are lost with the streams",

@@ -4,10 +4,8 @@ It reports only certain violations. Where it cannot know, it checks what no arra
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-
-import msgspec
 
 from gpu_autoscaler.core.check.brake_rules import brake_violations
 from gpu_autoscaler.core.check.directive_rules import directive_violations
@@ -179,8 +177,7 @@ class _CountedCapacity:
     """What counts against limits: what was bought and is not known to have ended, counted from the orders."""
 
     def __init__(self, state: ClusterState) -> None:
-        self.nodes: Counter[str] = Counter()  # by limited owner; all under ""
-        self.gpus: Counter[str] = Counter()
+        self._nodes: Counter[tuple[tuple[str, ...], int]] = Counter()  # by limited owners, and GPUs of each
         self.nodes_of_unknown = self.gpus_of_unknown = 0  # bought for a pool and project that are unknown
         self.price_micro_usd_per_hour = 0
         ended_records = [record.terminated for record in state.drains.values()]
@@ -203,10 +200,7 @@ class _CountedCapacity:
                 continue
             parts = (instance, order.launched, decided.offer)  # the cloud's price precedes the list price
             prices = (part.price_micro_usd_per_hour for part in parts if part is not None)
-            paid = next((price for price in prices if price is not None), None)
-            self.add(
-                decided.pool, msgspec.structs.replace(decided.offer, price_micro_usd_per_hour=paid), decided.labels
-            )
+            self.add(decided, next((price for price in prices if price is not None), None))
 
     def _count_orphans(self, state: ClusterState, ended: set[ProviderId | None]) -> None:
         """Count instances and nodes with our tag whose order has expired from the state: they still cost money."""
@@ -235,32 +229,30 @@ class _CountedCapacity:
             if node is None:
                 self.nodes_of_unknown += 1
                 self.gpus_of_unknown += gpus
-            self._count(_orphan_owners(seen.zone, node), max(gpus, 0 if node is None else node.allocatable.gpu_count))
+            else:
+                gpus = max(gpus, node.allocatable.gpu_count)
+            self._nodes[_orphan_owners(seen.zone, node), gpus] += 1
 
-    def add(self, pool: str, offer: Offer, node_labels: tuple[tuple[str, str], ...]) -> None:
+    def add(self, decided: BuyNode, price_micro_usd_per_hour: int | None) -> None:
         """Count one more node."""
-        owners = ("", f"pool {pool}", f"zone {offer.zone}", _project_owner(node_labels))
-        self._count(owners, offer.resources.gpu_count)
-        self.price_micro_usd_per_hour += offer.price_micro_usd_per_hour or 0
-
-    def _count(self, owners: Iterable[str], gpu_count: int) -> None:
-        for owner in owners:
-            self.nodes[owner] += 1
-            self.gpus[owner] += gpu_count
+        self._nodes[_limit_owners(decided), decided.offer.resources.gpu_count] += 1
+        self.price_micro_usd_per_hour += price_micro_usd_per_hour or 0
 
     def of(self, owner: str) -> tuple[int, int]:
-        """Return the nodes and GPUs that may be the owner's: those of an unknown pool and project may be any's."""
+        """Return the nodes and GPUs that may be the owner's, of all for "": those of an unknown pool and project may be
+        any's."""
+        mine = [(gpus, count) for (owners, gpus), count in self._nodes.items() if owner in ("", *owners)]
         is_any = owner.startswith(("pool ", "project "))
         return (
-            self.nodes[owner] + (self.nodes_of_unknown if is_any else 0),
-            self.gpus[owner] + (self.gpus_of_unknown if is_any else 0),
+            sum(count for _, count in mine) + (self.nodes_of_unknown if is_any else 0),
+            sum(gpus * count for gpus, count in mine) + (self.gpus_of_unknown if is_any else 0),
         )
 
 
 def _orphan_owners(zone: str | None, node: NodeObserved | None) -> tuple[str, ...]:
     if node is None:
-        return ("", f"zone {zone}")
-    return ("", f"pool {dict(node.labels).get(labels.POOL)}", f"zone {zone}", _project_owner(node.labels))
+        return (f"zone {zone}",)
+    return (f"pool {dict(node.labels).get(labels.POOL)}", f"zone {zone}", _project_owner(node.labels))
 
 
 def _limit_owners(bought: BuyNode) -> tuple[str, ...]:
@@ -278,7 +270,7 @@ def _limits(plan: Plan, state: ClusterState, policy: ScalingPolicy) -> Iterator[
         return
     count = _CountedCapacity(state)
     for decision in bought:
-        count.add(decision.pool, decision.offer, decision.labels)
+        count.add(decision, decision.offer.price_micro_usd_per_hour)
     bounds: list[tuple[str, int | None, int | None]] = [("", _nodes_max(plan, policy), policy.gpu_count_max)]
     for kind, parts in (("pool", policy.pools), ("zone", policy.limits.zones), ("project", policy.limits.projects)):
         bounds += [(f"{kind} {part.name}", part.nodes_count_max, part.gpu_count_max) for part in parts]

@@ -182,6 +182,11 @@ class Basket:
         self._policy = policy
         self._usage = limit_usage_of(draft, policy)
         self._has_spend_caps = bool(spend_caps(policy))
+        has_price_limits = self._has_spend_caps or policy.price_micro_usd_per_hour_max is not None
+        # Of each offering the one whose limits are evaluated for it: all that differ only in price share one.
+        places = np.arange(len(catalog.offerings))
+        self._limited_as: Ints = places if has_price_limits else catalog.same_limits
+        self._limited: list[int] = np.flatnonzero(self._limited_as == places).tolist()
         self._projects_limited = frozenset(part.name for part in policy.limits.projects)
         self._selector = OfferSelector(catalog, draft.views, policy)
         self._cheaper = CheaperOfferings(catalog)
@@ -416,12 +421,12 @@ class Basket:
         asked = self._limit_scope(scope)
         if (known := self._open.get(asked)) is not None:
             return bool(known.any())
-        return any(self._excess(place, asked) is None for place in range(len(self._catalog.offerings)))
+        return any(self._excess(place, asked) is None for place in self._limited)
 
     def _common_excess(self, scope: BillingScope) -> DeferReason | None:
         """Return the limit that every offering would exceed, if it is the same; cached until the next purchase."""
         if scope not in self._closed:
-            excesses = (self._excess(place, scope) for place in range(len(self._catalog.offerings)))
+            excesses = (self._excess(place, scope) for place in self._limited)
             first = next(excesses, None)
             is_one = first is not None and all(excess == first for excess in excesses)
             self._closed[scope] = first if is_one else None
@@ -430,8 +435,9 @@ class Basket:
     def _within_limits(self, scope: BillingScope) -> Bools:
         """Return which offerings are within limits; cached until the next purchase."""
         if scope not in self._open:
-            offerings = range(len(self._catalog.offerings))
-            self._open[scope] = np.array([self._excess(place, scope) is None for place in offerings], np.bool_)
+            is_open = np.zeros(len(self._catalog.offerings), dtype=np.bool_)
+            is_open[self._limited] = [self._excess(place, scope) is None for place in self._limited]
+            self._open[scope] = is_open[self._limited_as]
         return self._open[scope]
 
     def _within_limits_count(self, wants: Sequence[MissingMembers], fleet: Sequence[FleetNode]) -> int:
@@ -470,9 +476,9 @@ class Basket:
 
         `scope`: as limits distinguish it.
         """
-        asked = (place, scope)
+        asked = (int(self._limited_as[place]), scope)
         if asked not in self._excesses:
-            offering = self._catalog.offerings[place]
+            offering = self._catalog.offerings[asked[0]]
             self._excesses[asked] = self._usage.excess(offering.pool.name, offering.offer, scope)
         return self._excesses[asked]
 

@@ -131,6 +131,13 @@ class _StaticCatalog:
         self.pool_priorities = np.array([offering.pool.priority for offering in self.offerings], dtype=np.int64)
         self.gpu_counts = np.array([offering.offer.resources.gpu_count for offering in self.offerings], dtype=np.int64)
         self.boot_seconds = np.array([offering.offer.boot_seconds for offering in self.offerings], dtype=np.float64)
+        first: dict[tuple[object, ...], int] = {}
+        kinds = [
+            (entry.pool.name, entry.offer.zone, entry.offer.gpu_model, entry.offer.resources.gpu_count)
+            for entry in self.offerings
+        ]
+        # Of each offering the first one that counts against the same limits of nodes and GPUs.
+        self.same_limits = np.array([first.setdefault(kind, place) for place, kind in enumerate(kinds)], np.int64)
         self.is_spot = self._is_of(CapacityType.SPOT)
         self.is_on_demand = self._is_of(CapacityType.ON_DEMAND)
         self.is_reserved = self._is_of(CapacityType.RESERVED)
@@ -167,7 +174,7 @@ class OfferCatalog:
         self.kinds = static.kinds  # of slices, in column order
         self.capacity = static.capacity
         self.prices_micro_usd_per_hour = static.prices_micro_usd_per_hour
-        self.pool_priorities = static.pool_priorities
+        self.pool_priorities, self.same_limits = static.pool_priorities, static.same_limits
         self.gpu_counts, self.boot_seconds = static.gpu_counts, static.boot_seconds
         self.is_spot, self.is_on_demand, self.is_reserved = static.is_spot, static.is_on_demand, static.is_reserved
         self.spot_at, self.is_in_zone = static.spot_at, static.is_in_zone
