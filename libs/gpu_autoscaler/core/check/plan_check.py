@@ -33,6 +33,7 @@ from gpu_autoscaler.core.policy.cron import parse_schedule
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.node import NodeInstanceObserved, NodeObserved
+from gpu_autoscaler.events.scaling import ScalingNodeOrdered
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan
 from gpu_autoscaler.model.ids import JobId, ProviderId
@@ -233,7 +234,7 @@ class _CountedCapacity:
                 gpus = max(gpus, node.allocatable.gpu_count)
             self._nodes[_orphan_owners(seen.zone, node), gpus] += 1
 
-    def add(self, decided: BuyNode, price_micro_usd_per_hour: int | None) -> None:
+    def add(self, decided: BuyNode | ScalingNodeOrdered, price_micro_usd_per_hour: int | None) -> None:
         """Count one more node."""
         self._nodes[_limit_owners(decided), decided.offer.resources.gpu_count] += 1
         self.price_micro_usd_per_hour += price_micro_usd_per_hour or 0
@@ -255,7 +256,7 @@ def _orphan_owners(zone: str | None, node: NodeObserved | None) -> tuple[str, ..
     return (f"pool {dict(node.labels).get(labels.POOL)}", f"zone {zone}", _project_owner(node.labels))
 
 
-def _limit_owners(bought: BuyNode) -> tuple[str, ...]:
+def _limit_owners(bought: BuyNode | ScalingNodeOrdered) -> tuple[str, ...]:
     return (f"pool {bought.pool}", f"zone {bought.offer.zone}", _project_owner(bought.labels))
 
 
