@@ -6,6 +6,7 @@ What moves on with every instant (the seconds in a reason, the cost of lost work
 """
 
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cached_property
 
 _LAST = datetime.max.replace(tzinfo=UTC) - timedelta(days=2)  # nothing changes after it
 _NEXT = timedelta(microseconds=1)
@@ -25,17 +26,18 @@ class TrackedInstant(datetime):
         """Return the instant; nothing is noted yet."""
         return cls.combine(at.date(), at.timetz())
 
-    @property
+    @cached_property
     def plain(self) -> datetime:
         """The same instant, which notes nothing."""
         return datetime.combine(self.date(), self.timetz())
 
     def note(self, at: datetime) -> None:
         """Note that something changes at this instant; right after this one if it is equal; nothing if it is past."""
-        if datetime.__gt__(self, at) or at > _LAST:
+        known = self.next_change_at
+        if (known is not None and datetime.__ge__(at, known)) or datetime.__gt__(self, at) or at > _LAST:
             return
         ahead = max(at, self.plain + _NEXT)
-        if self.next_change_at is None or ahead < self.next_change_at:
+        if known is None or ahead < known:
             self.next_change_at = ahead
 
     # Compared with instants only, and sums are plain: narrower than what `datetime` declares.

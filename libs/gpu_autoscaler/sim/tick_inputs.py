@@ -9,8 +9,8 @@ from abc import ABC
 from collections.abc import Hashable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from operator import is_
-from typing import ClassVar, Self
+from operator import attrgetter, is_
+from typing import Any, ClassVar, Self, cast
 
 from gpu_autoscaler.core.disruption.gpu_health import gpu_evidence, is_suspect
 from gpu_autoscaler.core.identity_cache import cached_by_identity
@@ -82,8 +82,13 @@ class _Inputs(ABC):
 
     __hash__ = None  # type: ignore[assignment]  # never looked up
     fields_apart: ClassVar[frozenset[str]]  # fields of the state that are not compared by identity
+    _compared: ClassVar["attrgetter[Any]"]
     # What time alone changes in the planned state, the plan has noted; in later states, it is noted by the comparison.
     _until: datetime | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Determine the fields that are compared once: they are read at each tick."""
+        cls._compared = attrgetter(*(name for name in ClusterState.__struct_fields__ if name not in cls.fields_apart))
 
     def __init__(self, state: ClusterState, policy: ScalingPolicy, now: datetime) -> None:
         self.state = self._covered = state  # `_covered`: the last state for which the tick has published all
@@ -115,8 +120,7 @@ class _Inputs(ABC):
     @cached_property
     def state_values(self) -> tuple[object, ...]:
         """State compared by identity."""
-        fields = ClusterState.__struct_fields__
-        return tuple(getattr(self.state, name) for name in fields if name not in self.fields_apart)
+        return cast("tuple[object, ...]", self._compared(self.state))
 
     @cached_property
     def _seen(self) -> tuple[object, ...]:
@@ -176,7 +180,9 @@ class _PlanInputs(_Inputs):
         if not state.telemetry_history:
             return ()
         rules, health = policy.utilization, policy.removal.gpu_health
-        utilization = fleet_utilization(node_views(state, now), pods_by_node(state), state, rules, now)
+        utilization = fleet_utilization(
+            node_views(state, now), pods_by_node(state), state.telemetry_history, rules, now
+        )
         is_high = utilization.busy_ratio is not None and utilization.busy_ratio > rules.high_ratio
         low_since = {
             uid: since_at_most(trail.utilization, rules.low_ratio * 100) for uid, trail in utilization.trusted.items()

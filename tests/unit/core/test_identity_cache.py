@@ -1,6 +1,12 @@
 """Identity caches: results for the same records only."""
 
-from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity
+from datetime import UTC, datetime, timedelta
+
+from gpu_autoscaler.core.identity_cache import IdentityCache, cached_by_identity, cached_until_change
+from gpu_autoscaler.core.next_change import TrackedInstant, has_lasted
+
+AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 
 
 def test_results_are_cached_by_identity() -> None:
@@ -35,3 +41,22 @@ def test_used_entries_outlive_unused_ones() -> None:
         kept.put((-1,), "in use")
         assert kept.get((-1,)) == "in use"
     assert kept.get((0,)) is None
+
+
+def test_a_result_is_cached_until_the_change_that_it_notes() -> None:
+    """Each instant notes that change, also one for which nothing is computed; an earlier instant is computed again."""
+    computed: list[datetime] = []
+
+    @cached_until_change(2)
+    def lasted(starts: list[datetime], as_of: datetime) -> list[bool]:
+        computed.append(as_of)
+        return [has_lasted(at, 10.0, as_of) for at in starts]
+
+    starts = [AT, AT + 5 * SECOND]
+    for seconds, expected, change in ((0, [False, False], 10), (9, [False, False], 10), (10, [True, False], 15)):
+        as_of = TrackedInstant.of(AT + seconds * SECOND)
+        assert lasted(starts, as_of) == expected
+        assert as_of.next_change_at == AT + change * SECOND
+    assert lasted(starts, AT + 15 * SECOND) == lasted(starts, AT + 99 * SECOND) == [True, True]
+    assert lasted(starts, AT + 1 * SECOND) == [False, False]
+    assert computed == [AT + seconds * SECOND for seconds in (0, 10, 15, 1)]

@@ -5,20 +5,26 @@ Exempt are pods with `do-not-disrupt` or `idle-allowed`, with a GPU that was not
 whose GPUs all read zero: an idle sensor is not an idle job.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from gpu_autoscaler.core.disruption.protection import annotated_instant
+from gpu_autoscaler.core.identity_cache import cached_by_identity, cached_until_change
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.fleet_utilization import fleet_utilization
-from gpu_autoscaler.core.nodes.views import node_views
+from gpu_autoscaler.core.nodes.views import NodeIndex, node_views
+from gpu_autoscaler.core.policy.disruption_settings import UtilizationPolicy
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness, is_finished, pods_by_node
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory, since_at_most
+from gpu_autoscaler.core.state.telemetry_history import GpuTelemetryHistory, NodeTelemetryHistory, since_at_most
+from gpu_autoscaler.events.gpu import GpuNodeSummarized
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.ids import JobId
+from gpu_autoscaler.model.ids import JobId, NodeUid
+
+HeldGpus = Mapping[str, list[GpuTelemetryHistory]]  # by namespace/name of the pod
 
 
 class IdleJob(NamedTuple):
@@ -40,12 +46,13 @@ class IdleWorkload(NamedTuple):
     ends_at: datetime | None  # as announced
 
 
+@cached_by_identity(1)  # of one plan: announced and ended jobs are both among them
 def idle_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> tuple[IdleJob, ...]:
     """Return each job that was idle for too long, by id; empty if telemetry is unreliable."""
     rules = policy.idle_jobs
     if not rules.is_on:
         return ()
-    held_gpus = _held_gpus(state, policy, as_of)
+    held_gpus = _held_gpus_now(state, policy, as_of)
     due: list[IdleJob] = []
     for job_id, pods in _pods_by_job(state).items():
         idle_since = _idle_since(pods, held_gpus, rules.busy_ratio_max)
@@ -62,7 +69,7 @@ def idle_workloads(state: ClusterState, policy: ScalingPolicy, as_of: datetime) 
     opted_in = {*rules.namespaces, *state.opted_in_namespaces}
     if not opted_in:
         return ()
-    held_gpus = _held_gpus(state, policy, as_of)
+    held_gpus = _held_gpus_now(state, policy, as_of)
     by_owner: dict[str, list[PodObserved]] = {}
     for pod in state.pods.values():
         is_workload = pod.job_id is None and pod.requests.has_gpus and counts_for_idleness(pod)
@@ -95,15 +102,28 @@ def _workload_of(pod: PodObserved) -> str:
     return pod.owner_uid or pod.pod_uid if jobset is None else f"{pod.namespace}/{jobset}"
 
 
-def _held_gpus(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> dict[str, list[GpuTelemetryHistory]]:
+def _held_gpus_now(state: ClusterState, policy: ScalingPolicy, as_of: datetime) -> HeldGpus:
+    views, histories = node_views(state, as_of), state.telemetry_history
+    return _held_gpus(views, pods_by_node(state), state.telemetry, histories, policy.utilization, as_of)
+
+
+@cached_until_change(4)
+def _held_gpus(
+    views: NodeIndex,
+    pods: Mapping[str, tuple[PodObserved, ...]],
+    telemetry: Mapping[NodeUid, GpuNodeSummarized],
+    histories: Mapping[NodeUid, NodeTelemetryHistory],
+    rules: UtilizationPolicy,
+    as_of: datetime,
+) -> HeldGpus:
     """Return GPUs by namespace/name of the pod that holds them, of nodes on which some GPU reads more than zero; none
     if telemetry as a whole is unreliable."""
     held_gpus: dict[str, list[GpuTelemetryHistory]] = {}
-    utilization = fleet_utilization(node_views(state, as_of), pods_by_node(state), state, policy.utilization, as_of)
+    utilization = fleet_utilization(views, pods, histories, rules, as_of)
     if utilization.fault is not None:
         return held_gpus
     for uid, history in utilization.trusted.items():
-        window = state.telemetry.get(uid)
+        window = telemetry.get(uid)
         reads = () if window is None else window.gpus
         if not any(gpu.memory_used_bytes_max or gpu.utilization_ratio_max for gpu in reads):
             continue
@@ -147,9 +167,7 @@ def _may_end(pod: PodObserved) -> bool:
     return pod.phase == "running" and pod.deleting_since is None and not is_kept
 
 
-def _idle_since(
-    pods: list[PodObserved], held_gpus: dict[str, list[GpuTelemetryHistory]], busy_ratio_max: float
-) -> datetime | None:
+def _idle_since(pods: list[PodObserved], held_gpus: HeldGpus, busy_ratio_max: float) -> datetime | None:
     """Return since when every GPU of every pod has been idle; None: one was not, or was not observed."""
     instants: list[datetime] = []
     for pod in pods:

@@ -38,7 +38,7 @@ def underutilized(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> M
     if not state.telemetry_history:
         return {}
     rules = policy.utilization
-    utilization = fleet_utilization(draft.views, draft.pods, state, rules, draft.as_of)
+    utilization = fleet_utilization(draft.views, draft.pods, state.telemetry_history, rules, draft.as_of)
     if utilization.fault is not None:
         return {}
     low: dict[NodeUid, float] = {}
@@ -70,7 +70,8 @@ def react_to_utilization(draft: Draft, state: ClusterState, policy: ScalingPolic
     is_direct = policy.utilization_trigger == "direct"
     if not is_direct and not state.telemetry_history:
         return draft
-    utilization = fleet_utilization(draft.views, draft.pods, state, policy.utilization, draft.as_of)
+    rules, histories = policy.utilization, state.telemetry_history
+    utilization = fleet_utilization(draft.views, draft.pods, histories, rules, draft.as_of)
     if utilization.fault is not None:
         return draft.deferring(_STEP, "cluster", utilization.fault)
     reason: DeferReason | None

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpu_autoscaler.core.identity_cache import cached_until_change
 from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
 from gpu_autoscaler.core.nodes.views import NodeView
 from gpu_autoscaler.core.policy.disruption_settings import UtilizationPolicy
 from gpu_autoscaler.core.state.queries import counts_for_idleness
-from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.core.state.telemetry_history import NodeTelemetryHistory
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.ids import NodeUid
@@ -29,10 +29,11 @@ class FleetUtilization(msgspec.Struct, frozen=True, kw_only=True):
     fault: TelemetryUnreliable | None  # why the telemetry as a whole is unreliable
 
 
+@cached_until_change(4)
 def fleet_utilization(
     views: tuple[NodeView, ...],
     pods: Mapping[str, tuple[PodObserved, ...]],
-    state: ClusterState,
+    histories: Mapping[NodeUid, NodeTelemetryHistory],
     rules: UtilizationPolicy,
     as_of: datetime,
 ) -> FleetUtilization:
@@ -49,7 +50,7 @@ def fleet_utilization(
         if not has_lasted(view.usable_since, rules.telemetry_age_seconds_max, as_of):
             continue  # foreign nodes, and nodes too young to have telemetry
         nodes_count += 1
-        history = state.telemetry_history.get(view.node_uid)
+        history = histories.get(view.node_uid)
         fault = _fault_of(history, rules, as_of)
         if fault is not None:
             faults[fault] = faults.get(fault, 0) + 1

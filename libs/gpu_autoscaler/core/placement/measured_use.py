@@ -38,7 +38,7 @@ def measured_use(
     """Return the use of nodes with whole GPUs by the keys of their bins; empty under another placement policy."""
     if policy.placement != LEAST_UTILIZED:
         return UNKNOWN_USE
-    fleet = fleet_utilization(views, views.pods, state, policy.utilization, as_of)
+    fleet = fleet_utilization(views, views.pods, state.telemetry_history, policy.utilization, as_of)
     by_bin: dict[str, MeasuredUse] = {}
     for view in views:
         gpu_count = view.allocatable.gpu_count

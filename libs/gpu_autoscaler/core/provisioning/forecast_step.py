@@ -11,6 +11,7 @@ import msgspec
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -54,8 +55,21 @@ def apply_scheduled_limits(policy: ScalingPolicy, as_of: datetime) -> ScalingPol
             most.append(limit.nodes_count_max)
         if limit.nodes_count_min is not None and limit.is_active(as_of, timedelta(seconds=limit.lead_seconds)):
             least.append(limit.nodes_count_min)
-    bound = min(most)
-    return msgspec.structs.replace(policy, nodes_count_max=bound, nodes_count_min=min(bound, max(least)))
+    bounds = min(*most, max(least)), min(most)
+    if bounds == (policy.nodes_count_min, policy.nodes_count_max):
+        return policy
+    known = _policies_within(policy)
+    if bounds not in known:
+        known[bounds] = msgspec.structs.replace(policy, nodes_count_min=bounds[0], nodes_count_max=bounds[1])
+    return known[bounds]
+
+
+@cached_by_identity(4)
+def _policies_within(_: ScalingPolicy) -> dict[tuple[int, int], ScalingPolicy]:
+    """Return the place of the policy with other bounds: the same object for the same ones, as what is derived from a
+    policy is found by its identity. There are at most a few per scheduled limit.
+    """
+    return {}
 
 
 def prepare(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> Draft:

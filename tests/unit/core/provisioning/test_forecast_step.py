@@ -10,6 +10,7 @@ from gpu_autoscaler.core.demand.history_samples import sample_due
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.prewarm_settings import ForecastPolicy, Headroom, ScheduledLimit
 from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges, forecast_gauges
+from gpu_autoscaler.core.provisioning.forecast_step import apply_scheduled_limits
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import BuyNode, DrainNode, Plan
@@ -143,6 +144,16 @@ def test_a_scheduled_limit_applies_while_it_is_active() -> None:
         len(purchases(plan_of(given(on_sale(CHEAP), as_of=T0 + 1.6 * HOUR), T0 + 1.6 * HOUR, scheduled_limits=least)))
         == 2
     )
+
+
+def test_the_policy_within_active_limits_is_one_object() -> None:
+    """What is derived from a policy is found by its identity: no plan derives it again for the same limits."""
+    night = ScheduledLimit(name="night", nodes_count_max=1, schedule="0 22 * * *", duration_seconds=8 * 3600.0)
+    rules = policy(scheduled_limits=(night,))
+    first, later = (apply_scheduled_limits(rules, T0 + hours * HOUR) for hours in (11, 12))
+    assert first is later
+    assert first.nodes_count_max == 1
+    assert apply_scheduled_limits(rules, T0 + 2 * HOUR) is rules
 
 
 # ---- what is foreseen
