@@ -6,7 +6,7 @@ only fields of its own stream, older versions are ignored, and steps happen once
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import assert_never, cast
+from typing import Any, assert_never
 
 from msgspec.structs import replace
 
@@ -40,7 +40,7 @@ from gpu_autoscaler.core.state.usage_history import fold_usage
 from gpu_autoscaler.events import catalog, gpu, job, node, pod, scaling, spot
 from gpu_autoscaler.events.demand import DemandReported
 from gpu_autoscaler.events.envelope import Recorded
-from gpu_autoscaler.events.fact import Versioned
+from gpu_autoscaler.events.fact import Fact, Versioned
 from gpu_autoscaler.events.scaling import ScalingDemandSampled, ScalingForecastScored
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, CancelDrain, DrainNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, ProviderId
@@ -258,7 +258,9 @@ def fold_reported_demand(batch: Batch, fact: DemandReported, at: datetime, seque
         reports.remove(min(reports.now, key=lambda source: (reports.now[source].reported.until, source)))
 
 
-_KNOWN_TYPES = frozenset(catalog.FACTS)
+# By type, as a check against unions of types takes longer than most folds. Others are of a newer version, or of a test.
+_DOMAINS: Mapping[type[Fact], str] = {fact: fact.domain() for fact in catalog.FACTS}
+_WITHOUT_TIME = frozenset({"job", "demand", "shadow"})  # jobs advance it by some facts only, see `_job`
 # Fields of a JobRecord whose first fact counts.
 _HAPPEN_ONCE = ("requested", "queued", "cancel_requested", "estimated", "scored")
 
@@ -268,8 +270,8 @@ def fold(state: ClusterState, recorded: Iterable[Recorded]) -> ClusterState:
     batch = Batch(state)
     folding = _Folding(batch)
     for record in recorded:
-        if type(record.envelope.fact) in _KNOWN_TYPES:  # others are of a newer version, or of a test
-            folding.take(record)
+        if (domain := _DOMAINS.get(type(record.envelope.fact))) is not None:
+            folding.take(record, domain)
     return batch.state()
 
 
@@ -278,36 +280,35 @@ class _Folding:
         self._batch = batch
         self._hour_ends_at: dict[str, datetime] = {}  # by domain: end of the current hour
 
-    def take(self, recorded: Recorded) -> None:
-        """Fold one fact. A new fact type fails type checking until it is handled here."""
-        fact, at = cast("catalog.AnyFact", recorded.envelope.fact), recorded.envelope.time
-        if isinstance(fact, catalog.PodFact):
-            self._advance("pod", at)
-            self._pod(fact, at)
-        elif isinstance(fact, catalog.NodeFact):
-            self._advance("node", at)
-            self._node(fact, at)
-        elif isinstance(fact, catalog.GpuFact):
-            self._advance("gpu", at)
-            self._gpu(fact)
-        elif isinstance(fact, catalog.JobFact):
-            self._job(fact, at, recorded.envelope.id)
-        elif isinstance(fact, catalog.ScalingFact):
-            self._advance("scaling", at)
-            self._scaling(fact, recorded.sequence)
-        elif isinstance(fact, catalog.SpotFact):
-            self._advance("spot", at)
-            self._spot(fact)
-        elif isinstance(fact, catalog.DemandFact):
-            fold_reported_demand(self._batch, fact, at, recorded.sequence)
-        elif isinstance(fact, catalog.PolicyFact):
-            self._advance("policy", at)
-            fold_directive(self._batch, fact)
-        elif isinstance(fact, catalog.CostFact):
-            self._advance("cost", at)
-            fold_cost(self._batch, fact, at)
-        elif not isinstance(fact, catalog.ShadowFact):  # shadow plans do not change the state
-            assert_never(fact)
+    def take(self, recorded: Recorded, domain: str) -> None:
+        """Fold one fact of the domain. A new fact type fails type checking until its domain handles it."""
+        fact: Any = recorded.envelope.fact
+        at = recorded.envelope.time
+        if domain not in _WITHOUT_TIME:
+            self._advance(domain, at)
+        match domain:
+            case "pod":
+                self._pod(fact, at)
+            case "node":
+                self._node(fact, at)
+            case "gpu":
+                self._gpu(fact)
+            case "job":
+                self._job(fact, at, recorded.envelope.id)
+            case "scaling":
+                self._scaling(fact, recorded.sequence)
+            case "spot":
+                self._spot(fact)
+            case "demand":
+                fold_reported_demand(self._batch, fact, at, recorded.sequence)
+            case "policy":
+                fold_directive(self._batch, fact)
+            case "cost":
+                fold_cost(self._batch, fact, at)
+            case "shadow":
+                pass  # shadow plans do not change the state
+            case _:
+                raise AssertionError(f"no fact of domain {domain} is folded")
 
     def _advance(self, domain: str, at: datetime) -> None:
         """Advance the time of the domain; prune when it enters a new hour.
@@ -436,7 +437,7 @@ class _Folding:
             case node.NodeInstanceObserved():
                 self._instance(fact, at)
             case node.NodeInstanceListed():
-                self._instances_listed(fact)
+                self._instances_listed(fact.provider_ids, fact.listed_at)
             case _:
                 assert_never(fact)
 
@@ -487,17 +488,17 @@ class _Folding:
         if changes is None or changes.since != self._batch.instances_listed_at:
             return
         listed = listed_instances(self._batch.instances_seen_at.now, changes.since)
-        provider_ids = (*sorted(listed.difference(changes.missing)), *changes.appeared)
-        self._instances_listed(node.NodeInstanceListed(provider_ids=provider_ids, listed_at=fact.watched_at))
+        self._instances_listed((*listed.difference(changes.missing), *changes.appeared), fact.watched_at)
 
-    def _instances_listed(self, fact: node.NodeInstanceListed) -> None:
-        before = self._batch.instances_listed_at
-        if before is None or fact.listed_at > before:
-            self._batch.instances_listed_at = fact.listed_at
-        for provider_id in fact.provider_ids:
-            self._seen(provider_id, fact.listed_at)
+    def _instances_listed(self, provider_ids: Iterable[ProviderId], listed_at: datetime) -> None:
+        before, seen = self._batch.instances_listed_at, self._batch.instances_seen_at
+        if before is None or listed_at > before:
+            self._batch.instances_listed_at = listed_at
+        known = seen.now.get
+        newer = (key for key in provider_ids if (at := known(key)) is None or listed_at > at)
+        seen.update(dict.fromkeys(newer, listed_at))
         newest = self._batch.newest.get("node")
-        if newest is not None and (before is None or hour(before) != hour(fact.listed_at)):
+        if newest is not None and (before is None or hour(before) != hour(listed_at)):
             prune(self._batch, "node", newest)
 
     # ---- telemetry

@@ -24,12 +24,12 @@ PERIODS_KEPT = timedelta(days=62)
 JOBS_KEPT = timedelta(days=35)
 _MICROSECOND = timedelta(microseconds=1)
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
-_NAMES = {"day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
 def period_name(period: Period, at: datetime) -> str:
     """Return the name of the UTC day (`2026-11-21`) or month (`2026-11`) of the instant."""
-    return at.astimezone(UTC).strftime(_NAMES[period])
+    day = at.astimezone(UTC).date().isoformat()
+    return day if period == "day" else day[:7]
 
 
 def period_start(period: Period, at: datetime) -> datetime:
@@ -62,6 +62,8 @@ def spent_in(span: CostAccrued) -> Iterator[tuple[str, str, int]]:
 
 def _by_day(span: CostAccrued) -> Iterable[tuple[datetime, int]]:
     start, end = sorted((span.from_at, span.to_at))
+    if period_end("day", start) >= end:
+        return ((start, span.total_micro_usd),)
     days, parts, at = [], [], start
     while True:
         until = min(period_end("day", at), end)
@@ -70,8 +72,6 @@ def _by_day(span: CostAccrued) -> Iterable[tuple[datetime, int]]:
         if until >= end:
             break
         at = until
-    if len(days) == 1:
-        return ((days[0], span.total_micro_usd),)
     return zip(days, split_micro_usd(span.total_micro_usd, parts), strict=True)
 
 
@@ -93,9 +93,12 @@ def _accrued(batch: Batch, fact: CostAccrued, at: datetime) -> None:
     if after is None:
         return
     batch.charges.set(fact.provider_id, after)
+    spent: dict[str, dict[str, int]] = {}  # of the periods of the span
     for period, owner, amount in spent_in(fact):
-        owners = batch.spent.get(period) or {}
-        batch.spent.set(period, {**owners, owner: owners.get(owner, 0) + amount})
+        if period not in spent:
+            spent[period] = dict(batch.spent.get(period) or {})
+        spent[period][owner] = spent[period].get(owner, 0) + amount
+    batch.spent.update(spent)
     for share in fact.shares:
         if share.job_id is not None:
             job = batch.spent_by_job.get(share.job_id)

@@ -123,6 +123,11 @@ class Table(Generic[K, V]):
         (self._owned() if own is None else own)[key] = value
         self.changed.add(key)
 
+    def update(self, entries: Mapping[K, V]) -> None:
+        if entries:
+            self._owned().update(entries)
+            self.changed.update(entries)
+
     def remove(self, key: K) -> None:
         """Remove a key if it is present."""
         if key in self.now:
