@@ -9,7 +9,7 @@ from gpu_autoscaler.bus.memory_broker import MemoryConsumer
 from gpu_autoscaler.bus.protocol import refuse_gap
 from gpu_autoscaler.bus.streams import ConsumerSpec, consumers_for, lane_durable
 from gpu_autoscaler.core.intake.fold import fold
-from gpu_autoscaler.core.state.state import EMPTY_STATE
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded
 from gpu_autoscaler.model.errors import ConfigError, PermanentError, RequestRefused, StalePlan, TransientError
 from gpu_autoscaler.runtime.loop_context import Limits
@@ -48,6 +48,30 @@ BugHandler = Callable[[str, Exception], None]
 ServiceFactory = Callable[["Process"], Service]
 
 
+class FoldingView(StateView):
+    """Folds the facts that have arrived when the state is read: between two reads they are one batch.
+
+    The state does not depend on batches, and most services read it less often than facts arrive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived: list[Recorded] = []
+
+    @property
+    def state(self) -> ClusterState:
+        """The state with all facts that have arrived."""
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._state = fold(self._state, arrived)
+        return self._state
+
+    def add(self, facts: list[Recorded], last_sequences: Mapping[str, int]) -> None:
+        """Advance to these sequences; `facts` are those that are folded."""
+        self._arrived += facts
+        self.advance(self._state, last_sequences)
+
+
 class Process:
     """A running service, until it is killed."""
 
@@ -67,7 +91,7 @@ class Process:
         self.is_dead = False
         self.suspension: asyncio.Future[None] | None = None  # until it ends, none of its code runs
         self.clock = clock
-        self.view = StateView()
+        self.view = FoldingView()
         self.seed = EMPTY_STATE  # the last snapshot state of streams that were lost
         self.boundary = CallBoundary(loop, faults, self)
         self.boundary_apart = CallBoundary(loop, faults.apart("snapshots", SNAPSHOT_FAULTS), self)
@@ -233,16 +257,14 @@ class Process:
             self.kill()  # the runner ends the process, which starts again and rebuilds its state
             return
         facts = self.bus.facts[stream]
-        new_facts = [
-            recorded for recorded in facts[max(read_up_to, first_sequence - 1) :] if type(recorded.fact) in self._folds
-        ]
-        state = fold(self.view.state, new_facts) if new_facts else self.view.state
-        self.view.advance(state, {stream: len(facts)})
+        unread = facts[max(read_up_to, first_sequence - 1) :]
+        new_facts = [recorded for recorded in unread if type(recorded.envelope.fact) in self._folds]
+        self.view.add(new_facts, {stream: len(facts)})
         if new_facts and self._fold_input is not None:
             self._fold_input.on_folded(new_facts)
         self._folded.set()
         self._folded.clear()
-        if count := sum(self._is_urgent(recorded.fact) for recorded in new_facts):
+        if new_facts and (count := sum(map(self._is_urgent, (recorded.envelope.fact for recorded in new_facts)))):
             self._urgency.record(count, self._loop.time())
             self._schedule_urgent_tick()
 

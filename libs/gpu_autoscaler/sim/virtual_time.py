@@ -10,7 +10,7 @@ import heapq
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from contextvars import Context
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -44,6 +44,31 @@ class _Jump(selectors.BaseSelector):
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._keys
+
+
+class _Handle(asyncio.TimerHandle):
+    """A handle that does not ask the loop for its debug mode, as asyncio's do at each step."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+
+    def cancel(self) -> None:
+        """Never run the callback, and release what it holds."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -84,7 +109,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule like asyncio, with a defined order of equal instants."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Handle(when, callback, args, self, context)
         self._timers_count += 1
         heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
@@ -106,7 +131,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         """Schedule like asyncio, without its debug mode."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(self._jump.passed_seconds, callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -120,7 +145,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         Timers that are due now run after the callbacks that were ready before.
         """
         ready, timers = self._ready, self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:  # noqa: SLF001 - as asyncio's own loop reads it
             heapq.heappop(timers)
         if not ready and not self._stopping:
             if not timers:
@@ -129,12 +154,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         due = self._jump.passed_seconds + SAME_INSTANT_SECONDS
         while timers and timers[0][0] < due:
             timer = heapq.heappop(timers)[2]
-            if not timer.cancelled():
+            if not timer._cancelled:  # noqa: SLF001 - as above
                 ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()  # noqa: SLF001 - as asyncio's own `_run_once` does
+            if not handle._cancelled:  # noqa: SLF001 - as above
+                handle._run()  # noqa: SLF001 - as above
 
     def run_in_executor(  # type: ignore[override]  # typed by position in typeshed
         self,

@@ -154,7 +154,7 @@ class SimBus:
             recorded
             for stream in sorted({fact.stream() for fact in folds})
             for recorded in self.facts[stream][max(cursors.get(stream, 0), self.span(stream).first_sequence - 1) :]
-            if type(recorded.fact) in folds
+            if type(recorded.envelope.fact) in folds
         ]
 
     def ends(self, folds: Collection[type[Fact]]) -> Cursors:
@@ -168,7 +168,8 @@ class SimBus:
         reached = dict(cursors)
         for stream in sorted({fact.stream() for fact in wanted}):
             facts = self.facts[stream]
-            new_facts = [recorded for recorded in facts[reached.get(stream, 0) :] if type(recorded.fact) in wanted]
+            unread = facts[reached.get(stream, 0) :]
+            new_facts = [recorded for recorded in unread if type(recorded.envelope.fact) in wanted]
             state = fold(state, new_facts) if new_facts else state
             reached[stream] = len(facts)
         self._folded[wanted] = (reached, state)

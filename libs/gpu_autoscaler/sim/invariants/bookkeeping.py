@@ -102,12 +102,11 @@ class BookkeepingInvariant:
     def on_fact(self, recorded: Recorded) -> None:
         """A fact was stored."""
         self._is_reported |= isinstance(recorded.fact, CostLedgerReported)
-        state = self._scaler_state()
-        if not isinstance(recorded.fact, ScalingPlanMade) or state is None:
+        if not isinstance(recorded.fact, ScalingPlanMade):
             return
         drains = (decision for decision in recorded.fact.plan.decisions if isinstance(decision, DrainNode))
         forced = next((drain for drain in drains if isinstance(drain.reason, SpendExhausted)), None)
-        if forced is None:
+        if forced is None or (state := self._scaler_state()) is None:
             return
         for machine in self._cloud.alive():
             charge, seen_at = (

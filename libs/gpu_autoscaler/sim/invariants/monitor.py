@@ -352,41 +352,38 @@ class InvariantMonitor:
 
     def on_fact(self, recorded: Recorded) -> None:
         """A fact was stored."""
+        fact = recorded.fact
         self._brake.on_fact(recorded)
         self._directives.on_fact(recorded)
         self._refused_offers.on_fact(recorded)
         self._stale_data.on_fact(recorded)
         self._upkeep.on_fact(recorded)
-        if isinstance(recorded.fact, ScalingPlanMade) and self._was_calm_since(
-            self._loop.time() - 2 * RUNNING_KNOWN_SECONDS
-        ):
+        if isinstance(fact, ScalingPlanMade) and self._was_calm_since(self._loop.time() - 2 * RUNNING_KNOWN_SECONDS):
             self._upkeep.check_asked(self._loop.now(), self._policies)
-        if isinstance(recorded.fact, ScalingPlanMade):
-            self._on_plan(recorded.fact.plan, recorded.sequence)
-            self._check_frozen(recorded.fact)
-            self._burst_waits.on_plan(recorded.fact.plan, self._policies.by_digest[recorded.fact.policy_digest])
+        if isinstance(fact, ScalingPlanMade):
+            self._on_plan(fact.plan, recorded.sequence)
+            self._check_frozen(fact)
+            self._burst_waits.on_plan(fact.plan, self._policies.by_digest[fact.policy_digest])
             is_calm = self._was_calm_since(self._loop.time())
-            self._removal_pace.on_plan(
-                recorded.fact.plan, recorded.fact.policy_digest, self._loop.now(), is_calm=is_calm
-            )
-        if isinstance(recorded.fact, ScalingLaunchRefused):
-            self._duplicate_purchases.order_ended(recorded.fact.action_id)
-            self._spend.order_ended(recorded.fact.action_id)
-            self._placement.order_ended(recorded.fact.action_id)
-        self._quotas.on_fact(recorded.fact)
-        if isinstance(recorded.fact, JobPlaced):
-            self._gangs.on_placed(recorded.fact)
-            self._placement.on_placed(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
-        if isinstance(recorded.fact, JobPreempted):
-            self._retries.on_preempted(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
-        if isinstance(recorded.fact, JobFinished):
-            self._retries.on_finished(recorded.fact, is_calm=self._was_calm_since(self._loop.time()))
-        self._on_drain_step(recorded.fact)
-        if isinstance(recorded.fact, SpotNoticeReceived):
-            self._notices_received.notice_received(recorded.fact)
-            self._schedule_checks(recorded.fact)
-        if isinstance(recorded.fact, JobCancelRequested) and recorded.fact.action_id is not None:
-            self.report(BUSY_JOBS_KEPT, f"{recorded.fact.job_id}: {recorded.fact.note}")
+            self._removal_pace.on_plan(fact.plan, fact.policy_digest, self._loop.now(), is_calm=is_calm)
+        if isinstance(fact, ScalingLaunchRefused):
+            self._duplicate_purchases.order_ended(fact.action_id)
+            self._spend.order_ended(fact.action_id)
+            self._placement.order_ended(fact.action_id)
+        self._quotas.on_fact(fact)
+        if isinstance(fact, JobPlaced):
+            self._gangs.on_placed(fact)
+            self._placement.on_placed(fact, is_calm=self._was_calm_since(self._loop.time()))
+        if isinstance(fact, JobPreempted):
+            self._retries.on_preempted(fact, is_calm=self._was_calm_since(self._loop.time()))
+        if isinstance(fact, JobFinished):
+            self._retries.on_finished(fact, is_calm=self._was_calm_since(self._loop.time()))
+        self._on_drain_step(fact)
+        if isinstance(fact, SpotNoticeReceived):
+            self._notices_received.notice_received(fact)
+            self._schedule_checks(fact)
+        if isinstance(fact, JobCancelRequested) and fact.action_id is not None:
+            self.report(BUSY_JOBS_KEPT, f"{fact.job_id}: {fact.note}")
 
     def _on_drain_step(self, fact: Fact) -> None:
         match fact:

@@ -95,12 +95,13 @@ class Quiescence:
         """Report everything that violates an invariant."""
         for what in self._open_issues():
             self._run.monitor.report(QUIESCENCE, what)
+        state = self._state()
         self._judge_jobs()
         self._judge_repeated_requests()
-        self._judge_orders()
+        self._judge_orders(state)
         self._judge_bill()
         self._judge_plans()
-        self._judge_repeats()
+        self._judge_repeats(state)
         self._judge_readers()
 
     def _open_issues(self) -> list[str]:
@@ -234,8 +235,7 @@ class Quiescence:
 
     # ---- no order is forgotten
 
-    def _judge_orders(self) -> None:
-        state = self._state()
+    def _judge_orders(self, state: ClusterState) -> None:
         launched = Counter(machine.order.action_id for machine in self._run.cloud.machines)
         for recorded in self._run.bus.facts["SCALING"]:
             if isinstance(recorded.fact, ScalingNodeOrdered):
@@ -296,7 +296,7 @@ class Quiescence:
             ]
             step = max(1, len(plans_made) // RECOMPUTED_PLANS_COUNT)
             most_deferred = sorted(plans_made, key=lambda fact: sum(reason_counts(fact.plan).values()))[-1:]
-            for fact in (*plans_made[step - 1 :: step], *most_deferred):
+            for fact in {fact.plan_id: fact for fact in (*plans_made[step - 1 :: step], *most_deferred)}.values():
                 state = EMPTY_STATE
                 for stream, sequence in fact.cut.last_sequences:
                     state = fold(state, streams[stream][:sequence])
@@ -311,12 +311,11 @@ class Quiescence:
                 if recomputed != fact.plan:
                     self._run.monitor.report(PLANS_RECOMPUTABLE, f"plan {fact.plan_id} differs when recomputed")
 
-    def _judge_repeats(self) -> None:
+    def _judge_repeats(self, state: ClusterState) -> None:
         """Facts published again change nothing, even in reverse order.
 
         Older facts may be about objects whose tombstones have expired.
         """
-        state = self._state()
         for stream, facts in self._run.bus.facts.items():
             last = facts[-REPEATED_COUNT:]
             repeated = [
