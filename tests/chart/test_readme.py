@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from base64 import urlsafe_b64decode
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,20 @@ async def test_the_readme_installs_it_and_submits_a_first_job(tmp_path: Path) ->
             plane.kubectl("create", "--filename", "-", text=json.dumps(node(f"machine-{number}", gpus=0)))
         for number in range(5):
             plane.kubectl("create", "--filename", "-", text=json.dumps(disk(f"disk-{number}")))
-        assert "STATUS: deployed" in run(commands("Install"), checkout, plane)
+        notes = run(commands("Install"), checkout, plane)
+        assert "STATUS: deployed" in notes
         deployments = items(plane, "deployments", "--namespace", NAMESPACE)
         assert len(deployments) >= 9
         assert all(one["status"].get("readyReplicas") == one["spec"]["replicas"] for one in deployments)
+
+        access = [line for line in notes.splitlines() if "gpu-admin" in line]
+        token = run("\n".join((*access, "echo $GPU_AUTOSCALER_TOKEN")), checkout, plane).splitlines()[-1]
+        claims = json.loads(urlsafe_b64decode(f"{token.split('.')[1]}=="))
+        assert (claims["aud"], claims["sub"]) == (
+            ["gpu-autoscaler.io"], f"system:serviceaccount:{NAMESPACE}:gpu-admin"
+        )  # fmt: skip
+        roles = {item["roleRef"]["name"] for item in items(plane, "clusterrolebindings")}
+        assert "gpu-autoscaler-admin" in roles & {item["metadata"]["name"] for item in items(plane, "clusterroles")}
 
         run(commands("First job"), checkout, plane)
         pods = await until(lambda: items(plane, "pods", "--selector", "job-name=finetune"))
