@@ -79,6 +79,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.record and arguments.seed is None and "{seed}" not in arguments.record:
         parser.error("--record of several seeds needs {seed} in the file name")
+    for option in ("hours", "jobs-per-hour", "cluster-hours", "minutes", "processes"):
+        value = getattr(arguments, option.replace("-", "_"))
+        if value is not None and value <= 0:
+            parser.error(f"--{option} is {value:g}; it must be above 0")
+    settings = _settings(arguments)
+    if settings == []:
+        parser.error("no seed is selected; give --seeds, --fresh or --seed")
     run, options = (run_one_differential, "--both-ways") if arguments.both_ways else (run_one, "")
     options = f"{options} --large" if arguments.large else options
     if arguments.teams is not None:
@@ -89,7 +96,7 @@ def main() -> int:
     )
     if fresh := _fresh(arguments):
         console.print(f"fresh seeds: {', '.join(map(str, fresh))}", highlight=False, soft_wrap=True)
-    runs = sweep(_settings(arguments), run, console=console, processes_count=arguments.processes, limits=limits)
+    runs = sweep(settings, run, console=console, processes_count=arguments.processes, limits=limits)
     summary = summarize(runs, run, commit=_commit(), options=options)
     write(summary, OUT)
     print_summary(summary, console)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from gpu_autoscaler.sim.simulation import Result, Setting
 from gpu_autoscaler.sim.sweep import SweepLimits, fresh_seeds, is_counted, summarize, sweep
+from gpu_autoscaler_services import simulate
 
 LIVELY = Result(
     seed=1,
@@ -97,3 +98,22 @@ def test_fresh_seeds_run_in_turn_with_fixed_ones(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out/sim.json").read_bytes())
     assert [run["seed"] for run in report["runs"]] == [1, first, 2, second]
     assert completed.returncode == bool(report["broken"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hours", "0"], "--hours is 0; it must be above 0"),
+        (["--processes", "-1"], "--processes is -1; it must be above 0"),
+        (["--seeds", "0"], "no seed is selected; give --seeds, --fresh or --seed"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_sweep_of_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Before it starts, with the option to correct."""
+    monkeypatch.setattr("sys.argv", ["make sim", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        simulate.main()
+    assert message in capsys.readouterr().err
