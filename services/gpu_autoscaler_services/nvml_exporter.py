@@ -7,7 +7,6 @@ For nodes without DCGM: it runs on each of them, and needs neither broker nor AP
 import argparse
 import asyncio
 import math
-import signal
 import socket
 import sys
 import time
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from gpu_autoscaler.dcgm.nvml import NvmlReader
 from gpu_autoscaler.dcgm.pod_resources import read_holders
+from gpu_autoscaler.runtime.signals import stop_event
 
 PAGE_SECONDS_MIN = 1.0  # a page serves this long, so that the cost does not grow with the number of readers
 READ_SECONDS_MAX = 30.0  # afterwards the driver hangs
@@ -112,10 +112,7 @@ async def _serve(reader: NvmlReader, options: argparse.Namespace) -> None:
     await web.TCPSite(runner, options.host, options.port).start()
     sys.stdout.write(f"http://{options.host}:{runner.addresses[0][1]}/metrics\n")
     sys.stdout.flush()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
+    await stop_event().wait()
     await runner.cleanup()
 
 

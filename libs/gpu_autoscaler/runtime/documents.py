@@ -16,11 +16,10 @@ _YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 def load_toml(path: Path) -> dict[str, Any]:
     """Return the decoded file. Raises ConfigError when it cannot be read or is not TOML."""
+    text = read_text(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); pass the path of a readable file"]) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
         raise ConfigError(str(path), [f"invalid TOML: {exc}"]) from exc
 
 
@@ -29,14 +28,27 @@ def load_documents(path: Path) -> list[Any]:
     omitted. Raises ConfigError when the file cannot be read."""
     if path.suffix not in _YAML_SUFFIXES:
         return [load_toml(path)]
+    return parse_yaml(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises ConfigError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigError(str(path), [f"cannot be read ({reason}); pass the path of a readable file"]) from exc
+
+
+def parse_yaml(text: str, source: str) -> list[Any]:
+    """Return the documents of YAML or JSON; empty ones are omitted. Raises ConfigError."""
     import yaml  # noqa: PLC0415 - slow to load, and most files are TOML
 
     try:
-        return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document is not None]
-    except OSError as exc:
-        raise ConfigError(str(path), [f"cannot be read ({exc.strerror}); pass the path of a readable file"]) from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(path), [f"invalid YAML: {' '.join(str(exc).split())}"]) from exc
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as exc:
+        reason = " ".join(str(exc).split()).replace('in "<unicode string>", ', "at ")
+        raise ConfigError(source, [f"invalid YAML: {reason}"]) from exc
 
 
 def read_struct(document: Mapping[str, Any], schema: type[S], source: str) -> S:

@@ -7,7 +7,6 @@ lower-case phrase, everything else a key.
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -26,6 +25,7 @@ from gpu_autoscaler.runtime.projection import StateView
 from gpu_autoscaler.runtime.retry import Backoff, pause
 from gpu_autoscaler.runtime.runner import Runner, instance_name
 from gpu_autoscaler.runtime.service import Service
+from gpu_autoscaler.runtime.signals import stop_event
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -123,10 +123,7 @@ def run_process(service_name: str, settings: Settings, compose: Compose) -> int:
 
 async def serve(service_name: str, settings: Settings, compose: Compose) -> int:
     """Run like `run_process`, on the running event loop and without configuring logs."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     try:
         return await _serve(service_name, settings, compose, stop)
     except ConfigError as exc:

@@ -6,13 +6,13 @@
 import argparse
 import asyncio
 import importlib
-import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.signals import stop_event
 from gpu_autoscaler.simcloud.fleet_emulator import FleetEmulator, SeededCloud
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.server import start
@@ -50,10 +50,7 @@ async def _serve(seeded: SeededCloud, clock: Clock, port: int, cloud_port: int) 
         runner, url = await start(world, port=port, extensions=[cloud_routes])
         sys.stdout.write(f"{url} {cloud_url}\n")
         sys.stdout.flush()
-        stop = asyncio.Event()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-        await stop.wait()
+        await stop_event().wait()
         await runner.cleanup()
 
 

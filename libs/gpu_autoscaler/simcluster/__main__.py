@@ -2,12 +2,12 @@
 
 import argparse
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.clock import Clock
+from gpu_autoscaler.runtime.signals import stop_event
 from gpu_autoscaler.simcluster.cloud_http import attach_cloud
 from gpu_autoscaler.simcluster.offers import INSTANCE_CATALOG, load_catalog
 from gpu_autoscaler.simcluster.server import start
@@ -48,10 +48,7 @@ async def _serve(options: argparse.Namespace, clock: Clock) -> None:
     )
     sys.stdout.write(url + "\n")
     sys.stdout.flush()
-    stop = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-    await stop.wait()
+    await stop_event().wait()
     await runner.cleanup()
 
 

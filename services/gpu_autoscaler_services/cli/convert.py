@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import yaml
 from cyclopts import Parameter
 
-from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.providers.karpenter.v1beta_kinds import convert_documents
+from gpu_autoscaler.runtime.documents import parse_yaml, read_text
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.options import CommandGroup
 from gpu_autoscaler_services.cli.output import print_message
@@ -39,14 +39,8 @@ def karpenter(
 
 def _documents(file: Path) -> list[Any]:
     """Return the objects of the file; a List is replaced by its items. Raises ConfigError."""
-    try:
-        documents = [item for item in yaml.safe_load_all(file.read_text(encoding="utf-8")) if item is not None]
-    except OSError as exc:
-        raise ConfigError(str(file), [f"cannot be read: {exc.strerror}"]) from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(file), [f"is not YAML: {exc}"]) from exc
     objects: list[Any] = []
-    for document in documents:
+    for document in parse_yaml(read_text(file), str(file)):
         is_list = isinstance(document, dict) and document.get("kind") == "List"
         objects += document.get("items") or [] if is_list else [document]
     return objects

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from gpu_autoscaler.model.errors import ConfigError
 from gpu_autoscaler.runtime.config import PREFIX
+from gpu_autoscaler.runtime.signals import stop_event
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
-from gpu_autoscaler_services.cli.running import interrupted
 
 if TYPE_CHECKING:
     from gpu_autoscaler.simcloud.azure.fake import AzureFake
@@ -67,7 +67,7 @@ async def _serve(
     from gpu_autoscaler.simcloud.rest import serving_rest  # noqa: PLC0415 - an extra, and slow to load
 
     fake.machines.boot_seconds = boot_seconds
-    ended = interrupted()
+    ended = stop_event()
     async with serving_rest(fake, port=port) as url:
         _print_settings(cloud, url, settings)
         await ended.wait()

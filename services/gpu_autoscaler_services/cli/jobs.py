@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from gpu_autoscaler.runtime.documents import parse_yaml, read_text
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.options import CommandGroup, DurationOrSeconds
@@ -238,23 +239,12 @@ def _show_simulated(plan: Document, output: Output) -> None:
 
 
 def _read(path: str) -> Document:
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Stop(f"request file {path} cannot be read: {reason}; pass a readable file", Exit.USAGE) from error
-    import yaml  # noqa: PLC0415 - only with --file
-
-    try:
-        document = yaml.safe_load(text)  # YAML holds JSON
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise Stop(f"request file {path} is neither JSON nor YAML: {reason}", Exit.USAGE) from error
-    if not isinstance(document, dict):
+    documents = parse_yaml(sys.stdin.read() if path == "-" else read_text(Path(path)), f"request {path}")
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise Stop(
-            f"request file {path} is not an object; expected fields such as job_name, project_id, container", Exit.USAGE
+            f"request {path} is not one object; expected fields such as job_name, project_id, container", Exit.USAGE
         )
-    return document
+    return documents[0]
 
 
 @_GROUP.command

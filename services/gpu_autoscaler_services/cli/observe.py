@@ -25,11 +25,12 @@ from gpu_autoscaler.replay.observation import FACTS_COUNT_MAX, FleetComparison, 
 from gpu_autoscaler.replay.recording import Recording, save
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.policies import load_policy
+from gpu_autoscaler.runtime.signals import stop_event
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.figures import figures
 from gpu_autoscaler_services.cli.options import DurationOrSeconds
 from gpu_autoscaler_services.cli.output import Columns, Output, print_message, show
-from gpu_autoscaler_services.cli.running import interrupted, silence_logs
+from gpu_autoscaler_services.cli.running import silence_logs
 
 _LOOK_SECONDS = 1.0
 FACTS_COUNT_MIN = 1000  # a price list and a few pods
@@ -81,7 +82,7 @@ def observe(
         system = LocalSystem(
             folder, clock=watching.clock, policy=policy, gateway_port=gateway_port, offers=offers, external=there
         )
-        ended = interrupted()
+        ended = stop_event()
         await system.start(print_message)
         try:
             print_message(f"dashboard and API: {system.gateway_url}; the cluster is only read; Ctrl-C stops it")

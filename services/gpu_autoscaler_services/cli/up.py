@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gpu_autoscaler.runtime.signals import stop_event
 from gpu_autoscaler_services.cli.exits import Exit
 from gpu_autoscaler_services.cli.output import print_message
-from gpu_autoscaler_services.cli.running import interrupted
 
 
 def up(
@@ -46,7 +46,7 @@ def up(
     )
 
     async def run() -> None:
-        ended = interrupted()
+        ended = stop_event()
         await system.start(print_message)
         try:
             print_message(f"dashboard and API: {system.gateway_url}")

@@ -23,11 +23,8 @@ from gpu_autoscaler.core.state.duration_history import (
     shrunk,
 )
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
-from gpu_autoscaler.events.pod import PodObserved
-from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.format import counted, duration
 from gpu_autoscaler.model.jobs import JobSpec
-from gpu_autoscaler.model.observed import aware_instant
 
 # Predictions from the history are silenced for a project while half of its last errors are above this factor.
 ERROR_RATIO_MAX = 3.0
@@ -99,18 +96,6 @@ class Durations:
         if started_at is None or (job.preempted is not None and job.preempted.preempted_at >= started_at):
             return self.predicted(job.queued.spec)
         return self.remaining(job.queued.spec, max(0.0, (as_of - started_at).total_seconds()))
-
-    def of_pod(self, pod: PodObserved, as_of: datetime) -> Duration | None:
-        """Return how much longer the pod is expected to run: by its annotation `expected-end`, else by its job; None:
-        unknown, as for every other pod."""
-        ends_at = aware_instant(dict(pod.annotations).get(labels.EXPECTED_END, ""))
-        if ends_at is not None and ends_at > as_of:
-            seconds = (ends_at - as_of).total_seconds()
-            return Duration(
-                low_seconds=seconds, median_seconds=seconds, high_seconds=seconds, source="request", samples_count=0
-            )
-        job = None if pod.job_id is None else self._jobs.get(pod.job_id)
-        return None if job is None else self.of_job(job, as_of)
 
     def _history(self, spec: JobSpec) -> LogQuantiles | None:
         keys = group_keys(spec)

@@ -5,11 +5,11 @@ cloud nor the deletion of the node by a user is the cause. A node without work i
 """
 
 from collections.abc import Iterable
-from math import ceil
 from typing import TypeVar
 
 import msgspec
 
+from gpu_autoscaler.core.disruption.disruption_budgets import share
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
@@ -42,7 +42,7 @@ def held_by(view: NodeView, draft: Draft, state: ClusterState, policy: ScalingPo
         return draft.brake
     earlier = removed_by_force(state, draft.as_of)
     marks = [removal.forced for removal in draft.removals if removal.forced is not None]
-    nodes_count_max = max(rules.nodes_ok_count, _share(rules.nodes_ratio_max, _nodes_count(draft, earlier)))
+    nodes_count_max = max(rules.nodes_ok_count, share(rules.nodes_ratio_max, _nodes_count(draft, earlier)))
     price = _sum([past.forced for past in earlier] + marks + [_mark(view, draft)])
     price_max = rules.price_micro_usd_per_hour_max
     nodes_count = len(earlier) + len(marks)
@@ -92,8 +92,3 @@ def _nodes_count(draft: Draft, earlier: Iterable[PastRemoval]) -> int:
     """Return how many nodes there were before the removals: usable ones, and those that are gone since."""
     usable = {view.node_uid or view.action_id for view in draft.views if view.is_ours and view.usable_since is not None}
     return len(usable | {past.node for past in earlier})
-
-
-def _share(ratio: float, nodes_count: int) -> int:
-    # 0.07 * 100 is a little more than 7 in floating point, and would be rounded up to 8.
-    return ceil(round(ratio * nodes_count, 6))

@@ -74,7 +74,7 @@ def removals_count_max(cause: RemovalCause, nodes_count: int, policy: ScalingPol
 
 
 def _limits(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of: datetime) -> Iterator[int]:
-    yield _share(policy.disruption_ratio_max, nodes_count)
+    yield share(policy.disruption_ratio_max, nodes_count)
     for budget in policy.removal.disruption_budgets:
         if budget.causes and cause not in budget.causes:
             continue
@@ -84,9 +84,10 @@ def _limits(cause: RemovalCause, nodes_count: int, policy: ScalingPolicy, as_of:
             if budget.nodes_count_max is not None:
                 yield budget.nodes_count_max
             if budget.nodes_ratio_max is not None:
-                yield _share(budget.nodes_ratio_max, nodes_count)
+                yield share(budget.nodes_ratio_max, nodes_count)
 
 
-def _share(ratio: float, nodes_count: int) -> int:
+def share(ratio: float, nodes_count: int) -> int:
+    """Return the share of the nodes, rounded up."""
     # 0.07 * 100 is a little more than 7 in floating point, and would be rounded up to 8.
     return ceil(round(ratio * nodes_count, 6))

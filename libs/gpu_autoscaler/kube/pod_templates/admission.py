@@ -24,7 +24,7 @@ from gpu_autoscaler.kube.pod_templates.resources import (
     resource_conflicts,
 )
 from gpu_autoscaler.kube.pod_templates.schema import schema_violations
-from gpu_autoscaler.kube.pod_templates.security import dangerous_fields
+from gpu_autoscaler.kube.pod_templates.security import dangerous_fields, object_of, objects_of
 from gpu_autoscaler.model.jobs import ContainerRequest, JobSpec, Runtime, Violation, template_digest
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 
@@ -130,7 +130,7 @@ def _listed(amounts: Mapping[str, int]) -> str:
 
 def entrypoint(template: Mapping[str, Any]) -> tuple[str, ...]:
     """Return command and arguments of the first container, the entrypoint of a RayJob; empty: none, or malformed."""
-    containers = _objects(_object(template.get("spec")).get("containers"))
+    containers = objects_of(object_of(template.get("spec")).get("containers"))
     first = containers[0] if containers else {}
     parts = (first.get(name) for name in ("command", "args"))
     return tuple(str(word) for words in parts if isinstance(words, list) for word in words)
@@ -145,8 +145,8 @@ def template_violations(request: JobRequested, template: Mapping[str, Any]) -> t
     violations = [
         *schema_violations(template, FIELD),
         *_danger_violations(request, template),
-        *_metadata_violations(request, _object(template.get("metadata"))),
-        *_spec_violations(request, _object(template.get("spec"))),
+        *_metadata_violations(request, object_of(template.get("metadata"))),
+        *_spec_violations(request, object_of(template.get("spec"))),
     ]
     violations = violations or list(_typed_violations(request, template))
     if len(violations) <= VIOLATIONS_COUNT_MAX:
@@ -196,16 +196,16 @@ def _spec_violations(request: JobRequested, spec: Mapping[str, Any]) -> Iterator
     scheduler = _SCHEDULERS.get(_runtime(request), "default-scheduler")
     if spec.get("schedulerName", scheduler) != scheduler:
         yield Violation(f"{at}.schedulerName", f"must be {scheduler}, or left out")
-    containers, before = _objects(spec.get("containers")), _objects(spec.get("initContainers"))
+    containers, before = objects_of(spec.get("containers")), objects_of(spec.get("initContainers"))
     if not containers:
         yield Violation(f"{at}.containers", "is empty; add the container to run")
     elif main_index(spec, _runtime(request)) is None:
         name = MAIN_NAMES.get(_runtime(request), "")
         yield Violation(f"{at}.containers", f"has none named {name!r}; a {request.runtime} finds its container by name")
-    claims_count = sum("persistentVolumeClaim" in volume for volume in _objects(spec.get("volumes")))
+    claims_count = sum("persistentVolumeClaim" in volume for volume in objects_of(spec.get("volumes")))
     if claims_count > CLAIMS_COUNT_MAX:
         yield Violation(f"{at}.volumes", f"have {claims_count} claims; at most {CLAIMS_COUNT_MAX} are allowed")
-    volumes = {str(volume.get("name")) for volume in _objects(spec.get("volumes"))}
+    volumes = {str(volume.get("name")) for volume in objects_of(spec.get("volumes"))}
     seen = set[str]()
     for part, items in (("initContainers", before), ("containers", containers)):
         for index, container in enumerate(items):
@@ -228,7 +228,7 @@ def _container_violations(
         most = f"is not an image reference of at most {admission.IMAGE_LENGTH_MAX} characters"
         yield Violation(f"{at}.image", f"{image[:60]!r} {most}; correct it")
     for part in ("volumeMounts", "volumeDevices"):
-        for index, mount in enumerate(_objects(container.get(part))):
+        for index, mount in enumerate(objects_of(container.get(part))):
             if isinstance(mount.get("name"), str) and mount["name"] not in volumes:
                 yield Violation(f"{at}.{part}[{index}].name", f"{mount['name']!r} is none of the volumes; add it")
 
@@ -274,12 +274,4 @@ def _runtime(request: JobRequested) -> Runtime:
 
 
 def _texts(value: object) -> dict[str, str]:
-    return {key: text for key, text in _object(value).items() if isinstance(text, str)}
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: object) -> list[Mapping[str, Any]]:
-    return [_object(item) for item in value] if isinstance(value, list) else []
+    return {key: text for key, text in object_of(value).items() if isinstance(text, str)}

@@ -52,66 +52,68 @@ def dangerous_fields(template: Mapping[str, Any]) -> tuple[str, ...]:
 
     Parts of the template that Kubernetes' schema does not allow are skipped.
     """
-    return tuple(_dangerous(_object(template)))
+    return tuple(_dangerous(object_of(template)))
 
 
 def _dangerous(template: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in _object(_object(template.get("metadata")).get("annotations")).items():
+    for key, value in object_of(object_of(template.get("metadata")).get("annotations")).items():
         if key.startswith(_APPARMOR_ANNOTATION) and value == "unconfined":
             yield f"metadata.annotations[{key}]"
-    spec = _object(template.get("spec"))
+    spec = object_of(template.get("spec"))
     for name in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(name):
             yield f"spec.{name}"
-    for index, volume in enumerate(_objects(spec.get("volumes"))):
+    for index, volume in enumerate(objects_of(spec.get("volumes"))):
         if "hostPath" in volume:
             yield f"spec.volumes[{index}].hostPath"
-    yield from _of_context(_object(spec.get("securityContext")), "spec.securityContext")
+    yield from _of_context(object_of(spec.get("securityContext")), "spec.securityContext")
     for part in CONTAINER_LISTS:
-        for index, container in enumerate(_objects(spec.get(part))):
+        for index, container in enumerate(objects_of(spec.get(part))):
             yield from _of_container(container, f"spec.{part}[{index}]")
 
 
 def _of_container(container: Mapping[str, Any], at: str) -> Iterator[str]:
-    for index, port in enumerate(_objects(container.get("ports"))):
+    for index, port in enumerate(objects_of(container.get("ports"))):
         if port.get("hostPort"):
             yield f"{at}.ports[{index}].hostPort"
     # The kubelet of the node opens these connections: another host is one that the pod itself may not reach.
-    lifecycle = _object(container.get("lifecycle"))
-    handlers = [(f"{at}.lifecycle.{name}", _object(lifecycle.get(name))) for name in _HANDLERS]
-    handlers += [(f"{at}.{name}", _object(container.get(name))) for name in _PROBES]
+    lifecycle = object_of(container.get("lifecycle"))
+    handlers = [(f"{at}.lifecycle.{name}", object_of(lifecycle.get(name))) for name in _HANDLERS]
+    handlers += [(f"{at}.{name}", object_of(container.get(name))) for name in _PROBES]
     for path, handler in handlers:
         for action in ("httpGet", "tcpSocket"):
-            if _object(handler.get(action)).get("host"):
+            if object_of(handler.get(action)).get("host"):
                 yield f"{path}.{action}.host"
-    yield from _of_context(_object(container.get("securityContext")), f"{at}.securityContext")
+    yield from _of_context(object_of(container.get("securityContext")), f"{at}.securityContext")
 
 
 def _of_context(context: Mapping[str, Any], at: str) -> Iterator[str]:
     if context.get("privileged"):
         yield f"{at}.privileged"
-    added = _object(context.get("capabilities")).get("add")
+    added = object_of(context.get("capabilities")).get("add")
     if isinstance(added, list) and any(str(name).removeprefix("CAP_") not in _CAPABILITIES for name in added):
         yield f"{at}.capabilities.add"
     if context.get("procMount") not in (None, "", "Default"):
         yield f"{at}.procMount"
     for name in ("seccompProfile", "appArmorProfile"):
-        if _object(context.get(name)).get("type") == "Unconfined":
+        if object_of(context.get(name)).get("type") == "Unconfined":
             yield f"{at}.{name}.type"
-    selinux = _object(context.get("seLinuxOptions"))
+    selinux = object_of(context.get("seLinuxOptions"))
     if selinux.get("type", "") not in _SELINUX_TYPES:
         yield f"{at}.seLinuxOptions.type"
     yield from (f"{at}.seLinuxOptions.{name}" for name in ("user", "role") if selinux.get(name))
-    if _object(context.get("windowsOptions")).get("hostProcess"):
+    if object_of(context.get("windowsOptions")).get("hostProcess"):
         yield f"{at}.windowsOptions.hostProcess"
-    for index, sysctl in enumerate(_objects(context.get("sysctls"))):
+    for index, sysctl in enumerate(objects_of(context.get("sysctls"))):
         if sysctl.get("name") not in _SYSCTLS:
             yield f"{at}.sysctls[{index}]"
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def object_of(value: object) -> Mapping[str, Any]:
+    """Return a part of a template; empty where it is no object, which the schema reports."""
     return value if isinstance(value, dict) else {}
 
 
-def _objects(value: object) -> list[Mapping[str, Any]]:
-    return [_object(item) for item in value] if isinstance(value, list) else []
+def objects_of(value: object) -> list[Mapping[str, Any]]:
+    """Return the objects of a list; none where it is no list."""
+    return [object_of(item) for item in value] if isinstance(value, list) else []

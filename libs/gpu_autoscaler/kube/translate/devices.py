@@ -66,7 +66,6 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_CLAIMED = Claimed()
-NOTHING_OFFERED = Offered()
 
 
 class _UnsupportedClaim(Exception):

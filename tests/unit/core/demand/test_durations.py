@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from tests.support.stories import EPOCH, HOUR, MINUTE, T0, Story, TimedFact, given, job, pod, request
+from tests.support.stories import EPOCH, MINUTE, T0, Story, TimedFact, given, job, request
 
 from gpu_autoscaler.core.demand import durations
 from gpu_autoscaler.core.demand.durations import Duration, Durations
@@ -108,19 +108,6 @@ def test_a_part_of_a_run_is_no_run_time() -> None:
     saves = {labels.CHECKPOINTED_AT: ""}
     assert predicted(lost, completed("a", 600.0, pod_annotations=saves)) is None
     assert medians(lost, completed("a", 600.0)) == pytest.approx(600)
-
-
-def test_a_pod_is_predicted_by_its_annotation_then_by_its_job() -> None:
-    """Other pods are unknown."""
-    ends = {labels.EXPECTED_END: (T0 + HOUR).isoformat()}
-    state = given(
-        completed("old", 7200.0), job("new", is_running=True, placed_on=("n1",), duration_seconds_max=LIMIT_SECONDS),
-        pod("annotated", annotations=ends, job_id="new"), pod("member", job_id="new"), pod("plain"),
-    )  # fmt: skip
-    left = {pod_.name: Durations(state).of_pod(pod_, T0) for pod_ in state.pods.values()}
-    assert {name: None if known is None else round(known.median_seconds) for name, known in left.items()} == {
-        "annotated": 3600, "member": 7200, "plain": None,
-    }  # fmt: skip
 
 
 def test_the_order_of_start_and_end_does_not_matter() -> None:
