@@ -57,7 +57,7 @@ TEAMS: Mapping[str, Planted] = {
         "a project reclaims more than its nominal quota",
         2,
         f"{_CORE}/queueing/preemption.py",
-        "        if not usage.is_nominal(spec):\n            continue\n        borrowed",
+        "        if not before.is_nominal(spec):\n            continue\n        borrowed",
         "        borrowed",
     ),
     f"{_PREEMPTION}::test_a_higher_priority_preempts_only_where_buying_is_barred": Planted(
@@ -88,6 +88,20 @@ TEAMS: Mapping[str, Planted] = {
         f"{_CORE}/demand/quotas.py",
         " and not is_behind and is_granted(job.spec):\n",
         " and not is_behind:\n",
+    ),
+    "tests/unit/core/queueing/test_requeue.py::test_a_job_that_no_capacity_serves_lets_others_use_its_quota": Planted(
+        "jobs that no capacity serves keep the quota that others wait for",
+        2,
+        f"{_CORE}/demand/quotas.py",
+        "        first, last = self._by_turn(waiting)\n",
+        "        first, last = waiting, []\n",
+    ),
+    "tests/unit/core/queueing/test_requeue.py::test_a_requeued_job_reclaims_nothing": Planted(
+        "a job that could not start either ends the borrower of its quota",
+        2,
+        f"{_CORE}/queueing/preemption.py",
+        " if spec is not None and not is_requeued(state, state.jobs[spec.job_id], as_of)]",
+        " if spec is not None]",
     ),
     f"{_LIMITS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(
         "GPU time of preempted attempts is not counted",

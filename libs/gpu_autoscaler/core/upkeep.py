@@ -22,16 +22,18 @@ from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.request_answers import answers
 from gpu_autoscaler.core.queueing.preemption import (
+    Preemption,
     barred_jobs,
     may_need_priority,
     may_preempt,
     preemptions,
     unasked_pods,
 )
-from gpu_autoscaler.core.queueing.schedule import schedule
+from gpu_autoscaler.core.queueing.requeue import may_requeue, unused_quotas
+from gpu_autoscaler.core.queueing.schedule import Schedule, schedule
 from gpu_autoscaler.core.state.freshness import stale_instances, stale_watch
 from gpu_autoscaler.core.state.state import ClusterState
-from gpu_autoscaler.core.state.upkeep_attempts import next_attempt
+from gpu_autoscaler.core.state.upkeep_attempts import BACKOFF_SECONDS_MAX, next_attempt
 from gpu_autoscaler.events.node import NodeObserved
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import (
@@ -50,6 +52,7 @@ from gpu_autoscaler.model.decisions import (
     RequestCheckpoints,
     RequestJobCheckpoint,
     RequestPreemptionCheckpoint,
+    RequeueJob,
     Upkeep,
     UpkeepDecision,
     WorkloadPod,
@@ -95,6 +98,7 @@ class _Kind(NamedTuple):
     find: Callable[[ClusterState, ScalingPolicy, datetime, Draft | None], Iterable[_Due]]
     count_max: int  # in one plan
     backoff_seconds: float  # of the first attempt
+    backoff_seconds_max: float = BACKOFF_SECONDS_MAX
     hold: Callable[[Draft, ClusterState, ScalingPolicy], DeferReason | None] = lambda *_: None
 
 
@@ -130,7 +134,7 @@ def _decide(
     hold = kind.hold(draft, state, policy) if due_acts else None
     for due in due_acts:
         key = upkeep_key(kind.decision.tag(), due.subject, due.occasion)
-        attempt = next_attempt(state, key, kind.backoff_seconds, draft.as_of)
+        attempt = next_attempt(state, key, kind.backoff_seconds, draft.as_of, kind.backoff_seconds_max)
         if attempt is None:
             known = state.upkeep[key]
             if known.attempts_count > 1:
@@ -294,10 +298,8 @@ def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
     there are none."""
     if draft is None or not may_preempt(policy) or not any(held.subject.startswith("job/") for held in draft.deferred):
         return
-    scheduled = schedule(state, policy, as_of)
-    barred = barred_jobs(draft.deferred) if may_need_priority(state, policy, scheduled.deferred) else {}
     deadline_at = plain(as_of) + timedelta(seconds=policy.quotas.checkpoint_seconds_max)
-    for victim in preemptions(state, policy, as_of, scheduled=scheduled, barred=barred):
+    for victim in _victims(draft, schedule(state, policy, as_of), state, policy):
         node_names = {pod.node_name for pod in unasked_pods(victim, state) if pod.node_name is not None}
         if node_names:
             make = partial(
@@ -310,6 +312,23 @@ def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
                 reason=victim.reason,
             )
             yield _Due(f"job/{victim.job_id}", make, None, str(victim.attempt))
+
+
+def _victims(draft: Draft, scheduled: Schedule, state: ClusterState, policy: ScalingPolicy) -> tuple[Preemption, ...]:
+    barred = barred_jobs(draft.deferred) if may_need_priority(state, policy, scheduled.deferred) else {}
+    return preemptions(state, policy, draft.as_of, scheduled=scheduled, barred=barred)
+
+
+def _requeued_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, draft: Draft | None) -> Iterator[_Due]:
+    """Yield the jobs whose quota others can use, except those for which others are about to be preempted."""
+    if draft is None or not may_requeue(draft.deferred):
+        return
+    scheduled = schedule(state, policy, as_of)
+    helped = {victim.reason.for_job for victim in _victims(draft, scheduled, state, policy)}
+    for job_id, attempt, reason in unused_quotas(state, policy, as_of, deferred=draft.deferred, scheduled=scheduled):
+        if job_id not in helped:
+            make = partial(RequeueJob, job_id=job_id, attempt=attempt, reason=reason)
+            yield _Due(f"job/{job_id}", make, None, str(attempt))
 
 
 def _reservation_ends(state: ClusterState, policy: ScalingPolicy, as_of: datetime, _: object) -> Iterator[_Due]:
@@ -352,15 +371,16 @@ def _freeze_or_old_data(draft: Draft, state: ClusterState, policy: ScalingPolicy
     return frozen_by(draft.directives, policy) or stale
 
 
-# Numbers and back-offs: our own. Karpenter evicts at once, so that its nodes are not waited for. The first back-off of
-# a removal is a little longer than the time between two questions to the cloud (`scaler/orphaned_nodes.py:
-# ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes.
+# Numbers and back-offs: our own; of a requeue those of Kueue's `requeuingStrategy`. Karpenter evicts at once, so that
+# its nodes are not waited for. The first back-off of a removal is a little longer than the time between two questions
+# to the cloud (`scaler/orphaned_nodes.py: ASKED_AGAIN_SECONDS`): the first attempt asks, the second one removes.
 KINDS = (
     _Kind(AnswerProvisioningRequest, _answers, count_max=64, backoff_seconds=5.0, hold=_old_data),
     _Kind(RequestCheckpoints, _unannounced_deletions, count_max=32, backoff_seconds=5.0),
     _Kind(RemoveFinalizer, _unneeded_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(AddFinalizer, _missing_finalizers, count_max=32, backoff_seconds=15.0),
     _Kind(RequestPreemptionCheckpoint, _preempted_jobs, count_max=64, backoff_seconds=15.0),
+    _Kind(RequeueJob, _requeued_jobs, count_max=32, backoff_seconds=60.0, backoff_seconds_max=3600.0),
     _Kind(RequestJobCheckpoint, _due_checkpoints, count_max=32, backoff_seconds=600.0),
     _Kind(AnnounceReservationEnd, _reservation_ends, count_max=32, backoff_seconds=60.0),
     _Kind(RemoveOrphanedNode, _orphaned_nodes, count_max=8, backoff_seconds=70.0, hold=_freeze_or_old_data),

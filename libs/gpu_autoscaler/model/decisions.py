@@ -26,6 +26,7 @@ from gpu_autoscaler.model.reasons.upkeep import (
     FinalizerUnneeded,
     InstanceGone,
     JobIdle,
+    QuotaUnused,
     ReservationEnding,
     WorkloadIdle,
 )
@@ -263,6 +264,26 @@ class RequestPreemptionCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag
         return f"Ask job {self.job_id} to save by {deadline}, before it is preempted. {self.reason.sentence()}"
 
 
+class RequeueJob(UpkeepDecision, frozen=True, kw_only=True, tag="requeue_job"):
+    """Until `retry_at` all others take quota before the queued job, and it reclaims none: they use what it cannot."""
+
+    job_id: JobId
+    attempt: int  # its last one; 0: it has not been placed yet
+    reason: QuotaUnused
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+    @property
+    def occasion(self) -> str:
+        return str(self.attempt)
+
+    def sentence(self) -> str:
+        until = instant(self.retry_at)
+        return f"Requeue job {self.job_id}: others take quota first until {until}. {self.reason.sentence()}"
+
+
 class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_job"):
     """Request the cancellation of the job."""
 
@@ -390,6 +411,7 @@ AnyUpkeep = (
     | RequestCheckpoints
     | RequestJobCheckpoint
     | RequestPreemptionCheckpoint
+    | RequeueJob
     | CancelIdleJob
     | AnswerProvisioningRequest
     | AnnounceIdleJob

@@ -27,6 +27,7 @@ from gpu_autoscaler.model.decisions import (
     RequestCheckpoints,
     RequestJobCheckpoint,
     RequestPreemptionCheckpoint,
+    RequeueJob,
 )
 from gpu_autoscaler.model.errors import PermanentError, TransientError
 from gpu_autoscaler.model.ids import PlanId
@@ -90,6 +91,8 @@ class UpkeepSteps:
                 return await self._checkpoint_notices.send(decision, plan_id, self._now())
             case RequestJobCheckpoint() | RequestPreemptionCheckpoint():
                 return await self._checkpoint_notices.send_to_job(decision, plan_id, self._now())
+            case RequeueJob():
+                return ()  # plan and schedule read it from the recorded plan
             case RemoveOrphanedNode():
                 return await self._orphaned_nodes.remove(decision, self._now())
             case AnswerProvisioningRequest():

@@ -1,4 +1,4 @@
-"""Rules of the plan check on requests to save before a preemption. Shares no code with the choice of the victims."""
+"""Rules of the plan check on requests to save before a preemption, and on requeues. Shares no code with the choice."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.model import labels
-from gpu_autoscaler.model.decisions import RequestPreemptionCheckpoint
+from gpu_autoscaler.model.decisions import RequestPreemptionCheckpoint, RequeueJob
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
+
+_NEXT_MIN = timedelta(minutes=5)  # a job keeps its turn that long
 
 
 def unjustified_preemption(
@@ -40,6 +42,24 @@ def unjustified_preemption(
             return _borrows_nothing(reason, job.queued.spec, other.queued.spec, state, policy)
         case PriorityPreempted() as reason:
             return _matters_no_more(reason, job.queued.spec, other.queued.spec, policy)
+
+
+def unjustified_requeue(decision: RequeueJob, as_of: datetime, state: ClusterState) -> str | None:
+    """Return what the state shows against the requeue; None: nothing."""
+    job, other = state.jobs.get(decision.job_id), state.jobs.get(decision.reason.waiting_job)
+    if job is None or not _waits(job):
+        return "the job does not wait"
+    if other is job or other is None or not _waits(other):
+        return f"job {decision.reason.waiting_job} does not wait"
+    if decision.attempt != (0 if job.placed is None else job.placed.attempt):
+        return f"its last attempt is not {decision.attempt}"
+    if as_of - decision.reason.waits_since < _NEXT_MIN:
+        return f"it has waited since {decision.reason.waits_since.isoformat()} only"
+    return None
+
+
+def _waits(job: JobRecord) -> bool:
+    return job.queued is not None and job.finished is None and job.cancel_requested is None and not _runs(job)
 
 
 def _runs(job: JobRecord) -> bool:

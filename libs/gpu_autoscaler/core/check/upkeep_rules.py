@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
-from gpu_autoscaler.core.check.preemption_rules import unjustified_preemption
+from gpu_autoscaler.core.check.preemption_rules import unjustified_preemption, unjustified_requeue
 from gpu_autoscaler.core.check.provisioning_rules import unjustified_answer
 from gpu_autoscaler.core.check.violation import Violation
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -30,6 +30,7 @@ from gpu_autoscaler.model.decisions import (
     RequestCheckpoints,
     RequestJobCheckpoint,
     RequestPreemptionCheckpoint,
+    RequeueJob,
     UpkeepDecision,
 )
 from gpu_autoscaler.model.directives import Freeze
@@ -44,6 +45,7 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     RequestCheckpoints: 32,
     RequestJobCheckpoint: 32,
     RequestPreemptionCheckpoint: 64,
+    RequeueJob: 32,
     CancelIdleJob: 32,
     AnnounceIdleJob: 32,
     AnnounceIdleWorkload: 32,
@@ -51,7 +53,7 @@ _COUNT_MAX: Mapping[type[UpkeepDecision], int] = {
     AnnounceReservationEnd: 32,
     AnswerProvisioningRequest: 64,
 }
-_BACKOFF_MAX = timedelta(minutes=10)
+_BACKOFF_MAX, _REQUEUE_MAX = timedelta(minutes=10), timedelta(hours=1)
 _SILENT = timedelta(minutes=2)
 _LIST_LAG = timedelta(minutes=10)
 
@@ -80,7 +82,8 @@ def _attempt(decision: AnyUpkeep, plan: Plan, state: ClusterState) -> Iterator[V
     known = state.upkeep.get(decision.key)
     if known is not None and plan.as_of < known.retry_at:
         yield Violation(f"{decision.key} is decided again before {known.retry_at.isoformat()}", decision)
-    if not timedelta() < decision.retry_at - plan.as_of <= _BACKOFF_MAX:
+    longest = _REQUEUE_MAX if isinstance(decision, RequeueJob) else _BACKOFF_MAX
+    if not timedelta() < decision.retry_at - plan.as_of <= longest:
         yield Violation(f"{decision.key} has its next attempt at {decision.retry_at.isoformat()}", decision)
 
 
@@ -99,6 +102,8 @@ def _unjustified(decision: AnyUpkeep, as_of: datetime, state: ClusterState, poli
             return _is_not_due(decision, as_of, state, policy)
         case RequestPreemptionCheckpoint():
             return unjustified_preemption(decision, as_of, state, policy)
+        case RequeueJob():
+            return unjustified_requeue(decision, as_of, state)
         case CancelIdleJob() | AnnounceIdleJob():
             return _may_work(decision, as_of, state, policy)
         case AnnounceIdleWorkload() | EndIdleWorkload():

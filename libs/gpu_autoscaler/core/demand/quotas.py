@@ -6,7 +6,7 @@ or is preempted for another job; after the loss of a node it keeps it too, becau
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -31,6 +31,7 @@ from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_pree
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobQueued
+from gpu_autoscaler.model.decisions import RequeueJob, upkeep_key
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec, Violation
 from gpu_autoscaler.model.reasons.base import first_listed
@@ -62,7 +63,7 @@ def with_quota(
 
 class _Grants:
     """Grants quota to queued jobs: in their order, but nominal quota before any is borrowed. Owners whose nominal quota
-    is full only until their preempted jobs have ended come second.
+    is full only until their preempted jobs have ended come second; requeued jobs come last.
 
     A job gets all its quotas or none. Behind a job of a strict queue that gets none, no job of the queue gets any: it
     could not start, and might keep the first one from its quota for ever.
@@ -83,8 +84,27 @@ class _Grants:
         for item in demand:
             if item.source is DemandSource.PLACED_JOB and (job := self._job(item)) is not None:
                 self._resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
-        held: dict[str, Held | None] = {}
         waiting = [item for item in demand if item.source in _GRANTED and item.blocked is None]
+        first, last = self._by_turn(waiting)
+        held = self._outcomes(first) | self._outcomes(last)
+        return {key: reason for key, reason in held.items() if reason is not None}
+
+    def _by_turn(self, items: Iterable[DemandItem]) -> tuple[list[DemandItem], list[DemandItem]]:
+        """Return the items in their turn, and those that come last: of requeued jobs, and of jobs behind them in a
+        strict queue, which could not start either."""
+        first, last, queues = list[DemandItem](), list[DemandItem](), set[str]()
+        for item in items:
+            job = None if item.job_id is None else self._state.jobs.get(item.job_id)
+            if item.strict_queue in queues or (job is not None and is_requeued(self._state, job, self._as_of)):
+                last.append(item)
+                queues |= set() if item.strict_queue is None else {item.strict_queue}
+            else:
+                first.append(item)
+        return first, last
+
+    def _outcomes(self, waiting: list[DemandItem]) -> dict[str, Held | None]:
+        """Grant quota to these items; return why an item gets none, or None, by key."""
+        held: dict[str, Held | None] = {}
         for is_granted in (self._usage.is_nominal, self._usage.is_nominal_soon):
             postponed: list[DemandItem] = []
             queues: set[str] = set()  # strict ones of which a job is postponed
@@ -100,8 +120,7 @@ class _Grants:
                 if item.strict_queue is not None:
                     queues.add(item.strict_queue)
             waiting = postponed
-        held |= {item.key: self._grant(item, job) for item in waiting if (job := self._job(item)) is not None}
-        return {key: reason for key, reason in held.items() if reason is not None}
+        return held | {item.key: self._grant(item, job) for item in waiting if (job := self._job(item)) is not None}
 
     def _job(self, item: DemandItem) -> JobQueued | None:
         job = None if item.job_id is None else self._state.jobs.get(item.job_id)
@@ -150,6 +169,22 @@ def holds_quota(state: ClusterState, job: JobRecord) -> bool:
 def remaining_count(state: ClusterState, job_id: JobId) -> int:
     """Return the pods of the job that still use capacity, or may be bound to a node."""
     return sum(1 for pod in state.pods.values() if pod.job_id == job_id and not is_finished(pod))
+
+
+def is_requeued(state: ClusterState, job: JobRecord, as_of: datetime) -> bool:
+    """True while a recorded requeue lets others take quota before this queued job."""
+    known = None if job.queued is None else state.upkeep.get(requeue_key(job.queued.job_id, last_attempt(job)))
+    return known is not None and as_of < known.retry_at
+
+
+def requeue_key(job_id: JobId, attempt: int) -> str:
+    """Return the name of the act that requeues a job after this attempt."""
+    return upkeep_key(RequeueJob.tag(), f"job/{job_id}", str(attempt))
+
+
+def last_attempt(job: JobRecord) -> int:
+    """Return the number of the job's last attempt; 0: it has not been placed."""
+    return 0 if job.placed is None else job.placed.attempt
 
 
 def awaited_job(state: ClusterState, job: JobRecord, policy: ScalingPolicy, as_of: datetime) -> PreemptedForJob | None:

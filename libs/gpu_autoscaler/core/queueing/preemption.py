@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota
+from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota, is_requeued
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered, pod_mark, save_request
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -39,7 +39,7 @@ from gpu_autoscaler.model.reasons.defer_waits import GangIncomplete
 from gpu_autoscaler.model.reasons.preempt import PreemptReason, PriorityPreempted, QuotaReclaimed
 
 # Reasons of a plan that bar a purchase. Others (a batch window, a cool-down, a freeze) pass, or are set by a person.
-_BARRING = (NodesLimit, GpusLimit, HourlyPriceLimit, SpendLimit, OverrideReached, OffersUnavailable, NoOfferFits)
+BARRING = (NodesLimit, GpusLimit, HourlyPriceLimit, SpendLimit, OverrideReached, OffersUnavailable, NoOfferFits)
 VICTIMS_COUNT_MAX = 32  # for one job; each candidate for its priority is tried with a schedule of its own
 
 
@@ -66,7 +66,7 @@ def barred_jobs(deferred: Iterable[Deferred]) -> dict[JobId, str]:
     return {
         JobId(held.subject.removeprefix("job/")): held.reason.tag()
         for held in deferred
-        if held.subject.startswith("job/") and isinstance(held.reason, _BARRING)
+        if held.subject.startswith("job/") and isinstance(held.reason, BARRING)
     }
 
 
@@ -75,7 +75,7 @@ def may_need_priority(state: ClusterState, policy: ScalingPolicy, deferred: Sequ
     if not policy.quotas.is_priority_preemption_on:
         return False
     running = [job.queued.spec.priority for job in state.jobs.values() if job.queued is not None and _is_running(job)]
-    waiting = (_spec(state, held) for held in deferred if isinstance(held.reason, GangIncomplete))
+    waiting = (queued_spec(state, held) for held in deferred if isinstance(held.reason, GangIncomplete))
     return bool(running) and any(spec is not None and spec.priority > min(running) for spec in waiting)
 
 
@@ -152,17 +152,18 @@ def _reclaims(
     state: ClusterState, policy: ScalingPolicy, as_of: datetime, scheduled: Schedule
 ) -> tuple[Preemption, ...]:
     """Return the victims for the jobs that wait for nominal quota of their project which others borrow."""
-    specs = (_spec(state, held) for held in scheduled.deferred if isinstance(held.reason, CohortQuotaReached))
-    waiting = [spec for spec in specs if spec is not None]
+    specs = (queued_spec(state, held) for held in scheduled.deferred if isinstance(held.reason, CohortQuotaReached))
+    waiting = [spec for spec in specs if spec is not None and not is_requeued(state, state.jobs[spec.job_id], as_of)]
     if not waiting:
         return ()
     usage, lenders = _usage(state, policy, as_of, scheduled.granted), lenders_of(policy.quotas)
+    before = _usage(state, policy, as_of, scheduled.granted)  # with the victims: they have not ended yet
     running = _usage(state, policy, as_of, ())
     candidates = _candidates(state, as_of)
     chosen: list[Preemption] = []
     for spec in waiting:
         mine = lenders[spec.project_id]
-        if not usage.is_nominal(spec):
+        if not before.is_nominal(spec):
             continue
         borrowed = {name: running.borrowed(lender) for name, lender in lenders.items()}
         for victim in _borrowers_for(spec, usage, running, candidates, lenders):
@@ -178,6 +179,7 @@ def _reclaims(
             )
             chosen.append(_preemption(victim, reason))
         usage.add(spec)
+        before.add(spec)
     return tuple(chosen)
 
 
@@ -238,7 +240,7 @@ def _by_priority(
     """Return the victims for the first barred job that they let start. Victims that are ending already count first."""
     ending = {job_id for job_id, job in state.jobs.items() if is_preempted_for_another(job)}
     for held in deferred:
-        spec = _spec(state, held)
+        spec = queued_spec(state, held)
         if spec is None or not isinstance(held.reason, GangIncomplete) or spec.job_id not in barred:
             continue
         candidates = [
@@ -362,7 +364,8 @@ def _saved_at(pods: Iterable[PodObserved]) -> datetime | None:
     return min(known) if known and len(known) == len(saves) else None
 
 
-def _spec(state: ClusterState, held: Deferred) -> JobSpec | None:
+def queued_spec(state: ClusterState, held: Deferred) -> JobSpec | None:
+    """Return the spec of the deferred job; None: no accepted job is known."""
     job = state.jobs.get(JobId(held.subject.removeprefix("job/")))
     return None if job is None or job.queued is None else job.queued.spec
 

@@ -18,7 +18,11 @@ RECORDS_COUNT_MAX = 4096
 
 
 def next_attempt(
-    state: ClusterState, key: str, first_backoff_seconds: float, as_of: datetime
+    state: ClusterState,
+    key: str,
+    first_backoff_seconds: float,
+    as_of: datetime,
+    backoff_seconds_max: float = BACKOFF_SECONDS_MAX,
 ) -> tuple[int, datetime] | None:
     """Return the number of the attempt that is due now, and when another one would be; None: not due yet."""
     known = state.upkeep.get(key)
@@ -26,7 +30,7 @@ def next_attempt(
         return None
     is_first = known is None or has_lasted_longer(known.retry_at, FORGOTTEN_SECONDS, as_of)
     attempts_count = 1 if is_first or known is None else known.attempts_count + 1
-    seconds = min(first_backoff_seconds * 2.0 ** min(attempts_count - 1, 16), BACKOFF_SECONDS_MAX)
+    seconds = min(first_backoff_seconds * 2.0 ** min(attempts_count - 1, 16), backoff_seconds_max)
     return attempts_count, as_of + timedelta(seconds=seconds)
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.format import counted, duration, instant, percent
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
 
@@ -111,6 +112,20 @@ class CheckpointDue(Reason, frozen=True, kw_only=True, tag="checkpoint_due"):
 
     def remedy(self) -> str:
         return "To change it, name an interval in the job (0: none), or set checkpoints.interval_seconds."
+
+
+class QuotaUnused(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="quota_unused"):
+    """The job has quota, and a plan finds no capacity for it, while another job waits for that quota."""
+
+    barred_by: str  # tag of the reason for which the plan defers it
+    waiting_job: JobId  # the first job that waits for quota
+    waits_since: Instant
+
+    def sentence(self) -> str:
+        return (
+            f"It has quota and cannot start ({self.barred_by}); it has waited since {instant(self.waits_since)}. "
+            f"Job {self.waiting_job} waits for quota."
+        )
 
 
 class ReservationEnding(Reason, frozen=True, kw_only=True, tag="reservation_ending"):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gpu_autoscaler.core.checked_plan import recomputed_plan
 from gpu_autoscaler.core.deferred_groups import NO_TRAITS, DeferredLookup, Traits, job_traits, reason_counts, ungrouped
+from gpu_autoscaler.core.demand.quotas import last_attempt, requeue_key
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
@@ -14,6 +15,7 @@ from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRe
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits, ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
 from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
@@ -161,7 +163,14 @@ class Quiescence:
             spec.job_id
             for spec in specs
             if self._is_limited(f"job/{spec.job_id}", job_traits(spec, waits_since=spec.requested_at))
+            or self._was_requeued(spec.job_id)
         }
+
+    def _was_requeued(self, job_id: JobId) -> bool:
+        """Return whether a limit kept the job from starting when it had quota: now another one has its turn."""
+        state = self._state()
+        job = state.jobs.get(job_id)
+        return job is not None and requeue_key(job_id, last_attempt(job)) in state.upkeep
 
     def _is_limited(self, subject: str, traits: Traits = NO_TRAITS) -> bool:
         """Return whether the last plan defers the subject for a limit; `cluster` is the minimum number of nodes."""

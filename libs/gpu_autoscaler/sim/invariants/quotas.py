@@ -115,7 +115,7 @@ class QuotasInvariant:
             return
         beneficiary = self._jobs[reason.for_job].spec
         nominal = {quota.name: quota.nominal_gpu_count or 0 for quota in quotas.projects}
-        used = self._used()
+        used = [self._jobs[job_id].spec for job_id in self._placed]  # without those that end for others
         if not victim.is_preemptible:
             self._report(PREEMPTION_JUST, f"{fact.job_id} is not preemptible, and was preempted for {reason.for_job}")
         if isinstance(reason, QuotaReclaimed):

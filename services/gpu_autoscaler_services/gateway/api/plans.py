@@ -176,6 +176,7 @@ def _subject(decision: decisions.AnyDecision | decisions.AnyUpkeep) -> str:
             | decisions.CancelIdleJob()
             | decisions.RequestJobCheckpoint()
             | decisions.RequestPreemptionCheckpoint()
+            | decisions.RequeueJob()
         ):
             return decision.job_id
         case decisions.AnnounceIdleWorkload() | decisions.EndIdleWorkload():

@@ -100,6 +100,18 @@ def test_nothing_beyond_the_nominal_quota_is_reclaimed() -> None:
     assert names(own, cohort()) == []
 
 
+def test_a_project_whose_own_job_ends_now_reclaims_once_it_has_ended() -> None:
+    """A uses 10 of 8: a2 ends for b. Until it has, a is not within its quota and takes nothing back from c."""
+    rules = policy(quotas={"projects": [{"name": name, "nominal_gpu_count": 8} for name in ("a", "b", "c")]})
+    of_a = (running("a1"), running("a2", gpus=6, on="n2", priority=0))
+    of_c = (running("c1", "c", gpus=8, on="n3"), running("c2", "c", gpus=3, on="n4", priority=0))
+    waiting = (job("b2", gpus=5, project_id="b"), job("a3", gpus=4, project_id="a", at=T0 + SECOND))
+    nodes = (*NODES, *node("n3"), *node("n4"))
+    state = given(nodes, *of_a, running("b1", "b", gpus=3, priority=900), *of_c, *waiting)
+
+    assert names(state, rules) == ["a2"]
+
+
 def test_nothing_is_reclaimed_while_quota_is_free() -> None:
     """A uses 12 of 16; 4 are free for b."""
     state = given(NODES, *four_of_a()[:3], job("b1", gpus=4, project_id="b"))
