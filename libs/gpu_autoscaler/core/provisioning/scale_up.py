@@ -81,7 +81,7 @@ class _Cover:
             self._later.pop(lot.key, None)
             if (behind := self._why_behind(lot.first)) is not None:
                 self._kept.release(lot)
-            blocked = lot.first.blocked or behind
+            blocked = behind or lot.first.blocked
             if blocked is None:
                 waiting.append(lot)
             else:

@@ -135,10 +135,10 @@ class _Serving:
                 self._give(item, place(item.shape, item.member_count, item.prefers) or ())
 
     def _outcome(self, item: DemandItem, job_id: JobId) -> tuple[NodeView, ...] | DeferReason:
-        if item.blocked is not None:
-            return item.blocked
         if item.strict_queue is not None and (head := self._strict_heads.get(item.strict_queue)) is not None:
             return QueueHeadWaits(queue=item.strict_queue, job_id=head)
+        if item.blocked is not None:
+            return item.blocked
         free_capacity = self._free_capacity
         unpriced = _unpriced(item, self._state, self._nodes, free_capacity)
         if self._reservation is not None and not self._reservation.is_over_before(item, self._as_of):
