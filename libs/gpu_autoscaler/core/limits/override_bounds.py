@@ -108,10 +108,12 @@ class OverrideUsage:
     def __init__(self, views: Sequence[NodeView], directives: ActiveDirectives) -> None:
         self._paused = directives.paused
         self._maxima = tuple(maxima(directives))
-        self._counts = dict(counted(views)) if directives.overrides else {}
+        self._counts = dict(counted(views)) if self._maxima else {}
 
     def add(self, pool: str, offer: Offer, count: int) -> None:
         """Add nodes of the offer; a negative count takes them back."""
+        if not self._maxima:
+            return
         kind = (pool, offer.gpu_model)
         before = self._counts.get(kind, Count())
         self._counts[kind] = Count(before.nodes + count, before.gpus + count * offer.resources.gpu_count)

@@ -136,7 +136,7 @@ class OfferSelector:
         A gang is not spread: the loss of one member is the loss of all.
         """
         is_gang = any(want.item.gang is not None or want.item.member_count > 1 for want in wants)
-        if is_gang:
+        if is_gang and self._is_risky.any():
             accepts = self._all_without_full_pools(wants, counts, accepts, is_gang=True)
         nodes = list(self._cheapest(wants, counts, accepts))
         if short := self._short_of_spot([self._catalog.offerings[node.offer] for node in nodes]):

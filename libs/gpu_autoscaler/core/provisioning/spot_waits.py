@@ -74,15 +74,19 @@ def spot_wait(
     until = item.since + timedelta(seconds=_wait_seconds(item, policy))
     if not shape.is_spot_allowed or item.priority >= PRIORITY_NAMES["high"] or as_of >= until:
         return None
-    now = catalog.members(shape) > 0
-    if not now.any() or (now & catalog.is_reserved).any():
+    members, prices = catalog.members(shape), catalog.prices_micro_usd_per_hour * _PRECISION
+    now = np.flatnonzero(members)
+    if not now.size or catalog.is_reserved[now].any():
         return None
-    members, prices = catalog.members_if_available(shape), catalog.prices_micro_usd_per_hour
-    each = prices * _PRECISION // np.maximum(members, 1)
-    cheapest = int(each[now].min())
-    spot = (members > 0) & catalog.is_spot & (prices > 0) & ~now
-    # Where available spot is as good, nothing is gained.
-    if not spot.any() or not catalog.is_on_demand[now & (each == cheapest)].all():
+    each = prices[now] // members[now]
+    cheapest = int(each.min())
+    if not catalog.is_on_demand[now[each == cheapest]].all():  # available spot is as good
+        return None
+    members = catalog.members_if_available(shape)
+    is_awaited = (members > 0) & catalog.is_spot & (prices > 0)
+    is_awaited[now] = False
+    spot = np.flatnonzero(is_awaited)
+    if not spot.size:
         return None
     if item.gang is not None and any(
         order.decision is not None and order.decision.gang == item.gang and is_in_flight(state, order)
@@ -91,10 +95,10 @@ def spot_wait(
         return None
     if catalog.pool_priorities[now].max() > catalog.pool_priorities[spot].max():
         return None
-    saving_ratio = 1.0 - int(each[spot].min()) / max(cheapest, 1)
+    saving_ratio = 1.0 - int((prices[spot] // members[spot]).min()) / max(cheapest, 1)
     if saving_ratio < rules.wait_saving_ratio_min:
         return None
-    offers = {catalog.offerings[place].offer for place in np.flatnonzero(spot).tolist()}
+    offers = {catalog.offerings[place].offer for place in spot.tolist()}
     refused = sorted(offer.key for offer in offers if offer.capacity_type is CapacityType.SPOT)
     first, unlisted_count = first_listed(refused)
     return SpotAwaited(offers=first, offers_unlisted_count=unlisted_count, saving_ratio=saving_ratio, until=until)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints
-from gpu_autoscaler.core.provisioning.fleet.problem import NO_GROUP, FleetProblem, distinct_rows
+from gpu_autoscaler.core.provisioning.fleet.problem import NO_GROUP, FleetProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +23,23 @@ class ReducedProblem:
     @classmethod
     def of(cls, problem: FleetProblem, classes: Ints) -> "ReducedProblem":
         """Merge classes with equal requests and equal offers; those with groups separately from those without."""
-        _, kinds = distinct_rows(problem.accepts[classes])
-        is_grouped = problem.groups[classes] != NO_GROUP
-        first, reduced_of = distinct_rows(np.column_stack((problem.requests[classes], kinds, is_grouped)))
-        members: list[list[int]] = [[] for _ in first]
-        for class_number, reduced_class in zip(classes.tolist(), reduced_of.tolist(), strict=True):
-            members[reduced_class].append(class_number)
+        equal: dict[tuple[bytes, bytes, bool], list[int]] = {}
+        for number in classes.tolist():
+            kind = problem.requests[number].tobytes(), problem.accepts[number].tobytes()
+            equal.setdefault((*kind, bool(problem.groups[number] != NO_GROUP)), []).append(number)
+        members = list(equal.values())
+        first = [member[0] for member in members]
         return cls(
             origin=problem,
             problem=replace(
                 problem,
-                requests=problem.requests[classes[first]],
+                requests=problem.requests[first],
                 counts=np.array([int(problem.counts[member].sum()) for member in members], dtype=np.int64),
                 groups=np.full(len(members), NO_GROUP, dtype=np.int64),
-                accepts=problem.accepts[classes[first]],
+                accepts=problem.accepts[first],
             ),
             members=tuple(tuple(member) for member in members),
-            is_grouped=is_grouped[first],
+            is_grouped=problem.groups[first] != NO_GROUP,
         )
 
     def expanded(self, by_reduced: Floats) -> Floats:

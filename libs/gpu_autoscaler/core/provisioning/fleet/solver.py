@@ -84,23 +84,20 @@ def _choose(problem: FleetProblem, waiting: Ints) -> tuple[list[FleetNode], Floa
 
 def _choose_for_one_class(reduced: ReducedProblem) -> tuple[list[FleetNode], Floats]:
     """Return the same for equal pods: each offer takes as many as fit, so nothing has to be tried."""
-    offers = np.lexsort((np.arange(reduced.problem.cost.size), reduced.problem.cost))
-    offers = offers[usable_offers(reduced.problem)[0, offers]]
-    problem = replace(
-        reduced.problem,
-        accepts=reduced.problem.accepts[:, offers],
-        capacity=reduced.problem.capacity[offers],
-        cost=reduced.problem.cost[offers],
-    )
-    by_class = shadow_prices(problem, problem.accepts).by_class
+    problem = reduced.problem
     asked = problem.requests[0] > 0
     fitting = (problem.capacity[:, asked] // problem.requests[0, asked]).min(axis=1)
+    offers = np.flatnonzero(problem.accepts[0] & (fitting > 0))
+    offers = offers[problem.cost[offers].argsort(kind="stable")]
+    fitting, cost = fitting[offers], problem.cost[offers]
+    accepts = problem.accepts[:, offers]
+    by_class = shadow_prices(replace(problem, capacity=problem.capacity[offers], cost=cost), accepts).by_class
 
     def loads(left: Ints, grouped_max: int) -> Iterator[tuple[int, Load]]:
         most = np.minimum(fitting, grouped_max) if reduced.is_grouped[0] else fitting
         while (count := int(left[0])) > 0:
             counts = np.minimum(most, count)
-            offer = int((by_class[0] * counts / problem.cost).argmax())
+            offer = int((by_class[0] * counts / cost).argmax())
             nodes_count = count // int(counts[offer])
             left[0] -= nodes_count * counts[offer]
             yield from [(offer, ((0, int(counts[offer])),))] * nodes_count
