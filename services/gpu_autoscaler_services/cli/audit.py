@@ -12,7 +12,7 @@ from gpu_autoscaler.model.audit import AuditRow, ChainCheck, Link, canonical
 from gpu_autoscaler_services.cli.client import Document, Gateway
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.options import CommandGroup
-from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show
 
 HERE = Gateway()
 PAGE_COUNT = 1000
@@ -64,7 +64,7 @@ class _Chain(_Header):
 
 _COLUMNS: Columns = (
     ("NUMBER", lambda row: row["number"]),
-    ("TIME", lambda row: utc(row["entry"].get("at"))),
+    ("TIME", lambda row: row["entry"].get("at")),
     ("WHO", lambda row: row["entry"].get("who")),
     ("KNOWN BY", lambda row: row["entry"].get("authentication")),
     ("THROUGH", lambda row: row["entry"].get("entry_point")),

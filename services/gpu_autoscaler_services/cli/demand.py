@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.options import CommandGroup, DurationOrSeconds
-from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show
 
 HERE = Gateway()
 HOUR_SECONDS = 3600.0
@@ -26,7 +26,7 @@ _COLUMNS: Columns = (
     ("COUNT", lambda row: "unknown" if row["count"] is None else str(row["count"])),
     ("GPUS EACH", lambda row: f"{row['shape']['gpu_count']} {row['shape']['gpu_type'] or ''}".strip()),
     ("PRIORITY", lambda row: row["priority"]),
-    ("UNTIL", lambda row: utc(row["until"])),
+    ("UNTIL", lambda row: row["until"]),
     ("MESSAGE", lambda row: row["message"] or row["note"]),
 )
 

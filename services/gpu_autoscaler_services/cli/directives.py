@@ -12,7 +12,7 @@ from gpu_autoscaler.model.directives import BRAKE
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.options import Duration
-from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, utc
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show
 from gpu_manager_sdk.models import Freeze, Override, PausePool
 
 HERE = Gateway()
@@ -24,7 +24,7 @@ For = Annotated[Duration, Parameter(name="--for", help="Duration in cluster time
 
 def until(row: Mapping[str, Any]) -> str:
     """Return when the directive ends: the brake holds until somebody resumes."""
-    return "resumed" if row["key"] == BRAKE else utc(row["until"])
+    return "resumed" if row["key"] == BRAKE else row["until"]
 
 
 _COLUMNS: Columns = (

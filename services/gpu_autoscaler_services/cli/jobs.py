@@ -13,7 +13,7 @@ from gpu_autoscaler.runtime.documents import parse_yaml, read_text
 from gpu_autoscaler_services.cli.client import Document, Gateway, plain
 from gpu_autoscaler_services.cli.exits import Exit, Stop
 from gpu_autoscaler_services.cli.options import CommandGroup, DurationOrSeconds
-from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, usd, utc
+from gpu_autoscaler_services.cli.output import Columns, Output, is_table, print_message, show, usd
 from gpu_manager_sdk.calls import FINAL_STATES
 from gpu_manager_sdk.errors import NotFound
 
@@ -45,7 +45,7 @@ _COLUMNS: Columns = (
     ("QUEUE POSITION", lambda row: row["queue_position"]),
     ("NODES", lambda row: row["node_names"]),
     ("ESTIMATED COST", lambda row: "-" if row["estimated_cost_usd"] is None else f"${row['estimated_cost_usd']:,.2f}"),
-    ("CREATED", lambda row: utc(row["created_at"])),
+    ("CREATED", lambda row: row["created_at"]),
     ("SUBMITTED BY", lambda row: row["submitted_by"]),
     ("MESSAGE", lambda row: row["message"]),
 )

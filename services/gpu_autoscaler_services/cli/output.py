@@ -1,6 +1,7 @@
 """Show results on stdout: a table for people, JSON and YAML for programs, names for shells. Messages go to stderr."""
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -17,6 +18,7 @@ Output = Annotated[
 Row = Mapping[str, Any]
 Columns = Sequence[tuple[str, Callable[[Row], object]]]
 
+_INSTANT = re.compile(r"(\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")  # tables show seconds
 LAST_COLUMN_WIDTH_MIN = 24  # a narrower last column is not wrapped: its lines run on, as those of kubectl
 
 
@@ -71,8 +73,10 @@ def _print_table(rows: Sequence[Row], columns: Columns) -> None:
 def _cell(value: object) -> str:
     if value is None or value in ("", [], ()):
         return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text.replace("\n", " ")
+    return _INSTANT.sub(r"\1Z", text).replace("\n", " ")
 
 
 def print_message(text: str) -> None:
@@ -85,11 +89,6 @@ def usd(micro_usd: int | None) -> str:
     if micro_usd is None:
         return "-"
     return f"${micro_usd / 1_000_000:,.{4 if 0 < abs(micro_usd) < 1_000_000 else 2}f}"
-
-
-def utc(instant: str | None) -> str:
-    """Return an instant in UTC to the second: `2026-11-28T06:07:48Z`; a dash for unknown."""
-    return "-" if instant is None else f"{instant[:19]}Z"
 
 
 def age(instant: str | None, now: str) -> str:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from gpu_autoscaler.model.format import counted
 from gpu_autoscaler_services.cli.client import Gateway, plain
 from gpu_autoscaler_services.cli.directives import describe, until
-from gpu_autoscaler_services.cli.output import Output, Row, age, is_table, print_message, show, usd, utc
+from gpu_autoscaler_services.cli.output import Output, Row, age, is_table, print_message, show, usd
 
 HERE = Gateway()
 
@@ -101,7 +101,7 @@ def plans(
     names = {f"node/{node['node_uid']}": f"node/{node['name']}" for node in node_items}
     columns = (
         ("PLAN", lambda row: row["plan_id"]),
-        ("AT", lambda row: utc(row["as_of"])),
+        ("AT", lambda row: row["as_of"]),
         ("ACTION", lambda row: row["action"].replace("_", " ")),
         ("SUBJECT", lambda row: names.get(row["subject"], row["subject"])),
         ("REASON", lambda row: row["sentence"]),
@@ -142,8 +142,8 @@ def shadow(
         print_message(_shadow_summary(document))
     rows = [*document["now"], *document["earlier"]]
     columns = (
-        ("SINCE", lambda row: utc(row["since_at"])),
-        ("UNTIL", lambda row: "now" if row["until_at"] is None else utc(row["until_at"])),
+        ("SINCE", lambda row: row["since_at"]),
+        ("UNTIL", lambda row: "now" if row["until_at"] is None else row["until_at"]),
         ("SUBJECT", lambda row: row["name"]),
         ("ACTIVE POLICY", lambda row: _outcome(row["real"])),
         ("SHADOW POLICY", lambda row: _outcome(row["shadow"])),
@@ -202,7 +202,7 @@ def budget(*, gateway: Gateway = HERE, output: Output = "table") -> None:
         ("SPENT", lambda row: usd(row["spent_micro_usd"])),
         ("RESERVED", lambda row: usd(row["reserved_micro_usd"])),
         ("LEFT", lambda row: usd(row["left_micro_usd"])),
-        ("PERIOD ENDS", lambda row: utc(row["until"])),
+        ("PERIOD ENDS", lambda row: row["until"]),
         ("UNKNOWN BECAUSE", lambda row: row["unknown_reason"]),
     )
     show(document, document["items"], columns, lambda row: f"{row['owner']}/{row['period']}", output, none=none)
@@ -249,9 +249,9 @@ def offers(
         ("OFFER", lambda row: row["name"]),
         ("GPUS", lambda row: f"{row['gpu_count']} {row['gpu_model'] or ''}".strip()),
         ("PRICE/H", lambda row: usd(row["price_micro_usd_per_hour"]) + (" STALE" if row["is_price_stale"] else "")),
-        ("PRICED", lambda row: utc(row["priced_at"])),
+        ("PRICED", lambda row: row["priced_at"]),
         ("SOURCE", lambda row: row["price_source"]),
-        ("UNAVAILABLE UNTIL", lambda row: utc(row["unavailable_until"])),
+        ("UNAVAILABLE UNTIL", lambda row: row["unavailable_until"]),
         ("REASON", lambda row: row["unavailable_reason"]),
     )
     show(document, document["items"], columns, lambda row: str(row["name"]), output, wide=("PRICED", "SOURCE"))

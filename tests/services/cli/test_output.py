@@ -48,6 +48,16 @@ def test_a_piped_row_is_one_line_and_wide_adds_columns(capsys: pytest.CaptureFix
     assert row.index("zone-a") == header.index("ZONE")
 
 
+def test_instants_are_shown_to_the_second(capsys: pytest.CaptureFixture[str]) -> None:
+    """In UTC, and a truth value as JSON and kubectl write it."""
+    _show({"name": "2026-11-28T06:07:48.924780Z", "zone": "", "reason": "until 2026-11-28T06:07:48+00:00"})
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "2026-11-28T06:07:48Z", "until", "2026-11-28T06:07:48Z"
+    ]  # fmt: skip
+    show([], [{"on": True}], (("", lambda row: row["on"]),), lambda _: "", "table")
+    assert capsys.readouterr().out == "true\n"
+
+
 def test_an_empty_table_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     """On stderr: a program that reads stdout gets no header."""
     _show()
