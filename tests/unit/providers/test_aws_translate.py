@@ -100,7 +100,7 @@ PASSING = (
     "IdempotentCallInProgress",
     "InternalError",
     "ServiceUnavailable",
-    "a word that nobody has heard yet",
+    "an unknown error code",
 )
 CREDENTIALS = (
     "AuthFailure",

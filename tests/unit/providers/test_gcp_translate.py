@@ -77,7 +77,7 @@ REFUSALS = {
     "forbidden": ("permission", "region"),
     "accessNotConfigured": ("permission", "region"),
     "VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT": ("configuration", "offer"),
-    "a word that nobody has heard yet": ("configuration", "offer"),
+    "an unknown error code": ("configuration", "offer"),
 }
 PASSING = (
     "RATE_LIMIT_EXCEEDED",

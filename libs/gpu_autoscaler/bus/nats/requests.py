@@ -134,7 +134,7 @@ class RequestLink:
         try:
             answer = await client.request(subject, payload, timeout=seconds_max)
         except nats.errors.NoRespondersError as exc:
-            raise TransientError(f"nobody answers on {subject} now") from exc
+            raise TransientError(f"no service answers on {subject} now") from exc
         except nats.errors.TimeoutError as exc:
             await self._verify(client)
             raise TransientError(f"no answer on {subject} within {seconds_max:g} s ({self._error})") from exc
