@@ -11,13 +11,14 @@ import msgspec
 from hypothesis import Phase, example, settings
 from hypothesis import given as for_all
 from hypothesis import strategies as st
-from tests.support.stories import MINUTE, T0, Story, TimedFact, given, job, node, pod, policy
+from tests.support.stories import MINUTE, T0, Story, TimedFact, job, node, pod, policy, record, synced
 
+from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.queue_settings import QueuePolicy
 from gpu_autoscaler.core.queueing.preemption import Preemption, preemptions
 from gpu_autoscaler.core.queueing.schedule import schedule
-from gpu_autoscaler.core.state.state import ClusterState
+from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.job import JobFinished, JobPlaced, JobPreempted
 from gpu_autoscaler.events.pod import PodGone
 from gpu_autoscaler.model.ids import JobId, PodUid
@@ -76,10 +77,17 @@ class World:
         self.spans: dict[JobId, list[list[datetime | None]]] = {}  # placed and ended, of each attempt
         self.preempted_count = 0
         self._numbers, self._versions = count(1), count(10)
+        self._folded = self._state = EMPTY_STATE
+        self._state_of = (0, T0)  # the count of folded facts, and the instant of the lists
 
     @property
     def state(self) -> ClusterState:
-        return given(tuple(self.facts), as_of=self.at)
+        """The state now, with whole lists. Only the facts since the last call are folded."""
+        if self._state_of != (now := (len(self.facts), self.at)):
+            told = record([*self.facts, *synced(self.facts, as_of=self.at)])
+            self._folded = fold(self._folded, told[self._state_of[0] : len(self.facts)])
+            self._state, self._state_of = fold(self._folded, told[len(self.facts) :]), now
+        return self._state
 
     def submit(self, project: str, user: str, gpus: int, priority: int) -> None:
         """A job that may run for an hour."""
