@@ -6,8 +6,7 @@ They are served after every gang and pod of the same priority. None is bought fo
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
-from gpu_autoscaler.core.nodes.views import Grouped, NodeView, table_of
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import Grouped, NodeView, bin_key, table_of
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec

@@ -22,8 +22,7 @@ from gpu_autoscaler.core.limits.override_bounds import protecting_directive
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, Table
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Selected, Table, bin_key
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import NodePool, ScalingPolicy
 from gpu_autoscaler.core.provisioning.cooldown import removal_cooldown

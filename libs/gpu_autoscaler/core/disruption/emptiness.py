@@ -19,8 +19,8 @@ from gpu_autoscaler.core.limits.override_bounds import exceeded_override
 from gpu_autoscaler.core.next_change import has_lasted, has_lasted_longer
 from gpu_autoscaler.core.nodes.boot_timeout import boot_timed_out, has_workload_pods
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView, Selected
-from gpu_autoscaler.core.placement.bins import bin_key, low_requests, requested_ratio
+from gpu_autoscaler.core.nodes.views import NodeView, Selected, bin_key
+from gpu_autoscaler.core.placement.bins import low_requests, requested_ratio
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.pools import idle_seconds_set

@@ -13,8 +13,7 @@ from gpu_autoscaler.core.disruption.drift import rebalance_recommended
 from gpu_autoscaler.core.draft import DRAINED, Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView, Selected
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, Selected, bin_key
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.spot_waits import exclude_interrupted_from_spot
 from gpu_autoscaler.core.state.state import ClusterState, NoticeRecord, OrderRecord

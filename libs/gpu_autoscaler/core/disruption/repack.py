@@ -14,8 +14,7 @@ from gpu_autoscaler.core.disruption.protection import covering_budgets, node_pro
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import has_lasted
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause

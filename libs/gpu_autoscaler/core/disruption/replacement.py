@@ -16,8 +16,8 @@ from gpu_autoscaler.core.disruption.disruption_budgets import removal_limit, rem
 from gpu_autoscaler.core.disruption.eligibility import gpu_seconds_at_risk
 from gpu_autoscaler.core.draft import Draft, Purchase
 from gpu_autoscaler.core.next_change import has_lasted, note_always, plain
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table
-from gpu_autoscaler.core.placement.bins import bin_key, low_requests
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, Table, bin_key
+from gpu_autoscaler.core.placement.bins import low_requests
 from gpu_autoscaler.core.placement.pod_affinity import rules_of
 from gpu_autoscaler.core.policy.disruption_settings import RemovalCause
 from gpu_autoscaler.core.policy.policy import ScalingPolicy

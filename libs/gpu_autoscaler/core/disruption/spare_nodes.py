@@ -16,8 +16,7 @@ from gpu_autoscaler.core.demand.sources import job_shape, pod_shape
 from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.next_change import note_whole, plain
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.pod_affinity import NO_RULES
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.state.lineage import Derivation, Newest, newest_of

@@ -24,8 +24,7 @@ from gpu_autoscaler.core.limits.spend import (
 )
 from gpu_autoscaler.core.next_change import TrackedInstant, note, note_always
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.freshness import stale_watch
 from gpu_autoscaler.core.state.state import ClusterState

@@ -105,6 +105,11 @@ V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
 
 
+def bin_key(view: NodeView) -> str:
+    """Return `node/<uid>` once the node is registered, `action/<action id>` before."""
+    return f"action/{view.action_id}" if view.node_uid is None else f"node/{view.node_uid}"
+
+
 class Table(Protocol[V]):
     """Something about all nodes, which a changed view updates."""
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Selected, Table
+from gpu_autoscaler.core.nodes.views import NodeIndex, NodeView, PodsByNode, Selected, Table, bin_key
 from gpu_autoscaler.core.placement.bin_columns import Bins
 from gpu_autoscaler.core.placement.shapes import Bin, BinReadiness
 from gpu_autoscaler.core.policy.gpu_slices import sharing_labels, slices_of
@@ -63,11 +63,6 @@ def node_bin(view: NodeView, pods: PodsByNode, readiness: BinReadiness) -> Bin:
         capacity_type=view.capacity_type,
         expected_at=view.expected_at,
     )
-
-
-def bin_key(view: NodeView) -> str:
-    """Return `node/<uid>` once the node is registered, `action/<action id>` before."""
-    return f"action/{view.action_id}" if view.node_uid is None else f"node/{view.node_uid}"
 
 
 def free_resources(view: NodeView, pods: PodsByNode) -> Resources:

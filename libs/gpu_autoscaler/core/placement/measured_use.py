@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.nodes.fleet_utilization import fleet_utilization
-from gpu_autoscaler.core.nodes.views import NodeIndex
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeIndex, bin_key
 from gpu_autoscaler.core.placement.gpu_packing import WHOLE
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState

@@ -15,8 +15,7 @@ import msgspec
 from gpu_autoscaler.core.demand.items import DemandItem
 from gpu_autoscaler.core.demand.sources import job_spec
 from gpu_autoscaler.core.next_change import note_always, plain
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.shapes import Shape
 from gpu_autoscaler.core.provisioning.expected_capacity import ends_at

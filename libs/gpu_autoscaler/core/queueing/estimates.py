@@ -17,8 +17,7 @@ from gpu_autoscaler.core.draft import Draft
 from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.limits import limit_usage_of
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
-from gpu_autoscaler.core.nodes.views import NodeView
-from gpu_autoscaler.core.placement.bins import bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key
 from gpu_autoscaler.core.placement.resources import Ints
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
 from gpu_autoscaler.core.policy.policy import ScalingPolicy

@@ -16,8 +16,8 @@ from gpu_autoscaler.core.demand.queue_order import in_queue_order, ordered_queue
 from gpu_autoscaler.core.demand.quotas import remaining_count, with_quota
 from gpu_autoscaler.core.demand.sources import demand, job_spec
 from gpu_autoscaler.core.disruption.drift import rebalance_recommended
-from gpu_autoscaler.core.nodes.views import NodeView, node_views
-from gpu_autoscaler.core.placement.bins import CURRENT_BINS, bin_key
+from gpu_autoscaler.core.nodes.views import NodeView, bin_key, node_views
+from gpu_autoscaler.core.placement.bins import CURRENT_BINS
 from gpu_autoscaler.core.placement.engine import FreeCapacity
 from gpu_autoscaler.core.placement.measured_use import UNKNOWN_USE, MeasuredUse, measured_use
 from gpu_autoscaler.core.placement.shapes import BinReadiness, Shape
