@@ -118,6 +118,7 @@ async def finished(kube: KubeHttp, name: str) -> None:
     await kube.send("DELETE", f"{JOBS}/{name}", {"propagationPolicy": "Background"})
 
 
+@pytest.mark.sweep
 async def test_pending_pods_get_claims_and_idle_nodes_are_removed(tmp_path: Path) -> None:
     """Unschedulable -> NodeClaims of ours -> nodes -> Running -> idle -> no instance, no node.
 

@@ -58,12 +58,22 @@ def wait_bound(each: Submitted, run: Run) -> timedelta:
 @pytest.mark.parametrize("scheduling_policy", POLICIES)
 @_SETTINGS
 @for_all(jobs=job_streams(NODES_COUNT))
-def test_no_job_waits_longer_than_the_bound(scheduling_policy: SchedulingPolicy, jobs: tuple[Submitted, ...]) -> None:
-    """Under every policy, with gangs that need every node."""
+def test_waits_are_bounded_and_nodes_never_overcommitted(
+    scheduling_policy: SchedulingPolicy, jobs: tuple[Submitted, ...]
+) -> None:
+    """Under every policy, with gangs that need every node: no job waits longer than the bound, and running jobs never
+    hold more GPUs than the nodes have, backfill included."""
     run = ended(jobs, one_queue(scheduling_policy))
     for each in jobs:
         wait = run.placed_at[each.job_id] - each.submitted_at
         assert wait <= wait_bound(each, run), (each, wait)
+    for at in run.placed_at.values():
+        held = sum(
+            each.gpus * each.members
+            for each in jobs
+            if run.placed_at[each.job_id] <= at < run.placed_at[each.job_id] + STARTING + each.runs
+        )
+        assert held <= NODES_COUNT * NODE_GPUS
 
 
 @_SETTINGS
@@ -94,21 +104,6 @@ def test_strict_order_is_the_order_of_submission(jobs: tuple[Submitted, ...]) ->
     starts = [run.placed_at[each.job_id] for each in in_order]
 
     assert starts == sorted(starts)
-
-
-@pytest.mark.parametrize("scheduling_policy", POLICIES)
-@_SETTINGS
-@for_all(jobs=job_streams(NODES_COUNT))
-def test_nodes_are_never_overcommitted(scheduling_policy: SchedulingPolicy, jobs: tuple[Submitted, ...]) -> None:
-    """Backfill included: at no time do running jobs hold more GPUs than the nodes have."""
-    run = ended(jobs, one_queue(scheduling_policy))
-    for at in run.placed_at.values():
-        held = sum(
-            each.gpus * each.members
-            for each in jobs
-            if run.placed_at[each.job_id] <= at < run.placed_at[each.job_id] + STARTING + each.runs
-        )
-        assert held <= NODES_COUNT * NODE_GPUS
 
 
 # ---- fair share

@@ -10,7 +10,7 @@ _SCHEDULE = "tests/unit/core/queueing/test_schedule_queues.py"
 
 # By the test that finds it.
 QUEUES: Mapping[str, Planted] = {
-    f"{_PROPERTIES}::test_no_job_waits_longer_than_the_bound[fcfs-best-effort]": Planted(
+    f"{_PROPERTIES}::test_waits_are_bounded_and_nodes_never_overcommitted[fcfs-best-effort]": Planted(
         "small jobs pass a reservation whatever their time limit",
         2,
         f"{_CORE}/queueing/schedule.py",

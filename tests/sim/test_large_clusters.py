@@ -1,5 +1,6 @@
 """Large clusters have enough nodes, pods and faults for their hours to count."""
 
+import pytest
 from msgspec.structs import replace
 
 from gpu_autoscaler.sim.actors import large_clusters
@@ -34,6 +35,7 @@ def test_a_sweep_of_24_seeds_has_closed_metadata() -> None:
     assert len(struck) < 6, "where it strikes no notice is taken back, and none comes by metadata"
 
 
+@pytest.mark.sweep
 def test_hours_of_a_large_cluster_count() -> None:
     """A shortened run of the sweep that `.ci/run` plays violates nothing and counts."""
     setting = Setting(seed=17, hours=1.0, is_large=True)

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from gpu_autoscaler.events.job import JobFinished
 from gpu_autoscaler.events.scaling import ScalingNodeLaunched, ScalingPlanMade
 from gpu_autoscaler.sim.simulation import Setting, Simulation
@@ -12,6 +14,7 @@ QUIET_DAYS = 35  # longer than any stream keeps facts
 QUIET_MONTH = Setting(seed=1, hours=0.3, kinds=(), jobs_per_hour=20.0, quiet_days=QUIET_DAYS)
 
 
+@pytest.mark.sweep
 def test_work_is_served_after_a_quiet_month() -> None:
     """Nothing of before is in the streams any more; plans go on, and each new job gets its node."""
     simulation = Simulation(QUIET_MONTH, ROLES)

@@ -16,6 +16,7 @@ from gpu_autoscaler_services.simulate import run_one
 @pytest.mark.parametrize(
     ("kind", "reason", "seed", "hours", "times"),
     represented(
+        ("quota_zero", "offers_unavailable", 18, 0.5, 8.0),
         ("operator_freezes", "frozen", 8, 1.0, 10.0),
         ("operator_marks_node", "node_protected", 7, 2.0, 1.0),
         # Frequent, as one freeze may coincide with a limit that defers everything.
@@ -23,7 +24,6 @@ from gpu_autoscaler_services.simulate import run_one
         ("operator_lowers_money", "spend_exhausted", 1, 1.0, 4.0),
         ("operator_lowers_money", "spend_enforcement_blocked", 1, 1.0, 4.0),
         ("capacity_gone", "offers_unavailable", 14, 1.0, 1.0),
-        ("quota_zero", "offers_unavailable", 18, 0.5, 8.0),
         ("price_missing", "price_unknown", 3, 2.0, 1.0),
         ("worn_gpu", "node_unhealthy", 3, 2.0, 1.0),
         ("telemetry_silent", "telemetry_unreliable", 3, 2.0, 1.0),

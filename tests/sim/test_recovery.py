@@ -47,6 +47,7 @@ def test_an_orphaned_instance_is_terminated() -> None:
     assert result.reasons["node_orphaned"] >= 1
 
 
+@pytest.mark.sweep
 def test_job_spend_is_restored() -> None:
     """The new stream once had no sums of unknown jobs: job budgets restarted."""
     kinds = ("broker_lost", "operator_edits_policy")

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
-from tests.support.sweeping import represented
 
 from gpu_autoscaler.core import checked_plan
 from gpu_autoscaler.core.plan import plan
@@ -62,7 +61,8 @@ def run(seed: int) -> BrokenRun:
     return simulation
 
 
-@pytest.mark.parametrize("seed", represented(1, 2, 3))
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_refused_purchases_break_no_promise(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other work is served, notices are handled in time, what was set aside is served at last; plans are recomputed."""
     monkeypatch.setattr(checked_plan, "plan", broken_plan)

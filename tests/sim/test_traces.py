@@ -4,7 +4,7 @@ import gzip
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import quantiles
 
@@ -70,11 +70,16 @@ def test_templates_tell_little_of_lengths(make: Callable[[int, float], Scenario]
     assert [middle for _, middle, _ in of_templates] == sorted(middle for _, middle, _ in of_templates)
 
 
+@pytest.fixture(scope="module")
+def steady_scores() -> Mapping[str, Score]:
+    """The score of each system in the same scenario."""
+    return {system: score(Case("steady", system, seed=3, hours=0.5)) for system in SYSTEMS}
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_equal_cases_give_equal_scores(system: str) -> None:
+def test_equal_cases_give_equal_scores(system: str, steady_scores: Mapping[str, Score]) -> None:
     """Seed, scenario and system decide."""
-    case = Case("steady", system, seed=3, hours=0.5)
-    assert score(case) == score(case)
+    assert score(Case("steady", system, seed=3, hours=0.5)) == steady_scores[system]
 
 
 def test_a_seed_determines_its_scenario() -> None:
@@ -153,19 +158,14 @@ def test_checkpoint_requests_halve_lost_work() -> None:
 # ---- the page
 
 
-@pytest.fixture(scope="module")
-def bursts_scores() -> tuple[Score, Score]:
-    """Our scores and those of Karpenter's rules."""
-    return score(Case("bursts", OURS, seed=1, hours=0.5)), score(Case("bursts", "karpenter", seed=1, hours=0.5))
-
-
 def _rendered(report: ScoreReport) -> str:
     return page(report, "# Scores\n\nThe method.\n\nResults for seed 9 of a former run\n")
 
 
-def test_new_results_replace_those_below_the_method(bursts_scores: tuple[Score, Score]) -> None:
+def test_new_results_replace_those_below_the_method(steady_scores: Mapping[str, Score]) -> None:
     """The method is kept as people wrote it; a page without results is refused."""
-    rounds = (ScenarioScores(world="bursts", description="a test", scores=bursts_scores),)
+    scores = (steady_scores[OURS], steady_scores["karpenter"])
+    rounds = (ScenarioScores(world="bursts", description="a test", scores=scores),)
     report = ScoreReport(seed=1, hours=0.5, rounds=rounds)
     text = _rendered(report)
     assert text.startswith("# Scores\n\nThe method.\n\nResults for seed 1, with jobs arriving for 0.5 h")
@@ -174,9 +174,9 @@ def test_new_results_replace_those_below_the_method(bursts_scores: tuple[Score, 
         page(report, "# Scores\n")
 
 
-def test_the_page_shows_where_ours_is_worse(bursts_scores: tuple[Score, Score]) -> None:
+def test_the_page_shows_where_ours_is_worse(steady_scores: Mapping[str, Score]) -> None:
     """Sentences and figures from the scores alone."""
-    ours, other = bursts_scores
+    ours, other = steady_scores[OURS], steady_scores["karpenter"]
     expensive = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 20.0), _at(other, 10.0)))
     cheap = ScenarioScores(world="bursts", description="a test", scores=(_at(ours, 10.0), _at(other, 20.0)))
     text = _rendered(ScoreReport(seed=1, hours=0.5, rounds=(expensive,)))
@@ -185,9 +185,9 @@ def test_the_page_shows_where_ours_is_worse(bursts_scores: tuple[Score, Score]) 
     assert "better in cost (10 to 20)" in _rendered(ScoreReport(seed=1, hours=0.5, rounds=(cheap,)))
 
 
-def test_the_page_shows_what_the_higher_cost_buys(bursts_scores: tuple[Score, Score]) -> None:
+def test_the_page_shows_what_the_higher_cost_buys(steady_scores: Mapping[str, Score]) -> None:
     """Twelve jobs that wait five minutes less are an hour; without a gain, that is reported."""
-    _, other = bursts_scores
+    other = steady_scores["karpenter"]
     waiting = replace(other.waiting[ALL], count=12, mean_seconds=600.0)
     slow = replace(other, cost_usd=10.0, waiting={ALL: waiting}, evicted_count=3, lost_gpu_hours=1.5, storm_ratio=0.9)
     quick = replace(slow, system=OURS, cost_usd=12.0, evicted_count=0, lost_gpu_hours=0.0, storm_ratio=0.5)
