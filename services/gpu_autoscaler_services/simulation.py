@@ -11,7 +11,7 @@ from gpu_autoscaler.core.limits.spend import SpendUse, counted_at
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.provisioning.forecast_gauges import ForecastGauges
 from gpu_autoscaler.core.queueing.job_budgets import job_spends
-from gpu_autoscaler.core.queueing.scoring import is_to_be_scored
+from gpu_autoscaler.core.queueing.scoring import is_to_be_scored, run_score
 from gpu_autoscaler.core.state.queries import queue
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord, Tombstone
 from gpu_autoscaler.events.job import JobPlaced
@@ -180,7 +180,10 @@ def _waiting_for(
     state = ClusterState(jobs=jobs, pods=pods, pods_gone=pods_gone)
     if losses(state, policy, _ALL_CAUSES_KNOWN_AT):
         return "loss"
-    if any(is_to_be_scored(job) for job in jobs.values()):
+    completed = ((job_id, job) for job_id, job in jobs.items() if job.finished and not job.run_scored)
+    if any(is_to_be_scored(job) for job in jobs.values()) or any(
+        run_score(job_id, job, _ALL_CAUSES_KNOWN_AT) for job_id, job in completed
+    ):
         return "score"
     return "capacity" if queue(state) else "nothing"
 

@@ -34,7 +34,7 @@ def estimates_due(
             if estimate is not None:
                 facts.append(JobEstimated(job_id=job_id, estimate=estimate, estimated_at=as_of))
     completed = [(job_id, job) for job_id, job in state.jobs.items() if job.finished and not job.run_scored]
-    scores = (_run_score(job_id, job, as_of) for job_id, job in completed)
+    scores = (run_score(job_id, job, as_of) for job_id, job in completed)
     facts += islice(filter(None, scores), PUBLISHED_AT_ONCE_MAX)
     started = [(job_id, job) for job_id, job in state.jobs.items() if is_to_be_scored(job)]
     views = {view.name: view for view in node_views(state, as_of)} if started else {}
@@ -46,7 +46,7 @@ def is_to_be_scored(job: JobRecord) -> bool:
     return job.estimated is not None and job.started is not None and job.scored is None
 
 
-def _run_score(job_id: JobId, job: JobRecord, as_of: datetime) -> JobEstimateScored | None:
+def run_score(job_id: JobId, job: JobRecord, as_of: datetime) -> JobEstimateScored | None:
     """Return the score of the published prediction; None: there was none, or the run time is unknown."""
     seconds, expected = run_seconds_of(job), None if job.estimated is None else job.estimated.estimate
     if seconds is None or expected is None or expected.run_seconds is None or expected.run_source == "time_limit":
