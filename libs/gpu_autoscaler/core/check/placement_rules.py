@@ -3,8 +3,10 @@
 Reports only what no scheduler could fix: pods without an assigned place get the benefit of the doubt.
 """
 
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cached_property
 
 import msgspec
@@ -21,7 +23,14 @@ from gpu_autoscaler.model.ids import JobId, PodUid
 from gpu_autoscaler.model.reasons.buy import ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import NodeDeleted, SpendExhausted, SpotReclaim
 from gpu_autoscaler.model.resources import Resources
-from gpu_autoscaler.model.scheduling import AffinitySelector, LabelRequirement, NodeDemands, PodAffinitySpec, PodGroup
+from gpu_autoscaler.model.scheduling import (
+    AffinitySelector,
+    LabelRequirement,
+    NodeDemands,
+    PodAffinitySpec,
+    PodGroup,
+    Spread,
+)
 
 
 class PodSummary(msgspec.Struct, frozen=True):
@@ -53,6 +62,7 @@ def job_named(key: str) -> JobId | None:
 _Demands = tuple[NodeDemands, str | None, tuple[str, ...], int | None]
 _Place = NodeObserved | BuyNode
 _Placed = tuple[PodObserved, _Place]
+_BindOrder = tuple[int, datetime]
 _NONE = PodAffinitySpec()
 
 
@@ -125,6 +135,7 @@ class _Placements:
         self._firsts: dict[AffinitySelector, set[str]] = {}
         self._members_by_group: dict[PodGroup, list[_Placed]] = {}
         self._unplaced_counts: dict[PodGroup, int] = {}
+        self._unruled: dict[tuple[PodGroup, str], defaultdict[str, list[_BindOrder]]] = {}  # by domain
         self._demand: dict[PodGroup, tuple[str, ...]] = {}
 
     def related_demand(self, pod: PodObserved) -> tuple[str, ...]:
@@ -157,8 +168,23 @@ class _Placements:
             if _is_in(pod, group) and _domain(place, key) in domains:
                 yield f"which violates the anti-affinity of other pods over {key} there"
 
+    def _later_count(self, pod: PodObserved, rule: Spread, domain: str) -> int:
+        """Count the planned pods of the domain that have no such rule, count for it, and are bound after this one."""
+        key = (rule.group, rule.topology_key)
+        if key not in self._unruled:
+            orders = self._unruled[key] = defaultdict(list)
+            for member, place in self._members(rule.group):
+                own = ((each.group, each.topology_key) for each in (member.pod_affinity or _NONE).spreads)
+                if isinstance(place, BuyNode) and key not in own:
+                    insort(orders[_domain(place, rule.topology_key)], _bind_order(member))
+        orders = self._unruled[key]
+        return len(orders[domain]) - bisect_right(orders[domain], _bind_order(pod)) if domain in orders else 0
+
     def spread_violations(self, pod: PodObserved, place: _Place, *, more_count: int = 0) -> Iterator[str]:
-        """Yield spreads whose domain would have too many more pods than the fewest elsewhere, with unplaced ones."""
+        """Yield spreads whose domain would have too many more pods than the fewest elsewhere, with unplaced ones.
+
+        Pods that the rule counts, and that do not have it, are no obstacle if kube-scheduler binds them after this one.
+        """
         for rule in (pod.pod_affinity or _NONE).spreads:
             counts = self._count(rule.group, rule.topology_key)
             alike = self._domains_by_demands(rule.group, rule.topology_key).get(_demands_of(pod), set())
@@ -167,6 +193,7 @@ class _Placements:
             least = min((counts[domain] for domain in alike if domain), default=here)
             if rule.topology_key == labels.ZONE and len(self._zones) < rule.domains_count_min:
                 least = 0
+            here -= self._later_count(pod, rule, _domain(place, rule.topology_key))
             if here - least > rule.skew_count_max + open_count + more_count:
                 yield f"whose spread over {rule.topology_key} would be uneven: {here} there, {least} elsewhere"
 
@@ -292,6 +319,11 @@ def _label_of(group: PodGroup) -> tuple[str, str] | None:
         if requirement.operator == "In" and len(requirement.values) == 1
     )
     return next(((requirement.key, requirement.values[0]) for requirement in named), None)
+
+
+def _bind_order(pod: PodObserved) -> _BindOrder:
+    """Return what kube-scheduler sorts waiting pods by: priority, then for how long they wait."""
+    return -pod.priority, pod.unschedulable_since or pod.created_at
 
 
 def _domain(place: _Place, key: str) -> str:

@@ -1,7 +1,8 @@
 """The plan check on pod constraints: right plans pass, and each wrong one is rejected for its violation."""
 
 import msgspec
-from tests.support.stories import given, node, offer, on_sale, pod, policy
+import pytest
+from tests.support.stories import SECOND, given, node, offer, on_sale, pod, policy
 from tests.unit.core.placement.test_pod_affinity import CACHE, EVEN, NOON, WEB, apart, in_zones, together, web
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -53,6 +54,24 @@ def test_one_zone_for_a_spread_group_is_rejected() -> None:
     made, bought = right(state)
 
     assert "would be uneven" in said(made, state, *(in_zone(each, "eu-1a") for each in bought))
+
+
+@pytest.mark.parametrize(("waits", "is_uneven"), [(10, True), (0, False)])
+def test_pods_without_the_rule_are_no_obstacle_if_they_are_bound_later(waits: int, *, is_uneven: bool) -> None:
+    """Two of the group join a spread pod on its node: kube-scheduler binds first who has waited longest."""
+    even = PodAffinitySpec(spreads=(Spread(topology_key=labels.HOSTNAME, group=WEB),))
+    spread = (web(name, even, at=NOON - 5 * SECOND, gpus=1) for name in ("a", "b"))
+    free = (web(name, ALONE, at=NOON - waits * SECOND, gpus=1) for name in ("c", "d"))
+    state = given(*spread, *free, in_zones("eu-1a"), as_of=NOON)
+    made, bought = right(state)
+    one, two = (each for each in bought if "pod/uid-a" in each.reason.demand or "pod/uid-b" in each.reason.demand)  # type: ignore[union-attr]
+    (name,) = (key for key in one.reason.demand if key in ("pod/uid-a", "pod/uid-b"))  # type: ignore[union-attr]
+    (other,) = (key for key in two.reason.demand if key in ("pod/uid-a", "pod/uid-b"))  # type: ignore[union-attr]
+    three = msgspec.structs.replace(one.reason, demand=(name, "pod/uid-c", "pod/uid-d"))
+    alone = msgspec.structs.replace(two.reason, demand=(other,))
+    wrong = (msgspec.structs.replace(one, reason=three), msgspec.structs.replace(two, reason=alone))
+
+    assert ("would be uneven" in said(made, state, *wrong)) == is_uneven
 
 
 def test_anti_affinity_of_a_running_pod_is_checked() -> None:
