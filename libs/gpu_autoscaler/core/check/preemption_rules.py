@@ -69,6 +69,14 @@ def _runs(job: JobRecord) -> bool:
     return job.preempted is None or job.preempted.attempt < job.placed.attempt
 
 
+def _has_quota(job: JobRecord) -> bool:
+    """True from the placement until the end, also after the loss of a node; false if it ends for another job."""
+    if job.placed is None or job.finished is not None:
+        return False
+    last = job.preempted
+    return last is None or last.preemption is None or last.attempt < job.placed.attempt
+
+
 def _borrows_nothing(
     reason: QuotaReclaimed, spec: JobSpec, other: JobSpec, state: ClusterState, policy: ScalingPolicy
 ) -> str | None:
@@ -78,8 +86,8 @@ def _borrows_nothing(
         return "the policy lets no quota be reclaimed from its project"
     if owner != reason.nominal_gpu_count or _gpus([other]) > owner:
         return f"project {other.project_id} has a nominal quota of {owner} GPUs"
-    running = (job.queued.spec for job in state.jobs.values() if job.queued is not None and _runs(job))
-    used = _gpus(running_spec for running_spec in running if running_spec.project_id == spec.project_id)
+    using = (job.queued.spec for job in state.jobs.values() if job.queued is not None and _has_quota(job))
+    used = _gpus(other_spec for other_spec in using if other_spec.project_id == spec.project_id)
     return None if used > mine else f"project {spec.project_id} borrows nothing"
 
 

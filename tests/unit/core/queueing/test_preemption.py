@@ -358,6 +358,17 @@ def test_with_old_data_nobody_is_asked() -> None:
     assert asks(made) == []
 
 
+def test_a_job_that_lost_its_node_counts_as_borrowed() -> None:
+    """Its Job is not suspended, so it keeps its quota: project a uses 12 of 8 with it, and b may reclaim 4."""
+    lost = TimedFact(JobPreempted(job_id=JobId("a2"), attempt=1, cause="gone", preempted_at=T0), T0)
+    of_a = (running("a1", saved_at=""), running("a2", saved_at=""), (lost,), running("a3", on="n2", saved_at=""))
+    state = given(NODES, *of_a, running("b1", "b", on="n2"), job("b2", gpus=4, project_id="b"))
+    made = plan(state, cohort(), T0)
+
+    assert len(asks(made)) == 1
+    assert check(made, state, cohort()) == ()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
