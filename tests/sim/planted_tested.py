@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tests.sim.planted_durations import DURATIONS
 from tests.sim.planted_economy import ECONOMY
 from tests.sim.planted_queues import QUEUES
 from tests.sim.planted_requests import REQUESTS
@@ -9,6 +10,8 @@ from tests.sim.planted_teams import TEAMS
 from tests.sim.planting import Planted
 
 _CORE = "libs/gpu_autoscaler/core"
+_FOLD = "tests/unit/core/intake/test_fold.py"
+_POD_WATCHER = "tests/services/pod_watcher/test_service.py"
 _IDLE = "tests/unit/core/disruption/test_idle_jobs_workloads.py"
 _COSTS = "services/gpu_autoscaler_services/cost_tracker"
 _RESTARTS = "tests/services/cost_tracker/test_service_restarts.py::test_a_restart_changes_no_bill"
@@ -25,6 +28,7 @@ TESTED: Mapping[str, Planted] = {
     **TEAMS,
     **REQUESTS,
     **ECONOMY,
+    **DURATIONS,
     "tests/property/test_next_change.py::test_a_plan_changes_only_at_the_instants_that_it_notes": Planted(
         "a duration notes nothing of its end",
         6,
@@ -52,6 +56,48 @@ TESTED: Mapping[str, Planted] = {
         f"{_CORE}/disruption/idle_jobs.py",
         "len(pods) and min(announced_at) >= idle_since",
         "len(pods)",
+    ),
+    f"{_IDLE}::test_a_namespace_opts_in_by_its_label_or_the_policy[by label]": Planted(
+        "the label opts no namespace in to the end of idle workloads",
+        3,
+        f"{_CORE}/disruption/idle_jobs.py",
+        "    opted_in = {*rules.namespaces, *state.opted_in_namespaces}\n",
+        "    opted_in = {*rules.namespaces}\n",
+    ),
+    f"{_IDLE}::test_a_namespace_opts_in_by_its_label_or_the_policy[another namespace]": Planted(
+        "one namespace opts in for all others",
+        3,
+        f"{_CORE}/disruption/idle_jobs.py",
+        "        if pod.namespace in opted_in and is_workload:\n",
+        "        if is_workload:\n",
+    ),
+    f"{_IDLE}::test_the_end_needs_the_label_as_well": Planted(
+        "the plan check ends workloads of namespaces that opted out since",
+        3,
+        f"{_CORE}/check/upkeep_rules.py",
+        "    if not is_opted_in or _is_frozen(state, policy, as_of):\n",
+        "    if _is_frozen(state, policy, as_of):\n",
+    ),
+    f"{_FOLD}::test_the_newest_heartbeat_says_which_namespaces_opted_in": Planted(
+        "a late report opts namespaces in again",
+        3,
+        f"{_CORE}/intake/fold.py",
+        "        is_newest = synced is None or at >= synced.seen_at\n",
+        "        is_newest = True\n",
+    ),
+    f"{_POD_WATCHER}::test_namespaces_that_opt_in_are_published_with_the_next_pod": Planted(
+        "a namespace opts in by any value of the label",
+        3,
+        "services/gpu_autoscaler_services/pod_watcher/service.py",
+        'namespace.metadata.labels.get(labels.END_IDLE_WORKLOADS) == "true"',
+        "namespace.metadata.labels.get(labels.END_IDLE_WORKLOADS) is not None",
+    ),
+    f"{_POD_WATCHER}::test_so_many_namespaces_may_opt_in": Planted(
+        "every heartbeat names any number of namespaces",
+        9,
+        "services/gpu_autoscaler_services/pod_watcher/service.py",
+        "tuple(sorted(self._opted_in)[:OPTED_IN_COUNT_MAX])",
+        "tuple(sorted(self._opted_in))",
     ),
     "tests/sim/test_brake.py": Planted(
         "the brake never trips",
