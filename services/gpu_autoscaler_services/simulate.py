@@ -65,6 +65,7 @@ def main() -> int:
         action=argparse.BooleanOptionalAction,
         help="teams with queues, quotas and namespaces of their own (default: drawn by each seed; none in large ones)",
     )
+    parser.add_argument("--notebooks", action="store_true", help="idle workloads outside of the queue, which end")
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
     parser.add_argument("--cluster-hours", type=float, help="run seeds until this many hours count")
     parser.add_argument("--minutes", type=float, help="start no run after this time")
@@ -90,6 +91,7 @@ def main() -> int:
     options = f"{options} --large" if arguments.large else options
     if arguments.teams is not None:
         options += " --teams" if arguments.teams else " --no-teams"
+    options = f"{options} --notebooks" if arguments.notebooks else options
     console = Console()
     limits = SweepLimits(
         cluster_hours=arguments.cluster_hours, seconds=None if arguments.minutes is None else arguments.minutes * 60.0
@@ -117,6 +119,7 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
             jobs_per_hour=arguments.jobs_per_hour,
             is_large=arguments.large,
             has_teams=not arguments.large and draws_teams(seed) if arguments.teams is None else arguments.teams,
+            has_notebooks=arguments.notebooks,
             quiet_days=arguments.quiet_days,
             record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from gpu_autoscaler.bus.streams import StreamLimits
 from gpu_autoscaler.core.demand.history_samples import ANY_KIND
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.envelope import Envelope, Recorded, encode
 from gpu_autoscaler.events.scaling import ScalingDemandSampled
@@ -25,6 +26,7 @@ from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
+from gpu_autoscaler.sim.actors.notebooks import Notebooks, with_notebooks
 from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
 from gpu_autoscaler.sim.actors.policies import Policies, PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
@@ -45,6 +47,7 @@ from gpu_autoscaler.sim.faults.injection import Faults, Occurrence
 from gpu_autoscaler.sim.faults.schedule import FaultSchedule
 from gpu_autoscaler.sim.invariants import PLAN_CHECK, PLANS_RECOMPUTABLE, SKIPPED_TICKS_CHANGE_NOTHING, STATE_READABLE
 from gpu_autoscaler.sim.invariants.bookkeeping import BookkeepingInvariant
+from gpu_autoscaler.sim.invariants.idle_workloads import IdleWorkloadsInvariant
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
@@ -97,6 +100,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     quiet_days: int = 0  # skipped at rest, a day at a time; then more work comes
     expects_refusals: bool = False  # a plan that the check refuses breaks no promise: what then happens is judged
     has_teams: bool = False  # with queues, quotas and namespaces, see `actors/teams.py`
+    has_notebooks: bool = False  # idle workloads outside of the queue, see `actors/notebooks.py`
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -153,8 +157,7 @@ class Simulation:
         self.policies = self._new_policies()
         self.tables = Tables()
         self.monitor = self._new_monitor()
-        if setting.has_teams:
-            self._add_resource_quotas()
+        self._add_resource_quotas()
         self.identity = Cluster(installation=derive_id("installation", setting.seed), epoch=int(ORIGIN.timestamp()))
         self._adapter_factory = AdapterFactory(
             self.identity, self.workloads, self._replica_sets, self.cloud, self.monitor, self.tables,
@@ -178,6 +181,7 @@ class Simulation:
         self.services = Services(
             self.loop, self._replica_sets, *rngs, preferences_rng=self._rng("likes"), storage=storage
         )
+        self._notebooks = self._new_notebooks() if setting.has_notebooks else None
         self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
         self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
         ResumingOperators(self.loop, self.bus, self._rng("resumes"))
@@ -204,6 +208,8 @@ class Simulation:
             self.process_pool.begin([name for name, role in self._roles.items() if role.has_memory])
             self.users.begin()
             self.services.begin()
+            if self._notebooks is not None:
+                self._notebooks.begin()
             self._demand_reporters.begin()
             self.reason_coverage.begin()
             self._operators.begin()
@@ -216,6 +222,8 @@ class Simulation:
             self.fault_schedule.end()
             self.users.stop()
             self.services.stop()
+            if self._notebooks is not None:
+                self._notebooks.stop()
             self._demand_reporters.stop()
             self._come_to_rest()
             if self.setting.quiet_days and self._continues():
@@ -257,13 +265,23 @@ class Simulation:
     def _new_policies(self) -> Policies:
         setting = self.setting
         policies = large_clusters.policies_of if setting.is_large else policies_of
-        change = partial(with_teams, seed=setting.seed) if setting.has_teams else lambda policy: policy
+
+        def change(policy: ScalingPolicy) -> ScalingPolicy:
+            policy = with_teams(policy, setting.seed) if setting.has_teams else policy
+            return with_notebooks(policy) if setting.has_notebooks else policy
+
         return policies(setting.seed, lambda: self.process_pool.restart(POLICY_READERS), change)
 
+    def _new_notebooks(self) -> Notebooks:
+        notebooks = Notebooks(self.loop, self.workloads, self._rng("notebooks"))
+        self.bus.listen(IdleWorkloadsInvariant(self.cluster, notebooks, self.policies, self.monitor.report).on_fact)
+        return notebooks
+
     def _add_resource_quotas(self) -> None:
-        quotas = ResourceQuotas(self.cluster, self.loop)
-        self.workloads.admits = quotas.admits
-        quotas.refused_listeners.append(self.monitor.pod_refused)
+        if self.setting.has_teams:
+            quotas = ResourceQuotas(self.cluster, self.loop)
+            self.workloads.admits = quotas.admits
+            quotas.refused_listeners.append(self.monitor.pod_refused)
 
     def _new_monitor(self) -> InvariantMonitor:
         monitor = InvariantMonitor(

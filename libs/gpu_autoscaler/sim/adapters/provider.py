@@ -166,6 +166,10 @@ class SimMetadata:
         return machine
 
 
+_FREE = ("", False)  # no holder
+_IDLE_RATIO = 0.02  # of a process that holds a GPU and computes nothing
+
+
 class SimExporters:
     """Exporter pages of all machines."""
 
@@ -183,19 +187,19 @@ class SimExporters:
         if machine is None or not machine.is_alive or machine.telemetry == "silent":
             return None
         holders = [
-            f"{pod.metadata.namespace}/{pod.metadata.name}"
+            (f"{pod.metadata.namespace}/{pod.metadata.name}", self._cloud.is_idle(pod))
             for pod in self._cloud.pods_on(machine)
             for _ in range(int(pod.spec.containers[0].resources.requests.get("nvidia.com/gpu", "0")))
         ]
-        holders += [""] * (_gpus(machine) - len(holders))
+        holders += [_FREE] * (_gpus(machine) - len(holders))
         now = self._boundary.loop.time()
         true = Page(tuple(_sample(machine, index, now, holders[index]) for index in range(_gpus(machine))), 0)
         if machine.telemetry == "frozen":
             return self._frozen.setdefault(machine.node_name, true)
         self._frozen.pop(machine.node_name, None)
         if machine.telemetry == "all_zero":
-            zero = (_sample(machine, index, now, "") for index in range(_gpus(machine)))
-            return Page(tuple(replace(sample, pod=holders[number] or None) for number, sample in enumerate(zero)), 0)
+            zero = (_sample(machine, index, now, _FREE) for index in range(_gpus(machine)))
+            return Page(tuple(replace(sample, pod=holders[number][0] or None) for number, sample in enumerate(zero)), 0)
         if machine.telemetry == "absurd":  # what the parser keeps of impossible values
             return Page(
                 tuple(GpuSample(gpu=sample.gpu, gpu_uuid=sample.gpu_uuid) for sample in true.gpus), len(true.gpus)
@@ -261,13 +265,15 @@ def _gpus(machine: Machine) -> int:
     return machine.offer.resources.gpu_count if machine.is_usable else 0
 
 
-def _sample(machine: Machine, index: int, now: float, holder: str) -> GpuSample:
+def _sample(machine: Machine, index: int, now: float, use: tuple[str, bool]) -> GpuSample:
+    """Return a sample of a GPU that this pod holds, busy or idle."""
+    holder, is_idle = use
     is_busy = bool(holder)
     sample = GpuSample(
         gpu=str(index),
         gpu_uuid=f"GPU-{machine.node_name}-{index}",
         gpu_model=machine.offer.gpu_model,
-        utilization_ratio=0.9 if is_busy else 0.0,
+        utilization_ratio=(_IDLE_RATIO if is_idle else 0.9) if is_busy else 0.0,
         memory_used_bytes=16 * GIBIBYTE if is_busy else 0,
         memory_total_bytes=machine.offer.gpu_memory_bytes,
         temperature_celsius=65.0 if is_busy else 35.0,

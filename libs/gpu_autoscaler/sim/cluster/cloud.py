@@ -370,6 +370,10 @@ class Cloud:
     def pods_on(self, machine: Machine) -> list[core.Pod]:
         return [pod for pod in self._cluster.all(PODS) if pod.spec.node_name == machine.node_name and is_ready(pod)]
 
+    def is_idle(self, pod: core.Pod) -> bool:
+        """Return whether the pod leaves its GPUs idle now."""
+        return self._workloads.is_idle(pod)
+
     def spot(self) -> list[Machine]:
         """Return running spot machines without a notice."""
         return [

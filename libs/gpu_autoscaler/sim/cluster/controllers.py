@@ -61,6 +61,7 @@ class Workloads:
         self.saved_seconds: Callable[[core.Pod], float] = lambda _: 0.0
         self.reaches: Callable[[core.Pod, core.Node], bool] = lambda _, __: True
         self.admits: Callable[[core.Pod], bool] = lambda _: True  # whether the API server creates the pod
+        self.is_idle: Callable[[core.Pod], bool] = lambda _: False  # whether a pod leaves its GPUs idle
         self._is_scheduling = False
         cluster.listen(self._on_change)
 
