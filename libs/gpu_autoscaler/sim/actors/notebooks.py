@@ -62,13 +62,13 @@ class Notebooks:
         for uid in sorted(self.uses):
             self._end(uid)
 
-    def use_of(self, pod: core.Pod) -> Use | None:
+    def gpu_use(self, pod: core.Pod) -> Use | None:
         """Return when the pod's notebook is idle; None: it is no notebook."""
         return self.uses.get(controller_of(pod) or "")
 
     def is_idle(self, pod: core.Pod) -> bool:
         """Return whether the pod leaves its GPUs idle now."""
-        use = self.use_of(pod)
+        use = self.gpu_use(pod)
         return use is not None and use.idle_from <= self._loop.time() < use.idle_until
 
     def _start(self) -> None:

@@ -47,7 +47,7 @@ class IdleWorkloadsInvariant:
                 self._ended.add(decision.owner_uid)
 
     def _check(self, decision: AnnounceIdleWorkload | EndIdleWorkload, pod: core.Pod, as_of: datetime) -> None:
-        use, name = self._notebooks.use_of(pod), f"{pod.metadata.namespace}/{pod.metadata.name}"
+        use, name = self._notebooks.gpu_use(pod), f"{pod.metadata.namespace}/{pod.metadata.name}"
         if pod.metadata.namespace != OPTED_IN or use is None:
             self._report(UPKEEP_JUSTIFIED, f"{name} is to end as idle, but its namespace did not opt in")
             return
