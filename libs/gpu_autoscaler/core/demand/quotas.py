@@ -13,6 +13,7 @@ import msgspec
 
 from gpu_autoscaler.core.demand.items import DemandItem, DemandSource
 from gpu_autoscaler.core.demand.resource_quotas import ResourceQuotaUsage
+from gpu_autoscaler.core.demand.sources import is_unbound
 from gpu_autoscaler.core.next_change import has_lasted, note, plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.policy.quota_settings import (
@@ -27,7 +28,7 @@ from gpu_autoscaler.core.policy.quota_settings import (
     user_owner,
 )
 from gpu_autoscaler.core.state.ledger import period_end, period_start
-from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting
+from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting, pod_index
 from gpu_autoscaler.core.state.state import ClusterState, JobRecord
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobQueued
@@ -84,10 +85,22 @@ class _Grants:
         for item in demand:
             if item.source is DemandSource.PLACED_JOB and (job := self._job(item)) is not None:
                 self._resource_quotas.take(job.spec, item.member_count)  # its pods are about to be created
+        if not self._resource_quotas.is_empty:
+            self._take_unseen()
         waiting = [item for item in demand if item.source in _GRANTED and item.blocked is None]
         first, last = self._by_turn(waiting)
         held = self._outcomes(first) | self._outcomes(last)
         return {key: reason for key, reason in held.items() if reason is not None}
+
+    def _take_unseen(self) -> None:
+        """Count running members that no fact of a pod shows yet: facts of jobs may arrive before facts of pods."""
+        seen = pod_index(self._state).members
+        for job_id, job in self._state.jobs.items():
+            if job.queued is None or job.placed is None or job.finished is not None or is_waiting(job):
+                continue
+            unseen_count = len(job.placed.node_uids) - seen.get(job_id, 0)
+            if unseen_count > 0 and not is_unbound(job):
+                self._resource_quotas.take(job.queued.spec, unseen_count)
 
     def _by_turn(self, items: Iterable[DemandItem]) -> tuple[list[DemandItem], list[DemandItem]]:
         """Return the items in their turn, and those that come last: of requeued jobs, and of jobs behind them in a

@@ -147,6 +147,15 @@ def test_a_placed_job_keeps_its_quota_until_its_pods_exist() -> None:
     assert waits(state, "job/second") == refused("gpus", used=8, needed=8, hard=8)
 
 
+def test_a_running_job_keeps_its_quota_before_its_pods_are_seen() -> None:
+    """The fact that it runs arrived before those of its pods, which have another stream."""
+    first = research("first", placed_on=("n1",), is_running=True)
+    state = given(SOLD, node("n1"), first, research("second"), quota("gpus", {GPUS: 8}))
+    assert waits(state, "job/second") == refused("gpus", used=8, needed=8, hard=8)
+    larger = given(SOLD, node("n1"), first, research("second"), quota("gpus", {GPUS: 16}))
+    assert not any(isinstance(held.reason, ResourceQuotaExceeded) for held in plan(larger, policy(), T0).deferred)
+
+
 @pytest.mark.parametrize("reported", [{}, {GPUS: 0}])
 def test_pods_count_before_the_quota_reports_them(reported: dict[str, int]) -> None:
     """The status of a quota follows its pods, and is missing at first."""
