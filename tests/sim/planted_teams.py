@@ -100,7 +100,7 @@ TEAMS: Mapping[str, Planted] = {
         "a job that could not start either ends the borrower of its quota",
         2,
         f"{_CORE}/queueing/preemption.py",
-        " if spec is not None and not is_requeued(state, state.jobs[spec.job_id], as_of)]",
+        " if spec is not None and may_reclaim(state, state.jobs[spec.job_id], as_of)]",
         " if spec is not None]",
     ),
     f"{_LIMITS}::test_a_preempted_attempt_and_the_next_one_both_count": Planted(

@@ -29,7 +29,7 @@ from gpu_autoscaler.core.policy.quota_settings import (
 )
 from gpu_autoscaler.core.state.ledger import period_end, period_start
 from gpu_autoscaler.core.state.queries import is_finished, is_preempted, is_preempted_for_another, is_waiting, pod_index
-from gpu_autoscaler.core.state.state import ClusterState, JobRecord
+from gpu_autoscaler.core.state.state import ClusterState, JobRecord, UpkeepRecord
 from gpu_autoscaler.core.state.usage_history import OTHERS, time_between
 from gpu_autoscaler.events.job import JobQueued
 from gpu_autoscaler.model.decisions import RequeueJob, upkeep_key
@@ -42,6 +42,8 @@ from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, Preemp
 QuotaReason = QuotaReached | CohortQuotaReached | PreemptedForJob
 Held = QuotaReason | ResourceQuotaExceeded
 
+# Source: our own. Below the time for which an act is remembered, so that the back-off of the next requeue doubles.
+TURN_SECONDS = 300.0
 # Items of a job that has no pods yet.
 _GRANTED = frozenset({DemandSource.QUEUED_JOB, DemandSource.ELASTIC_MEMBER})
 
@@ -186,8 +188,19 @@ def remaining_count(state: ClusterState, job_id: JobId) -> int:
 
 def is_requeued(state: ClusterState, job: JobRecord, as_of: datetime) -> bool:
     """True while a recorded requeue lets others take quota before this queued job."""
-    known = None if job.queued is None else state.upkeep.get(requeue_key(job.queued.job_id, last_attempt(job)))
+    known = _requeue_of(state, job)
     return known is not None and as_of < known.retry_at
+
+
+def may_reclaim(state: ClusterState, job: JobRecord, as_of: datetime) -> bool:
+    """True unless the job was requeued and has had its turn for less than TURN_SECONDS since: what uses its quota would
+    end for a job that probably cannot start yet."""
+    known = _requeue_of(state, job)
+    return known is None or has_lasted(known.retry_at, TURN_SECONDS, as_of)
+
+
+def _requeue_of(state: ClusterState, job: JobRecord) -> UpkeepRecord | None:
+    return None if job.queued is None else state.upkeep.get(requeue_key(job.queued.job_id, last_attempt(job)))
 
 
 def requeue_key(job_id: JobId, attempt: int) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota, is_requeued
+from gpu_autoscaler.core.demand.quotas import QuotaUsage, holds_quota, may_reclaim
 from gpu_autoscaler.core.disruption.protection import can_save, checkpointed_at, has_answered, pod_mark, save_request
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -153,7 +153,7 @@ def _reclaims(
 ) -> tuple[Preemption, ...]:
     """Return the victims for the jobs that wait for nominal quota of their project which others borrow."""
     specs = (queued_spec(state, held) for held in scheduled.deferred if isinstance(held.reason, CohortQuotaReached))
-    waiting = [spec for spec in specs if spec is not None and not is_requeued(state, state.jobs[spec.job_id], as_of)]
+    waiting = [spec for spec in specs if spec is not None and may_reclaim(state, state.jobs[spec.job_id], as_of)]
     if not waiting:
         return ()
     usage, lenders = _usage(state, policy, as_of, scheduled.granted), lenders_of(policy.quotas)

@@ -119,7 +119,7 @@ class QuotaUnused(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="quota_unu
 
     barred_by: str  # tag of the reason for which the plan defers it
     waiting_job: JobId  # the first job that waits for quota
-    waits_since: Instant
+    waits_since: Instant  # of the job that is requeued
 
     def sentence(self) -> str:
         return (

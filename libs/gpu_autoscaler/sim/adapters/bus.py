@@ -64,6 +64,7 @@ class SimBus:
         self.lost: list[dict[str, list[Recorded]]] = []  # streams before each loss of the broker
         self.published: list[Recorded] = []  # over all streams, lost ones included
         self.dead_letters: list[DeadLetter] = []
+        self.skipped: list[Cursors] = []  # where processes began to read that found facts discarded
         self.unread_discarded: list[tuple[str, str]] = []  # role and stream: each end of a process for that reason
         self.is_away = False
         self._loop = loop
@@ -150,10 +151,14 @@ class SimBus:
 
     def since(self, cursors: Cursors, folds: Collection[type[Fact]]) -> list[Recorded]:
         """Return stored facts of these types after the cursors, stream by stream."""
+        names = sorted({fact.stream() for fact in folds})
+        read_up_to = {name: max(cursors.get(name, 0), self.span(name).first_sequence - 1) for name in names}
+        if any(read_up_to[name] > cursors.get(name, 0) for name in names) and read_up_to not in self.skipped:
+            self.skipped.append(read_up_to)
         return [
             recorded
-            for stream in sorted({fact.stream() for fact in folds})
-            for recorded in self.facts[stream][max(cursors.get(stream, 0), self.span(stream).first_sequence - 1) :]
+            for name in names
+            for recorded in self.facts[name][read_up_to[name] :]
             if type(recorded.envelope.fact) in folds
         ]
 

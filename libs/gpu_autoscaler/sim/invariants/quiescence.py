@@ -1,6 +1,7 @@
 """Quiescence: after the faults end the system must come to rest. Checks at rest what holds only then."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -9,12 +10,15 @@ from gpu_autoscaler.core.deferred_groups import NO_TRAITS, DeferredLookup, Trait
 from gpu_autoscaler.core.demand.quotas import last_attempt, requeue_key
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
+from gpu_autoscaler.core.policy.policy import ScalingPolicy
 from gpu_autoscaler.core.state.state import EMPTY_STATE, ClusterState
 from gpu_autoscaler.events.cost import CostBudgetCrossed
+from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobFinished, JobQueued, JobRejected, JobRequested
 from gpu_autoscaler.events.scaling import ScalingNodeOrdered, ScalingPlanMade
 from gpu_autoscaler.kube.protocol import JOBS, NODES, PODS
 from gpu_autoscaler.model import labels
+from gpu_autoscaler.model.decisions import Plan
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.defer import NoDomainFits, NoOfferFits, ResourceQuotaExceeded
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
@@ -306,11 +310,8 @@ class Quiescence:
             step = max(1, len(plans_made) // RECOMPUTED_PLANS_COUNT)
             most_deferred = sorted(plans_made, key=lambda fact: sum(reason_counts(fact.plan).values()))[-1:]
             for fact in {fact.plan_id: fact for fact in (*plans_made[step - 1 :: step], *most_deferred)}.values():
-                state = EMPTY_STATE
-                for stream, sequence in fact.cut.last_sequences:
-                    state = fold(state, streams[stream][:sequence])
                 policy = self._run.policies.by_digest[fact.policy_digest]
-                recomputed = recomputed_plan(fact.plan, state, policy)
+                state, recomputed = self._recomputed(fact, streams, policy)
                 explained = {(deferred.step, deferred.subject) for deferred in ungrouped(fact.plan, state)}
                 made = () if fact.plan.rejected else plan(state, policy, fact.plan.as_of).deferred
                 lost = [entry.subject for entry in made if (entry.step, entry.subject) not in explained]
@@ -319,6 +320,23 @@ class Quiescence:
                     self._run.monitor.report(PLANS_RECOMPUTABLE, what)
                 if recomputed != fact.plan:
                     self._run.monitor.report(PLANS_RECOMPUTABLE, f"plan {fact.plan_id} differs when recomputed")
+
+    def _recomputed(
+        self, fact: ScalingPlanMade, streams: Mapping[str, Sequence[Recorded]], policy: ScalingPolicy
+    ) -> tuple[ClusterState, Plan]:
+        """Return the state of the plan's cut and the plan made of it: of all facts, or of those that a process could
+        read which began after some were discarded. What decides by history knows no more than that."""
+        first: tuple[ClusterState, Plan] | None = None
+        for read_up_to in ({}, *self._run.bus.skipped):
+            state = EMPTY_STATE
+            for stream, sequence in fact.cut.last_sequences:
+                state = fold(state, streams[stream][read_up_to.get(stream, 0) : sequence])
+            made = state, recomputed_plan(fact.plan, state, policy)
+            if made[1] == fact.plan:
+                return made
+            first = first or made
+        assert first is not None  # noqa: S101 - all facts are the first choice
+        return first
 
     def _judge_repeats(self, state: ClusterState) -> None:
         """Facts published again change nothing, even in reverse order.

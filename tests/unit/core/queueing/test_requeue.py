@@ -122,18 +122,18 @@ def test_a_requeued_job_reclaims_nothing() -> None:
     state = given(node("n1"), on_sale(offer("L4")), owner, job("borrower", gpus=8, project_id="b", at=T0 - MINUTE))
     recorded = after(plan(state, COHORT, T0), state)
     assert started(recorded, COHORT, T0) == ["borrower"]
-    runs = given(
-        node("n1"), owner, job("borrower", gpus=8, project_id="b", at=T0 - MINUTE, placed_on=("n1",), is_running=True)
-    )
-    both = msgspec.structs.replace(runs, upkeep=recorded.upkeep)
+    borrower = job("borrower", gpus=8, project_id="b", at=T0 - MINUTE, placed_on=("n1",), is_running=True)
+    running = (node("n1"), owner, borrower)
 
     def ends(at: datetime) -> list[str]:
+        both = msgspec.structs.replace(given(*running, as_of=at), upkeep=recorded.upkeep)
         made = schedule(both, COHORT, at)
         assert any(isinstance(held.reason, CohortQuotaReached) for held in made.deferred)
         return [str(each.job_id) for each in preemptions(both, COHORT, at, scheduled=made, barred={})]
 
     assert ends(T0) == []
-    assert ends(T0 + MINUTE) == ["borrower"], "its turn again"
+    assert ends(T0 + 5 * MINUTE) == [], "it has had its turn for four minutes"
+    assert ends(T0 + 6 * MINUTE) == ["borrower"]
 
 
 @pytest.mark.parametrize(
