@@ -1,17 +1,23 @@
-"""The monitor's rule on reclaims: what a project uses is judged without its jobs that end for others."""
+"""The monitor's rules on quotas: what a reclaim may take, and which refusals of pods are mistakes."""
 
 import asyncio
 import random
+from datetime import timedelta
 
+import pytest
+from msgspec.structs import replace
 from tests.support.stories import T0, job, policy
 
 from gpu_autoscaler.events.job import JobPlaced, JobPreempted, JobQueued
+from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.reasons.preempt import QuotaReclaimed
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
-from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant
+from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant, ResourceQuotasInvariant
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 from gpu_autoscaler.store.protocol import JobRow
 
@@ -63,3 +69,28 @@ def test_a_project_beyond_its_nominal_quota_reclaims_nothing() -> None:
     """B uses 5 of 4; and c, which uses 2, can take nothing from itself."""
     assert "7 are needed" in World().reclaim("a1", "b2")[0]
     assert "-2 GPUs were borrowed" in World().reclaim("c1", "c2")[0]
+
+
+@pytest.mark.parametrize(("deleted_seconds_ago", "is_reported"), [(None, True), (5, False), (300, True)])
+def test_a_pod_that_replaces_a_deleted_one_may_be_refused(
+    deleted_seconds_ago: int | None, *, is_reported: bool
+) -> None:
+    """The quota still counts the deleted pod; a Job that was just released is no such case."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    cluster, violations = Kubernetes(loop.now), list[str]()
+    invariant = ResourceQuotasInvariant(cluster, {}, lambda _, what: violations.append(what))
+
+    def member(name: str) -> core.Pod:
+        return core.Pod(metadata=replace(cluster.metadata("research", name), labels={labels.JOB_ID: "train"}))
+
+    if deleted_seconds_ago is not None:
+        before = cluster.put(PODS, member("train-1"))
+        deleted_at = loop.now() - timedelta(seconds=deleted_seconds_ago)
+        cluster.put(PODS, replace(before, metadata=replace(before.metadata, deletion_timestamp=deleted_at)))
+    full = core.QuotaStatus(used={"pods": "1"})
+    quota = core.ResourceQuota(
+        metadata=cluster.metadata("research", "q"), spec=core.QuotaSpec(hard={"pods": "1"}), status=full
+    )
+    invariant.on_refused(member("train-2"), quota)
+    assert bool(violations) == is_reported

@@ -152,8 +152,10 @@ class _Grants:
         if item.strict_queue in self._closed:
             return None
         needs_quota = not holds_quota(self._state, record)
-        reason = self._quota_reason(record, spec) if needs_quota else None
-        reason = reason or self._resource_quotas.refusal(spec, item.member_count)
+        # First: what a ResourceQuota refuses reclaims no quota, and keeps none from others.
+        reason = self._resource_quotas.refusal(spec, item.member_count)
+        if reason is None and needs_quota:
+            reason = self._quota_reason(record, spec)
         if reason is None:
             self._resource_quotas.take(spec, item.member_count)
         else:

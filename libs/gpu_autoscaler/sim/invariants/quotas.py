@@ -5,6 +5,7 @@ placement until it ends; a job that was preempted for another one counts until i
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 
 from gpu_autoscaler.core.policy.quota_settings import QuotasPolicy
 from gpu_autoscaler.events.fact import Fact
@@ -23,6 +24,8 @@ from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.invariants import PREEMPTION_JUST, QUOTAS_KEPT, RESOURCE_QUOTAS_KEPT
 from gpu_autoscaler.store.protocol import JobRow
+
+REPLACED = timedelta(minutes=1)  # a controller creates a pod again within that time
 
 
 class QuotasInvariant:
@@ -137,10 +140,17 @@ class ResourceQuotasInvariant:
 
     def on_refused(self, pod: core.Pod, quota: core.ResourceQuota) -> None:
         """A quota refused a pod of a released Job. All pods of an elastic Job are created once it is released, and take
-        quota that its gang was not granted: where one runs, a refusal is no mistake."""
+        quota that its gang was not granted: where one runs, a refusal is no mistake. Neither is that of a pod which
+        replaces one that has just been deleted: both count until the quota is counted again."""
         others = (each for each in self._cluster.all(PODS) if each.metadata.namespace == pod.metadata.namespace)
         rows = [self._jobs.get(JobId(each.metadata.labels.get(labels.JOB_ID, ""))) for each in (pod, *others)]
         if any(row is not None and row.spec.gang_count < row.spec.member_count for row in rows):
+            return
+        job_id, recent = pod.metadata.labels.get(labels.JOB_ID), self._cluster.now() - REPLACED
+        ended = (entry.object.metadata for entry in self._cluster.history[PODS.plural])
+        if any(
+            each.labels.get(labels.JOB_ID) == job_id and (each.deletion_timestamp or recent) > recent for each in ended
+        ):
             return
         used = ", ".join(f"{quota.status.used.get(key, '0')} of {hard} {key}" for key, hard in quota.spec.hard.items())
         self._report(RESOURCE_QUOTAS_KEPT, f"{pod.metadata.name} was released, but {used} are used")

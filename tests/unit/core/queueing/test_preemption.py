@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import MINUTE, SECOND, T0, Story, TimedFact, given, job, node, on_sale, pod, policy
+from tests.support.stories import MINUTE, SECOND, T0, Story, TimedFact, given, job, node, on_sale, pod, policy, quota
 from tests.support.timed_facts import record
 
 from gpu_autoscaler.core.check.plan_check import check
@@ -130,6 +130,15 @@ def test_jobs_behind_one_that_waits_for_capacity_keep_the_quota_that_they_were_g
 
     assert all(why(state, rules, name) == QueueHeadWaits(queue="all", job_id=JobId("b1")) for name in ("b2", "b3"))
     assert names(state, rules) == []
+
+
+def test_a_job_that_a_resource_quota_refuses_reclaims_nothing() -> None:
+    """Its pods could not be created with any quota of the policy."""
+    waiting = job("b1", gpus=4, project_id="b", namespace="b")
+    full = quota("gpus", {"requests.nvidia.com/gpu": 2}, namespace="b")
+
+    assert names(given(NODES, *four_of_a(), waiting, full), cohort()) == []
+    assert names(given(NODES, *four_of_a(), waiting), cohort()) == ["a1"]
 
 
 def test_reclaiming_can_be_turned_off() -> None:
