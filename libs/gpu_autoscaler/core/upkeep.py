@@ -17,6 +17,7 @@ from gpu_autoscaler.core.disruption.interruption import reservation_ends
 from gpu_autoscaler.core.disruption.orphaned_nodes import orphaned_nodes
 from gpu_autoscaler.core.disruption.periodic_checkpoints import due_checkpoints
 from gpu_autoscaler.core.draft import Draft
+from gpu_autoscaler.core.identity_cache import cached_by_identity
 from gpu_autoscaler.core.limits.override_bounds import frozen_by
 from gpu_autoscaler.core.next_change import plain
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -299,7 +300,7 @@ def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
     if draft is None or not may_preempt(policy) or not any(held.subject.startswith("job/") for held in draft.deferred):
         return
     deadline_at = plain(as_of) + timedelta(seconds=policy.quotas.checkpoint_seconds_max)
-    for victim in _victims(draft, schedule(state, policy, as_of), state, policy):
+    for victim in _queue(draft, state, policy).victims:
         node_names = {pod.node_name for pod in unasked_pods(victim, state) if pod.node_name is not None}
         if node_names:
             make = partial(
@@ -314,19 +315,27 @@ def _preempted_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime,
             yield _Due(f"job/{victim.job_id}", make, None, str(victim.attempt))
 
 
-def _victims(draft: Draft, scheduled: Schedule, state: ClusterState, policy: ScalingPolicy) -> tuple[Preemption, ...]:
+class _Queue(NamedTuple):
+    """What becomes of the queue, found as the scheduler finds it."""
+
+    scheduled: Schedule
+    victims: tuple[Preemption, ...]
+
+
+@cached_by_identity(1)  # of one plan: preemptions and requeues both need it
+def _queue(draft: Draft, state: ClusterState, policy: ScalingPolicy) -> _Queue:
+    scheduled = schedule(state, policy, draft.as_of)
     barred = barred_jobs(draft.deferred) if may_need_priority(state, policy, scheduled.deferred) else {}
-    return preemptions(state, policy, draft.as_of, scheduled=scheduled, barred=barred)
+    return _Queue(scheduled, preemptions(state, policy, draft.as_of, scheduled=scheduled, barred=barred))
 
 
 def _requeued_jobs(state: ClusterState, policy: ScalingPolicy, as_of: datetime, draft: Draft | None) -> Iterator[_Due]:
     """Yield the jobs whose quota others can use, except those for which others are about to be preempted."""
     if draft is None or not may_requeue(draft.deferred):
         return
-    scheduled = schedule(state, policy, as_of)
-    helped = {victim.reason.for_job for victim in _victims(draft, scheduled, state, policy)}
+    scheduled, victims = _queue(draft, state, policy)
     for job_id, attempt, reason in unused_quotas(state, policy, as_of, deferred=draft.deferred, scheduled=scheduled):
-        if job_id not in helped:
+        if all(victim.reason.for_job != job_id for victim in victims):
             make = partial(RequeueJob, job_id=job_id, attempt=attempt, reason=reason)
             yield _Due(f"job/{job_id}", make, None, str(attempt))
 

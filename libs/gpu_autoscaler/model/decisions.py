@@ -176,6 +176,26 @@ class _NodeUpkeep(UpkeepDecision, frozen=True, kw_only=True):
         return f"node/{self.node_uid}"
 
 
+class _JobUpkeep(UpkeepDecision, frozen=True, kw_only=True):
+    """Base of acts on a job."""
+
+    job_id: JobId
+
+    @property
+    def subject(self) -> str:
+        return f"job/{self.job_id}"
+
+
+class _AttemptUpkeep(_JobUpkeep, frozen=True, kw_only=True):
+    """Base of acts that are due once for each attempt of a job."""
+
+    attempt: int  # last attempt of the job; 0: it has not been placed
+
+    @property
+    def occasion(self) -> str:
+        return str(self.attempt)
+
+
 class RemoveOrphanedNode(_NodeUpkeep, frozen=True, kw_only=True, tag="remove_orphaned_node"):
     """Delete the node object, once the cloud has confirmed twice that its instance is terminated."""
 
@@ -214,10 +234,9 @@ class RequestCheckpoints(_NodeUpkeep, frozen=True, kw_only=True, tag="request_ch
         return f"Ask the pods on node {self.node_name} to save a checkpoint. {self.reason.sentence()}"
 
 
-class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="request_job_checkpoint"):
+class RequestJobCheckpoint(_JobUpkeep, frozen=True, kw_only=True, tag="request_job_checkpoint"):
     """Ask the job's pods on these nodes that save on request to save a checkpoint by `retry_at`; evict none."""
 
-    job_id: JobId
     node_names: tuple[str, ...]  # sorted
     since: Instant  # its last save, or the start of its attempt
     requested_at: Instant
@@ -229,10 +248,6 @@ class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="reque
         return self.retry_at
 
     @property
-    def subject(self) -> str:
-        return f"job/{self.job_id}"
-
-    @property
     def occasion(self) -> str:
         return self.since.isoformat()
 
@@ -240,59 +255,34 @@ class RequestJobCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="reque
         return f"Ask job {self.job_id} to save a checkpoint by {instant(self.retry_at)}. {self.reason.sentence()}"
 
 
-class RequestPreemptionCheckpoint(UpkeepDecision, frozen=True, kw_only=True, tag="request_preemption_checkpoint"):
+class RequestPreemptionCheckpoint(_AttemptUpkeep, frozen=True, kw_only=True, tag="request_preemption_checkpoint"):
     """Ask the job's pods on these nodes that save on request to save a checkpoint by `deadline_at`; then the scheduler
     ends this attempt for another job. Evict none."""
 
-    job_id: JobId
-    attempt: int  # the attempt that ends
     node_names: tuple[str, ...]  # sorted
     requested_at: Instant
     deadline_at: Instant  # a later save is not waited for
     reason: PreemptReason
-
-    @property
-    def subject(self) -> str:
-        return f"job/{self.job_id}"
-
-    @property
-    def occasion(self) -> str:
-        return str(self.attempt)
 
     def sentence(self) -> str:
         deadline = instant(self.deadline_at)
         return f"Ask job {self.job_id} to save by {deadline}, before it is preempted. {self.reason.sentence()}"
 
 
-class RequeueJob(UpkeepDecision, frozen=True, kw_only=True, tag="requeue_job"):
+class RequeueJob(_AttemptUpkeep, frozen=True, kw_only=True, tag="requeue_job"):
     """Until `retry_at` all others take quota before the queued job, and it reclaims none: they use what it cannot."""
 
-    job_id: JobId
-    attempt: int  # its last one; 0: it has not been placed yet
     reason: QuotaUnused
-
-    @property
-    def subject(self) -> str:
-        return f"job/{self.job_id}"
-
-    @property
-    def occasion(self) -> str:
-        return str(self.attempt)
 
     def sentence(self) -> str:
         until = instant(self.retry_at)
         return f"Requeue job {self.job_id}: others take quota first until {until}. {self.reason.sentence()}"
 
 
-class CancelIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="cancel_idle_job"):
+class CancelIdleJob(_JobUpkeep, frozen=True, kw_only=True, tag="cancel_idle_job"):
     """Request the cancellation of the job."""
 
-    job_id: JobId
     reason: JobIdle
-
-    @property
-    def subject(self) -> str:
-        return f"job/{self.job_id}"
 
     def sentence(self) -> str:
         return f"Cancel job {self.job_id}. {self.reason.sentence()}"
@@ -305,19 +295,14 @@ class WorkloadPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     pod_uid: PodUid
 
 
-class AnnounceIdleJob(UpkeepDecision, frozen=True, kw_only=True, tag="announce_idle_job"):
+class AnnounceIdleJob(_JobUpkeep, frozen=True, kw_only=True, tag="announce_idle_job"):
     """Annotate the job's pods with the time of the announcement: if they stay idle, it is canceled after the grace."""
 
-    job_id: JobId
     namespace: str
     pods: tuple[WorkloadPod, ...]  # with GPUs, ordered by uid
     announced_at: Instant
     ends_at: Instant
     reason: JobIdle
-
-    @property
-    def subject(self) -> str:
-        return f"job/{self.job_id}"
 
     def sentence(self) -> str:
         return f"Announce the end of job {self.job_id} at {instant(self.ends_at)}. {self.reason.sentence()}"

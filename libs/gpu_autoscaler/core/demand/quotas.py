@@ -112,7 +112,8 @@ class _Grants:
             job = None if item.job_id is None else self._state.jobs.get(item.job_id)
             if item.strict_queue in queues or (job is not None and is_requeued(self._state, job, self._as_of)):
                 last.append(item)
-                queues |= set() if item.strict_queue is None else {item.strict_queue}
+                if item.strict_queue is not None:
+                    queues.add(item.strict_queue)
             else:
                 first.append(item)
         return first, last

@@ -30,7 +30,7 @@ from gpu_autoscaler.model.offers import CapacityType
 _STEP_SECONDS = 300
 _STARTS_COUNT_MAX = 24  # two hours
 _STARTS_COUNT_MIN = 6  # with less history the break-even rule decides alone
-# These bound the time of a plan. What is not counted is the capacity with most free GPUs, and the most expensive nodes.
+# These bound the time of a plan, with the number of empty nodes. Busy nodes with most free GPUs are not counted.
 _ARRIVALS_COUNT_MAX = 256
 _BUSY_NODES_COUNT_MAX = 128
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from gpu_autoscaler.core.demand.quotas import is_requeued, last_attempt
 from gpu_autoscaler.core.next_change import has_lasted
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.core.policy.quota_settings import lenders_of
+from gpu_autoscaler.core.policy.quota_settings import lenders_of, project_owner, user_owner
 from gpu_autoscaler.core.queueing.preemption import BARRING, queued_spec
 from gpu_autoscaler.core.queueing.schedule import Schedule
 from gpu_autoscaler.core.state.state import ClusterState
@@ -18,6 +18,7 @@ from gpu_autoscaler.model.decisions import Deferred
 from gpu_autoscaler.model.ids import JobId
 from gpu_autoscaler.model.jobs import JobSpec
 from gpu_autoscaler.model.reasons.defer import (
+    DeferReason,
     NoDomainFits,
     PodConstraintsViolated,
     PriceUnknown,
@@ -45,7 +46,7 @@ def unused_quotas(
     """Yield the jobs with quota that the plan cannot serve and no capacity is expected or reserved for, while another
     job waits for that quota: each with its last attempt, by id. `deferred`: by the plan; `scheduled`: of this state."""
     barred = {held.subject: held.reason.tag() for held in _of_jobs(deferred, _BARRING)}
-    waiting = [spec for held in _of_jobs(deferred, _HELD) if (spec := queued_spec(state, held)) is not None]
+    waiting = {_quota_of(held.reason): held for held in reversed(_of_jobs(deferred, _HELD))}  # the first of each quota
     for held in sorted(_of_jobs(scheduled.deferred, GangIncomplete), key=lambda held: held.subject):
         spec = queued_spec(state, held)
         if spec is None or spec.job_id not in scheduled.granted or held.subject not in barred:
@@ -53,10 +54,11 @@ def unused_quotas(
         job = state.jobs[spec.job_id]
         queued_at = spec.requested_at if job.queued is None else job.queued.queued_at
         waits_since = queued_at if job.preempted is None else max(queued_at, job.preempted.preempted_at)
-        first = next((other for other in waiting if _shares_quota(spec, other, policy)), None)
+        first = next((waiting[quota] for quota in _quotas_of(spec, policy) if quota in waiting), None)
         if first is None or is_requeued(state, job, as_of) or not has_lasted(waits_since, WAIT_SECONDS, as_of):
             continue
-        reason = QuotaUnused(barred_by=barred[held.subject], waiting_job=first.job_id, waits_since=waits_since)
+        waiting_job = JobId(first.subject.removeprefix("job/"))
+        reason = QuotaUnused(barred_by=barred[held.subject], waiting_job=waiting_job, waits_since=waits_since)
         yield spec.job_id, last_attempt(job), reason
 
 
@@ -64,12 +66,21 @@ def _of_jobs(deferred: Iterable[Deferred], kinds: type | tuple[type, ...]) -> li
     return [held for held in deferred if held.subject.startswith("job/") and isinstance(held.reason, kinds)]
 
 
-def _shares_quota(spec: JobSpec, other: JobSpec, policy: ScalingPolicy) -> bool:
-    """True if a quota of the one may be that of the other: of project, user, cohort, or namespace."""
-    lenders = lenders_of(policy.quotas)
-    mine, others = lenders.get(spec.project_id), lenders.get(other.project_id)
-    is_one_cohort = mine is not None and others is not None and mine.cohort and mine.cohort == others.cohort
-    is_one_user = bool(spec.submitted_by) and spec.submitted_by == other.submitted_by
-    return (
-        spec.project_id == other.project_id or bool(is_one_cohort) or is_one_user or spec.namespace == other.namespace
-    )
+def _quota_of(reason: DeferReason) -> str:
+    """Return the name of the quota that keeps a job waiting."""
+    match reason:
+        case QuotaReached():
+            return reason.owner
+        case CohortQuotaReached():
+            return f"cohort/{reason.cohort}" if reason.cohort else project_owner(reason.project)
+        case ResourceQuotaExceeded():
+            return f"namespace/{reason.quota.partition('/')[0]}"
+        case _:
+            return ""
+
+
+def _quotas_of(spec: JobSpec, policy: ScalingPolicy) -> tuple[str, ...]:
+    """Return the names of the quotas that the job takes."""
+    lender = lenders_of(policy.quotas).get(spec.project_id)
+    cohort = () if lender is None else (f"cohort/{lender.cohort}",)
+    return *cohort, project_owner(spec.project_id), user_owner(spec.submitted_by), f"namespace/{spec.namespace}"

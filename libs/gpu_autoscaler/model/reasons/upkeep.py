@@ -118,13 +118,13 @@ class QuotaUnused(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="quota_unu
     """The job has quota, and a plan finds no capacity for it, while another job waits for that quota."""
 
     barred_by: str  # tag of the reason for which the plan defers it
-    waiting_job: JobId  # the first job that waits for quota
+    waiting_job: JobId  # the first job that waits for the same quota
     waits_since: Instant  # of the job that is requeued
 
     def sentence(self) -> str:
         return (
             f"It has quota and cannot start ({self.barred_by}); it has waited since {instant(self.waits_since)}. "
-            f"Job {self.waiting_job} waits for quota."
+            f"Job {self.waiting_job} waits for that quota."
         )
 
 

@@ -10,6 +10,7 @@ from tests.support.timed_facts import record
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.demand.quotas import requeue_key
+from gpu_autoscaler.core.explain.story import why_job
 from gpu_autoscaler.core.intake.fold import fold
 from gpu_autoscaler.core.plan import plan
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -42,10 +43,15 @@ def requeues(made: Plan) -> list[RequeueJob]:
     return [act for act in made.upkeep_decisions if isinstance(act, RequeueJob)]
 
 
+def made_at(made: Plan) -> TimedFact:
+    """The fact of the plan."""
+    fact = ScalingPlanMade(plan_id=PlanId("p"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
+    return TimedFact(fact, made.as_of)
+
+
 def after(made: Plan, state: ClusterState) -> ClusterState:
     """The state with the recorded plan."""
-    fact = ScalingPlanMade(plan_id=PlanId("p"), plan=made, cut=Cut(), policy_digest="p", core_digest="c")
-    return fold(state, record((TimedFact(fact, made.as_of),)))
+    return fold(state, record((made_at(made),)))
 
 
 def started(state: ClusterState, rules: ScalingPolicy, at: datetime) -> list[str]:
@@ -70,6 +76,15 @@ def test_a_job_that_no_capacity_serves_lets_others_use_its_quota() -> None:
     assert started(recorded, RULES, T0) == ["second"]
     assert requeues(plan(recorded, RULES, T0)) == []
     assert started(recorded, RULES, T0 + MINUTE) == [], "its turn again"
+
+
+def test_why_job_shows_what_barred_it_and_which_job_waits() -> None:
+    """The story of the requeued job has the recorded act."""
+    state = waiting()
+    history = record([*job("first", model="H100", at=SIX_MINUTES_AGO), made_at(plan(state, RULES, T0))])
+    (line,) = [line for line in why_job(history, "first") if "Requeue job first" in line]
+    assert "(no_offer_fits)" in line
+    assert "Job second waits for that quota." in line
 
 
 def test_the_wait_doubles_up_to_an_hour() -> None:
