@@ -46,7 +46,7 @@ TEAMS: Mapping[str, Planted] = {
         " - self._ending[mine.project] + gpus_of(spec) <= mine.nominal\n",
         " + gpus_of(spec) <= mine.nominal\n",
     ),
-    f"{_PREEMPTION}::test_jobs_behind_one_that_waits_for_capacity_keep_the_quota_that_they_were_granted": Planted(
+    f"{_PREEMPTION}::test_jobs_that_wait_for_capacity_keep_the_quota_that_they_were_granted": Planted(
         "quota is reclaimed as if queued jobs had none",
         3,
         f"{_CORE}/queueing/preemption.py",

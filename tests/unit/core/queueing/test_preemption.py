@@ -23,7 +23,7 @@ from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Cut, Plan, RequestPreemptionCheckpoint, Upkeep
 from gpu_autoscaler.model.ids import JobId, PlanId
 from gpu_autoscaler.model.reasons.defer import DeferReason
-from gpu_autoscaler.model.reasons.defer_limits import PreemptedForJob
+from gpu_autoscaler.model.reasons.defer_limits import CohortQuotaReached, PreemptedForJob
 from gpu_autoscaler.model.reasons.defer_waits import QueueHeadWaits
 from gpu_autoscaler.model.reasons.preempt import PriorityPreempted, QuotaReclaimed
 
@@ -120,16 +120,26 @@ def test_nothing_is_reclaimed_while_quota_is_free() -> None:
     assert names(given(NODES, *four_of_a()), cohort()) == []
 
 
-def test_jobs_behind_one_that_waits_for_capacity_keep_the_quota_that_they_were_granted() -> None:
-    """Of b's nominal quota of 8 the first two jobs have 4, so the third one would borrow: nobody ends for it."""
+def test_jobs_behind_the_head_of_a_strict_queue_reclaim_nothing() -> None:
+    """With more quota they would wait for the head all the same."""
     rules = msgspec.structs.replace(cohort(), queues=(QueuePolicy(name="all", scheduling_policy="fcfs-strict"),))
-    first = job("b1", gpus=2, project_id="b", model="H100", at=T0 - 3 * MINUTE)
-    behind = job("b2", gpus=2, project_id="b", at=T0 - 2 * MINUTE)
-    third = job("b3", gpus=5, project_id="b", at=T0 - MINUTE)
-    state = given(NODES, *four_of_a()[:3], first, behind, third)
+    first = job("b1", gpus=2, project_id="b", model="H100", at=T0 - 2 * MINUTE)
+    state = given(NODES, *four_of_a()[:3], first, job("b2", gpus=6, project_id="b", at=T0 - MINUTE))
 
-    assert all(why(state, rules, name) == QueueHeadWaits(queue="all", job_id=JobId("b1")) for name in ("b2", "b3"))
+    assert why(state, rules, "b2") == QueueHeadWaits(queue="all", job_id=JobId("b1"))
     assert names(state, rules) == []
+    assert names(state, cohort()) == ["a1"]
+
+
+def test_jobs_that_wait_for_capacity_keep_the_quota_that_they_were_granted() -> None:
+    """Of b's nominal quota of 8 the first two jobs have 4, so the third one would borrow: nobody ends for it."""
+    first = job("b1", gpus=2, project_id="b", model="H100", at=T0 - 3 * MINUTE)
+    second = job("b2", gpus=2, project_id="b", model="H100", at=T0 - 2 * MINUTE)
+    third = job("b3", gpus=5, project_id="b", at=T0 - MINUTE)
+    state = given(NODES, *four_of_a()[:3], first, second, third)
+
+    assert isinstance(why(state, cohort(), "b3"), CohortQuotaReached)
+    assert names(state, cohort()) == []
 
 
 def test_a_job_that_a_resource_quota_refuses_reclaims_nothing() -> None:
