@@ -682,6 +682,7 @@ class Status(Struct, frozen=True, kw_only=True):
     notices_count: int
     price_micro_usd_per_hour: int
     price_unknown_count: int
+    spread_micro_usd_per_month: int
     last_plan_at: datetime | None
     directives: tuple[Directive, ...]
     cut: dict[str, int]

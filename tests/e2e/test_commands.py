@@ -57,7 +57,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 @pytest.mark.parametrize(
     ("command", "columns"),
     [
-        (["status"], ["GPUs", "jobs", "price per hour", "last plan"]),
+        (["status"], ["GPUs", "jobs", "price per hour", "cost of spreading spot", "last plan"]),
         (["nodes"], ["NAME", "PHASE", "TYPE", "CAPACITY", "GPUS", "PRICE/H"]),
         (["jobs", "list"], ["JOB ID", "NAME", "PROJECT", "STATUS", "GPUS", "START"]),
         (["plans"], ["PLAN", "AT", "ACTION", "SUBJECT", "REASON"]),

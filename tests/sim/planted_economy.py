@@ -9,6 +9,7 @@ from tests.sim.planting import Planted
 
 _CORE = "libs/gpu_autoscaler/core"
 _SPARES = "tests/unit/core/disruption/test_spare_nodes.py"
+_SELECTION = "tests/unit/core/provisioning/test_selection.py"
 _WAITS = "tests/unit/core/provisioning/test_spot_waits.py"
 
 # By the test that finds it.
@@ -33,6 +34,13 @@ ECONOMY: Mapping[str, Planted] = {
         f"{_CORE}/disruption/spare_nodes.py",
         "return is_spot_fine and self.gpu_count",
         "return self.gpu_count",
+    ),
+    f"{_SELECTION}::test_the_fleet_is_spread_until_that_costs_what_the_policy_allows[365-12]": Planted(
+        "spot is spread whatever it costs a month",
+        2,
+        f"{_CORE}/provisioning/selection.py",
+        "        ratio = 1.0 if is_paid_up else rules.capacity_pool_gpu_ratio_max\n",
+        "        ratio = rules.capacity_pool_gpu_ratio_max\n",
     ),
     f"{_WAITS}::test_other_work_does_not_wait": Planted(
         "urgent work waits for spot",

@@ -211,8 +211,9 @@ STORIES: dict[str, tuple[Step, ...]] = {
         {"a": Group(3), "b": Group(2, gpu_count=2)},  # spot is not replaced by cheaper spot
     ),
     "on-demand that is no longer needed": (
-        {"a": Group(5), "b": Group(3, is_on_demand=True), "c": Group(4, gpu_count=0)},
-        {"a": Group(5), "c": Group(4, gpu_count=0)},  # the pod left there gets spot
+        {"a": Group(3, is_on_demand=True)},
+        {"a": Group(3, is_on_demand=True), "b": Group(1), "c": Group(2, gpu_count=0)},  # the node has room for them
+        {"b": Group(1), "c": Group(2, gpu_count=0)},  # they get a smaller node, as spot
     ),
 }
 

@@ -19,8 +19,9 @@ from gpu_autoscaler.events.spot import SpotNoticeReceived, SpotOffersSampled
 from gpu_autoscaler.model.decisions import AnyDecision, BuyNode, Cut, DrainNode, Plan
 from gpu_autoscaler.model.gpu import GIBIBYTE
 from gpu_autoscaler.model.ids import ActionId, NodeUid, PlanId, PodUid, ProviderId
+from gpu_autoscaler.model.money import MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType, Offer
-from gpu_autoscaler.model.reasons.buy import BuyReason, UnmetDemand
+from gpu_autoscaler.model.reasons.buy import BuyReason, RejectedOffer, RejectionCause, UnmetDemand
 from gpu_autoscaler.model.reasons.drain import DrainReason, NodeIdle
 from gpu_autoscaler.model.scheduling import Taint
 
@@ -96,6 +97,17 @@ def purchase(
         reason=reason or UnmetDemand(demand=(), offers_considered=1, price_micro_usd_per_hour=10_000_000),
         gang=gang,
         transaction=None if transaction is None else ActionId(transaction),
+    )
+
+
+def spread(usd_per_hour: float, instead_of_usd_per_hour: float) -> UnmetDemand:
+    """The reason of a node at this price because the share of a capacity pool excluded an offer at the other."""
+    prices = [round(usd * MICRO_USD_PER_USD) for usd in (usd_per_hour, instead_of_usd_per_hour)]
+    excluded = RejectedOffer(
+        offer="full", price_micro_usd_per_hour=prices[1], because=RejectionCause.CAPACITY_POOL_SHARE
+    )
+    return UnmetDemand(
+        demand=("job/train",), offers_considered=2, price_micro_usd_per_hour=prices[0], instead_of=excluded
     )
 
 

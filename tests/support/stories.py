@@ -32,6 +32,7 @@ from gpu_autoscaler.events.pod import PodBudgetListed, PodBudgetObserved, PodLis
 from gpu_autoscaler.model.ids import JobId, NodeUid, PodUid
 from gpu_autoscaler.model.jobs import ContainerRequest, GpuRequirements, JobSpec
 from gpu_autoscaler.model.offers import Offer
+from gpu_autoscaler.model.reasons.buy import BuyReason
 from gpu_autoscaler.model.scheduling import LabelRequirement, NodeDemands, Taint
 
 __all__ = [
@@ -113,13 +114,14 @@ def node(
     version: int = 1,
     deleting_since: datetime | None = None,
     has_finalizer: bool = False,
+    reason: BuyReason | None = None,
 ) -> Story:
     """A node of this offer, ready since `at` by default; one of ours comes with the purchase `buy-<name>`.
 
     `gpus_allocatable` is for a node whose GPUs are not all allocatable yet, `slices` for one with MIG slices.
     """
     of, cut = of or offer(), tuple(sorted((slices or {}).items()))
-    decision = purchase(f"buy-{name}", of, pool=pool, at=at, labels=labels, taints=taints)
+    decision = purchase(f"buy-{name}", of, pool=pool, at=at, reason=reason, labels=labels, taints=taints)
     decision = msgspec.structs.replace(decision, slices=cut)
     allocatable = decision.promised
     if gpus_allocatable is not None:

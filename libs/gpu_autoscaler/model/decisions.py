@@ -13,7 +13,7 @@ from gpu_autoscaler.model.format import instant, listed, price, subject_name
 from gpu_autoscaler.model.ids import ActionId, JobId, NodeUid, PlanId, PodUid, ProviderId
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.offers import Offer
-from gpu_autoscaler.model.reasons.buy import BuyReason
+from gpu_autoscaler.model.reasons.buy import BuyReason, ReplacesAtRiskNode, UnmetDemand
 from gpu_autoscaler.model.reasons.defer import DeferReason
 from gpu_autoscaler.model.reasons.defer_limits import BrakeTripped
 from gpu_autoscaler.model.reasons.drain import DrainReason, KeepReason, ReleaseReason
@@ -64,6 +64,16 @@ class BuyNode(Decision, frozen=True, kw_only=True, tag="buy_node"):
     def promised(self) -> Resources:
         """What the node is to hold for pods."""
         return self.offer.cut_into(self.slices)
+
+    @property
+    def spread_micro_usd_per_hour(self) -> int:
+        """What it costs more than the offer that was not selected for the share of its capacity pool; 0: not bought
+        for that."""
+        instead_of = self.reason.instead_of if isinstance(self.reason, (UnmetDemand, ReplacesAtRiskNode)) else None
+        price_micro_usd_per_hour = self.offer.price_micro_usd_per_hour
+        if instead_of is None or price_micro_usd_per_hour is None:
+            return 0
+        return instead_of.spread_micro_usd_per_hour(price_micro_usd_per_hour)
 
     def sentence(self) -> str:
         offer = self.offer

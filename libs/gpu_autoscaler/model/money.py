@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 MICRO_USD_PER_USD = 1_000_000
+HOURS_PER_MONTH = 730  # a twelfth of a year of 8,760 hours, as cloud price lists count
 _MICROSECONDS_PER_HOUR = 3_600_000_000
 
 

@@ -260,6 +260,10 @@ FAMILIES: tuple[Family, ...] = (
         "estimated_monthly_savings_usd", "Savings by spot on the current nodes for 730 hours.", is_unknown_at_start=True
     ),
     _fleet(
+        "estimated_monthly_spread_cost_usd",
+        "What the current nodes cost more for 730 hours because a capacity pool had its share of spot.",
+    ),
+    _fleet(
         "predicted_utilization", "Forecast utilization in 30 minutes; above 1: exceeds the capacity; NaN: no forecast.",
         is_unknown_at_start=True,
     ),

@@ -240,6 +240,7 @@ class Metrics:
         self.spot_savings = self._gauge("spot_savings_percentage")
         self.monthly_cost = self._gauge("estimated_monthly_cost_usd")
         self.monthly_savings = self._gauge("estimated_monthly_savings_usd")
+        self.spread_cost = self._gauge("estimated_monthly_spread_cost_usd")
         self.predicted_utilization = self._gauge("predicted_utilization")
         self.prediction_confidence = self._gauge("prediction_confidence")
         self.spend_used = self._gauge("spend_budget_used_ratio")

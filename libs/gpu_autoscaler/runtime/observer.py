@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpu_autoscaler.core.deferred_groups import reason_counts
 from gpu_autoscaler.core.nodes.lifecycle import NodePhase
+from gpu_autoscaler.core.nodes.spread_cost import spread_micro_usd_per_hour
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.provisioning.price_age import oldest_seconds
 from gpu_autoscaler.core.state.forced_removals import tripped_brake
@@ -24,7 +25,7 @@ from gpu_autoscaler.events.scaling import (
 )
 from gpu_autoscaler.events.spot import SpotNoticeReceived
 from gpu_autoscaler.model.ids import JobId
-from gpu_autoscaler.model.money import MICRO_USD_PER_USD
+from gpu_autoscaler.model.money import HOURS_PER_MONTH, MICRO_USD_PER_USD
 from gpu_autoscaler.model.offers import CapacityType
 from gpu_autoscaler.model.reasons.defer_limits import Cooldown
 from gpu_autoscaler.model.resources import Resources
@@ -32,7 +33,6 @@ from gpu_autoscaler.runtime.metric_families import LAUNCHED
 from gpu_autoscaler.runtime.metrics import Metrics
 from gpu_autoscaler.runtime.projection import StateView
 
-HOURS_PER_MONTH = 730.0  # a twelfth of a year of 8,760 hours, as cloud price lists count
 UNDERUTILIZED_RATIO = 0.2  # docs/decisions.md#utilization-triggers
 # Steps of `plan` that remove nodes; every other step with a cool-down buys.
 _REMOVING_STEPS = frozenset({"release_idle", "consolidate"})
@@ -206,6 +206,7 @@ class Observer:
                 full += _usd_per_month(base)
                 saved += _usd_per_month(base - price)
         metrics.monthly_savings.set(saved if full > 0 else math.nan)
+        metrics.spread_cost.set(_usd_per_month(spread_micro_usd_per_hour(views)))
         metrics.spot_savings.set(100.0 * saved / full if full > 0 else math.nan)
 
 

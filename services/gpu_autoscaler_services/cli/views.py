@@ -37,6 +37,7 @@ def _figures(document: dict[str, Any]) -> list[tuple[str, str]]:
             usd(document["price_micro_usd_per_hour"])
             + (f" plus {unknown} instance(s) without a known price" if unknown else ""),
         ),
+        ("cost of spreading spot", f"{usd(document['spread_micro_usd_per_month'])} per month"),
         (
             "last plan",
             f"{age(document['last_plan_at'], document['as_of'])} ago" if document["last_plan_at"] else "none yet",

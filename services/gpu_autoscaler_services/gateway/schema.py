@@ -357,6 +357,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     notices_count: int
     price_micro_usd_per_hour: int  # of all billed instances with a known price
     price_unknown_count: int  # instances without a known price
+    spread_micro_usd_per_month: int  # what present nodes cost more because a capacity pool had its share of spot
     last_plan_at: Instant | None
     directives: tuple[Directive, ...]  # active freezes, pauses, overrides
     cut: dict[str, int]  # last sequence of each stream included in this answer

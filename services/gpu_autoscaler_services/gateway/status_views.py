@@ -6,11 +6,13 @@ from datetime import datetime, timedelta
 from statistics import fmean
 
 from gpu_autoscaler.core.explain.names import Namer, names_in_state, reason_sentence
+from gpu_autoscaler.core.nodes.spread_cost import spread_micro_usd_per_hour
 from gpu_autoscaler.core.nodes.views import NodeView, node_views
 from gpu_autoscaler.core.state import queries
 from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.events.pod import PodObserved
 from gpu_autoscaler.model.decisions import Cut
+from gpu_autoscaler.model.money import HOURS_PER_MONTH
 from gpu_autoscaler_services.gateway import schema
 
 UNKNOWN = "unknown"
@@ -120,6 +122,7 @@ def status(
         notices_count=sum(view.notice is not None for view in all_nodes),
         price_micro_usd_per_hour=sum(view.price_micro_usd_per_hour or 0 for view in billed),
         price_unknown_count=sum(view.price_micro_usd_per_hour is None for view in billed),
+        spread_micro_usd_per_month=spread_micro_usd_per_hour(all_nodes) * HOURS_PER_MONTH,
         last_plan_at=state.last_plan_at,
         directives=directives,
         cut=dict(cut.last_sequences),

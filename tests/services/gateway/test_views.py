@@ -11,6 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 from tests.support.front import Front, front
 from tests.support.money import clusters
+from tests.support.purchases import spread
 from tests.support.stories import (
     HOUR,
     MINUTE,
@@ -125,13 +126,15 @@ async def test_utilization_is_of_the_present_pods(gate: Front) -> None:
 
 async def test_the_cluster_in_numbers(gate: Front) -> None:
     """Pods determine busy GPUs, booting GPUs are not usable, the price is that of existing instances."""
-    await gate.tell(node("n1", offer(gpus=8, usd_per_hour=10)), pod("train-0", on="n1", gpus=3), job("waits"))
+    bought = node("n1", offer(gpus=8, usd_per_hour=10), reason=spread(10.0, 9.0))
+    await gate.tell(bought, pod("train-0", on="n1", gpus=3), job("waits"))
 
     _, status = await _get(gate, "/api/v1/status")
 
     assert (status["gpu_count"], status["gpu_busy_count"], status["gpu_booting_count"]) == (8, 3, 0)
     assert status["jobs_by_status"] == {"queued": 1}
     assert status["price_micro_usd_per_hour"] == 10_000_000
+    assert status["spread_micro_usd_per_month"] == 730_000_000
     assert status["cut"]["JOB"] == 2
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 from tests.support.braked_fleet import BROKE, BrakedFleet
+from tests.support.purchases import spread
 from tests.support.stories import given, job, node, notice, offer, on_sale, pod, provider_id
 from tests.support.timed_facts import HOUR, MINUTE, SECOND, T0, Story, TimedFact, record
 
@@ -115,6 +116,14 @@ def test_a_fleet_is_estimated_for_a_month() -> None:
     told = [figure(metrics, "estimated_monthly_cost_usd", capacity_type=name) or 0.0 for name in ("spot", "on-demand")]
     price = node("n1")[0].fact.plan.decisions[0].offer.price_micro_usd_per_hour  # type: ignore[attr-defined]
     assert sum(told) == pytest.approx(price / 1e6 * 730)
+
+
+def test_the_cost_of_spreading_spot_is_that_of_present_nodes_for_a_month() -> None:
+    """Of three nodes one was bought because the share of a capacity pool excluded a cheaper offer."""
+    nodes = (node("n1"), node("n2", offer(usd_per_hour=2.5), reason=spread(2.5, 2.0)), node("n3", is_ours=False))
+    watch, metrics = observer("scaler", *nodes)
+    watch.ticked(T0 + SECOND)
+    assert figure(metrics, "estimated_monthly_spread_cost_usd") == pytest.approx(0.5 * 730)
 
 
 def test_a_node_without_a_price_is_not_free() -> None:

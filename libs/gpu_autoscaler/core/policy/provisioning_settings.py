@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpu_autoscaler.core.policy.ranges import Count, Ratio, Seconds, about
+from gpu_autoscaler.core.policy.ranges import Count, MicroUsd, Ratio, Seconds, about
 
 # A window longer than a node's boot time gains nothing.
 _Window = Annotated[float, Meta(ge=0, le=60)]
@@ -131,6 +131,14 @@ class SpotPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Ratio,
         about("Maximum extra cost of another capacity pool; above it the share may be exceeded.", "#capacity-mix"),
     ] = 0.25
+    capacity_pool_month_micro_usd_max: Annotated[
+        MicroUsd | None,
+        about(
+            "What the share may cost: once the present nodes cost this much more than those that it excluded, it no "
+            "longer limits purchases; unset: no limit.",
+            "#capacity-mix",
+        ),
+    ] = None
     node_lifetime_hours: Annotated[
         float,
         about("Assumed lifetime of a node, over which boot time and lost work are spread.", "docs/scores.md", gt=0),

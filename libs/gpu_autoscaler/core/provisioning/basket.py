@@ -63,6 +63,12 @@ class Order(msgspec.Struct, kw_only=True):
         return self.buyer.gang
 
     @property
+    def spread_micro_usd_per_hour(self) -> int:
+        """What it costs more for the share of capacity pools."""
+        rejected = self.instead_of
+        return 0 if rejected is None else rejected.spread_micro_usd_per_hour(self.offering.price_micro_usd_per_hour)
+
+    @property
     def transaction(self) -> str:
         """Orders of one transaction are made together or not at all."""
         return self.gang or self.action_id
@@ -510,7 +516,7 @@ class Basket:
         node = msgspec.structs.replace(offering.node, key=f"action/{action_id}", name=action_id)
         instead_of = self._rejected(place, buyer, load)
         self._count(offering.pool.name, offering.offer, buyer.billing_scope)
-        self._orders[node.key] = Order(
+        order = self._orders[node.key] = Order(
             action_id=action_id,
             offering=offering,
             buyer=buyer,
@@ -518,6 +524,7 @@ class Basket:
             instead_of=instead_of,
             dropped=dropped,
         )
+        self._selector.add_spread_cost(order.spread_micro_usd_per_hour)
         return node
 
     def _rejected(self, place: int, buyer: DemandItem, load: Resources) -> RejectedOffer | None:
@@ -536,6 +543,7 @@ class Basket:
     def _cancel(self, key: str) -> None:
         order = self._orders.pop(key)
         self._count(order.offering.pool.name, order.offering.offer, order.scope, -1)
+        self._selector.add_spread_cost(-order.spread_micro_usd_per_hour)
 
 
 def _joint_scope(items: Sequence[DemandItem]) -> BillingScope:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpu_autoscaler.core.demand.items import DemandItem
+from gpu_autoscaler.core.nodes.spread_cost import spread_micro_usd_per_hour
 from gpu_autoscaler.core.nodes.views import Counted, NodeView, table_of
 from gpu_autoscaler.core.placement.resources import Bools, Floats, Ints, rows
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
@@ -23,6 +24,7 @@ from gpu_autoscaler.core.provisioning.offers import OfferCatalog, Offering
 from gpu_autoscaler.core.provisioning.topology_domains import MissingMembers, anti_affinity_groups
 from gpu_autoscaler.core.state.interruption_history import capacity_pool_of
 from gpu_autoscaler.model.jobs import PRIORITY_DEFAULT
+from gpu_autoscaler.model.money import HOURS_PER_MONTH
 from gpu_autoscaler.model.offers import CapacityType, Offer
 from gpu_autoscaler.model.reasons.buy import RejectionCause
 
@@ -45,6 +47,7 @@ class OfferSelector:
         gpus, gpus_by_pool = _counted(views)
         self._gpus = gpus.copy()  # by spot capacity pool; all under ""
         self._gpus_by_pool = gpus_by_pool.copy()  # by pool and capacity type
+        self._spread_micro_usd_per_hour = spread_micro_usd_per_hour(views)
         # Pools with a share of spot of their own are no part of the policy's mix.
         self._own_ratios = {pool.name: pool.spot_ratio for pool in policy.pools if pool.spot_ratio is not None}
         self._costs: dict[int, Ints] = {}
@@ -60,6 +63,10 @@ class OfferSelector:
         self._gpus_by_pool[pool, offer.capacity_type] += gpu_count
         for name in _counted_as(offer):
             self._gpus[name] += gpu_count
+
+    def add_spread_cost(self, micro_usd_per_hour: int) -> None:
+        """Count what a purchase costs for the share of capacity pools; a negative amount removes it."""
+        self._spread_micro_usd_per_hour += micro_usd_per_hour
 
     def costs(self, priority: int) -> Ints:
         """Return the expected cost of a node of each offering, in micro-dollars an hour, above zero."""
@@ -305,7 +312,10 @@ class OfferSelector:
     def _shares(self, gpu_counts: Ints) -> Floats:
         """Return how many GPUs may be spot in the capacity pool of each offering: the fewer, the more interruptions."""
         rules = self._policy.spot
-        whole = np.maximum(rules.capacity_pool_gpu_ratio_max * gpu_counts, float(rules.capacity_pool_gpu_count_min))
+        most = rules.capacity_pool_month_micro_usd_max
+        is_paid_up = most is not None and self._spread_micro_usd_per_hour * HOURS_PER_MONTH >= most
+        ratio = 1.0 if is_paid_up else rules.capacity_pool_gpu_ratio_max
+        whole = np.maximum(ratio * gpu_counts, float(rules.capacity_pool_gpu_count_min))
         shares: Floats = self._calm_ratios * whole
         return shares
 

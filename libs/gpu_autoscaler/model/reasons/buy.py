@@ -5,8 +5,9 @@ import enum
 import msgspec
 
 from gpu_autoscaler.model.directives import Attribution
-from gpu_autoscaler.model.format import capitalized, counted, instant, listed, percent, price, subject_name
+from gpu_autoscaler.model.format import capitalized, counted, instant, listed, money, percent, price, subject_name
 from gpu_autoscaler.model.ids import NodeUid
+from gpu_autoscaler.model.money import HOURS_PER_MONTH
 from gpu_autoscaler.model.observed import Instant
 from gpu_autoscaler.model.reasons.base import Reason, ReasonWithoutRemedy
 
@@ -52,6 +53,12 @@ class RejectedOffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         at = price(self.price_micro_usd_per_hour)
         return f"The cheaper offer {self.offer} at {at} was not selected: {self.because.clause()}."
 
+    def spread_micro_usd_per_hour(self, price_micro_usd_per_hour: int) -> int:
+        """Return what the selected offer costs more, if the share of a capacity pool is the reason for it; else 0."""
+        if self.because is not RejectionCause.CAPACITY_POOL_SHARE:
+            return 0
+        return max(0, price_micro_usd_per_hour - self.price_micro_usd_per_hour)
+
 
 class DroppedPreference(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A preference of the work that the purchase does not satisfy, and the offer that would."""
@@ -80,7 +87,13 @@ class UnmetDemand(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="unmet_dem
         work = listed([subject_name(key) for key in self.demand]) or "the waiting work"
         selected = f"selected from {counted(self.offers_considered, 'offer')} at {price(self.price_micro_usd_per_hour)}"
         why = f"No running, booting or ordered node has capacity for {work}; {selected}."
-        return why + _alternatives(self.instead_of, self.dropped)
+        return why + _alternatives(self.instead_of, self.dropped) + self._premium()
+
+    def _premium(self) -> str:
+        per_hour = (
+            0 if self.instead_of is None else self.instead_of.spread_micro_usd_per_hour(self.price_micro_usd_per_hour)
+        )
+        return f" Not depending on it costs {money(per_hour * HOURS_PER_MONTH)} a month." if per_hour else ""
 
 
 class ReplacesAtRiskNode(ReasonWithoutRemedy, frozen=True, kw_only=True, tag="replaces_at_risk_node"):

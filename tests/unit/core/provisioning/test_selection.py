@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.stories import T0, Story, given, job, node, notice, offer, on_sale, pod, policy
+from tests.support.purchases import spread
+from tests.support.stories import HOUR, T0, Story, given, job, node, notice, offer, on_sale, pod, policy
 
 from gpu_autoscaler.core.check.plan_check import check
 from gpu_autoscaler.core.plan import plan
@@ -191,6 +192,33 @@ def test_the_fleet_is_spread_only_at_little_cost() -> None:
     sale = on_sale(spot("zone-a", 10.0), spot("zone-b", 15.0), ON_DEMAND)
 
     assert zones(bought(*waiting(12), sale)) == {"zone-a": 12}
+
+
+@pytest.mark.parametrize(("usd_per_month_max", "in_zone_a"), [(366, 6), (365, 12), (0, 12)])
+def test_the_fleet_is_spread_until_that_costs_what_the_policy_allows(usd_per_month_max: int, in_zone_a: int) -> None:
+    """A present node costs 0.50 USD an hour more than the offer that the share excluded: 365 USD a month."""
+    present = node("n1", offer("small", usd_per_hour=2.5, gpus=1), reason=spread(2.5, 2.0), at=T0 - HOUR)
+    under = policy(spot={"capacity_pool_month_micro_usd_max": usd_per_month_max * 1_000_000})
+
+    buys = bought(present, *waiting(12), on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5)), under=under)
+
+    assert zones(buys)["zone-a"] == in_zone_a
+
+
+def test_the_reason_names_what_the_share_costs_a_month() -> None:
+    """The difference of the two prices for 730 hours."""
+    told = "too many GPUs would depend on one spot capacity pool. Not depending on it costs $365.00 a month."
+    assert spread(2.5, 2.0).sentence().endswith(told)
+    assert "a month" not in spread(2.0, 2.0).sentence()
+
+
+def test_what_a_plan_spreads_counts_in_its_next_purchase() -> None:
+    """Six of the first twelve nodes cost 0.50 USD an hour more; then the share no longer limits purchases."""
+    high = tuple(pod(f"h{number}", gpus=8, priority=900) for number in range(12))
+    sale = on_sale(spot("zone-a", 10.0), spot("zone-b", 10.5))
+    under = policy(spot={"capacity_pool_month_micro_usd_max": 100_000_000})
+
+    assert zones(bought(*high, *waiting(12), sale, under=under)) == {"zone-a": 18, "zone-b": 6}
 
 
 def test_a_gang_is_not_spread() -> None:
