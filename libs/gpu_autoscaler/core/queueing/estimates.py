@@ -35,6 +35,7 @@ from gpu_autoscaler.model.money import cost_micro_usd, member_price
 from gpu_autoscaler.model.reasons.defer import DeferReason, OffersUnavailable
 from gpu_autoscaler.model.reasons.defer_limits import Frozen, PoolPaused
 from gpu_autoscaler.model.reasons.defer_waits import CapacityReserved, ReservationHeld
+from gpu_autoscaler.model.resources import Resources
 
 # From placement to running pods: a scheduler tick, binding, and pulling a cached image. Source: project default.
 START_SECONDS = 10.0
@@ -130,7 +131,7 @@ class Estimates:
         return self._costed(
             Estimate(basis="purchase", why=why, start_at=_later(middle), start_at_earliest=_later(low),
                      start_at_latest=_later(high)),
-            _share(offer.price_micro_usd_per_hour, shape, offer.resources.gpu_count), spec,
+            _share(offer.price_micro_usd_per_hour, shape, offer.resources), spec,
         )  # fmt: skip
 
     def _on_completion(self, release: "ExpectedRelease", reason: DeferReason, spec: JobSpec) -> Estimate:
@@ -222,7 +223,7 @@ class Estimates:
     def _price(self, keys: tuple[str, ...], shape: Shape) -> int | None:
         """Mean price per hour of a member on these nodes; None if a price is unknown."""
         views = (self._bins[key] for key in keys)
-        shares = [_share(view.price_micro_usd_per_hour, shape, view.allocatable.gpu_count) for view in views]
+        shares = [_share(view.price_micro_usd_per_hour, shape, view.allocatable) for view in views]
         known = [share for share in shares if share is not None]
         return round(sum(known) / len(known)) if len(known) == len(shares) else None
 
@@ -249,15 +250,14 @@ class Estimates:
         )
 
     def _cheapest(self, spec: JobSpec) -> int | None:
-        """Lowest price per hour of a member of all offers; None: no offer fits, or no price is known."""
+        """Lowest price per hour of a member of all offers, those without GPUs first; None: no offer fits, or no price
+        is known."""
         shape = job_shape(spec)
-        members = self._catalog.members(shape)
-        shares = (
-            _share(self._catalog.offerings[place].offer.price_micro_usd_per_hour, shape,
-                   self._catalog.offerings[place].offer.resources.gpu_count)
-            for place in np.flatnonzero(members)
-        )  # fmt: skip
-        return min((share for share in shares if share is not None), default=None)
+        offers = [self._catalog.offerings[place].offer for place in np.flatnonzero(self._catalog.members(shape))]
+        shares = ((offer.gpu_model is not None, _share(offer.price_micro_usd_per_hour, shape, offer.resources))
+                  for offer in offers)  # fmt: skip
+        known = ((has_gpus, share) for has_gpus, share in shares if share is not None)
+        return min(known, default=(False, None))[1]
 
 
 def likely_seconds(spec: JobSpec, state: ClusterState) -> float:
@@ -336,8 +336,8 @@ def _later(at: datetime) -> datetime:
     return at + timedelta(seconds=START_SECONDS)
 
 
-def _share(price: int | None, shape: Shape, node_gpu_count: int) -> int | None:
-    return None if price is None else member_price(price, shape.resources.gpu_count, node_gpu_count)
+def _share(price: int | None, shape: Shape, node: Resources) -> int | None:
+    return None if price is None else member_price(price, shape.resources, node)
 
 
 @cached_by_identity(2)

@@ -107,8 +107,7 @@ def _job_spend(
         if view.price_micro_usd_per_hour is None:
             unpriced += [view] if view.is_ours else []  # nodes of others are not billed
             continue
-        whole = view.allocatable.gpu_count
-        price = member_price(view.price_micro_usd_per_hour, min(pod.requests.gpu_count, whole), whole)
+        price = member_price(view.price_micro_usd_per_hour, pod.requests, view.allocatable)
         spent += cost_rounded_up(price, since, now)
         soon += cost_rounded_up(price, since, now + timedelta(seconds=CHECKPOINT_SECONDS))
     return JobSpend(

@@ -92,7 +92,5 @@ def _cost_error(job: JobRecord, views: Mapping[str, NodeView]) -> int | None:
         view = views.get(name)
         if view is None or view.price_micro_usd_per_hour is None:
             return None
-        hourly += member_price(
-            view.price_micro_usd_per_hour, spec.member_resources.gpu_count, view.allocatable.gpu_count
-        )
+        hourly += member_price(view.price_micro_usd_per_hour, spec.member_resources, view.allocatable)
     return cost_micro_usd(hourly, timedelta(seconds=expected.run_seconds)) - expected.cost_micro_usd

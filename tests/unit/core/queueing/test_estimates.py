@@ -46,6 +46,16 @@ def test_a_job_with_free_capacity_starts_with_the_next_tick() -> None:
     assert (result.cost_micro_usd, result.cost_micro_usd_max) == (10_000_000, 10_000_000)
 
 
+def test_a_job_without_gpus_costs_its_share_of_a_node_without_gpus() -> None:
+    """A quarter of the CPUs for an hour; beside GPUs it is charged nothing, as the cost tracker splits by GPUs."""
+    cpus = offer("m7i.4xlarge", model=None, cpu=16, memory_gib=64, usd_per_hour=0.8)
+    prepare = job("train", gpus=0, cpu=4, duration_seconds_max=3600.0)
+    assert estimate_of(prepare, on_sale(offer(), cpus)).cost_micro_usd == 200_000
+    assert estimate_of(node("n1", cpus), prepare, on_sale(offer(), cpus)).cost_micro_usd == 200_000
+    assert estimate_of(prepare, on_sale(offer(), cpus), under=policy(is_frozen=True)).cost_micro_usd == 200_000
+    assert estimate_of(node("n1"), prepare, on_sale()).cost_micro_usd == 0
+
+
 def test_a_job_starts_when_its_booting_nodes_are_usable() -> None:
     """By the boot time of the offer, from the order on."""
     order = purchase("buy-1", offer(boot_seconds=120))
