@@ -48,11 +48,13 @@ def read(
     message_id: str | None,
     arrived_at: Callable[[], datetime],
     catalog: FactCatalog = FACT_CATALOG,
+    keeps_refused: bool = False,
 ) -> Envelope:
     """Return the fact of a message with its envelope. `arrived_at` (cluster time) dates a message without a time.
 
     Raises UnknownType for an unknown type or subject; InvalidFact, naming the field, for an invalid fact, for one that
-    was published on another fact's subject, and for a program's demand report with unknown fields.
+    was published on another fact's subject, and for a program's demand report with unknown fields; `keeps_refused`:
+    such a report is returned, with these fields.
     """
     plain = catalog.plain.get(subject)
     if plain is not None and subject not in _BARE:  # nearly all messages
@@ -63,17 +65,19 @@ def read(
     if root not in catalog.subject_roots:
         raise UnknownType(_unknown_subject(subject, catalog))
     if subject in _BARE and _is_bare(payload):
-        return _with_unknown_fields(_derived_envelope(subject, payload, message_id, arrived_at()), payload)
+        return _with_unknown_fields(
+            _derived_envelope(subject, payload, message_id, arrived_at()), payload, keeps_refused=keeps_refused
+        )
     envelope = catalog.decode_on(root, payload, arrived_at=arrived_at)
     if envelope.fact.subject() != subject:
         raise InvalidFact(
             f"event {envelope.id!r} of type {envelope.type!r} was published on {subject!r}; "
             f"its subject is {envelope.fact.subject()!r}"
         )
-    return _with_unknown_fields(envelope, payload)
+    return _with_unknown_fields(envelope, payload, keeps_refused=keeps_refused)
 
 
-def _with_unknown_fields(envelope: Envelope, payload: bytes) -> Envelope:
+def _with_unknown_fields(envelope: Envelope, payload: bytes, *, keeps_refused: bool) -> Envelope:
     """Name the unknown fields of a request that a program published: a misspelled one would be lost.
 
     A job request stays readable, for the queue's admission. Demand reports have no admission: what is read counts, so
@@ -83,7 +87,7 @@ def _with_unknown_fields(envelope: Envelope, payload: bytes) -> Envelope:
     if not isinstance(fact, PUBLIC) or envelope.source.startswith(OWN_SOURCES):
         return envelope
     errors = tuple(islice(unknown_keys(_body(payload), type(fact)), ERRORS_COUNT_MAX))
-    if errors and isinstance(fact, DemandReported):
+    if errors and isinstance(fact, DemandReported) and not keeps_refused:
         raise InvalidFact(f"demand report {envelope.id!r} of {fact.source!r} refused: {'; '.join(errors)}")
     return msgspec.structs.replace(envelope, unknown_fields=errors) if errors else envelope
 

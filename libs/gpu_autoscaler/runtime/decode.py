@@ -8,10 +8,11 @@ from gpu_autoscaler.events.ingress import read
 from gpu_autoscaler.runtime.clock import Clock
 
 
-def decode_message(message: Message, clock: Clock) -> Recorded:
+def decode_message(message: Message, clock: Clock, *, keeps_refused: bool = False) -> Recorded:
     """Return the fact of a message with its stream and sequence. Raises InvalidFact, UnknownType.
 
-    A resubmitted message keeps its original id; a message without a time gets that of its arrival.
+    A resubmitted message keeps its original id; a message without a time gets that of its arrival. `keeps_refused`: see
+    `read`.
     """
     stored_at = clock.at(message.stored_at)
     envelope = read(
@@ -19,5 +20,6 @@ def decode_message(message: Message, clock: Clock) -> Recorded:
         message.payload,
         message_id=message.headers.get(ORIGINAL_ID, message.message_id),
         arrived_at=lambda: stored_at,
+        keeps_refused=keeps_refused,
     )
     return recorded(envelope, message.stream, message.sequence, stored_at)

@@ -25,10 +25,14 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """The streams of one broker. `clock` dates facts without a time of their own by their arrival."""
+    """The streams of one broker. `clock` dates facts without a time of their own by their arrival.
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    `keeps_refused`: with demand reports that every other reader refuses for their unknown fields.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock, *, keeps_refused: bool = False) -> None:
         self._bus = bus
+        self._keeps_refused = keeps_refused
         self._clock = clock
 
     async def span(self, stream: str) -> StreamSpan:
@@ -95,6 +99,6 @@ class History:
 
     def _recorded(self, message: Message) -> Recorded | None:
         try:
-            return decode_message(message, self._clock)
+            return decode_message(message, self._clock, keeps_refused=self._keeps_refused)
         except InvalidFact:
             return None  # a dead letter; a cut names only the newest of them

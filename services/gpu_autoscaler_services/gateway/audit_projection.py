@@ -15,7 +15,9 @@ import msgspec
 import structlog
 
 from gpu_autoscaler.bus.protocol import Bus
+from gpu_autoscaler.core.intake.reported_demand import violations_of
 from gpu_autoscaler.events.demand import DemandReported
+from gpu_autoscaler.events.envelope import Envelope
 from gpu_autoscaler.events.fact import Fact
 from gpu_autoscaler.events.job import JobCancelRequested, JobRejected, JobRequested
 from gpu_autoscaler.events.policy import PolicyDirectiveGiven, PolicyDirectiveLifted
@@ -47,7 +49,7 @@ class AuditProjection:
     def __init__(self, store: Store, bus: Bus, clock: Clock) -> None:
         self._store = store
         self._bus = bus
-        self._history = History(bus, clock)
+        self._history = History(bus, clock, keeps_refused=True)
         self._done = dict.fromkeys(STREAMS, -1)  # the end of the stream that this process has seen added
 
     async def advance(self) -> None:
@@ -79,7 +81,8 @@ def entry_of(stored: Stored) -> AuditEntry:
     envelope = stored.recorded.envelope
     act = act_of(envelope.fact, envelope.id)
     assert act is not None, f"{envelope.type} is an act"  # noqa: S101 - a bug of ours
-    rejected = isinstance(envelope.fact, JobRejected)
+    refused = _why_refused(envelope)
+    is_refused = isinstance(envelope.fact, JobRejected) or refused
     entry = AuditEntry(
         entry_id="",
         at=instant_text(stored.at),
@@ -89,11 +92,19 @@ def entry_of(stored: Stored) -> AuditEntry:
         verb=act.verb,
         object=act.object[:NAME_LENGTH_MAX],
         project_id=None if act.project_id is None else act.project_id[:NAME_LENGTH_MAX],
-        outcome="refused" if rejected else "allowed",
-        reason=act.reason[:REASON_LENGTH_MAX],
+        outcome="refused" if is_refused else "allowed",
+        reason=(refused or act.reason)[:REASON_LENGTH_MAX],
         fact_id=envelope.id,
     )
     return msgspec.structs.replace(entry, entry_id=f"fact/{entry.act_key}")
+
+
+def _why_refused(envelope: Envelope) -> str:
+    """Return why every reader ignores the demand report; empty: it counts, or it is another act."""
+    if not isinstance(envelope.fact, DemandReported):
+        return ""
+    violations = (f"{violation.field}: {violation.reason}" for violation in violations_of(envelope.fact, envelope.time))
+    return "; ".join((*envelope.unknown_fields, *violations))
 
 
 @asynccontextmanager

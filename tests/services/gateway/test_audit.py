@@ -195,6 +195,24 @@ async def test_facts_that_did_not_pass_the_gateway_are_added_once(gate: Front, t
     await other.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"countt": 4}, "countt: unknown key"), ({"count": -1}, "count: is -1; must be")]
+)
+async def test_a_demand_report_that_changes_nothing_is_refused(
+    gate: Front, changes: dict[str, object], reason: str
+) -> None:
+    """With an unknown field no service reads it, with an invalid one none follows it; another one counts."""
+    until = (gate.model.clock.now() + timedelta(hours=1)).isoformat()
+    report = {"source": "batch-api", "shape": {"gpu_count": 1}, "count": 4, "until": until}
+    for event_id, body in (("good", report), ("bad", {**report, **changes})):
+        await gate.bus.publish("demand.reported", json.dumps(body).encode(), message_id=event_id)
+    await AuditProjection(gate.model.store, gate.bus, gate.model.clock).advance()
+    allowed, refused = await entries_of(gate.model.store)
+    assert brief(allowed) == ("", "recorded", "report", "demand/batch-api", "allowed")
+    assert brief(refused) == ("", "recorded", "report", "demand/batch-api", "refused")
+    assert reason in refused["reason"]
+
+
 async def test_a_fact_hides_behind_no_entry_of_another_act(gate: Front) -> None:
     """Whoever publishes with the id of a recorded fact gets an entry all the same."""
     assert await send(gate, "POST", "gpu/jobs", request_body(job_id="j-1")) == 202
