@@ -66,6 +66,16 @@ def test_the_openapi_document_is_valid() -> None:
     openapi_spec_validator.validate(document)
 
 
+def test_every_broker_of_the_asyncapi_document_says_who_may_connect() -> None:
+    """By schemes that the document describes."""
+    document = yaml.safe_load((SCHEMAS / "asyncapi.yaml").read_text(encoding="utf-8"))
+    schemes = {f"#/components/securitySchemes/{name}": scheme for name, scheme in document["components"]["securitySchemes"].items()}
+    assert document["servers"]
+    for server in document["servers"].values():
+        assert server["security"]
+        assert all(schemes[known["$ref"]]["description"] for known in server["security"])
+
+
 @pytest.mark.skipif(shutil.which("npm") is None, reason="AsyncAPI parser: Node.js with npm is not installed")
 def test_the_asyncapi_document_passes_its_official_parser() -> None:
     """AsyncAPI 3, without an error and without a warning."""
