@@ -66,6 +66,7 @@ def main() -> int:
         help="teams with queues, quotas and namespaces of their own (default: drawn by each seed; none in large ones)",
     )
     parser.add_argument("--notebooks", action="store_true", help="idle workloads outside of the queue, which end")
+    parser.add_argument("--kueue", action="store_true", help="workloads that ask for capacity before their pods exist")
     parser.add_argument("--large", action="store_true", help="large clusters, whose hours count")
     parser.add_argument("--cluster-hours", type=float, help="run seeds until this many hours count")
     parser.add_argument("--minutes", type=float, help="start no run after this time")
@@ -92,6 +93,7 @@ def main() -> int:
     if arguments.teams is not None:
         options += " --teams" if arguments.teams else " --no-teams"
     options = f"{options} --notebooks" if arguments.notebooks else options
+    options = f"{options} --kueue" if arguments.kueue else options
     console = Console()
     limits = SweepLimits(
         cluster_hours=arguments.cluster_hours, seconds=None if arguments.minutes is None else arguments.minutes * 60.0
@@ -120,6 +122,7 @@ def _settings(arguments: argparse.Namespace) -> Iterable[Setting]:
             is_large=arguments.large,
             has_teams=not arguments.large and draws_teams(seed) if arguments.teams is None else arguments.teams,
             has_notebooks=arguments.notebooks,
+            has_kueue=arguments.kueue,
             quiet_days=arguments.quiet_days,
             record_path=arguments.record and arguments.record.replace("{seed}", str(seed)),
         )

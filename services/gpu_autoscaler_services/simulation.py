@@ -221,7 +221,13 @@ def cost_tracker(adapters: AdapterBundle) -> Service:
 
 ROLES: Roles = {
     "pod_watcher": Role(
-        lambda adapters: PodWatcher(adapters.kube, adapters.cluster, are_quotas_watched=adapters.are_quotas_watched)
+        lambda adapters: PodWatcher(
+            adapters.kube,
+            adapters.cluster,
+            are_quotas_watched=adapters.are_quotas_watched,
+            are_provisioning_requests_served=adapters.are_provisioning_requests_served,
+            are_namespaces_watched=adapters.are_namespaces_watched,
+        )
     ),
     "dcgm_ingest": Role(
         lambda adapters: DcgmIngest(

@@ -5,6 +5,7 @@ Each change quotes its text exactly; `test_planted.py` names the bugs whose text
 """
 
 from tests.sim.planted_effects import EFFECTS
+from tests.sim.planted_kueue import KUEUE
 from tests.sim.planted_later import LATER
 from tests.sim.planted_launches import LAUNCHES
 from tests.sim.planted_ledger import LEDGER
@@ -315,5 +316,5 @@ _RECORDS = (
 
 PLANTED = (
     *_JOBS, *LAUNCHES, *_REMOVALS, *_NOTICES, *_LEDGER, *_RECORDS, *LATER, *LIMITS, *OBSERVED, *RETENTION, *EFFECTS,
-    *LEDGER, *UPKEEP,
+    *LEDGER, *UPKEEP, *KUEUE,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bugs to plant in how ProvisioningRequests are served that a test finds: runs have no Kueue."""
+"""Bugs to plant in how ProvisioningRequests are served that a test finds. See `planted_kueue.py` for those of runs."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,6 @@ _WATCHED = "tests/services/pod_watcher/test_service_provisioning.py"
 
 # By the test that finds it.
 REQUESTS: Mapping[str, Planted] = {
-    f"{_REQUESTS}::test_nothing_is_bought_for_a_check": Planted(
-        "nodes are bought for a capacity check",
-        2,
-        f"{_CORE}/demand/sources.py",
-        "DemandSource.CAPACITY_CHECK if is_check(request) else DemandSource.PROVISIONING",
-        "DemandSource.PROVISIONING",
-    ),
     f"{_REQUESTS}::test_a_check_gets_what_other_work_leaves": Planted(
         "a capacity check goes before work that waits",
         2,
@@ -31,27 +24,6 @@ REQUESTS: Mapping[str, Planted] = {
         f"{_CORE}/demand/provisioning_requests.py",
         "            counts[number] -= 1\n",
         "            counts[number] -= 0\n",
-    ),
-    f"{_REQUESTS}::test_booked_capacity_is_kept_and_not_given_to_others": Planted(
-        "capacity is free again as soon as it is promised",
-        1,
-        f"{_CORE}/demand/sources.py",
-        "    for request in booked_requests(state, as_of):\n",
-        "    for request in list(booked_requests(state, as_of))[:0]:\n",
-    ),
-    f"{_REQUESTS}::test_a_booking_ends_after_ten_minutes": Planted(
-        "capacity stays booked for a week",
-        5,
-        f"{_CORE}/demand/provisioning_requests.py",
-        "BOOKED_SECONDS = 600.0\n",
-        "BOOKED_SECONDS = 604_800.0\n",
-    ),
-    f"{_REQUESTS}::test_capacity_counts_once_all_nodes_are_ready": Planted(
-        "capacity counts as provisioned once its nodes are ordered",
-        1,
-        f"{_CORE}/provisioning/request_answers.py",
-        "    if found.is_ready:\n",
-        "    if found.missing is None:\n",
     ),
     f"{_REQUESTS}::test_the_check_refuses_capacity_that_is_not_there": Planted(
         "the plan check believes that there is capacity",

@@ -28,6 +28,7 @@ class FaultProfile(msgspec.Struct, frozen=True):
     expects_refusals: bool = False  # by the plan check; for bugs in what follows them
     quiet_days: int = 0  # skipped at rest, before more work comes
     has_teams: bool = False
+    has_kueue: bool = False
 
 
 SEED_CHOICE = "mixed"
@@ -37,6 +38,8 @@ PROFILES: Mapping[str, FaultProfile] = {
     "calm": FaultProfile(()),
     "busy": FaultProfile((), jobs_per_hour=60.0),
     "teams": FaultProfile((), jobs_per_hour=30.0, has_teams=True),
+    "kueue": FaultProfile((), jobs_per_hour=2.0, has_kueue=True),
+    "kueue and notices": FaultProfile(("notice_120", "notice_30"), 10.0, jobs_per_hour=2.0, has_kueue=True),
     "services": FaultProfile((), jobs_per_hour=5.0),
     "cordons": FaultProfile(("node_cordoned",), 40.0, jobs_per_hour=40.0),
     "outages": FaultProfile(("broker_away",), 30.0, jobs_per_hour=10.0),
@@ -133,6 +136,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
             jobs_per_hour=profile.jobs_per_hour,
             quiet_days=profile.quiet_days,
             has_teams=profile.has_teams,
+            has_kueue=profile.has_kueue,
             expects_refusals=profile.expects_refusals,
         )
 

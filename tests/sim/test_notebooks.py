@@ -31,11 +31,12 @@ IDLE = Use(NOW_SECONDS - IDLE_SECONDS, math.inf)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("seed", "kinds"), [(1, ()), (2, None), (3, None)])
+@pytest.mark.parametrize(("seed", "kinds"), [(1, ()), (2, None), (3, None), (8, ())])
 def test_idle_notebooks_end_and_no_invariant_is_violated(
     seed: int, kinds: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    """Also under faults, of telemetry among others, where some may stay."""
+    """Also under faults, of telemetry among others, where some may stay. Namespaces opt in by label or policy (3), and
+    jobs are placed by measured use (3, 8)."""
     path = tmp_path / "facts.jsonl"
     setting = Setting(seed=seed, hours=1.0, jobs_per_hour=1.0, kinds=kinds, has_notebooks=True, record_path=str(path))
     assert run_one(setting).violations == ()

@@ -26,7 +26,8 @@ from gpu_autoscaler.model.ids import FactId, derive_id
 from gpu_autoscaler.runtime.service import Service
 from gpu_autoscaler.sim.actors import large_clusters
 from gpu_autoscaler.sim.actors.checkpointing import CheckpointingPods, checkpoint_write_seconds
-from gpu_autoscaler.sim.actors.notebooks import Notebooks, with_notebooks
+from gpu_autoscaler.sim.actors.kueue import Kueue, serve_requests
+from gpu_autoscaler.sim.actors.notebooks import Notebooks, label_namespaces, opts_in_by_label, with_notebooks
 from gpu_autoscaler.sim.actors.operators import Operators, ResumingOperators
 from gpu_autoscaler.sim.actors.policies import Policies, PolicyObjects, policies_of, sharing_of
 from gpu_autoscaler.sim.actors.services import Services
@@ -50,6 +51,7 @@ from gpu_autoscaler.sim.invariants.bookkeeping import BookkeepingInvariant
 from gpu_autoscaler.sim.invariants.idle_workloads import IdleWorkloadsInvariant
 from gpu_autoscaler.sim.invariants.liveness import LivenessInvariant
 from gpu_autoscaler.sim.invariants.monitor import InvariantMonitor
+from gpu_autoscaler.sim.invariants.provisioning_requests import ProvisioningRequestsInvariant
 from gpu_autoscaler.sim.invariants.quiescence import Quiescence
 from gpu_autoscaler.sim.invariants.readability import StateUnreadable
 from gpu_autoscaler.sim.invariants.reason_coverage import ReasonCoverage
@@ -101,6 +103,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     expects_refusals: bool = False  # a plan that the check refuses breaks no promise: what then happens is judged
     has_teams: bool = False  # with queues, quotas and namespaces, see `actors/teams.py`
     has_notebooks: bool = False  # idle workloads outside of the queue, see `actors/notebooks.py`
+    has_kueue: bool = False  # workloads that ask for capacity first, see `actors/kueue.py`
     is_large: bool = False  # use the profiles of `actors/large_clusters.py`, whose hours count
 
 
@@ -181,7 +184,7 @@ class Simulation:
         self.services = Services(
             self.loop, self._replica_sets, *rngs, preferences_rng=self._rng("likes"), storage=storage
         )
-        self._notebooks = self._new_notebooks() if setting.has_notebooks else None
+        self._others = self._new_work_of_others()
         self._demand_reporters = DemandReporters(self.loop, self.bus, self._rng("askers"))
         self._operators = Operators(self.workloads, self._replica_sets, self.cloud, self.faults, self._rng("operators"))
         ResumingOperators(self.loop, self.bus, self._rng("resumes"))
@@ -208,8 +211,8 @@ class Simulation:
             self.process_pool.begin([name for name, role in self._roles.items() if role.has_memory])
             self.users.begin()
             self.services.begin()
-            if self._notebooks is not None:
-                self._notebooks.begin()
+            for actor in self._others:
+                actor.begin()
             self._demand_reporters.begin()
             self.reason_coverage.begin()
             self._operators.begin()
@@ -222,8 +225,8 @@ class Simulation:
             self.fault_schedule.end()
             self.users.stop()
             self.services.stop()
-            if self._notebooks is not None:
-                self._notebooks.stop()
+            for actor in self._others:
+                actor.stop()
             self._demand_reporters.stop()
             self._come_to_rest()
             if self.setting.quiet_days and self._continues():
@@ -268,14 +271,28 @@ class Simulation:
 
         def change(policy: ScalingPolicy) -> ScalingPolicy:
             policy = with_teams(policy, setting.seed) if setting.has_teams else policy
-            return with_notebooks(policy) if setting.has_notebooks else policy
+            return with_notebooks(policy, setting.seed) if setting.has_notebooks else policy
 
         return policies(setting.seed, lambda: self.process_pool.restart(POLICY_READERS), change)
 
-    def _new_notebooks(self) -> Notebooks:
-        notebooks = Notebooks(self.loop, self.workloads, self._rng("notebooks"))
-        self.bus.listen(IdleWorkloadsInvariant(self.cluster, notebooks, self.policies, self.monitor.report).on_fact)
-        return notebooks
+    def _new_work_of_others(self) -> list[Notebooks | Kueue]:
+        """Return who creates work outside of our queue, with the invariants of that work."""
+        seed, report = self.setting.seed, self.monitor.report
+        others: list[Notebooks | Kueue] = []
+        if self.setting.has_notebooks:
+            if opts_in_by_label(seed):
+                label_namespaces(self.cluster)
+            notebooks = Notebooks(self.loop, self.workloads, self._rng("notebooks"))
+            self.bus.listen(IdleWorkloadsInvariant(self.cluster, notebooks, self.policies, report).on_fact)
+            others.append(notebooks)
+        if self.setting.has_kueue:
+            serve_requests(self.cluster)
+            invariant = ProvisioningRequestsInvariant(
+                self.workloads, self.cloud, self.policies, report, disturbed_until=self.faults.disturbed_until
+            )
+            self.bus.listen(invariant.on_fact)
+            others.append(Kueue(self.loop, self.workloads, self._rng("kueue")))
+        return others
 
     def _add_resource_quotas(self) -> None:
         if self.setting.has_teams:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from gpu_autoscaler.core.placement.measured_use import LEAST_UTILIZED
 from gpu_autoscaler.core.policy.policy import ScalingPolicy
-from gpu_autoscaler.kube.protocol import JOBS
+from gpu_autoscaler.kube.protocol import JOBS, NAMESPACES
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.resources import GPU_RESOURCE
 from gpu_autoscaler.sim.cluster.controllers import Workloads, controller_of
+from gpu_autoscaler.sim.cluster.objects import Kubernetes
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 OPTED_IN, OTHER = "notebooks", "lab"  # namespaces
@@ -28,10 +30,25 @@ BUSY_SECONDS = (300.0, 2400.0)
 PAUSE_SECONDS = (300.0, 1200.0)  # of those that are used again
 
 
-def with_notebooks(policy: ScalingPolicy) -> ScalingPolicy:
-    """Return the policy that ends idle notebooks."""
-    rules = replace(policy.idle_jobs, namespaces=(OPTED_IN,), idle_seconds=IDLE_SECONDS, grace_seconds=GRACE_SECONDS)
-    return replace(policy, idle_jobs=rules)
+def opts_in_by_label(seed: int) -> bool:
+    """Return whether the namespace opts in by its label, not by the policy."""
+    return random.Random(f"{seed}/opted in by label").random() < 0.5
+
+
+def with_notebooks(policy: ScalingPolicy, seed: int) -> ScalingPolicy:
+    """Return the policy that ends idle notebooks; half of the policies place by their measured use."""
+    namespaces = () if opts_in_by_label(seed) else (OPTED_IN,)
+    rules = replace(policy.idle_jobs, namespaces=namespaces, idle_seconds=IDLE_SECONDS, grace_seconds=GRACE_SECONDS)
+    is_measured = random.Random(f"{seed}/placement of notebooks").random() < 0.5
+    return replace(policy, idle_jobs=rules, placement=LEAST_UTILIZED if is_measured else policy.placement)
+
+
+def label_namespaces(cluster: Kubernetes) -> None:
+    """Create both namespaces, one of which opts in."""
+    cluster.serve(NAMESPACES)
+    for name, value in ((OPTED_IN, "true"), (OTHER, "false")):
+        metadata = cluster.metadata("", name, labels={labels.END_IDLE_WORKLOADS: value})
+        cluster.put(NAMESPACES, core.Object(metadata=metadata))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from gpu_autoscaler.core.state.state import ClusterState
 from gpu_autoscaler.dcgm.exporter_pages import Page
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused
 from gpu_autoscaler.kube.checkpoint_hooks import CheckpointHooks
-from gpu_autoscaler.kube.protocol import QUOTAS, Cluster, KubeApi
+from gpu_autoscaler.kube.protocol import NAMESPACES, PROVISIONING_REQUESTS, QUOTAS, Cluster, KubeApi
+from gpu_autoscaler.model import labels
 from gpu_autoscaler.providers.protocol import CapacityProvider
 from gpu_autoscaler.runtime.clock import Clock
 from gpu_autoscaler.runtime.projection import StateView
@@ -60,6 +61,8 @@ class AdapterBundle:
     hooks: CheckpointHooks | None  # None: no pod has one
     seed: ClusterState  # the last snapshot state of streams that were lost
     are_quotas_watched: bool  # of Kubernetes
+    are_provisioning_requests_served: bool
+    are_namespaces_watched: bool  # where one has the label
     on_refused_plan: Callable[[], None]  # the plan check found a violation, which must never happen
 
 
@@ -133,8 +136,15 @@ class AdapterFactory:
             hooks=SilentHooks(boundary) if self.has_silent_hooks else None,
             seed=process.seed,
             are_quotas_watched=self.workloads.cluster.has(QUOTAS),
+            are_provisioning_requests_served=self.workloads.cluster.has(PROVISIONING_REQUESTS),
+            are_namespaces_watched=self._are_namespaces_watched(),
             on_refused_plan=on_refused_plan,
         )
+
+    def _are_namespaces_watched(self) -> bool:
+        cluster = self.workloads.cluster
+        namespaces = cluster.all(NAMESPACES) if cluster.has(NAMESPACES) else []
+        return any(labels.END_IDLE_WORKLOADS in namespace.metadata.labels for namespace in namespaces)
 
 
 def tick_inputs_of_roles(

@@ -14,6 +14,7 @@ from gpu_autoscaler.kube.protocol import (
     JOBS,
     NODES,
     PODS,
+    PROVISIONING_REQUESTS,
     QUOTAS,
     Bookmark,
     Changed,
@@ -28,6 +29,7 @@ from gpu_autoscaler.kube.protocol import (
     WatchItem,
 )
 from gpu_autoscaler.kube.wire import core
+from gpu_autoscaler.kube.wire.provisioning import ProvisioningRequestStatus
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.errors import TransientError
 from gpu_autoscaler.runtime.clock import Clock
@@ -262,14 +264,23 @@ class SimKube:
     async def change(
         self, kind: Kind[ObjectT], namespace: str, name: str, patch: Patch, *, subresource: str = ""
     ) -> ObjectT:
-        """Apply a merge patch to a Job, or to the spec of a ResourceQuota. Raises NotFound, Conflict."""
+        """Apply a merge patch to a Job, to the spec of a ResourceQuota, or to the status of a ProvisioningRequest.
+
+        Raises NotFound, Conflict.
+        """
         await self._before_call()
-        assert not subresource, "no status is written in simulations"  # noqa: S101 - a bug of a service
+        is_answer = kind is PROVISIONING_REQUESTS
+        assert bool(subresource) == is_answer, "no other status is written"  # noqa: S101 - a bug of a service
         assert isinstance(patch, Mapping), "only other job kinds are changed by JSON patch"  # noqa: S101 - a bug of a service
         current: Any = self._get(kind, namespace, name)
         self._check_uid(current, patch)
         changed: Any
-        if kind is QUOTAS:
+        if is_answer:
+            if patch["metadata"]["resourceVersion"] != current.metadata.resource_version:
+                raise Conflict(f"patch {kind.plural} {name}: it has changed")
+            status = msgspec.convert(patch["status"], ProvisioningRequestStatus)
+            changed = self._cluster.put(kind, replace(current, status=status))
+        elif kind is QUOTAS:
             spec = merge(msgspec.to_builtins(current.spec), msgspec.to_builtins(patch["spec"]))
             changed = self._cluster.put(kind, replace(current, spec=msgspec.convert(spec, core.QuotaSpec)))
         else:

@@ -1,6 +1,7 @@
 """Invariants that are checked at every step of a run, and at its end."""
 
 # Names of the invariants, as reports and `found_by.json` have them.
+ANSWERS_TRUE = "answers to ProvisioningRequests are true"
 BRAKE_HOLDS = "the brake limits removals by force"
 BUSY_JOBS_KEPT = "no busy job is canceled as idle"
 CHECKPOINTS_ASKED = "running work is asked to save in time"

@@ -13,12 +13,13 @@ from gpu_autoscaler.core.deferred_groups import DeferredLookup
 from gpu_autoscaler.events.envelope import Recorded
 from gpu_autoscaler.events.job import JobPlaced
 from gpu_autoscaler.events.scaling import ScalingLaunchRefused, ScalingNodeLaunched, ScalingPlanMade
-from gpu_autoscaler.kube.protocol import PODS
+from gpu_autoscaler.kube.protocol import PODS, PROVISIONING_REQUESTS
 from gpu_autoscaler.model import labels
 from gpu_autoscaler.model.decisions import BuyNode, Plan, ReleaseInstance
 from gpu_autoscaler.model.ids import ActionId, JobId
 from gpu_autoscaler.model.reasons.buy import BelowOverride, CapacityBuffer, ReplacesNodes, UnmetDemand
 from gpu_autoscaler.model.reasons.defer_limits import GpusLimit, HourlyPriceLimit, NodesLimit, SpendLimit
+from gpu_autoscaler.sim.actors.kueue import is_unserved, pods_count
 from gpu_autoscaler.sim.actors.policies import Policies
 from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads, controller_of
@@ -183,6 +184,9 @@ class DuplicatePurchasesInvariant:
         for job_id, row in self._jobs.items():
             if row.outcome is None:
                 waiting[job_id] += max(0, row.spec.member_count - pod_counts[job_id])
+        cluster = self._workloads.cluster
+        for request in cluster.all(PROVISIONING_REQUESTS) if cluster.has(PROVISIONING_REQUESTS) else ():
+            waiting[request.metadata.uid] += pods_count(request) if is_unserved(request) else 0
         for key, count in waiting.items():
             if count:
                 self._waited[key] = (max(count, self._waited.get(key, (0, 0.0))[0]), now)
