@@ -22,15 +22,12 @@ class Database(Protocol):
     @property
     def url(self) -> str:
         """Its address in the settings."""
-        ...
 
     def save(self, target: Path) -> None:
         """Write a backup while services use the database."""
-        ...
 
     def put_back(self, source: Path | None) -> None:
         """Replace the database by the backup, by an empty one without it. No service runs."""
-        ...
 
 
 class SqliteDatabase:

@@ -26,11 +26,9 @@ class Disk(Protocol):
 
     def fill(self, server: NatsServer) -> None:
         """From here on nothing more can be written."""
-        ...
 
     def free(self, server: NatsServer) -> None:
         """There is room again."""
-        ...
 
 
 class SmallFileSystem:

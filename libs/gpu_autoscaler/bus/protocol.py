@@ -101,28 +101,22 @@ class Delivery(Protocol):
     @property
     def message(self) -> Message:
         """The message."""
-        ...
 
     @property
     def delivered_count(self) -> int:
         """1 at the first delivery."""
-        ...
 
     async def ack(self) -> None:
         """Confirm that the work is done and its outputs are stored. Returns when the server confirmed."""
-        ...
 
     async def nak(self, delay_seconds: float) -> None:
         """Request redelivery, not before `delay_seconds` of wall time."""
-        ...
 
     async def term(self, reason: str) -> None:
         """Terminate: never deliver again. The caller has stored a dead letter before."""
-        ...
 
     async def in_progress(self) -> None:
         """Extend the `ack_wait`: the work continues."""
-        ...
 
 
 class EffectConsumer(Protocol):
@@ -134,22 +128,18 @@ class EffectConsumer(Protocol):
         Raises TransientError when the broker is away or the consumer was recreated, ConfigError when its stream was
         deleted.
         """
-        ...
 
     async def pending_count(self) -> int:
         """Messages not yet delivered to any process (the lag)."""
-        ...
 
     async def acknowledged_sequence(self) -> int:
         """Return the sequence up to which every message is acknowledged; the stream's last if none is waiting.
 
         Raises as `fetch` does.
         """
-        ...
 
     async def close(self) -> None:
         """Return unfetched messages to the broker. Bounded in time; never raises for a broker that is away."""
-        ...
 
 
 class Projection(Protocol):
@@ -157,15 +147,12 @@ class Projection(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Sequence[Message]]:
         """Batches in stream order. After a restart of the broker the read continues behind the last batch."""
-        ...
 
     async def lag_count(self) -> int:
         """Messages that are stored but not yet returned; zero means caught up at the time of the call."""
-        ...
 
     async def close(self) -> None:
         """Stop reading."""
-        ...
 
 
 class Bus(Protocol):
@@ -201,19 +188,15 @@ class Bus(Protocol):
         They are stored in that order, except that messages lost with a connection are stored later. Raises as `publish`
         does; messages already stored remain, so the caller repeats the whole call with the same ids.
         """
-        ...
 
     async def effect_consumer(self, durable: str) -> EffectConsumer:
         """Bind to a declared durable consumer. Raises ConfigError when it is missing or differs."""
-        ...
 
     async def projection(self, stream: str, *, subjects: Sequence[str] = (), after_sequence: int = 0) -> Projection:
         """Read a stream from the message after `after_sequence`; `subjects` narrows it (empty: all of it)."""
-        ...
 
     async def span(self, stream: str) -> StreamSpan:
         """Return identity and range of a stream. Raises PermanentError when it does not exist."""
-        ...
 
     async def last_sequence(self, stream: str) -> int:
         """Return the last stored sequence of the stream, 0 when it never had one. Raises as `span` does."""
@@ -221,20 +204,16 @@ class Bus(Protocol):
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         """Return the message at this sequence; None when it aged out or never existed."""
-        ...
 
     async def last_message(self, stream: str, subject: str) -> Message | None:
         """Return the stream's last message on the subject, None without one. Raises as `span` does."""
-        ...
 
     async def ensure(self) -> None:
         """Create what is declared (`bus/streams.py`) and missing. Raises ConfigError with each refused difference."""
-        ...
 
     @property
     def is_connected(self) -> bool:
         """True while the broker answers, as far as known."""
-        ...
 
     @property
     def failure(self) -> str | None:
@@ -243,4 +222,3 @@ class Bus(Protocol):
 
     async def close(self) -> None:
         """Flush pending messages and disconnect. Bounded in time."""
-        ...

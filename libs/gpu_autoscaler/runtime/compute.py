@@ -24,7 +24,6 @@ class Compute(Protocol):
 
     async def __call__(self, function: Callable[[*Args], Result], *args: *Args) -> Result:
         """Return the result; raises what the function raises."""
-        ...
 
 
 async def compute_here(function: Callable[[*Args], Result], *args: *Args) -> Result:

@@ -97,11 +97,9 @@ class Runnable(Protocol):
 
     async def run(self) -> None:
         """Run until `stop`."""
-        ...
 
     def stop(self) -> None:
         """Take no more work."""
-        ...
 
 
 # A service with its bus, which a Runner runs; or what runs by itself, without a state.

@@ -86,7 +86,6 @@ class FactInput(Protocol):
 
     async def on_fact(self, recorded: Recorded) -> Outputs:
         """Apply the effect of the fact and return the resulting facts. Repeated with the same fact after a crash."""
-        ...
 
 
 @runtime_checkable
@@ -95,7 +94,6 @@ class TickInput(Protocol):
 
     async def on_tick(self, now: datetime) -> Outputs:
         """Return the facts to publish now. `now` is cluster time."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +102,6 @@ class TickFilter(Protocol):
 
     def needs_tick(self, now: datetime) -> bool:
         """Return whether `on_tick` may do something that its last call has not done. Reads no clock and no cloud."""
-        ...
 
 
 @runtime_checkable
@@ -113,7 +110,6 @@ class UrgencyFilter(Protocol):
 
     def is_urgent(self, fact: Fact) -> bool:
         """Return whether the next tick must not wait for its regular time. Depends on the fact alone."""
-        ...
 
 
 def urgency_filter(service: Service) -> Callable[[Fact], bool]:
@@ -131,7 +127,6 @@ class FoldInput(Protocol):
 
         From the oldest, or from the snapshot that the process started from.
         """
-        ...
 
 
 @runtime_checkable
@@ -143,11 +138,9 @@ class MemoryInput(FoldInput, Protocol):
 
     def encode_memory(self) -> bytes:
         """Return the memory, which belongs to the state of the same moment."""
-        ...
 
     def restore_memory(self, encoded: bytes) -> None:
         """Start from this memory; ignore one that another version wrote and this one cannot read."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +149,6 @@ class WatchInput(Protocol):
 
     def sources(self) -> Sequence[AsyncIterator[Any]]:
         """Open the sources. Each yields items until it is closed and restarts itself; a source that ends is a bug."""
-        ...
 
     async def on_item(self, item: Any) -> Outputs:  # noqa: ANN401 - each service knows its own items
         """Return the facts that the item represents.
@@ -164,7 +156,6 @@ class WatchInput(Protocol):
         An item is repeated when its facts were not stored, or when the call was canceled at the handler's time limit.
         A long item gives way with `asyncio.sleep(0)`; one item is handled at a time, whatever its source.
         """
-        ...
 
 
 @runtime_checkable
@@ -175,4 +166,3 @@ class ResyncInput(Protocol):
 
     def living(self) -> Iterable[Fact]:
         """Yield the current fact of each living object, of the types in `resyncs`."""
-        ...

@@ -59,15 +59,12 @@ class Streams(Protocol):
 
     async def span(self, stream: str) -> StreamSpan:
         """See Bus."""
-        ...
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
         """See Bus."""
-        ...
 
     async def facts(self, stream: str, facts: Sequence[type[Fact]], last: int) -> list[Recorded]:
         """Return the stored facts of these types up to this sequence."""
-        ...
 
 
 class Snapshots:

@@ -144,69 +144,55 @@ class Store(Protocol):
 
         `template`: the pod template of its members as JSON; None: the job has the short form.
         """
-        ...
 
     async def job_template(self, job_id: JobId) -> bytes | None:
         """Return the pod template of the job as JSON; None for a job without one, and for an unknown job."""
-        ...
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
         """Commit the job's final state; the first one wins. False when the job does not exist."""
-        ...
 
     async def job(self, job_id: JobId) -> JobRow | None:
         """Return the job; None when it was never accepted."""
-        ...
 
     async def jobs(
         self, wanted: JobFilter = EVERY_JOB, *, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
         """Return the wanted jobs, the last accepted first."""
-        ...
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
         """Return every job without a final state, the first accepted first, to rebuild a lost stream."""
-        ...
 
     async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
         """Commit the plan; False when it is already recorded."""
-        ...
 
     async def plan(self, plan_id: PlanId) -> PlanRow | None:
         """Return the plan; None when it was never recorded."""
-        ...
 
     async def plans(
         self, *, made_before: datetime | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[PlanRow]:
         """Return plans, by default all, the last recorded first."""
-        ...
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
         """Commit cost spans of instances in one transaction; return how many were new.
 
         Spans of one instance with equal start are the same span; the first one wins.
         """
-        ...
 
     async def ledger(
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[CostAccrued]:
         """Return charged spans, the last committed first; of old days one for each instance and day."""
-        ...
 
     async def charges_between(self, since: datetime, until: datetime, *, count_max: int) -> Sequence[CostAccrued]:
         """Return charged spans that begin in this time, in no order and at most `count_max`; what is merged to a row of
         an instance and UTC day belongs to that day. Both are starts of UTC days."""
-        ...
 
     async def first_charged_at(self) -> datetime | None:
         """Return the start of the first UTC day with a charge, also of one that has expired; None: there is none."""
-        ...
 
     async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
         """Return up to when instances are charged: those that have not ended as far as is known, and these."""
-        ...
 
     async def roll_up(self, *, before: datetime, after: str = "") -> str | None:
         """Merge confirmed spans from before the start of a UTC day into one row an instance and day, of at most one
@@ -214,58 +200,45 @@ class Store(Protocol):
 
         `after`: what the last call returned, empty at first. None: everything is merged.
         """
-        ...
 
     async def delete_expired(self, expiry: Expiry, *, count_max: int = 200) -> int:
         """Delete what has expired, at most `count_max` rows of each kind; return the largest number of deleted ones, 0
         when none is left. A job goes with its spend, and its id can be used again."""
-        ...
 
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:
         """Return unused space to the disk, where the database does not do so itself; everything before `rolled_before`
         is merged."""
-        ...
 
     async def confirm_charge(self, span: CostAccrued) -> None:
         """Commit that the span is on the stream."""
-        ...
 
     async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
         """Return committed spans not confirmed to be on the stream, oldest first."""
-        ...
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
         """Return the allocated cost of each job so far, in micro-dollars."""
-        ...
 
     async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
         """Return the cost of each UTC day and month from that of `since` on, by period and owner, in this order."""
-        ...
 
     async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
         """Claim an Idempotency-Key; return None when it was free, otherwise the request that holds it."""
-        ...
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
         """Commit the answer for every repetition of the request."""
-        ...
 
     async def delete_requests(self, before: datetime) -> int:
         """Delete claims started before; return how many."""
-        ...
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> int:
         """Commit entries to the audit trail, each with the next number; return how many were new by their id."""
-        ...
 
     async def audit_position(self, stream: str) -> int:
         """Return up to which sequence the facts of the stream are in the audit trail."""
-        ...
 
     async def project_audit(self, entries: Sequence[AuditEntry], position: StreamPosition) -> bool:
         """Commit entries of the facts in this part of a stream, but those whose act has one; False, and nothing is
         committed, if the part does not begin where the trail's position is."""
-        ...
 
     async def audit(
         self,
@@ -276,29 +249,22 @@ class Store(Protocol):
         is_oldest_first: bool = False,
     ) -> Trail:
         """Return the wanted entries, the last first, or the first first. The cursor is the number of the last one."""
-        ...
 
     async def cut_audit(self, *, before: datetime, at: datetime, count_max: int = 200) -> int:
         """Remove at most `count_max` of the oldest entries from before this instant, with an entry about it; return
         how many. Raises PermanentError, and removes nothing, if their chain is broken."""
-        ...
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
         """Commit a folded state and its label. `service`: whose memory the body has; empty: the state alone."""
-        ...
 
     async def snapshots(self, service: str = "") -> Sequence[SnapshotRow]:
         """Return all snapshots of the service without their bodies, the last saved first."""
-        ...
 
     async def snapshot_body(self, number: int) -> bytes | None:
         """Return the body of a snapshot; None when it was deleted."""
-        ...
 
     async def delete_snapshots(self, numbers: Sequence[int]) -> None:
         """Delete these snapshots; unknown numbers are ignored."""
-        ...
 
     async def close(self) -> None:
         """Finish pending work and close."""
-        ...

@@ -72,27 +72,22 @@ class SqlStore(ABC):
     async def accept_job(
         self, spec: JobSpec, *, request_digest: str, accepted_at: datetime, template: bytes | None = None
     ) -> Acceptance:
-        """See Store."""
         return await self._write(operations.accept_job(spec, request_digest, accepted_at, template))
 
     async def job_template(self, job_id: JobId) -> bytes | None:
-        """See Store."""
         records = await self._rows("SELECT template FROM jobs WHERE job_id = ?", (job_id,))
         return None if not records or records[0][0] is None else str(records[0][0]).encode()
 
     async def finish_job(self, job_id: JobId, *, outcome: JobOutcome, finished_at: datetime) -> bool:
-        """See Store."""
         return await self._write(operations.finish_job(job_id, outcome, finished_at))
 
     async def job(self, job_id: JobId) -> JobRow | None:
-        """See Store."""
         records = await self._rows(f"{_JOBS} WHERE job_id = ?", (job_id,))
         return rows.job(records[0]) if records else None
 
     async def jobs(
         self, wanted: JobFilter = EVERY_JOB, *, cursor: str | None = None, count_max: int = 100
     ) -> Page[JobRow]:
-        """See Store."""
         terms: dict[str, Sequence[object]] = {"TRUE": ()}
         if wanted.project_id is not None:
             terms["project_id = ?"] = (wanted.project_id,)
@@ -110,38 +105,31 @@ class SqlStore(ABC):
         return await self._page(_JOBS, " AND ".join(terms), values, cursor, count_max, rows.job)
 
     async def unfinished_jobs(self) -> Sequence[JobRow]:
-        """See Store."""
         return [rows.job(row) for row in await self._rows(f"{_JOBS} WHERE outcome IS NULL ORDER BY number")]
 
     async def record_plan(self, fact: ScalingPlanMade, *, made_at: datetime) -> bool:
-        """See Store."""
         return await self._write(operations.record_plan(fact, made_at))
 
     async def plan(self, plan_id: PlanId) -> PlanRow | None:
-        """See Store."""
         records = await self._rows(f"{_PLANS} WHERE plan_id = ?", (plan_id,))
         return rows.plan(records[0]) if records else None
 
     async def plans(
         self, *, made_before: datetime | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[PlanRow]:
-        """See Store."""
         where, values = ("TRUE", ()) if made_before is None else ("made_at < ?", (number_of(made_before),))
         return await self._page(_PLANS, where, values, cursor, count_max, rows.plan)
 
     async def charge(self, spans: Sequence[CostAccrued]) -> int:
-        """See Store."""
         return await self._write(operations.charge(spans))
 
     async def ledger(
         self, *, provider_id: ProviderId | None = None, cursor: str | None = None, count_max: int = 100
     ) -> Page[CostAccrued]:
-        """See Store."""
         where, values = ("provider_id = ?", (provider_id,)) if provider_id is not None else ("TRUE", ())
         return await self._page(_HISTORY, where, values, cursor, count_max, rows.span)
 
     async def charges_between(self, since: datetime, until: datetime, *, count_max: int) -> Sequence[CostAccrued]:
-        """See Store."""
         days = (period_name("day", since), period_name("day", until))
         merged = await self._rows(f"{_MERGED} WHERE day >= ? AND day < ? LIMIT ?", (*days, count_max))
         instants = (number_of(since), number_of(until), count_max - len(merged))
@@ -149,13 +137,11 @@ class SqlStore(ABC):
         return [rows.span(row) for row in (*merged, *others)]
 
     async def first_charged_at(self) -> datetime | None:
-        """See Store."""
         query = "SELECT period FROM charged_periods WHERE length(period) = 10 ORDER BY period LIMIT 1"
         records = await self._rows(query)
         return datetime.fromisoformat(str(records[0][0])).replace(tzinfo=UTC) if records else None
 
     async def last_charges(self, also: Collection[ProviderId] = ()) -> Mapping[ProviderId, LastCharge]:
-        """See Store."""
         charged = list(await self._rows(f"{_CHARGES} charged.is_open = 1"))
         for part in operations.batched(sorted(also)):
             where = f"charged.is_open = 0 AND charged.provider_id IN ({operations.places(len(part))})"
@@ -168,11 +154,9 @@ class SqlStore(ABC):
         }
 
     async def roll_up(self, *, before: datetime, after: str = "") -> str | None:
-        """See Store."""
         return await self._write(retention.roll_up(after, before))
 
     async def delete_expired(self, expiry: Expiry, *, count_max: int = 200) -> int:
-        """See Store."""
         return await self._write(retention.delete_expired(expiry, count_max))
 
     @abstractmethod
@@ -180,22 +164,18 @@ class SqlStore(ABC):
         """See Store."""
 
     async def confirm_charge(self, span: CostAccrued) -> None:
-        """See Store."""
         update = "UPDATE ledger SET is_confirmed = 1 WHERE provider_id = ? AND from_at = ?"
         await self._write(execute(update, span.provider_id, number_of(span.from_at)))
 
     async def unconfirmed_charges(self, count_max: int) -> Sequence[CostAccrued]:
-        """See Store."""
         records = await self._rows(f"{_SPANS} WHERE is_confirmed = 0 ORDER BY number LIMIT ?", (count_max,))
         return [rows.span(row) for row in records]
 
     async def spent_by_job(self) -> Mapping[JobId, int]:
-        """See Store."""
         records = await self._rows("SELECT job_id, allocated_micro_usd FROM charged_jobs")
         return {JobId(str(job_id)): rows.integer(spent) for job_id, spent in records}
 
     async def spent_by_period(self, since: datetime) -> Sequence[Spent]:
-        """See Store."""
         records = await self._rows(
             "SELECT period, owner, micro_usd FROM charged_periods "
             "WHERE period >= CASE length(period) WHEN 7 THEN ? ELSE ? END ORDER BY period, owner",
@@ -206,29 +186,23 @@ class SqlStore(ABC):
         ]
 
     async def begin_request(self, key: str, *, request_digest: str, started_at: datetime) -> RequestRow | None:
-        """See Store."""
         return await self._write(operations.begin_request(key, request_digest, started_at))
 
     async def answer_request(self, key: str, *, status: int, answer: bytes) -> None:
-        """See Store."""
         update = "UPDATE requests SET status = ?, answer = ? WHERE idempotency_key = ?"
         await self._write(execute(update, status, answer, key))
 
     async def delete_requests(self, before: datetime) -> int:
-        """See Store."""
         return await self._write(execute("DELETE FROM requests WHERE started_at < ? RETURNING 1", number_of(before)))
 
     async def append_audit(self, entries: Sequence[AuditEntry]) -> int:
-        """See Store."""
         return await self._write(trail.append_audit(entries))
 
     async def audit_position(self, stream: str) -> int:
-        """See Store."""
         records = await self._rows("SELECT sequence FROM audit_positions WHERE stream = ?", (stream,))
         return rows.integer(records[0][0]) if records else 0
 
     async def project_audit(self, entries: Sequence[AuditEntry], position: StreamPosition) -> bool:
-        """See Store."""
         return await self._write(trail.project_audit(entries, position))
 
     async def audit(
@@ -239,7 +213,6 @@ class SqlStore(ABC):
         count_max: int = 100,
         is_oldest_first: bool = False,
     ) -> Trail:
-        """See Store."""
         terms = {f"{self.audit_sql} ->> '{name}' = ?": value for name, value in wanted.equal.items()}
         if wanted.from_at is not None:
             terms[f"{self.audit_sql} ->> 'at' >= ?"] = wanted.from_at
@@ -256,26 +229,21 @@ class SqlStore(ABC):
         return Trail(rows=found, next_cursor=next_cursor, anchor=anchor, head=head)
 
     async def cut_audit(self, *, before: datetime, at: datetime, count_max: int = 200) -> int:
-        """See Store."""
         return await self._write(trail.cut_audit(instant_text(before), instant_text(at), count_max))
 
     async def save_snapshot(self, *, label: bytes, body: bytes, saved_at: datetime, service: str = "") -> None:
-        """See Store."""
         insert = "INSERT INTO snapshots (saved_at, label, body, service) VALUES (?, ?, ?, ?)"
         await self._write(execute(insert, number_of(saved_at), label, body, service))
 
     async def snapshots(self, service: str = "") -> Sequence[SnapshotRow]:
-        """See Store."""
         query = f"{_SNAPSHOTS} WHERE service = ? ORDER BY number DESC"
         return [rows.snapshot(row) for row in await self._rows(query, (service,))]
 
     async def snapshot_body(self, number: int) -> bytes | None:
-        """See Store."""
         records = await self._rows("SELECT body FROM snapshots WHERE number = ?", (number,))
         return msgspec.convert(records[0][0], bytes) if records else None
 
     async def delete_snapshots(self, numbers: Sequence[int]) -> None:
-        """See Store."""
         for number in numbers:
             await self._write(execute("DELETE FROM snapshots WHERE number = ?", number))
 

@@ -38,7 +38,6 @@ class Events(Protocol):
 
     async def record(self, announcement: Announcement, now: datetime) -> None:
         """Write it. Raises TransientError, PermanentError."""
-        ...
 
 
 class Announcer:

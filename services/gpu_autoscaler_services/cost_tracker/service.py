@@ -143,7 +143,6 @@ class CostTracker:
                 self._to_check.add(item.fact.job_id)
 
     def encode_memory(self) -> bytes:
-        """See MemoryInput."""
         memory = _Memory(
             bills=self._bills.memory,
             held=self._holdings.memory,
@@ -154,7 +153,6 @@ class CostTracker:
         return msgspec.msgpack.encode(memory)
 
     def restore_memory(self, encoded: bytes) -> None:
-        """See MemoryInput."""
         try:
             memory = _memory_decoder.decode(encoded)
         except msgspec.MsgspecError as exc:

@@ -23,7 +23,6 @@ class Exporters(Protocol):
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
         """Return the page of each name's URL; None if it did not answer."""
-        ...
 
 
 class DcgmIngest:

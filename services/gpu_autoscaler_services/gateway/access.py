@@ -54,7 +54,6 @@ class KubernetesReviews(Protocol):
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """POST an object and return the answer. Raises TransientError if the API server is unreachable."""
-        ...
 
 
 class Authorizer(Protocol):
@@ -62,7 +61,6 @@ class Authorizer(Protocol):
 
     async def allows(self, caller: Caller, right: ApiRight, namespace: str) -> bool:
         """Return whether the caller has the right in the namespace; empty: in all. Raises TransientError."""
-        ...
 
 
 class AccessReviews:

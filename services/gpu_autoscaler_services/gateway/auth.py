@@ -39,7 +39,6 @@ class Authenticator(Protocol):
 
     async def caller(self, token: str) -> Caller | None:
         """Return the token's owner; None for an unknown token. Raises TransientError if the check fails now."""
-        ...
 
 
 class SharedTokens:

@@ -34,11 +34,9 @@ class KubernetesApi(Protocol):
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """POST an object and return the answer. Raises TransientError, PermanentError."""
-        ...
 
     async def get(self, kind: Kind[ObjectT], namespace: str, name: str) -> ObjectT:
         """Return an object. Raises NotFound, TransientError, PermanentError."""
-        ...
 
 
 class _User(msgspec.Struct):

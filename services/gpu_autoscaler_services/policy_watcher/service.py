@@ -39,15 +39,12 @@ class Policies(Protocol):
 
     def watch(self, kind: Kind[Any]) -> AsyncIterator[WatchItem]:
         """List, then watch, endlessly."""
-        ...
 
     async def read(self, path: str) -> Mapping[str, Any]:
         """Return an object. Raises NotFound, TransientError, PermanentError."""
-        ...
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> None:
         """Apply a merge patch. Raises NotFound, TransientError, PermanentError."""
-        ...
 
 
 class Events(Protocol):
@@ -55,7 +52,6 @@ class Events(Protocol):
 
     async def record(self, announcement: Announcement, now: datetime) -> None:
         """Write the announcement. Raises TransientError, PermanentError."""
-        ...
 
 
 class PolicyWatcher:

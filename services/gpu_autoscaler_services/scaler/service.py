@@ -100,15 +100,12 @@ class PlanMetrics(Protocol):
 
     def count_refused_plan(self) -> None:
         """Count a plan that the plan check refused."""
-        ...
 
     def set_forecast(self, gauges: ForecastGauges) -> None:
         """Set the gauges of the forecast."""
-        ...
 
     def set_spend(self, uses: Callable[[], Sequence[SpendUse]]) -> None:
         """Compute by this function how much of each spend budget is used, whenever it is asked for."""
-        ...
 
 
 class Digests(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,24 +44,19 @@ class ReportLink(Protocol):
     @property
     def is_up(self) -> bool:
         """True while connected."""
-        ...
 
     @property
     def failure(self) -> str | None:
         """Why there is no connection."""
-        ...
 
     def hurry(self) -> None:
         """Reconnect soon: there is something to send."""
-        ...
 
     async def run(self) -> None:
         """Stay connected until canceled."""
-        ...
 
     async def request(self, subject: str, payload: bytes, seconds_max: float) -> bytes:
         """Return the answer. Raises TransientError without one."""
-        ...
 
 
 OpenLink = Callable[[ProviderId, Callable[[], None]], ReportLink]

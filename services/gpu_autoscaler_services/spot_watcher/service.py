@@ -28,7 +28,6 @@ class Watch(Protocol):
 
     async def poll(self, now: datetime) -> Outputs:
         """Return new facts. Raises TransientError if nothing could be read."""
-        ...
 
 
 class SpotWatcher:

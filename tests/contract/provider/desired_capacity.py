@@ -15,7 +15,6 @@ class Counted(Protocol):
 
     def wanted_count(self) -> int:
         """Return the desired capacity of the group of pool `default`."""
-        ...
 
 
 class DesiredCapacityContract(ProviderContract):

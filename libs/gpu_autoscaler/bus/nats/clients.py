@@ -40,19 +40,15 @@ class Wire(Protocol):
     @property
     def reads_count(self) -> int:
         """Reads from the broker so far: while it grows, the connection works."""
-        ...
 
     async def subscribe(self, subject: str, receiver: FrameReceiver) -> Subscription:
         """Subscribe, also after each reconnect; frames go to `receiver` until `unsubscribe`."""
-        ...
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Unsubscribe; frames in flight are dropped."""
-        ...
 
     async def write(self, commands: Sequence[Command]) -> None:
         """Write messages, behind the pending writes of nats-py."""
-        ...
 
 
 class FrameWire:
@@ -68,13 +64,11 @@ class FrameWire:
         return self._parser.chunks_count
 
     async def subscribe(self, subject: str, receiver: FrameReceiver) -> Subscription:
-        """See `Wire`."""
         subscription = await self.client.subscribe(subject, cb=_ignore)
         self._parser.receivers[_number(subscription)] = receiver
         return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """See `Wire`."""
         self._parser.receivers.pop(_number(subscription), None)
         if not self.client.is_closed:
             await subscription.unsubscribe()
@@ -97,7 +91,6 @@ class StockWire:
         return self.client.stats["in_msgs"]
 
     async def subscribe(self, subject: str, receiver: FrameReceiver) -> Subscription:
-        """See `Wire`."""
 
         async def receive(message: Msg) -> None:
             receiver.receive((_frame(message),))
@@ -105,7 +98,6 @@ class StockWire:
         return await self.client.subscribe(subject, cb=receive)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """See `Wire`."""
         if not self.client.is_closed:
             await subscription.unsubscribe()
 

@@ -50,7 +50,6 @@ class FrameReceiver(Protocol):
 
     def receive(self, frames: Sequence[Frame]) -> None:
         """Store the frames of one read and wake waiting tasks; do nothing else here."""
-        ...
 
 
 class FrameParser(Parser):

@@ -115,14 +115,12 @@ class Table(Protocol[V]):
 
     def build(self, nodes: "NodeIndex") -> V:
         """Return the table of all views."""
-        ...
 
     def update(self, table: V, removed: Sequence[NodeView], added: Sequence[NodeView], nodes: "NodeIndex") -> V | None:
         """Return the table of the nodes from an earlier one; None: build it. The earlier one is not changed.
 
         A changed view, and one whose node's pods changed, is both removed and added.
         """
-        ...
 
 
 class _Stale(NamedTuple):

@@ -38,7 +38,6 @@ class Exporters(Protocol):
 
     async def scrape(self, urls: Mapping[str, str]) -> dict[str, Page | None]:
         """Return the page of each name's URL; None for one that did not respond."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,9 @@ class KillableProcess(Protocol):
     @property
     def suspension(self) -> asyncio.Future[None] | None:
         """Ends when its code may run again; None: it may."""
-        ...
 
     def kill(self) -> None:
         """Stop it at once."""
-        ...
 
 
 class CallBoundary:

@@ -80,7 +80,6 @@ class SubmitJob(Protocol):
 
     def __call__(self, request: JobRequested) -> None:
         """Submit the job."""
-        ...
 
 
 @dataclass(slots=True)

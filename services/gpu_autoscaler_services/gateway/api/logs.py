@@ -40,13 +40,11 @@ class PodLogs(Protocol):
 
     async def list_all(self, kind: Kind[core.Pod], query: Mapping[str, str]) -> Sequence[core.Pod]:
         """Return the pods of a query."""
-        ...
 
     async def open_log(
         self, namespace: str, name: str, query: Mapping[str, str], *, read_seconds_max: float
     ) -> aiohttp.ClientResponse:
         """Open the log of a container."""
-        ...
 
 
 class LogSource:

@@ -212,4 +212,3 @@ class Baseline(Protocol):
 
     def step(self, observation: Observation) -> Iterable[Action]:
         """Return the actions for this observation."""
-        ...
