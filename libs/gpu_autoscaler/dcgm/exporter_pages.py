@@ -183,6 +183,5 @@ class Scraper:
         return parse_page(content.decode("utf-8", errors="replace"))
 
     async def close(self) -> None:
-        """Close connections."""
         if self._session is not None:
             await self._session.close()

@@ -40,8 +40,8 @@ from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.objects import Kubernetes, amounts_text
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants.observer import Observer
 from gpu_autoscaler.sim.process_pool import Process, ProcessPool
-from gpu_autoscaler.sim.scoring.baselines.actuator import NullObserver
 from gpu_autoscaler.sim.virtual_time import VirtualLoop
 
 SEED = "replay"  # of random durations: start of a pod, end of a machine
@@ -123,9 +123,7 @@ class _Rerunner:
         self._replica_sets = ReplicaSets(self._workloads)
         self._cloud = _RecordedCloud(self._workloads, random.Random(f"{SEED}/cloud"), script)  # noqa: S311 - reproducible by its seed
         identity = Cluster(installation=derive_id("installation", SEED), epoch=int(script.from_at.timestamp()))
-        self._adapter_factory = AdapterFactory(
-            identity, self._workloads, self._replica_sets, self._cloud, NullObserver()
-        )
+        self._adapter_factory = AdapterFactory(identity, self._workloads, self._replica_sets, self._cloud, Observer())
         self._facts: list[Stored] = []
         self._failed: list[str] = []
 

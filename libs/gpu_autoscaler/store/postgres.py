@@ -111,7 +111,6 @@ class PostgresStore(SqlStore):
         return cls(pool, server)
 
     async def close(self) -> None:
-        """Finish pending work and close."""
         await self._pool.close()
 
     async def reclaim_space(self, now: datetime, rolled_before: datetime) -> None:

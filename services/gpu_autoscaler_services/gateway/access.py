@@ -77,7 +77,6 @@ class AccessReviews:
         self._turns = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
 
     async def allows(self, caller: Caller, right: ApiRight, namespace: str) -> bool:
-        """Return whether the caller has the right in the namespace; empty: in all. Raises TransientError."""
         main, _, sub = right.resource.partition("/")
         attributes = {"group": API_GROUP, "resource": main, "verb": right.verb}
         attributes |= ({"subresource": sub} if sub else {}) | ({"namespace": namespace} if namespace else {})

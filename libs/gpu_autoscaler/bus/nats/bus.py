@@ -62,7 +62,6 @@ class NatsBus(Bus):
 
     @property
     def is_connected(self) -> bool:
-        """True while the broker answers, as far as known."""
         return self._link.is_up
 
     @property
@@ -80,7 +79,6 @@ class NatsBus(Bus):
         return await self._publisher.store(publications)
 
     async def effect_consumer(self, durable: str) -> EffectConsumer:
-        """Bind to a declared durable consumer. Raises ConfigError when it is missing or differs."""
         spec = self._declared.consumer(durable)
         if spec is None:
             raise ConfigError("broker", [f"consumer {durable} is not declared for this process"])
@@ -98,7 +96,6 @@ class NatsBus(Bus):
         return projection
 
     async def span(self, stream: str) -> StreamSpan:
-        """Return identity and range of a stream. Raises PermanentError when it does not exist."""
         try:
             info = await self._link.call(f"STREAM.INFO.{stream}")
         except ApiError as exc:
@@ -118,7 +115,6 @@ class NatsBus(Bus):
         )
 
     async def message_at(self, stream: str, sequence: int) -> Message | None:
-        """Return the message at this sequence; None when it aged out or never existed."""
         return await stored_message(self._link, stream, sequence=sequence)
 
     async def last_message(self, stream: str, subject: str) -> Message | None:

@@ -51,12 +51,10 @@ class NatsDelivery:
 
     @property
     def message(self) -> Message:
-        """The message."""
         return self._message
 
     @property
     def delivered_count(self) -> int:
-        """1 at the first delivery."""
         return self._delivered_count
 
     async def ack(self) -> None:

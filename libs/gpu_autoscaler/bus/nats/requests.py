@@ -80,7 +80,6 @@ class RequestLink:
 
     @property
     def is_up(self) -> bool:
-        """True while connected."""
         return self._client is not None
 
     @property

@@ -51,6 +51,7 @@ from gpu_autoscaler.sim.invariants.disruption import (
 )
 from gpu_autoscaler.sim.invariants.limits import LimitsInvariant, RemovalPaceInvariant
 from gpu_autoscaler.sim.invariants.liveness import BurstWaitInvariant
+from gpu_autoscaler.sim.invariants.observer import Observer
 from gpu_autoscaler.sim.invariants.placement import PlacementInvariant
 from gpu_autoscaler.sim.invariants.purchases import DuplicatePurchasesInvariant, GangsInvariant, RefusedOffersInvariant
 from gpu_autoscaler.sim.invariants.quotas import QuotasInvariant, ResourceQuotasInvariant
@@ -86,7 +87,7 @@ class InvariantViolation:
         return f"{self.invariant}: {self.what} ({self.at.isoformat()})"
 
 
-class InvariantMonitor:
+class InvariantMonitor(Observer):
     """Observes every action on the simulation and reports violations at once."""
 
     def __init__(
@@ -163,7 +164,6 @@ class InvariantMonitor:
         self._spend.on_launch(machine)
 
     def launch_requested(self, order: Order, reported_up_to: int) -> None:
-        """A process is about to launch a machine."""
         self._refused_offers.launch_requested(order.action_id, reported_up_to)
 
     def message_deleted(self, message: QueueMessage) -> None:
@@ -178,7 +178,6 @@ class InvariantMonitor:
         self._withdrawn_notices.notice_withdrawn(machine)
 
     def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
-        """A process evicts the pod, or deletes it regardless of its budgets."""
         machine = self._cloud.of_node(pod.spec.node_name)
         if machine is None and pod.spec.node_name is not None:
             self.report(
@@ -201,7 +200,6 @@ class InvariantMonitor:
             self.report(NO_VOLUNTARY_REMOVAL, f"{name} was evicted, but {protection}")
 
     def machine_terminated(self, machine: Machine) -> None:
-        """A process terminates a running machine."""
         if self._workloads.cluster.find(NODES, "", machine.node_name) is None:
             return  # the node object was deleted by hand, so its pods are lost anyway
         is_due = machine.notice is not None and (
@@ -213,7 +211,6 @@ class InvariantMonitor:
             self.report(NO_VOLUNTARY_REMOVAL, f"{machine.node_name} was terminated with running pods: {names}")
 
     def node_deleted(self, node: core.Node) -> None:
-        """A process deletes a node object."""
         self._upkeep.node_deleted(node)
         machine = self._cloud.of_node(node.metadata.name)
         if machine is None:
@@ -222,11 +219,9 @@ class InvariantMonitor:
             self.report(NO_VOLUNTARY_REMOVAL, f"{node.metadata.name} was deleted, but its machine is {machine.state}")
 
     def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
-        """A process changes the finalizers of a node."""
         self._upkeep.finalizers_patched(node, finalizers)
 
     def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
-        """A process annotates a pod."""
         self._upkeep.pod_annotated(pod, annotations)
 
     def _on_change(self, plural: str, entry: Entry) -> None:

@@ -1,15 +1,14 @@
 """The interface through which adapters report the actions of processes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from gpu_autoscaler.kube.wire import core
 from gpu_autoscaler.providers.protocol import Order
 from gpu_autoscaler.sim.cluster.cloud import Machine
 
 
-class Observer(Protocol):
-    """Observes the actions of processes on the simulation."""
+class Observer:
+    """Observes the actions of processes on the simulation; this one checks nothing."""
 
     def launch_requested(self, order: Order, reported_up_to: int) -> None:
         """A process that knows its own stream up to this sequence is about to launch a machine."""

@@ -79,7 +79,6 @@ class UpkeepInvariant:
                 pass
 
     def node_deleted(self, node: core.Node) -> None:
-        """A process deletes a node object."""
         name, machine = node.metadata.name, self._cloud.of_node(node.metadata.name)
         self._check(RemoveOrphanedNode, f"node/{node.metadata.uid}", name)
         ended_at = None if machine is None else machine.terminated_at

@@ -1,7 +1,7 @@
 """Executes the actions of a baseline as our executor does."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from gpu_autoscaler.kube.protocol import Cluster
@@ -15,6 +15,7 @@ from gpu_autoscaler.sim.cluster.cloud import Cloud, Machine
 from gpu_autoscaler.sim.cluster.controllers import Workloads
 from gpu_autoscaler.sim.cluster.replica_sets import ReplicaSets
 from gpu_autoscaler.sim.faults.injection import Faults
+from gpu_autoscaler.sim.invariants.observer import Observer
 from gpu_autoscaler.sim.scoring.baselines.observation import Action, Baseline, Buy, Drain, Observation, Uncordon
 from gpu_autoscaler.sim.virtual_time import VirtualClock, VirtualLoop
 
@@ -33,28 +34,6 @@ class UnkillableProcess:
         """Do nothing."""
 
 
-class NullObserver:
-    """An observer that checks nothing."""
-
-    def launch_requested(self, order: Order, reported_up_to: int) -> None:
-        """Ignore: a repeated launch fails in the actuator itself."""
-
-    def pod_disrupted(self, pod: core.Pod, *, is_forced: bool) -> None:
-        """Ignore: counted by the metrics from the pod."""
-
-    def machine_terminated(self, machine: Machine) -> None:
-        """Ignore."""
-
-    def node_deleted(self, node: core.Node) -> None:
-        """Ignore."""
-
-    def finalizers_patched(self, node: core.Node, finalizers: Sequence[str]) -> None:
-        """Ignore."""
-
-    def pod_annotated(self, pod: core.Pod, annotations: Mapping[str, str]) -> None:
-        """Ignore."""
-
-
 class Actuator:
     """Runs one baseline."""
 
@@ -67,7 +46,7 @@ class Actuator:
         replica_sets: ReplicaSets,
         cloud: Cloud,
     ) -> None:
-        boundary, clock, bystander = CallBoundary(loop, faults, UnkillableProcess()), VirtualClock(loop), NullObserver()
+        boundary, clock, bystander = CallBoundary(loop, faults, UnkillableProcess()), VirtualClock(loop), Observer()
         self.orders: dict[str, Machine] = {}
         self.observation = Observation(workloads.cluster, cloud, self.orders)
         self._loop = loop
